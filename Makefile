@@ -1,0 +1,43 @@
+# make tune    tune this machine: configs/llm.yaml on a GPU, configs/cpu.yaml without one
+# make test    lint, types, layers and tests, in an environment made from scratch
+# make lint    the checks alone
+# make bench   what the README's numbers come from
+#
+# Everything happens in .venv, made anew only when pyproject.toml changes. PYTHON chooses the interpreter (3.11 or newer).
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+# SHAPES=configs/llm.yaml, OP=softmax, ARGS="--budget 10" narrow `make tune`
+SHAPES ?= $(shell $(BIN)/python -c 'import torch; print("configs/llm.yaml" if torch.cuda.is_available() else "configs/cpu.yaml")')
+JOBS   ?= 2
+
+.PHONY: tune test lint bench docs clean
+
+tune: $(STAMP)
+	$(BIN)/tune --shapes $(SHAPES) $(addprefix --op ,$(OP)) $(ARGS)
+
+test: lint
+	$(BIN)/pytest -n $(JOBS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+docs: $(STAMP)
+	$(BIN)/python docs/generate_cli.py
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[cuda]' --group dev
+	touch $@
