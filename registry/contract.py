@@ -1,0 +1,158 @@
+"""The contract of one operation: what it computes, how a call becomes a problem, how right an answer must be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from .errors import InvalidArgumentError, InvalidDefinitionError, UnknownNameError
+from .problem import Arguments, Problem, TensorSpec, Value, torch_dtype
+from .schema import Schema
+
+Outputs = torch.Tensor | tuple[torch.Tensor, ...]
+
+_NAME = re.compile(r"([a-z][a-z0-9_]*::)?[a-z][a-z0-9_]*\Z")
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least work: ``bytes`` that must cross device memory (inputs read once, outputs written once), ``flop``."""
+
+    bytes: int
+    flop: int
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far an output may be from the float64 reference: ``|out - ref| <= rtol * scale + atol``.
+
+    ``rtol`` and ``atol`` are per dtype name. ``scale(problem, reference)`` is a float64 tensor that broadcasts
+    against the output: the magnitude that errors are relative to, grown with the reduction's length.
+    """
+
+    rtol: Mapping[str, float]
+    atol: Mapping[str, float]
+    scale: Callable[[Problem, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The op that computes the gradient, and what it needs saved, by name of input or output."""
+
+    op: str
+    saved: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """One operation. See docs/writing-an-op.md.
+
+    schema     torch's schema language with named outputs; ``Tensor(a!)`` for what is mutated
+    version    bump it when the semantics change: stored winners of other versions are then ignored
+    reference  the semantics: plain torch, takes the schema's arguments in order, keeps the dtype, accumulates in at
+               least float32, is right for float64 inputs and differentiable where the op is
+    problem    Arguments -> Problem; raises InvalidArgumentError for what the op does not accept
+    inputs     (problem, kind, generator) -> the schema's arguments in order, tensors on ``generator.device``
+    kinds      the names of input distributions that ``inputs`` knows; verification uses every one
+    examples   dimensions of small problems worth checking, odd ones among them; ``registry.testing`` uses them
+    check      raises InvalidArgumentError for dimensions that no call could have, e.g. of a shapes file
+    floor      Problem -> Floor
+    static     dimensions that must be equal for a tuned config to be considered for another problem
+    dynamic    dimensions (int) along which the nearest tuned problem is looked for
+    fake       shapes, dtypes and strides of the outputs, from meta or fake tensors; the reference when not given
+    flatten    the user's call -> (args, attributes) in the schema's terms, e.g. a PackedWeight into its tensors
+    """
+
+    name: str
+    schema: str
+    version: int
+    reference: Callable[..., Outputs]
+    problem: Callable[[Arguments], Problem]
+    inputs: Callable[[Problem, str, torch.Generator], tuple[Any, ...]]
+    floor: Callable[[Problem], Floor]
+    tolerance: Tolerance
+    static: frozenset[str]
+    dynamic: frozenset[str]
+    kinds: tuple[str, ...] = ("normal",)
+    examples: tuple[Mapping[str, Value], ...] = ()
+    check: Callable[[Problem], None] | None = None
+    fake: Callable[..., Outputs] | None = None
+    backward: Backward | None = None
+    flatten: Callable[..., tuple[tuple[Any, ...], Mapping[str, Any]]] | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.match(self.name):
+            raise InvalidDefinitionError(
+                f"op name {self.name!r}", hint="expected lower_case, or vendor::lower_case for an op of your own"
+            )
+        if self.parsed.name != self.name:
+            raise InvalidDefinitionError(f"op {self.name!r}: its schema is named {self.parsed.name!r}")
+        if both := self.static & self.dynamic:
+            raise InvalidDefinitionError(f"op {self.name!r}: {sorted(both)} both static and dynamic")
+        if not self.kinds:
+            raise InvalidDefinitionError(f"op {self.name!r}: no input kinds")
+
+    @cached_property
+    def parsed(self) -> Schema:
+        """The schema, parsed."""
+        return Schema.parse(self.schema)
+
+    @property
+    def hook(self) -> str:
+        """The name of the op's pluggy hook: ``vendor::name`` becomes ``vendor__name``."""
+        return self.name.replace("::", "__")
+
+    def bind(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+        """A user's call as the schema's values in order: flattened, defaults filled in, attributes coerced."""
+        if self.flatten is not None:
+            args, attributes = self.flatten(*args, **attributes)
+        return self.parsed.bind(args, attributes)
+
+    def arguments(self, values: tuple[Any, ...]) -> Arguments:
+        """Bound values as specs. Raises InvalidArgumentError when the tensors are on several devices."""
+        specs = {
+            name: TensorSpec.of(value) if isinstance(value, torch.Tensor) else value
+            for name, value in zip(self.parsed.names, values, strict=True)
+        }
+        devices = {name: spec.device for name, spec in specs.items() if isinstance(spec, TensorSpec)}
+        if len(set(devices.values())) > 1:
+            shown = ", ".join(f"{name} on {device}" for name, device in devices.items())
+            raise InvalidArgumentError(f"{self.name}: its tensors are on several devices: {shown}")
+        return Arguments(self.name, specs)
+
+    def output_specs(self, arguments: Arguments, device: torch.device) -> dict[str, TensorSpec]:
+        """Name, shape, dtype and strides of the outputs, from ``fake`` run on meta tensors."""
+        values = [
+            value.empty(torch.device("meta")) if isinstance(value, TensorSpec) else value
+            for value in arguments.values.values()
+        ]
+        outputs = (self.fake or self.reference)(*values)
+        tensors = outputs if isinstance(outputs, tuple) else (outputs,)
+        return {
+            name: TensorSpec(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()), device)
+            for name, tensor in zip(self.parsed.outputs, tensors, strict=True)
+        }
+
+    def problem_of(self, dims: Mapping[str, Value]) -> Problem:
+        """A problem from named dimensions, e.g. of a shapes file; missing or unknown ones are an error."""
+        known = self.static | self.dynamic
+        for name in dims:
+            if name not in known:
+                raise UnknownNameError(f"dimension of {self.name}", name, known)
+        if missing := sorted(known - dims.keys()):
+            raise InvalidArgumentError(f"{self.name}: dimensions missing: {', '.join(missing)}")
+        for name in self.dynamic:
+            value = dims[name]
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidArgumentError(f"{self.name}: {name} must be a positive integer, got {value!r}")
+        if "dtype" in known:
+            torch_dtype(str(dims["dtype"]))
+        problem = Problem(self.name, {name: dims[name] for name in dims})
+        if self.check is not None:
+            self.check(problem)
+        return problem

@@ -1,0 +1,199 @@
+"""The device that a problem runs on, and what identifies the machine: hardware and software."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from .artifact import Target
+from .errors import DeviceError
+
+
+@dataclass(frozen=True)
+class Device:
+    """What an implementation may decide by. Bytes are bytes; on a CPU ``multiprocessors`` are usable cores."""
+
+    type: str
+    index: int
+    name: str
+    architecture: str
+    multiprocessors: int
+    memory_bytes: int
+    l2_bytes: int
+    shared_bytes: int = 0
+    registers: int = 0
+    warp_size: int = 32
+    mig: bool = False
+
+    @classmethod
+    def of(cls, device: torch.device | str) -> Device:
+        """The device that torch calls so. Raises DeviceError when it is not there."""
+        return _device(*_resolve(device))
+
+    @classmethod
+    def best(cls) -> Device:
+        """The current GPU if there is one, else the CPU."""
+        return cls.of("cuda" if torch.cuda.is_available() else "cpu")
+
+    @property
+    def torch(self) -> torch.device:
+        """As torch names it."""
+        return torch.device(self.type, self.index) if self.type == "cuda" else torch.device(self.type)
+
+    @property
+    def target(self) -> Target:
+        """What compilers need to know."""
+        backend = "hip" if self.architecture.startswith("gfx") else self.type
+        return Target(backend, self.architecture, self.warp_size)
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """CUDA compute capability, (0, 0) elsewhere: ``sm_90`` -> (9, 0)."""
+        digits = self.architecture.removeprefix("sm_")
+        return (int(digits[:-1]), int(digits[-1])) if self.architecture.startswith("sm_") else (0, 0)
+
+    def hardware(self) -> Mapping[str, str | int | bool]:
+        """The identity by which results are kept apart; its index does not belong to it."""
+        identity = asdict(self)
+        for name in ("index", "registers", "warp_size", "shared_bytes", "l2_bytes"):
+            del identity[name]
+        # the exact size differs by a few pages between drivers and hosts; a GiB is the same part
+        identity["memory_bytes"] = round(self.memory_bytes / 2**30) * 2**30
+        if self.type == "cpu":
+            del identity["memory_bytes"]
+        return identity
+
+    def software(self) -> Mapping[str, str]:
+        """Driver, CUDA, torch and Triton; for a CPU also the compiler."""
+        versions = {"torch": torch.__version__, "triton": _version("triton"), "python": platform.python_version()}
+        if self.type == "cuda":
+            versions |= {"cuda": torch.version.cuda or torch.version.hip or "", "driver": _driver()}
+        else:
+            versions |= {"compiler": _compiler()}
+        return versions
+
+    def __str__(self) -> str:
+        return f"{self.torch} ({self.name})"
+
+
+def _resolve(device: torch.device | str) -> tuple[str, int]:
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise DeviceError(f"{device!r} is not a device", hint="expected cpu, cuda or cuda:INDEX") from None
+    if wanted.type == "cpu":
+        return "cpu", 0
+    if wanted.type != "cuda":
+        raise DeviceError(f"device type {wanted.type!r} is not supported", hint="expected cpu, cuda or cuda:INDEX")
+    count = torch.cuda.device_count()
+    if not torch.cuda.is_available() or count == 0:
+        raise DeviceError(f"{wanted}: no GPU is usable here", hint="use --device cpu; `registry doctor` says why")
+    index = torch.cuda.current_device() if wanted.index is None else wanted.index
+    if index >= count:
+        raise DeviceError(f"{wanted}: only {count} GPU(s) here", hint=f"use cuda:0 to cuda:{count - 1}")
+    return "cuda", index
+
+
+@lru_cache(maxsize=64)
+def _device(kind: str, index: int) -> Device:
+    return _cuda(index) if kind == "cuda" else _cpu()
+
+
+def _cuda(index: int) -> Device:
+    found = torch.cuda.get_device_properties(index)
+    hip = getattr(found, "gcnArchName", "") if torch.version.hip else ""
+    return Device(
+        type="cuda",
+        index=index,
+        name=found.name,
+        architecture=hip.split(":")[0] or f"sm_{found.major}{found.minor}",
+        multiprocessors=found.multi_processor_count,
+        memory_bytes=found.total_memory,
+        l2_bytes=getattr(found, "L2_cache_size", 0),
+        shared_bytes=getattr(found, "shared_memory_per_block_optin", 0),
+        registers=getattr(found, "regs_per_multiprocessor", 0),
+        warp_size=getattr(found, "warp_size", 32),
+        mig=" MIG " in found.name,
+    )
+
+
+def _cpu() -> Device:
+    return Device(
+        type="cpu",
+        index=0,
+        name=_cpu_name(),
+        architecture=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        multiprocessors=_usable_cores(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        l2_bytes=_last_level_cache_bytes(),
+        warp_size=1,
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        match = None
+    return match.group(1).strip() if match else platform.processor() or platform.machine()
+
+
+def _usable_cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def _last_level_cache_bytes() -> int:
+    sizes = [_bytes(path.read_text()) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return max(sizes, default=32 * 2**20)
+
+
+def _bytes(text: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)([KMG]?)", text.strip()).groups()  # type: ignore[union-attr]
+    return int(number) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[unit]
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@lru_cache(maxsize=1)
+def _driver() -> str:
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+        match = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", text)
+        if match:
+            return match.group(1)
+    except OSError:
+        pass
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    if not shutil.which(command[0]):
+        return ""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout else ""
+
+
+@lru_cache(maxsize=1)
+def _compiler() -> str:
+    name = os.environ.get("CXX", "c++")
+    if not shutil.which(name):
+        return ""
+    done = subprocess.run([name, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout else ""

@@ -1,0 +1,74 @@
+"""The one family of exceptions. Each says what was given, what was expected and, as ``hint``, what to do next."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RegistryError(Exception):
+    """Base of every error this package raises on purpose.
+
+    ``message`` is one line; ``hint``, when there is one, is the next thing to try.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message if not hint else f"{message}\n  {hint}")
+        self.message = message
+        self.hint = hint
+
+
+class UnknownNameError(RegistryError, LookupError):
+    """An op, implementation, dimension or attribute that nobody defined."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
+        super().__init__(f"unknown {kind} {name!r}", hint=hint)
+        self.kind = kind
+        self.name = name
+
+
+class InvalidArgumentError(RegistryError, ValueError):
+    """A call whose arguments the op does not accept: rank, dtype, device, shape, attribute."""
+
+
+class InvalidDefinitionError(RegistryError, TypeError):
+    """An op or implementation that breaks the contract; raised when it is registered."""
+
+
+class PluginError(RegistryError):
+    """A plugin that could not be loaded (raised only under ``KERNEL_REGISTRY_STRICT=1``)."""
+
+
+class UnsupportedError(RegistryError):
+    """A forced implementation that cannot run this problem; the message holds every reason."""
+
+
+class CompileError(RegistryError):
+    """A variant that its compiler refused; the message holds the compiler's first lines."""
+
+
+class OutOfResourcesError(CompileError):
+    """A variant that compiled but needs more registers or shared memory than the device has."""
+
+
+class NotReadyError(RegistryError):
+    """Something that may not be made now, e.g. a prepared weight while a CUDA stream is capturing. Nothing was enqueued."""
+
+
+class DeviceError(RegistryError):
+    """A device that is not there, or arguments that live on several."""
+
+
+class ShapesFileError(RegistryError):
+    """A shapes file that cannot be read: the message holds file, line, key and what was expected."""
+
+
+class StoreError(RegistryError):
+    """A tuning database that cannot be opened, read or written."""
+
+
+class CheckError(RegistryError, AssertionError):
+    """An op or implementation that failed ``registry.testing``; the message lists every failure."""

@@ -1,0 +1,120 @@
+"""One way to run an op, and its launch as data."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+
+from .artifact import Artifact, Built, Signature, Target, Variant
+from .device import Device
+from .fingerprint import fingerprint
+from .problem import Problem, TensorSpec
+from .space import Config, Space
+
+Tensors = tuple[torch.Tensor, ...]
+
+Run = Callable[[Tensors, tuple[Any, ...], Tensors], Any]
+"""``run(outputs, arguments, scratch)``: enqueue the work on the current stream of the arguments' device.
+
+``arguments`` are the schema's values in order, followed by the prepared tensors in the order of ``prepared``.
+Returns None, or the outputs when the implementation ``returns_outputs`` (``outputs`` is then empty).
+"""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch as data: it can be compiled elsewhere, shared between problems, hashed, and run without a JIT.
+
+    args      names of inputs, outputs, scratch or prepared tensors, or of number attributes; or literal numbers
+    grid      up to three extents
+    constants what the kernel is compiled with
+    options   the compiler's: num_warps, num_stages (Triton); a CUDA or C++ backend documents its own
+    cluster, shared_bytes   CUDA only
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    args: tuple[str | int | float, ...]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    cluster: tuple[int, ...] = ()
+    shared_bytes: int = 0
+
+
+class Implementation(ABC):
+    """One way to run an op, from one plugin. Stateless: the same object serves every problem, device and thread.
+
+    op              the op's name
+    name            ``plugin.variant``, unique within the op: ``"acme.cluster"``
+    device_types    torch device types it runs on
+    deterministic   two runs give the same bits
+    capturable      may be captured into a CUDA graph
+    returns_outputs functional code: it returns new tensors instead of writing into the host's
+    """
+
+    op: str
+    name: str
+    device_types: ClassVar[frozenset[str]] = frozenset({"cuda"})
+    deterministic: bool = True
+    capturable: bool = True
+    returns_outputs: bool = False
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        """Every reason, for a person to read, why this problem cannot run here. The device type is checked before."""
+        return ()
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        """The tunable parameters; ``Space()``, one empty configuration, when there is nothing to tune."""
+        return Space()
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        """A configuration of the space that is decent without any tuning."""
+        return self.space(problem, device).configs[0]
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        """The declared heuristic: where nothing is tuned the highest runs first. torch's own op is 0."""
+        return -1.0
+
+    def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
+        """Temporary tensors that the host allocates for each call."""
+        return {}
+
+    def prepared(self, problem: Problem, config: Config) -> Mapping[str, tuple[str, ...]]:
+        """Tensors derived once from arguments: name -> the arguments it is made of. Made by ``prepare``."""
+        return {}
+
+    def prepare(self, name: str, values: tuple[Any, ...], problem: Problem, config: Config) -> torch.Tensor:
+        """Make a prepared tensor, e.g. a weight in a layout of its own.
+
+        The host caches it for as long as the source tensors live unchanged, and never asks for it during capture.
+        """
+        raise KeyError(name)
+
+    def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
+        """What must be compiled before ``bind``; plain data, equal for all problems that can share it."""
+        return ()
+
+    def compile(self, variant: Variant, target: Target) -> Artifact:
+        """Compile one variant; needs no GPU. Raises CompileError or OutOfResourcesError."""
+        return Artifact(variant)
+
+    @abstractmethod
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        """Load the artifacts and return what the hot path calls. Compiles nothing."""
+
+    def sources(self) -> Iterable[ModuleType | str]:
+        """What the fingerprint covers: modules (hashed as normalised syntax) and other source text."""
+        return (sys.modules[type(self).__module__],)
+
+    def fingerprint(self) -> str:
+        """Hash of the sources: a comment or a blank line does not change it, a kernel or ``launch`` does."""
+        return fingerprint(self.sources())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} of {self.op}>"

@@ -1,0 +1,40 @@
+"""Where this package keeps files: a per-user cache that nobody else can write to."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import platformdirs
+
+from .errors import RegistryError
+
+
+def cache_folder(*parts: str) -> Path:
+    """A folder under the user's cache (``KERNEL_REGISTRY_CACHE`` moves it), made with mode 0700.
+
+    What is in it gets loaded and run, so a folder that someone else owns or can write to is refused.
+    """
+    root = Path(os.environ.get("KERNEL_REGISTRY_CACHE") or platformdirs.user_cache_path("kernel-registry"))
+    root.parent.mkdir(parents=True, exist_ok=True)
+    folder = root
+    _private(folder)
+    for part in parts:
+        folder = folder / part
+        _private(folder)
+    return folder
+
+
+def _private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise RegistryError(f"{folder} is not a folder", hint="remove it, or set KERNEL_REGISTRY_CACHE")
+    if found.st_uid != os.getuid():
+        raise RegistryError(
+            f"{folder} belongs to user {found.st_uid}, not to you ({os.getuid()})",
+            hint="compiled kernels are loaded from it; set KERNEL_REGISTRY_CACHE to a folder of your own",
+        )
+    if found.st_mode & 0o022:
+        folder.chmod(0o700)

@@ -1,0 +1,122 @@
+"""A torch-style schema: names, types and defaults of an op's arguments, and what a call's values become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from .errors import InvalidArgumentError, InvalidDefinitionError
+
+_REQUIRED: Any = object()
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One argument: ``kind`` is torch's name of its type (``Tensor``, ``int``, ``float``, ``bool``, ``str``)."""
+
+    name: str
+    kind: str
+    optional: bool
+    default: Any
+    keyword_only: bool
+    mutated: bool
+
+    @property
+    def required(self) -> bool:
+        """Whether a call must give it."""
+        return self.default is _REQUIRED
+
+    def coerce(self, op: str, value: Any) -> Any:
+        """``value`` as this parameter's type, or InvalidArgumentError. ``1`` becomes ``1.0`` for a float."""
+        if value is None and self.optional:
+            return None
+        if self.kind == "Tensor":
+            if isinstance(value, torch.Tensor):
+                return value
+        elif self.kind == "float" and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        elif self._accepts(value):
+            return value
+        shown = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else repr(value)
+        raise InvalidArgumentError(f"{op}: {self.name} must be a {self.kind}, got {shown[:80]}")
+
+    def _accepts(self, value: Any) -> bool:
+        """Whether ``value`` already is of this type; a bool is no int."""
+        kinds = {"int": int, "bool": bool, "str": str}
+        return self.kind in kinds and type(value) is kinds[self.kind]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """``softmax(Tensor x, int dim=-1) -> Tensor y``, parsed. Outputs must be named: launches refer to them."""
+
+    text: str
+    name: str
+    parameters: tuple[Parameter, ...]
+    outputs: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Schema:
+        """Parse torch's schema language; raises InvalidDefinitionError with torch's own words."""
+        try:
+            parsed = torch._C.parse_schema(text)
+        except RuntimeError as fault:
+            raise InvalidDefinitionError(f"schema {text!r}: {str(fault).splitlines()[0]}") from None
+        outputs = tuple(output.name for output in parsed.returns)
+        if any(not name for name in outputs):
+            raise InvalidDefinitionError(f"schema {text!r}: an output has no name", hint="write '-> Tensor y'")
+        return cls(text, parsed.name, tuple(_parameter(text, argument) for argument in parsed.arguments), outputs)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The parameters' names, in order."""
+        return tuple(parameter.name for parameter in self.parameters)
+
+    @property
+    def mutates(self) -> bool:
+        """Whether an argument is written to."""
+        return any(parameter.mutated for parameter in self.parameters)
+
+    def bind(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+        """A call's values in the schema's order, defaults filled in and attributes coerced.
+
+        Raises InvalidArgumentError for too many, missing, repeated, unknown or mistyped arguments.
+        """
+        positional = [parameter for parameter in self.parameters if not parameter.keyword_only]
+        if len(args) > len(positional):
+            raise InvalidArgumentError(
+                f"{self.name}: {len(args)} positional arguments given, at most {len(positional)} expected",
+                hint=f"schema: {self.text}",
+            )
+        given = {parameter.name: value for parameter, value in zip(positional, args, strict=False)}
+        for name, value in attributes.items():
+            if name in given:
+                raise InvalidArgumentError(f"{self.name}: {name} was given twice", hint=f"schema: {self.text}")
+            if name not in self.names:
+                raise InvalidArgumentError(f"{self.name}: no argument {name!r}", hint=f"schema: {self.text}")
+            given[name] = value
+        missing = [
+            parameter.name for parameter in self.parameters if parameter.required and parameter.name not in given
+        ]
+        if missing:
+            raise InvalidArgumentError(f"{self.name}: missing {', '.join(missing)}", hint=f"schema: {self.text}")
+        return tuple(
+            parameter.coerce(self.name, given.get(parameter.name, parameter.default)) for parameter in self.parameters
+        )
+
+
+def _parameter(text: str, argument: Any) -> Parameter:
+    kind = str(argument.type)
+    optional = kind.startswith("Optional[")
+    kind = kind.removeprefix("Optional[").removesuffix("]") if optional else kind
+    if kind not in {"Tensor", "int", "float", "bool", "str"}:
+        raise InvalidDefinitionError(
+            f"schema {text!r}: {argument.name} is a {kind}", hint="an argument is a Tensor, int, float, bool or str"
+        )
+    default = argument.default_value if argument.has_default_value() else _REQUIRED
+    mutated = argument.alias_info is not None and argument.alias_info.is_write
+    return Parameter(argument.name, kind, optional, default, argument.kwarg_only, mutated)
