@@ -1,0 +1,190 @@
+"""Real databases for the store's tests: a SQLite file, and a PostgreSQL server of our own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tuning_db
+from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store, Trial
+
+BINARIES = Path("/usr/lib/postgresql/15/bin")
+ROOT = os.geteuid() == 0
+AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if ROOT else []
+"""PostgreSQL refuses to run as root, and permissions do not bind it."""
+
+
+@dataclass(frozen=True)
+class Make:
+    """Records as the tuner makes them."""
+
+    environment: Environment
+    protocol: Protocol
+
+    def problem(self, rows: int = 4096, cols: int = 8192, op: str = "softmax", **dims: Any) -> ProblemKey:
+        named = {"rows": rows, "cols": cols, "dtype": "bfloat16", **dims}
+        return ProblemKey(op, 1, named, ("cols", "dtype"))
+
+    def candidate(
+        self, num_warps: int = 4, implementation: str = "triton.row", fingerprint: str = "f1"
+    ) -> CandidateKey:
+        return CandidateKey(implementation, fingerprint, {"num_warps": num_warps})
+
+    def trial(self, problem: ProblemKey | None = None, num_warps: int = 4, **values: Any) -> Trial:
+        defaults: dict[str, Any] = {"status": "ok", "median_us": 10.5, "samples": (10.0, 11.0)}
+        defaults |= {"environment": self.environment, "protocol": self.protocol}
+        return Trial(problem or self.problem(), self.candidate(num_warps), **(defaults | values))
+
+    def decision(self, problem: ProblemKey | None = None, num_warps: int = 4, **values: Any) -> Decision:
+        defaults: dict[str, Any] = {"median_us": 10.5, "floor_us": 9.0, "verdict": "first"}
+        defaults |= {"environment": self.environment, "protocol": self.protocol}
+        return Decision(problem or self.problem(), candidate=self.candidate(num_warps), **(defaults | values))
+
+
+@pytest.fixture
+def make() -> Make:
+    hardware = {"gpu": "H200", "sms": 132, "mig": False}
+    return Make(
+        Environment(hardware, {"torch": "2.11", "triton": "3.6"}),
+        Protocol("cold", {"flush_bytes": 2**28, "target_us": 1e5}),
+    )
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[str]:
+    """The folder of a running server's socket; it listens nowhere else."""
+    if not (BINARIES / "initdb").exists():
+        pytest.skip(f"PostgreSQL 15 is not installed ({BINARIES})")
+    pytest.importorskip("psycopg", reason="the postgresql extra is not installed")
+    if ROOT and shutil.which("setpriv") is None:
+        pytest.skip("running as root, and there is no setpriv to become somebody else")
+    folder = Path(tempfile.mkdtemp(prefix="pg"))
+    if ROOT:
+        os.chown(folder, 65534, 65534)
+    data, log = folder / "data", (folder / "log").open("w")
+    subprocess.run(
+        [*AS_NOBODY, BINARIES / "initdb", "-D", data, "-A", "trust", "-U", "tuner", "--no-sync", "-E", "UTF8"],
+        check=True,
+        stdout=log,
+        stderr=log,
+    )
+    settings = ["listen_addresses=", f"unix_socket_directories={folder}", "fsync=off", "max_connections=60"]
+    options = [part for setting in settings for part in ("-c", setting)]
+    server = subprocess.Popen([*AS_NOBODY, BINARIES / "postgres", "-D", data, *options], stdout=log, stderr=log)
+    try:
+        _wait_for(folder, server)
+        yield str(folder)
+    finally:
+        server.send_signal(signal.SIGQUIT)  # at once: nothing in it is to be kept
+        server.wait(30)
+        log.close()
+        shutil.rmtree(folder)
+
+
+def _wait_for(folder: Path, server: subprocess.Popen[bytes]) -> None:
+    ready = [str(BINARIES / "pg_isready"), "-q", "-h", str(folder), "-U", "tuner", "-d", "postgres"]
+    for _ in range(300):
+        if server.poll() is not None:
+            break
+        if subprocess.run(ready, check=False).returncode == 0:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"PostgreSQL did not start:\n{(folder / 'log').read_text()}")
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: str) -> str:
+    """An empty database."""
+    import psycopg
+
+    with psycopg.connect(host=postgresql_server, user="tuner", dbname="postgres", autocommit=True) as connection:
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+    return f"postgresql://tuner@/postgres?host={postgresql_server}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A place without a database's tables, once of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'tuning.db'}"
+    return str(request.getfixturevalue("postgresql_url"))
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    """A fresh store, once of each kind."""
+    with Store.open(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def file(tmp_path: Path, make: Make) -> Path:
+    """A closed SQLite store that holds one trial and one winner."""
+    path = tmp_path / "tuning.db"
+    with Store.open(path) as opened:
+        run = opened.start_run(make.environment)
+        opened.add_trials(run, [make.trial()])
+        opened.publish(run, make.decision())
+    return path
+
+
+Script = Callable[[str, Sequence[str]], str]
+
+
+@pytest.fixture(scope="session")
+def unprivileged() -> list[str]:
+    """What to put before a command so that permissions bind it."""
+    if ROOT and subprocess.run([*AS_NOBODY, sys.executable, "-S", "-c", ""], check=False).returncode:
+        pytest.skip(f"running as root, and nobody else may run {sys.executable}")
+    return AS_NOBODY
+
+
+@pytest.fixture
+def script(unprivileged: list[str]) -> Script:
+    """Runs Python source with arguments in a process that permissions bind, and returns what it printed."""
+
+    def run(source: str, arguments: Sequence[str]) -> str:
+        done = subprocess.run(
+            [*unprivileged, sys.executable, "-c", source, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment_variables(),
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user can reach (pytest's own are private)."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def environment_variables() -> dict[str, str]:
+    """Ours, with which a child finds the same tuning_db."""
+    here = str(Path(tuning_db.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.fixture(name="environment_variables")
+def environment_variables_fixture() -> dict[str, str]:
+    return environment_variables()

@@ -1,0 +1,63 @@
+"""What was measured, where, and what won: the tuner's store.
+
+Importing this package loads neither SQLAlchemy nor alembic; the first use of :class:`Store` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .errors import (
+    BusyDatabaseError,
+    CorruptedDatabaseError,
+    ExchangeError,
+    ForeignDatabaseError,
+    InvalidRecordError,
+    MissingDatabaseError,
+    NewerSchemaError,
+    OutdatedSchemaError,
+    ReadOnlyDatabaseError,
+    TuningDBError,
+    UnreachableDatabaseError,
+)
+from .records import CandidateKey, Decision, Environment, Final, ProblemKey, Protocol, Run, Statistics, Trial
+
+if TYPE_CHECKING:
+    from .store import Store
+
+__all__ = [
+    "BusyDatabaseError",
+    "CandidateKey",
+    "CorruptedDatabaseError",
+    "Decision",
+    "Environment",
+    "ExchangeError",
+    "Final",
+    "ForeignDatabaseError",
+    "InvalidRecordError",
+    "MissingDatabaseError",
+    "NewerSchemaError",
+    "OutdatedSchemaError",
+    "ProblemKey",
+    "Protocol",
+    "ReadOnlyDatabaseError",
+    "Run",
+    "Statistics",
+    "Store",
+    "Trial",
+    "TuningDBError",
+    "UnreachableDatabaseError",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Store":
+        from .store import Store
+
+        globals()["Store"] = Store
+        return Store
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,111 @@
+"""Opens a database: finds it, proves that it is ours and readable, migrates it if asked, survives a fork."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.exc import NoSuchModuleError
+from sqlalchemy.pool import NullPool, Pool
+
+from . import sqlite
+from .errors import UnreachableDatabaseError
+from .faults import told_of
+from .location import Location
+from .schema import LATEST, State, check_readable, migrate, read_state
+
+CONNECT_SECONDS = 10
+"""How long a server may take to answer."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A database that is ready: ``reader`` begins plain transactions, ``writer`` those that lock at once."""
+
+    location: Location
+    reader: Engine
+    writer: Engine
+    version: int
+    read_only: bool
+
+
+def open_database(location: Location, *, create: bool, upgrade: bool) -> Opened:
+    """Opens what is at ``location``.
+
+    Without ``create`` a database that is not there is a MissingDatabaseError. With ``upgrade`` an older schema is
+    migrated; without it, it is read as it is, or refused with OutdatedSchemaError.
+    """
+    with told_of(location.shown):
+        opened = _open_server(location, create, upgrade) if location.server else _open_file(location, create, upgrade)
+    _engines.add(opened.reader)
+    return opened
+
+
+def _open_file(location: Location, create: bool, upgrade: bool) -> Opened:
+    path, shown = location.path, location.shown
+    assert path is not None
+    access, state = sqlite.Access(path, "rwc"), State(0)
+    create = create and not location.read_only
+    if sqlite.check_file(path, shown, create=create):
+        access, state = sqlite.probe(path, shown)
+    read_only = access.mode != "rwc" and (location.read_only or not sqlite.writable(path))
+    if not read_only:
+        access = replace(access, mode="rwc" if create else "rw", immutable=False)
+        if state.behind and (upgrade if state.version else create):
+            engine = sqlite.make_engine(access, NullPool, foreign_keys=False)
+            _migrate(engine.execution_options(**{sqlite.WRITES: True}), shown)
+            state = State(LATEST)
+        if create or upgrade:
+            check_readable(state, shown)
+            sqlite.set_journal(access, shown)
+    check_readable(state, shown)
+    engine = sqlite.make_engine(access)
+    writer = engine.execution_options(**{sqlite.WRITES: True})
+    return Opened(location, engine, writer, state.version, read_only)
+
+
+def _open_server(location: Location, create: bool, upgrade: bool) -> Opened:
+    url, shown = location.server, location.shown
+    assert url is not None
+    timeout = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_SECONDS}
+    try:
+        engine = create_engine(url, connect_args=timeout, pool_pre_ping=True)
+    except (ImportError, NoSuchModuleError) as fault:
+        hint = "pip install 'kernel-registry[postgresql]'"
+        raise UnreachableDatabaseError(f"{shown} needs a driver that is not installed ({fault})", hint=hint) from fault
+    try:
+        with engine.connect() as connection:
+            state = read_state(connection, shown)
+        if state.behind and (upgrade if state.version else create):
+            _migrate(engine, shown)
+            state = State(LATEST)
+        check_readable(state, shown)
+    except BaseException:
+        engine.dispose()
+        raise
+    return Opened(location, engine, engine, state.version, location.read_only)
+
+
+def _migrate(engine: Engine, shown: str) -> None:
+    """One transaction around version check, migration and stamp, so that processes racing here all succeed."""
+    try:
+        with engine.begin() as connection:
+            migrate(connection, shown)
+    finally:
+        engine.dispose()
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_inherited: list[Pool] = []
+
+
+def _after_fork() -> None:
+    """A forked child must neither use nor close its parent's connections: they are kept aside, and new ones made."""
+    for engine in list(_engines):
+        _inherited.append(engine.pool)
+        engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_after_fork)

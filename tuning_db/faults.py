@@ -1,0 +1,84 @@
+"""Turns what a driver raises into the store's own errors, naming the database and what to do."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from .errors import (
+    BusyDatabaseError,
+    CorruptedDatabaseError,
+    ReadOnlyDatabaseError,
+    TuningDBError,
+    UnreachableDatabaseError,
+)
+
+_MOVE = "set KERNEL_REGISTRY_DB (or --db) to another place"
+
+_SQLITE: dict[int, tuple[type[TuningDBError], str, str]] = {
+    sqlite3.SQLITE_NOTADB: (CorruptedDatabaseError, "is not a SQLite database", f"it was left as it is; {_MOVE}"),
+    sqlite3.SQLITE_CORRUPT: (
+        CorruptedDatabaseError,
+        "is damaged",
+        f"it was left as it is; `sqlite3 FILE .recover` may save its data, or {_MOVE}",
+    ),
+    sqlite3.SQLITE_READONLY: (ReadOnlyDatabaseError, "can only be read", f"make file and folder writable, or {_MOVE}"),
+    sqlite3.SQLITE_BUSY: (BusyDatabaseError, "is held by another process", "wait for it to finish, or stop it"),
+    sqlite3.SQLITE_LOCKED: (BusyDatabaseError, "is held by another process", "wait for it to finish, or stop it"),
+    sqlite3.SQLITE_CANTOPEN: (UnreachableDatabaseError, "cannot be opened", f"check its permissions, or {_MOVE}"),
+    sqlite3.SQLITE_PERM: (UnreachableDatabaseError, "cannot be opened", f"check its permissions, or {_MOVE}"),
+    sqlite3.SQLITE_FULL: (TuningDBError, "cannot grow: the disk is full", "free some space and run again"),
+    sqlite3.SQLITE_IOERR: (TuningDBError, "cannot be read or written", f"check the disk, or {_MOVE}"),
+}
+
+
+def sqlite_code(fault: BaseException | None) -> int | None:
+    """SQLite's primary result code (5 is BUSY), or None when the fault is not SQLite's."""
+    code = getattr(fault, "sqlite_errorcode", None) if isinstance(fault, sqlite3.Error) else None
+    return None if code is None else code & 0xFF
+
+
+@contextmanager
+def told_of(shown: str) -> Iterator[None]:
+    """Raises what SQLAlchemy or a driver raises inside as a TuningDBError about the database at ``shown``."""
+    try:
+        yield
+    except DBAPIError as fault:
+        raise _translated(shown, fault.orig) from fault
+    except sqlite3.Error as fault:
+        raise _translated(shown, fault) from fault
+    except PoolTimeoutError as fault:
+        hint = "close sessions or use fewer threads"
+        raise BusyDatabaseError(f"{shown}: every connection is in use", hint=hint) from fault
+    except SQLAlchemyError as fault:
+        raise TuningDBError(f"{shown}: {_first_line(fault)}") from fault
+
+
+def _translated(shown: str, fault: BaseException | None) -> TuningDBError:
+    known = _SQLITE.get(sqlite_code(fault) or 0)
+    if known is not None:
+        kind, problem, hint = known
+        return kind(f"{shown} {problem} ({_first_line(fault)})", hint=hint)
+    state = getattr(fault, "sqlstate", None)
+    if state == "25006":
+        return ReadOnlyDatabaseError(f"{shown} can only be read ({_first_line(fault)})", hint=_MOVE)
+    if _lost(fault, state):
+        hint = f"check that the server runs and takes this user, or {_MOVE}"
+        return UnreachableDatabaseError(f"{shown} cannot be reached ({_first_line(fault)})", hint=hint)
+    return TuningDBError(f"{shown}: {_first_line(fault)}")
+
+
+def _lost(fault: BaseException | None, state: str | None) -> bool:
+    """A server that did not answer (no SQLSTATE), refused the login (28), lacks the database (3D) or went away."""
+    if type(fault).__name__ != "OperationalError" or isinstance(fault, sqlite3.Error):
+        return False
+    return state is None or state[:2] in {"08", "28", "3D", "57"}
+
+
+def _first_line(fault: BaseException | None) -> str:
+    lines = str(fault).strip().splitlines()
+    return lines[0].strip() if lines else type(fault).__name__

@@ -1,0 +1,121 @@
+"""Moves results between a database and the exchange format, each way in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from . import reading, writing
+from .errors import ExchangeError
+from .exchange import DecisionLine, HeaderLine, Line, Parsed, RunLine, TrialLine, WinnerLine
+from .models import DecisionRow, HardwareRow, ProblemRow, ProtocolRow, RunRow, TrialRow, WinnerRow
+
+
+def exported(session: Session, op: str | None, hardware_key: str | None) -> Iterator[Line]:
+    """Every line of an export: header, runs, trials, decisions, winners, of one op or one hardware if asked."""
+    yield HeaderLine()
+
+    def chosen(query: Select[Any], row: type[TrialRow] | type[DecisionRow]) -> Select[Any]:
+        return _chosen(query, op, hardware_key).order_by(row.id).execution_options(yield_per=1000)
+
+    yield from _runs(session, op, hardware_key)
+    for run, trial in reading.trials_of(session, chosen(reading.select_trials(), TrialRow)):
+        yield TrialLine(run=run, trial=trial)
+    for run, decision in reading.decisions_of(session, chosen(reading.select_decisions(), DecisionRow)):
+        yield DecisionLine(run=run, decision=decision, finals=tuple(reading.finals_of(session, decision.uid)))
+    for _, decision in reading.decisions_of(session, chosen(reading.select_winners(), DecisionRow)):
+        yield WinnerLine(decision=decision.uid)
+
+
+def merge(session: Session, parsed: Parsed) -> int:
+    """Adds what is new and returns how many records that were. Raises ExchangeError for a reference to nothing."""
+    taken = {
+        *_present(session, RunRow.id, (content.run.uid for content in parsed.runs)),
+        *_present(session, TrialRow.uid, (content.trial.uid for _, content in parsed.trials)),
+        *_present(session, DecisionRow.uid, (content.decision.uid for _, content in parsed.decisions)),
+    }
+    runs = {content.run.uid: content.run for content in parsed.runs if content.run.uid not in taken}
+    _check_runs(session, parsed, runs.keys())
+    trials = {content.trial.uid: content for _, content in parsed.trials if content.trial.uid not in taken}
+    decisions = {content.decision.uid: content for _, content in parsed.decisions if content.decision.uid not in taken}
+    identities = writing.identities_of(
+        session,
+        [content.trial for content in trials.values()],
+        [(content.decision, content.finals) for content in decisions.values()],
+        [run.environment for run in runs.values()],
+    )
+    writing.add_runs(session, identities, runs.values())
+    writing.add_trials(session, identities, ((content.run, content.trial) for content in trials.values()))
+    for content in decisions.values():
+        writing.add_decision(session, identities, content.run, content.decision, content.finals)
+    crowned = sum(_crown(session, number, content.decision) for number, content in parsed.winners)
+    return len(runs) + len(trials) + len(decisions) + crowned
+
+
+def _runs(session: Session, op: str | None, hardware_key: str | None) -> Iterator[RunLine]:
+    query = reading.select_runs().order_by(RunRow.started, RunRow.id)
+    if hardware_key is not None:
+        query = query.where(HardwareRow.key == hardware_key)
+    if op is not None:
+        trials = (
+            select(TrialRow.run_id).join(ProblemRow, TrialRow.problem_id == ProblemRow.id).where(ProblemRow.op == op)
+        )
+        decided = select(DecisionRow.run_id).join(ProblemRow, DecisionRow.problem_id == ProblemRow.id)
+        query = query.where(RunRow.id.in_(trials.union(decided.where(ProblemRow.op == op))))
+    for run in reading.runs_of(session, query):
+        yield RunLine(run=run)
+
+
+def _chosen(query: Select[Any], op: str | None, hardware_key: str | None) -> Select[Any]:
+    if op is not None:
+        query = query.where(ProblemRow.op == op)
+    if hardware_key is not None:
+        query = query.where(HardwareRow.key == hardware_key)
+    return query
+
+
+def _present(session: Session, column: InstrumentedAttribute[str], uids: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    for chunk in writing.chunks(set(uids)):
+        found |= set(session.execute(select(column).where(column.in_(chunk))).scalars())
+    return found
+
+
+def _check_runs(session: Session, parsed: Parsed, added: Iterable[str]) -> None:
+    named = [(number, content.run) for number, content in parsed.trials]
+    named += [(number, content.run) for number, content in parsed.decisions]
+    known = {*added, *_present(session, RunRow.id, (run for _, run in named))}
+    for number, run in named:
+        if run not in known:
+            raise ExchangeError(
+                f"line {number}: the run {run!r} is neither in the file nor in the database",
+                hint="nothing was imported; export again, whole",
+            )
+
+
+def _crown(session: Session, number: int, uid: str) -> bool:
+    """Makes a decision the winner unless a later one is. Clocks decide, then uids, so that merges commute."""
+    new = session.execute(select(DecisionRow).where(DecisionRow.uid == uid)).scalar_one_or_none()
+    if new is None:
+        raise ExchangeError(
+            f"line {number}: the decision {uid!r} is neither in the file nor in the database",
+            hint="nothing was imported; export again, whole",
+        )
+    protocol = session.get_one(ProtocolRow, new.protocol_id)
+    place = {
+        "problem_id": new.problem_id,
+        "hardware_id": new.hardware_id,
+        "software_id": new.software_id,
+        "regime": protocol.regime,
+    }
+    current = session.execute(
+        select(DecisionRow)
+        .join(WinnerRow, WinnerRow.decision_id == DecisionRow.id)
+        .where(*(getattr(WinnerRow, name) == value for name, value in place.items()))
+    ).scalar_one_or_none()
+    if current is not None and (current.created, current.uid) >= (new.created, new.uid):
+        return False
+    return writing.swap_winner(session, place, new.id, None if current is None else current.uid)

@@ -1,0 +1,15 @@
+"""alembic's environment: it runs inside the transaction of the connection that ``schema.migrate`` hands over."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from tuning_db.models import VERSION_TABLE, Table
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Table.metadata,
+    version_table=VERSION_TABLE,
+    render_as_batch=True,
+)
+context.run_migrations()

@@ -1,0 +1,212 @@
+"""The tables: one fixed schema for all ops. JSON columns are read whole, never queried.
+
+Identities (hardware, problem, candidate, ...) are stored once, under ``key``, the SHA-256 of what they are. Records
+that point at one another across merges (a decision at its trial and its predecessor) do so by ``uid``, so that a part
+of a database can be imported without the rest. Trials, decisions and finals are only ever added.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Double, ForeignKey, Index, Integer, MetaData, String, Text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+SERIAL = BigInteger().with_variant(Integer, "sqlite")
+"""Row numbers of the tables that grow with every measurement (SQLite's rowid needs the name INTEGER)."""
+
+VERSION_TABLE = "tuning_db_version"
+"""Where the schema's version is stamped; its presence is what makes a database ours."""
+
+
+NAMES = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+"""Names of constraints and indexes, so that a later migration can name what it changes."""
+
+
+class Instant(TypeDecorator[datetime]):
+    """An instant, aware and in UTC on the Python side, whether or not the database keeps time zones."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """SQLite drops the zone, so what it gets is UTC already."""
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """What comes back without a zone is UTC; a server answers in the session's zone."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Table(DeclarativeBase):
+    """Base of all tables."""
+
+    metadata = MetaData(naming_convention=NAMES)
+    type_annotation_map = {dict[str, Any]: JSON, list[float]: JSON, datetime: Instant, float: Double}  # noqa: RUF012
+
+
+class Keyed(Table):
+    """Base of the tables of identities."""
+
+    __abstract__ = True
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(String(64), unique=True)
+
+
+class HardwareRow(Keyed):
+    """A hardware identity."""
+
+    __tablename__ = "hardware"
+
+    identity: Mapped[dict[str, Any]]
+
+
+class SoftwareRow(Keyed):
+    """Versions of driver, CUDA, torch, triton, compiler."""
+
+    __tablename__ = "software"
+
+    identity: Mapped[dict[str, Any]]
+
+
+class ProtocolRow(Keyed):
+    """How something was timed."""
+
+    __tablename__ = "protocol"
+
+    regime: Mapped[str] = mapped_column(String(64))
+    details: Mapped[dict[str, Any]]
+
+
+class ProblemRow(Keyed):
+    """An op at one version with its dimensions; ``static_key`` finds neighbours."""
+
+    __tablename__ = "problem"
+    __table_args__ = (Index("problem_neighbours", "op", "static_key"),)
+
+    op: Mapped[str] = mapped_column(String(255))
+    op_version: Mapped[int]
+    static_key: Mapped[str] = mapped_column(Text)
+    dims: Mapped[dict[str, Any]]
+
+
+class ImplementationRow(Keyed):
+    """An implementation of an op, as its source was."""
+
+    __tablename__ = "implementation"
+
+    op: Mapped[str] = mapped_column(String(255))
+    name: Mapped[str] = mapped_column(String(255))
+    fingerprint: Mapped[str] = mapped_column(String(255))
+
+
+class CandidateRow(Keyed):
+    """An implementation and one of its configs."""
+
+    __tablename__ = "candidate"
+
+    implementation_id: Mapped[int] = mapped_column(ForeignKey("implementation.id"), index=True)
+    config: Mapped[dict[str, Any]]
+
+
+class RunRow(Table):
+    """One tuning run; its id is a UUID, so that runs of several databases merge."""
+
+    __tablename__ = "run"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    hardware_id: Mapped[int] = mapped_column(ForeignKey("hardware.id"))
+    software_id: Mapped[int] = mapped_column(ForeignKey("software.id"))
+    started: Mapped[datetime]
+    ended: Mapped[datetime | None]
+    details: Mapped[dict[str, Any]]
+    summary: Mapped[dict[str, Any]]
+
+
+class TrialRow(Table):
+    """One candidate tried on one problem."""
+
+    __tablename__ = "trial"
+    __table_args__ = (Index("trial_lookup", "problem_id", "hardware_id", "software_id", "protocol_id", "candidate_id"),)
+
+    id: Mapped[int] = mapped_column(SERIAL, primary_key=True)
+    uid: Mapped[str] = mapped_column(String(64), unique=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("run.id"), index=True)
+    problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"))
+    candidate_id: Mapped[int] = mapped_column(ForeignKey("candidate.id"))
+    hardware_id: Mapped[int] = mapped_column(ForeignKey("hardware.id"))
+    software_id: Mapped[int] = mapped_column(ForeignKey("software.id"))
+    protocol_id: Mapped[int] = mapped_column(ForeignKey("protocol.id"))
+    status: Mapped[str] = mapped_column(String(64))
+    message: Mapped[str] = mapped_column(Text)
+    median_us: Mapped[float | None]
+    samples: Mapped[list[float]]
+    censored: Mapped[bool]
+    stop_reason: Mapped[str] = mapped_column(Text)
+    artifact_hash: Mapped[str] = mapped_column(String(255))
+    details: Mapped[dict[str, Any]]
+    created: Mapped[datetime]
+
+
+class DecisionRow(Table):
+    """What the finals of one problem decided. ``previous_uid`` and ``trial_uid`` need not be in this database."""
+
+    __tablename__ = "decision"
+    __table_args__ = (Index("decision_history", "problem_id", "hardware_id"),)
+
+    id: Mapped[int] = mapped_column(SERIAL, primary_key=True)
+    uid: Mapped[str] = mapped_column(String(64), unique=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("run.id"))
+    problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"))
+    candidate_id: Mapped[int] = mapped_column(ForeignKey("candidate.id"))
+    hardware_id: Mapped[int] = mapped_column(ForeignKey("hardware.id"))
+    software_id: Mapped[int] = mapped_column(ForeignKey("software.id"))
+    protocol_id: Mapped[int] = mapped_column(ForeignKey("protocol.id"))
+    median_us: Mapped[float]
+    floor_us: Mapped[float | None]
+    ratio: Mapped[float | None]
+    lo: Mapped[float | None]
+    hi: Mapped[float | None]
+    aa: Mapped[float | None]
+    verdict: Mapped[str] = mapped_column(Text)
+    baselines: Mapped[dict[str, Any]]
+    trial_uid: Mapped[str | None] = mapped_column(String(64))
+    previous_uid: Mapped[str | None] = mapped_column(String(64))
+    created: Mapped[datetime]
+
+
+class FinalRow(Table):
+    """One measurement of the finals, in the order it was given; without a candidate it is the floor's device copy."""
+
+    __tablename__ = "final"
+
+    decision_id: Mapped[int] = mapped_column(SERIAL, ForeignKey("decision.id"), primary_key=True)
+    ordinal: Mapped[int] = mapped_column(primary_key=True)
+    candidate_id: Mapped[int | None] = mapped_column(ForeignKey("candidate.id"))
+    role: Mapped[str] = mapped_column(String(16))
+    block: Mapped[int]
+    round: Mapped[int]
+    position: Mapped[int]
+    us: Mapped[float]
+
+
+class WinnerRow(Table):
+    """The decision that holds now; the only rows that change."""
+
+    __tablename__ = "winner"
+
+    problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"), primary_key=True)
+    hardware_id: Mapped[int] = mapped_column(ForeignKey("hardware.id"), primary_key=True)
+    software_id: Mapped[int] = mapped_column(ForeignKey("software.id"), primary_key=True)
+    regime: Mapped[str] = mapped_column(String(64), primary_key=True)
+    decision_id: Mapped[int] = mapped_column(SERIAL, ForeignKey("decision.id"))

@@ -1,0 +1,176 @@
+"""From rows to records: the queries, one joined SELECT each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+
+from .models import (
+    CandidateRow,
+    DecisionRow,
+    FinalRow,
+    HardwareRow,
+    ImplementationRow,
+    ProblemRow,
+    ProtocolRow,
+    RunRow,
+    SoftwareRow,
+    TrialRow,
+    WinnerRow,
+)
+from .records import CandidateKey, Decision, Environment, Final, ProblemKey, Protocol, Role, Run, Trial
+
+_PARTS = (ProblemRow, CandidateRow, ImplementationRow, HardwareRow, SoftwareRow, ProtocolRow)
+Parts = tuple[ProblemRow, CandidateRow, ImplementationRow, HardwareRow, SoftwareRow, ProtocolRow]
+
+
+def select_trials() -> Select[Any]:
+    """Trials with everything they name: rows of (TrialRow, \\*Parts), for :func:`trials_of`."""
+    return _with_parts(cast("Select[Any]", select(TrialRow, *_PARTS)), TrialRow)
+
+
+def select_decisions() -> Select[Any]:
+    """Decisions with everything they name: rows of (DecisionRow, \\*Parts), for :func:`decisions_of`."""
+    return _with_parts(cast("Select[Any]", select(DecisionRow, *_PARTS)), DecisionRow)
+
+
+def select_winners() -> Select[Any]:
+    """The decisions that hold now."""
+    return select_decisions().join(WinnerRow, WinnerRow.decision_id == DecisionRow.id)
+
+
+def trials_of(session: Session, query: Select[Any]) -> Iterator[tuple[str, Trial]]:
+    """Each trial of a :func:`select_trials` query, with its run."""
+    shared = _Shared()
+    for row, *parts in session.execute(query):
+        yield row.run_id, _trial(row, *shared.of(cast(Parts, parts)))
+
+
+def decisions_of(session: Session, query: Select[Any]) -> Iterator[tuple[str, Decision]]:
+    """Each decision of a :func:`select_decisions` query, with its run."""
+    shared = _Shared()
+    for row, *parts in session.execute(query):
+        yield row.run_id, _decision(row, *shared.of(cast(Parts, parts)))
+
+
+def finals_of(session: Session, decision_uid: str) -> list[Final]:
+    """The measurements behind a decision, in the order they were given."""
+    query = (
+        select(FinalRow, CandidateRow, ImplementationRow)
+        .join(DecisionRow, FinalRow.decision_id == DecisionRow.id)
+        .outerjoin(CandidateRow, FinalRow.candidate_id == CandidateRow.id)
+        .outerjoin(ImplementationRow, CandidateRow.implementation_id == ImplementationRow.id)
+        .where(DecisionRow.uid == decision_uid)
+        .order_by(FinalRow.ordinal)
+    )
+    return [_final(*row) for row in session.execute(query)]
+
+
+def runs_of(session: Session, query: Select[Any]) -> Iterator[Run]:
+    """Each run of a :func:`select_runs` query."""
+    for row, hardware, software in session.execute(query):
+        environment = Environment(hardware.identity, software.identity)
+        yield Run(row.id, environment, row.started, row.ended, row.details, row.summary)
+
+
+def select_runs() -> Select[Any]:
+    """Runs with their environments."""
+    query = cast("Select[Any]", select(RunRow, HardwareRow, SoftwareRow))
+    return query.join(HardwareRow, RunRow.hardware_id == HardwareRow.id).join(
+        SoftwareRow, RunRow.software_id == SoftwareRow.id
+    )
+
+
+def _with_parts(query: Select[Any], row: type[TrialRow] | type[DecisionRow]) -> Select[Any]:
+    return (
+        query.join(ProblemRow, row.problem_id == ProblemRow.id)
+        .join(CandidateRow, row.candidate_id == CandidateRow.id)
+        .join(ImplementationRow, CandidateRow.implementation_id == ImplementationRow.id)
+        .join(HardwareRow, row.hardware_id == HardwareRow.id)
+        .join(SoftwareRow, row.software_id == SoftwareRow.id)
+        .join(ProtocolRow, row.protocol_id == ProtocolRow.id)
+    )
+
+
+class _Shared:
+    """Builds what many rows name only once."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, int, int], Any] = {}
+
+    def of(self, parts: Parts) -> tuple[ProblemKey, CandidateKey, Environment, Protocol]:
+        problem, candidate, implementation, hardware, software, protocol = parts
+        return (
+            self._once(("problem", problem.id, 0), lambda: _problem(problem)),
+            self._once(("candidate", candidate.id, 0), lambda: _candidate(candidate, implementation)),
+            self._once(
+                ("environment", hardware.id, software.id), lambda: Environment(hardware.identity, software.identity)
+            ),
+            self._once(("protocol", protocol.id, 0), lambda: Protocol(protocol.regime, protocol.details)),
+        )
+
+    def _once(self, key: tuple[str, int, int], make: Callable[[], Any]) -> Any:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+
+def _problem(row: ProblemRow) -> ProblemKey:
+    return ProblemKey(row.op, row.op_version, row.dims, tuple(json.loads(row.static_key)))
+
+
+def _candidate(row: CandidateRow, implementation: ImplementationRow) -> CandidateKey:
+    return CandidateKey(implementation.name, implementation.fingerprint, row.config)
+
+
+def _trial(
+    row: TrialRow, problem: ProblemKey, candidate: CandidateKey, environment: Environment, protocol: Protocol
+) -> Trial:
+    return Trial(
+        problem,
+        candidate,
+        environment,
+        protocol,
+        status=row.status,
+        message=row.message,
+        median_us=row.median_us,
+        samples=tuple(row.samples),
+        censored=row.censored,
+        stop_reason=row.stop_reason,
+        artifact_hash=row.artifact_hash,
+        details=row.details,
+        uid=row.uid,
+        created=row.created,
+    )
+
+
+def _decision(
+    row: DecisionRow, problem: ProblemKey, candidate: CandidateKey, environment: Environment, protocol: Protocol
+) -> Decision:
+    return Decision(
+        problem,
+        environment,
+        protocol,
+        candidate,
+        median_us=row.median_us,
+        floor_us=row.floor_us,
+        ratio=row.ratio,
+        lo=row.lo,
+        hi=row.hi,
+        aa=row.aa,
+        verdict=row.verdict,
+        baselines=row.baselines,
+        trial_uid=row.trial_uid,
+        previous=row.previous_uid,
+        uid=row.uid,
+        created=row.created,
+    )
+
+
+def _final(row: FinalRow, candidate: CandidateRow | None, implementation: ImplementationRow | None) -> Final:
+    key = None if candidate is None or implementation is None else _candidate(candidate, implementation)
+    return Final(key, cast(Role, row.role), row.block, row.round, row.position, row.us)

@@ -1,0 +1,284 @@
+"""The store: what was measured, where, and what won. Every write is one short transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from sqlalchemy import Select, func, select, text, update
+from sqlalchemy.orm import Session
+
+from . import reading, writing
+from .engine import Opened, open_database
+from .errors import ReadOnlyDatabaseError, TuningDBError
+from .faults import told_of
+from .keys import digest, plain_mapping
+from .location import locate
+from .models import (
+    CandidateRow,
+    DecisionRow,
+    HardwareRow,
+    ProblemRow,
+    ProtocolRow,
+    RunRow,
+    SoftwareRow,
+    TrialRow,
+    WinnerRow,
+)
+from .records import Decision, Environment, Final, ProblemKey, Protocol, Run, Statistics, Trial, new_uid, now
+
+
+class Store:
+    """An open tuning database. Threads may share it; after a fork the child gets connections of its own.
+
+    Every method raises a TuningDBError when the database cannot be read or written.
+    """
+
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
+        self._closed = False
+
+    @classmethod
+    def open(cls, url: str | Path | None = None, *, create: bool = True, migrate: bool = True) -> Store:
+        """Opens the database at ``url`` (a path or an SQLAlchemy URL; else ``KERNEL_REGISTRY_DB``, else the default).
+
+        ``create`` makes a database that is not there, else that is a MissingDatabaseError; ``migrate`` brings an
+        older schema up to date, else it is read as it is. A file that cannot be written opens for reading.
+        """
+        return cls(open_database(locate(url), create=create, upgrade=migrate))
+
+    @property
+    def url(self) -> str:
+        """Where it is, for people: passwords are hidden."""
+        return self._opened.location.shown
+
+    @property
+    def read_only(self) -> bool:
+        """Whether writing is known to be impossible."""
+        return self._opened.read_only
+
+    def close(self) -> None:
+        """Gives every connection back; the store cannot be used any more."""
+        self._closed = True
+        self._opened.reader.dispose()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Store({self.url!r})"
+
+    # writing
+
+    def start_run(self, environment: Environment, details: Mapping[str, Any] | None = None) -> str:
+        """Records that a tuning run starts here, and returns its uid."""
+        run = Run(new_uid(), environment, now(), details=details or {})
+        with self._writing() as session:
+            identities = writing.identities_of(session, [], environments=[environment])
+            writing.add_runs(session, identities, [run])
+        return run.uid
+
+    def end_run(self, run: str, details: Mapping[str, Any] | None = None) -> None:
+        """Records that a run ended, and what is known by then (A/A noise, power, clocks)."""
+        summary = plain_mapping(details or {}, "run.summary", lenient=True)
+        with self._writing() as session:
+            writing.require_run(session, run)
+            session.execute(update(RunRow).where(RunRow.id == run).values(ended=now(), summary=summary))
+
+    def add_trials(self, run: str, trials: Sequence[Trial]) -> None:
+        """Adds trials of a run; one whose uid is there already is passed over, so a retry is harmless."""
+        if not trials:
+            return
+        with self._writing() as session:
+            writing.require_run(session, run)
+            identities = writing.identities_of(session, trials)
+            writing.add_trials(session, identities, [(run, trial) for trial in trials])
+
+    def publish(self, run: str, decision: Decision, finals: Sequence[Final] = ()) -> bool:
+        """Stores a decision with its finals and makes it the winner if ``decision.previous`` still is.
+
+        Where its problem, environment and regime have no winner yet, it becomes the first, whatever ``previous``
+        says: that may be the winner under other software. False when somebody else published meanwhile: what was
+        measured is kept, the winner stays, and the finals must be run against the new one.
+        """
+        with self._writing() as session:
+            writing.require_run(session, run)
+            identities = writing.identities_of(session, [], [(decision, finals)])
+            number = writing.add_decision(session, identities, run, decision, finals)
+            references = identities.measured(decision)
+            place = {name: references[name] for name in ("problem_id", "hardware_id", "software_id")}
+            place_regime = {**place, "regime": decision.protocol.regime}
+            return writing.swap_winner(session, place_regime, number, decision.previous)
+
+    def load(self, stream: TextIO) -> int:
+        """Imports what :meth:`export` wrote and returns how many records were new.
+
+        Every line is validated first: a bad one is an ExchangeError with its number and fault, and nothing is stored.
+        """
+        from .exchange import parse
+        from .merging import merge
+
+        parsed = parse(stream)
+        with self._writing() as session:
+            return merge(session, parsed)
+
+    # reading
+
+    def winner(
+        self, problem: ProblemKey, hardware: Mapping[str, Any], software: Mapping[str, Any], regime: str = "cold"
+    ) -> Decision | None:
+        """The decision that holds for exactly this problem on this hardware: under this software, else the newest.
+
+        The caller sees from ``decision.environment.software`` which of the two it is.
+        """
+        environment = Environment(hardware, software)
+        query = (
+            reading.select_winners()
+            .where(
+                ProblemRow.key == problem.key,
+                HardwareRow.key == environment.hardware_key,
+                WinnerRow.regime == regime,
+            )
+            .order_by(
+                (SoftwareRow.key == environment.software_key).desc(), DecisionRow.created.desc(), DecisionRow.id.desc()
+            )
+            .limit(1)
+        )
+        return next(iter(self._decisions(query)), None)
+
+    def winners(
+        self,
+        *,
+        op: str | None = None,
+        op_version: int | None = None,
+        static_key: str | None = None,
+        hardware: Mapping[str, Any] | None = None,
+        regime: str = "cold",
+    ) -> list[Decision]:
+        """The decisions that hold, newest first: for listing, and for the search of the nearest tuned problem."""
+        query = reading.select_winners().where(WinnerRow.regime == regime)
+        if op is not None:
+            query = query.where(ProblemRow.op == op)
+        if op_version is not None:
+            query = query.where(ProblemRow.op_version == op_version)
+        if static_key is not None:
+            query = query.where(ProblemRow.static_key == static_key)
+        if hardware is not None:
+            query = query.where(HardwareRow.key == _key(hardware))
+        return self._decisions(query.order_by(DecisionRow.created.desc(), DecisionRow.id.desc()))
+
+    def history(self, problem: ProblemKey, hardware: Mapping[str, Any]) -> list[Decision]:
+        """Every decision ever made for this problem on this hardware, newest first."""
+        query = reading.select_decisions().where(ProblemRow.key == problem.key, HardwareRow.key == _key(hardware))
+        return self._decisions(query.order_by(DecisionRow.created.desc(), DecisionRow.id.desc()))
+
+    def finals(self, decision_uid: str) -> list[Final]:
+        """The measurements that a decision rests on, in the order they were given."""
+        with self._reading() as session:
+            return reading.finals_of(session, decision_uid)
+
+    def trials(
+        self,
+        problem: ProblemKey | None = None,
+        *,
+        op: str | None = None,
+        environment: Environment | None = None,
+        protocol: Protocol | None = None,
+        status: str | None = None,
+        limit: int | None = None,
+    ) -> list[Trial]:
+        """Trials, newest first; an ``environment`` stands for its hardware and its software."""
+        query: Select[Any] = reading.select_trials().order_by(TrialRow.id.desc()).limit(limit)
+        if problem is not None:
+            query = query.where(ProblemRow.key == problem.key)
+        if op is not None:
+            query = query.where(ProblemRow.op == op)
+        if environment is not None:
+            query = query.where(
+                HardwareRow.key == environment.hardware_key, SoftwareRow.key == environment.software_key
+            )
+        if protocol is not None:
+            query = query.where(ProtocolRow.key == protocol.key)
+        if status is not None:
+            query = query.where(TrialRow.status == status)
+        with self._reading() as session:
+            return [trial for _, trial in reading.trials_of(session, query)]
+
+    def runs(self, limit: int | None = None) -> list[Run]:
+        """Tuning runs, newest first."""
+        query = reading.select_runs().order_by(RunRow.started.desc(), RunRow.id).limit(limit)
+        with self._reading() as session:
+            return list(reading.runs_of(session, query))
+
+    def statistics(self) -> Statistics:
+        """How much there is, for a person to see."""
+        tables = {
+            "runs": RunRow,
+            "trials": TrialRow,
+            "problems": ProblemRow,
+            "candidates": CandidateRow,
+            "decisions": DecisionRow,
+            "winners": WinnerRow,
+        }
+        with self._reading() as session:
+            counts = {
+                name: session.execute(select(func.count()).select_from(row)).scalar_one()
+                for name, row in tables.items()
+            }
+            return Statistics(schema_version=self._opened.version, size_bytes=self._size(session), **counts)
+
+    def export(self, stream: TextIO, *, op: str | None = None, hardware: Mapping[str, Any] | None = None) -> int:
+        """Writes everything, or what concerns one op or one hardware, as JSON lines; returns how many records."""
+        from .exchange import line
+        from .merging import exported
+
+        count = -1  # the header is no record
+        with self._reading() as session:
+            for content in exported(session, op, None if hardware is None else _key(hardware)):
+                stream.write(line(content))
+                count += 1
+        return count
+
+    def _decisions(self, query: Select[Any]) -> list[Decision]:
+        with self._reading() as session:
+            return [decision for _, decision in reading.decisions_of(session, query)]
+
+    def _size(self, session: Session) -> int:
+        path = self._opened.location.path
+        if path is not None:
+            files = (path.with_name(path.name + suffix) for suffix in ("", "-wal"))
+            return sum(file.stat().st_size for file in files if file.exists())
+        return int(session.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
+
+    @contextmanager
+    def _reading(self) -> Iterator[Session]:
+        self._check_open()
+        with told_of(self.url), Session(self._opened.reader) as session:
+            yield session
+
+    @contextmanager
+    def _writing(self) -> Iterator[Session]:
+        self._check_open()
+        if self.read_only:
+            raise ReadOnlyDatabaseError(
+                f"{self.url} can only be read",
+                hint="make file and folder writable, or set KERNEL_REGISTRY_DB (or --db) to another place",
+            )
+        with told_of(self.url), Session(self._opened.writer) as session, session.begin():
+            yield session
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TuningDBError(f"{self.url} was closed", hint="open it again with Store.open()")
+
+
+def _key(hardware: Mapping[str, Any]) -> str:
+    return digest(plain_mapping(hardware, "hardware"))
