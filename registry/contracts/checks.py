@@ -1,0 +1,82 @@
+"""Checks of arguments and dimensions that several ops share. Each raises InvalidArgumentError."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from ..errors import InvalidArgumentError
+from ..problem import FULL_ALIGNMENT, Arguments, Problem, TensorSpec, Value, dtype_name
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def shape_text(shape: Iterable[int]) -> str:
+    """``(4096, 128)`` -> ``"4096x128"``; a tensor without dimensions is ``"scalar"``."""
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def float_tensor(arguments: Arguments, name: str, dtypes: tuple[torch.dtype, ...] = FLOATS) -> TensorSpec:
+    """The spec of a tensor that must be there and have one of ``dtypes``."""
+    spec = arguments.tensor(name)
+    if spec.dtype not in dtypes:
+        names = [dtype_name(dtype) for dtype in dtypes]
+        raise InvalidArgumentError(
+            f"{arguments.op}: {name} is {dtype_name(spec.dtype)}, expected {', '.join(names[:-1])} or {names[-1]}",
+            hint=f"convert it, e.g. {name}.to(torch.{names[0]})",
+        )
+    return spec
+
+
+def same_dtype(op: str, one: tuple[str, TensorSpec], other: tuple[str, TensorSpec]) -> None:
+    """Both tensors must have one dtype: mixed calls would hide a conversion."""
+    (name, spec), (other_name, other_spec) = one, other
+    if spec.dtype != other_spec.dtype:
+        raise InvalidArgumentError(
+            f"{op}: {name} is {dtype_name(spec.dtype)} but {other_name} is {dtype_name(other_spec.dtype)}",
+            hint=f"convert one of them, e.g. {other_name}.to({name}.dtype)",
+        )
+
+
+def normalised_dim(op: str, dim: int, spec: TensorSpec, name: str = "x") -> int:
+    """``dim`` counted from the front. As in torch, a tensor without dimensions accepts 0 and -1."""
+    rank = max(len(spec.shape), 1)
+    if not -rank <= dim < rank:
+        raise InvalidArgumentError(
+            f"{op}: dim={dim} but {name} has {len(spec.shape)} dimensions (shape {shape_text(spec.shape)})",
+            hint=f"expected {-rank} to {rank - 1}",
+        )
+    return dim % rank
+
+
+def layout_traits(arguments: Arguments) -> dict[str, Value]:
+    """``contiguous``: every tensor row-major; ``aligned``: every tensor starts at a multiple of 16 bytes."""
+    specs = arguments.tensors.values()
+    return {
+        "contiguous": all(spec.is_contiguous for spec in specs),
+        "aligned": all(spec.alignment >= FULL_ALIGNMENT for spec in specs),
+    }
+
+
+def positive(problem: Problem, *names: str) -> None:
+    """Those dimensions must be integers of at least 1."""
+    for name in names:
+        value = problem.dims[name]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidArgumentError(f"{problem.op}: {name} must be a positive integer, got {value!r}")
+
+
+def one_of(problem: Problem, name: str, values: Iterable[Value]) -> None:
+    """That dimension must be one of ``values``."""
+    known = list(values)
+    if problem.dims[name] not in known:
+        raise InvalidArgumentError(
+            f"{problem.op}: {name} must be one of {', '.join(map(str, known))}, got {problem.dims[name]!r}"
+        )
+
+
+def float_dtype(problem: Problem, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:
+    """``dtype`` must name one of ``dtypes``."""
+    one_of(problem, "dtype", map(dtype_name, dtypes))

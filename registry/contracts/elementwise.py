@@ -1,0 +1,180 @@
+"""vector_add, square and gelu: one output element from the same element of each input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..contract import Floor, Op, Tolerance
+from ..errors import InvalidArgumentError
+from ..problem import Arguments, Problem, Value, dtype_name
+from . import fills
+from .checks import FLOATS, float_dtype, float_tensor, layout_traits, one_of, positive, same_dtype, shape_text
+from .rounding import fp32_weight, underflow, units
+
+APPROXIMATIONS = ("none", "tanh")
+KINDS = ("normal", "outliers", "spike_last", "constant", "special")
+SIZES = (1, 7, 1000, 4096, 65_537)
+
+
+def add_reference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``x + y``, any shape."""
+    return x + y
+
+
+def square_reference(x: torch.Tensor) -> torch.Tensor:
+    """``x * x``, any shape."""
+    return x * x
+
+
+def gelu_reference(x: torch.Tensor, approximate: str = "tanh") -> torch.Tensor:
+    """``x * Phi(x)``, or its tanh approximation (Hendrycks and Gimpel, 2016); torch computes halves in fp32."""
+    return torch.nn.functional.gelu(x, approximate=approximate)
+
+
+def _add_problem(arguments: Arguments) -> Problem:
+    x, y = float_tensor(arguments, "x"), arguments.tensor("y")
+    if x.shape != y.shape:
+        raise InvalidArgumentError(
+            f"{arguments.op}: x is {shape_text(x.shape)} but y is {shape_text(y.shape)}",
+            hint="shapes must be equal; torch.broadcast_tensors(x, y) makes them so",
+        )
+    same_dtype(arguments.op, ("x", x), ("y", y))
+    traits = layout_traits(arguments)
+    return Problem(arguments.op, {"n": x.numel, "dtype": dtype_name(x.dtype)}, traits)
+
+
+def _square_problem(arguments: Arguments) -> Problem:
+    x = float_tensor(arguments, "x")
+    return Problem(arguments.op, {"n": x.numel, "dtype": dtype_name(x.dtype)}, layout_traits(arguments))
+
+
+def _gelu_problem(arguments: Arguments) -> Problem:
+    x, approximate = float_tensor(arguments, "x"), arguments.text("approximate")
+    dims: dict[str, Value] = {"n": x.numel, "dtype": dtype_name(x.dtype), "approximate": approximate}
+    problem = Problem(arguments.op, dims, layout_traits(arguments))
+    one_of(problem, "approximate", APPROXIMATIONS)
+    return problem
+
+
+def _fill(problem: Problem, kind: str, generator: torch.Generator, level: float, reverse: bool = False) -> torch.Tensor:
+    shape, dtype = (problem.n,), problem.torch_dtype
+    if kind == "constant":
+        return fills.constant(shape, dtype, generator, level)
+    x = fills.normal(shape, dtype, generator)
+    if kind == "outliers":
+        # float16 squares stay finite; elsewhere a detour through float16 would not
+        return fills.plant_outliers(x, 200.0 if dtype == torch.float16 else 1e6 * level, generator)
+    if kind == "spike_last":
+        x[-1:] = 100.0 * level
+    if kind == "special":
+        values = _special_values(problem)
+        return fills.plant_special(x, values[::-1] if reverse else values)
+    return x
+
+
+def _special_values(problem: Problem) -> list[float]:
+    finite = torch.finfo(problem.torch_dtype)
+    values = [torch.nan, 0.0, -0.0, finite.tiny, -finite.tiny]
+    if problem.op == "gelu":
+        # torch's own gelu on CPUs turns inf into nan and the largest numbers into inf: nobody can be held to them
+        return [*values, 6e4, -6e4]
+    return [*values, finite.max, finite.min, torch.inf, -torch.inf]
+
+
+def _add_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    return _fill(problem, kind, generator, 1.5), _fill(problem, kind, generator, 0.25, reverse=True)
+
+
+def _square_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    return (_fill(problem, kind, generator, 1.5),)
+
+
+def _gelu_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    return _fill(problem, kind, generator, 1.5), problem.approximate
+
+
+def _floor(tensors: int, flop: int, problem: Problem) -> Floor:
+    return Floor(bytes=tensors * problem.n * problem.torch_dtype.itemsize, flop=flop * problem.n)
+
+
+def _check(problem: Problem) -> None:
+    positive(problem, "n")
+    float_dtype(problem)
+
+
+def _check_gelu(problem: Problem) -> None:
+    _check(problem)
+    one_of(problem, "approximate", APPROXIMATIONS)
+
+
+def _magnitude(_: Problem, reference: torch.Tensor) -> torch.Tensor:
+    return reference.abs()
+
+
+def _gelu_magnitude(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
+    # 16 roundings: the argument's polynomial, tanh or erf, two products
+    return reference.abs() * (1 + 16 * fp32_weight(problem))
+
+
+# one rounding, and a little for the conversion to float64 and back
+EXACT = Tolerance(rtol=units(float32=1.01, half=1.01), atol=underflow(), scale=_magnitude)
+
+# x * (1 + tanh(u)) cancels for negative x: fp32 tanh near -1 errs by 2**-24, which up to |x| = 8 makes 5e-7 absolute.
+# An approximate tanh (2**-11 relative, tanh.approx) misses it by far.
+GELU_TOLERANCE = Tolerance(
+    rtol=units(float32=2.0, half=1.05),
+    atol={name: 1e-6 + lost for name, lost in underflow().items()},
+    scale=_gelu_magnitude,
+)
+
+_EXAMPLES: tuple[dict[str, Value], ...] = tuple({"n": n, "dtype": dtype_name(dtype)} for dtype in FLOATS for n in SIZES)
+
+VECTOR_ADD = Op(
+    name="vector_add",
+    schema="vector_add(Tensor x, Tensor y) -> Tensor out",
+    version=1,
+    reference=add_reference,
+    problem=_add_problem,
+    inputs=_add_inputs,
+    floor=lambda problem: _floor(3, 1, problem),
+    tolerance=EXACT,
+    static=frozenset({"dtype"}),
+    dynamic=frozenset({"n"}),
+    kinds=KINDS,
+    examples=_EXAMPLES,
+    check=_check,
+)
+
+SQUARE = Op(
+    name="square",
+    schema="square(Tensor x) -> Tensor y",
+    version=1,
+    reference=square_reference,
+    problem=_square_problem,
+    inputs=_square_inputs,
+    floor=lambda problem: _floor(2, 1, problem),
+    tolerance=EXACT,
+    static=frozenset({"dtype"}),
+    dynamic=frozenset({"n"}),
+    kinds=KINDS,
+    examples=_EXAMPLES,
+    check=_check,
+)
+
+GELU = Op(
+    name="gelu",
+    schema='gelu(Tensor x, str approximate="tanh") -> Tensor y',
+    version=1,
+    reference=gelu_reference,
+    problem=_gelu_problem,
+    inputs=_gelu_inputs,
+    floor=lambda problem: _floor(2, 10, problem),
+    tolerance=GELU_TOLERANCE,
+    static=frozenset({"dtype", "approximate"}),
+    dynamic=frozenset({"n"}),
+    kinds=KINDS,
+    examples=tuple({**dims, "approximate": approximate} for dims in _EXAMPLES for approximate in APPROXIMATIONS),
+    check=_check_gelu,
+)

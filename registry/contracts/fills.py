@@ -1,0 +1,46 @@
+"""Random tensors of the kinds that verification uses, made on the generator's device in their own dtype.
+
+A problem may have a billion elements: nothing here makes a copy in a wider dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+ONE_IN = 997
+"""Outliers are as rare as one element in this many; a prime, so that they do not line up with a row's length."""
+
+
+def normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Standard normal numbers."""
+    return torch.randn(shape, dtype=dtype, device=generator.device, generator=generator)
+
+
+def constant(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, value: float) -> torch.Tensor:
+    """One number everywhere."""
+    return torch.full(shape, value, dtype=dtype, device=generator.device)
+
+
+def plant_outliers(x: torch.Tensor, magnitude: float, generator: torch.Generator) -> torch.Tensor:
+    """Set random elements of ``x``, at least one, to plus or minus ``magnitude``."""
+    flat = x.view(-1)
+    if flat.numel() == 0:
+        return x
+    count = flat.numel() // ONE_IN + 1
+    places = torch.randint(flat.numel(), (count,), device=x.device, generator=generator)
+    signs = torch.randint(2, (count,), device=x.device, generator=generator) * 2 - 1
+    flat[places] = (signs * magnitude).to(x.dtype)
+    # the same place drawn twice may get either sign; a fixed one keeps at least one positive
+    flat[places[:1]] = magnitude
+    return x
+
+
+def plant_special(x: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
+    """Spread ``values`` over ``x``: as many of them as it has room for."""
+    flat = x.view(-1)
+    if count := min(len(values), flat.numel()):
+        special = torch.tensor(values[:count], dtype=x.dtype, device=x.device)
+        flat[torch.arange(count, device=x.device) * (flat.numel() // count)] = special
+    return x

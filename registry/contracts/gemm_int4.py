@@ -1,0 +1,209 @@
+"""gemm_int4: activations in half precision times a weight of 4 bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..contract import Floor, Op, Tolerance
+from ..errors import InvalidArgumentError
+from ..packed import LAYOUT, PER_WORD, PackedWeight, check_format, check_parts, column_pieces, dequantized
+from ..problem import Arguments, Problem, Value, dtype_name
+from . import fills
+from .checks import HALVES, float_dtype, float_tensor, layout_traits, one_of, positive, shape_text
+from .rounding import fp32_weight, underflow, units
+
+KINDS = ("normal", "outliers", "spike_last", "constant", "groups")
+
+
+def gemm_int4_reference(
+    a: torch.Tensor,
+    qweight: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    bits: int,  # noqa: ARG001
+    group_size: int,
+    k: int,  # noqa: ARG001
+    layout: str,  # noqa: ARG001
+) -> torch.Tensor:
+    """``a @ W`` with ``W[k, n] = (q[k, n] - zero) * scale``: ``[..., K]`` to ``[..., N]``.
+
+    Weights and products in at least float32, rounded once. See registry/packed.py for the layout; ``bits``, ``k``
+    and ``layout`` have one value that the tensors do not tell already, and are checked where the problem is made.
+    """
+    accumulator = torch.promote_types(a.dtype, torch.float32)
+    wide = a.to(accumulator)
+    pieces = [
+        (wide @ dequantized(words, scale, zero, group_size, accumulator)).to(a.dtype)
+        for words, scale, zero in column_pieces(qweight, scales, zeros)
+    ]
+    return torch.cat(pieces, dim=-1).contiguous()
+
+
+def gemm_int4_fake(a: torch.Tensor, qweight: torch.Tensor, *_: object) -> torch.Tensor:
+    """``[..., N]``, row-major, dtype of ``a``."""
+    return a.new_empty((*a.shape[:-1], qweight.shape[1]))
+
+
+def _flatten(*args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """``(a, w)`` in the schema's terms; a call in those terms already stays as it is."""
+    if len(args) > 2 or "qweight" in attributes:
+        return args, attributes
+    given = dict(zip(("a", "w"), args, strict=False))
+    if repeated := given.keys() & attributes.keys():
+        raise InvalidArgumentError(f"gemm_int4: {', '.join(sorted(repeated))} was given twice")
+    given |= attributes
+    if given.keys() != {"a", "w"}:
+        raise InvalidArgumentError(f"gemm_int4: got {', '.join(given) or 'no arguments'}", hint="expected a and w")
+    a, w = given["a"], given["w"]
+    if not isinstance(w, PackedWeight):
+        raise InvalidArgumentError(
+            f"gemm_int4: w is a {type(w).__name__}, expected a PackedWeight",
+            hint="w = registry.quantize(weight, bits=4, group_size=128)",
+        )
+    return (a, w.qweight, w.scales, w.zeros, w.bits, w.group_size, w.shape[1], w.layout), {}
+
+
+def _problem(arguments: Arguments) -> Problem:
+    a = float_tensor(arguments, "a", HALVES)
+    qweight, scales = arguments.tensor("qweight"), arguments.tensor("scales")
+    zeros = arguments.optional_tensor("zeros")
+    k, group_size, bits = arguments.integer("k"), arguments.integer("group_size"), arguments.integer("bits")
+    check_format(arguments.op, bits, group_size, k, arguments.text("layout"))
+    if len(qweight.shape) != 2:
+        raise InvalidArgumentError(f"{arguments.op}: qweight has shape {shape_text(qweight.shape)}, expected [K/8, N]")
+    n = qweight.shape[1]
+    check_parts(arguments.op, qweight, scales, zeros, group_size, (n, k))
+    if not a.shape or a.shape[-1] != k:
+        raise InvalidArgumentError(
+            f"{arguments.op}: a has shape {shape_text(a.shape)} but w has K={k}", hint=f"expected a of shape [..., {k}]"
+        )
+    if scales.dtype != a.dtype:
+        raise InvalidArgumentError(
+            f"{arguments.op}: a is {dtype_name(a.dtype)} but the scales of w are {dtype_name(scales.dtype)}",
+            hint=f"use w.to(dtype=torch.{dtype_name(a.dtype)})",
+        )
+    dims: dict[str, Value] = {"m": math.prod(a.shape[:-1]), "n": n, "k": k, "group_size": group_size, "bits": bits}
+    dims |= {"dtype": dtype_name(a.dtype), "symmetric": zeros is None}
+    return Problem(arguments.op, dims, layout_traits(arguments))
+
+
+def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    _check(problem)
+    a = _activations(problem, kind, generator)
+    qweight = _words(problem, kind, generator)
+    scales, zeros = _groups(problem, kind, generator)
+    return (
+        a,
+        qweight,
+        scales,
+        None if problem.symmetric else zeros,
+        problem.bits,
+        problem.group_size,
+        problem.k,
+        LAYOUT,
+    )
+
+
+def _activations(problem: Problem, kind: str, generator: torch.Generator) -> torch.Tensor:
+    shape, dtype = (problem.m, problem.k), problem.torch_dtype
+    if kind == "constant":
+        return fills.constant(shape, dtype, generator, 0.5)
+    a = fills.normal(shape, dtype, generator)
+    if kind == "outliers":
+        return fills.plant_outliers(a, 60.0, generator)
+    if kind == "spike_last":
+        # the last element of K weighs as much as all the others together, times 64
+        a[:, -1:] = 8.0 * math.sqrt(problem.k)
+    return a
+
+
+def _words(problem: Problem, kind: str, generator: torch.Generator) -> torch.Tensor:
+    shape, device = (problem.k // PER_WORD, problem.n), generator.device
+    if kind == "constant":
+        # eleven in each nibble: neither zero point is 11, so that the product is not 0
+        return torch.full(shape, 0xBBBBBBBB - 2**32, dtype=torch.int32, device=device)
+    return torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device=device, generator=generator)
+
+
+def _groups(problem: Problem, kind: str, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales that make outputs of about 1, and zero points. Neighbouring groups and columns always differ."""
+    shape, dtype = (problem.k // problem.group_size, problem.n), problem.torch_dtype
+    device = generator.device
+    unit = 1 / (4.6 * math.sqrt(problem.k))
+    if kind == "constant":
+        return fills.constant(shape, dtype, generator, unit), fills.constant(shape, dtype, generator, 7.0)
+    scales = torch.rand(shape, dtype=dtype, device=device, generator=generator).add_(0.5).mul_(unit)
+    low, high = (0, 16) if kind == "groups" else (6, 11)
+    zeros = torch.randint(low, high, shape, dtype=torch.int32, device=device, generator=generator).to(dtype)
+    if kind == "groups":
+        # factors 1, 4, 16 in turn along K: a neighbour's scale is wrong by at least a factor of 4
+        scales *= 4.0 ** (torch.arange(shape[0], device=device) % 3).unsqueeze(1).to(dtype)
+    return scales, zeros
+
+
+def _floor(problem: Problem) -> Floor:
+    m, n, k, itemsize = problem.m, problem.n, problem.k, problem.torch_dtype.itemsize
+    per_group = n * (k // problem.group_size) * itemsize
+    weight = k * n * problem.bits // 8 + per_group * (1 if problem.symmetric else 2)
+    return Floor(bytes=(m * k + m * n) * itemsize + weight, flop=2 * m * n * k)
+
+
+def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
+    """Relative to each output, and to its row's root mean square: a sum of terms that cancel.
+
+    A weight rounded to half precision before the product, as tinygemm and every dequantise-then-multiply does,
+    errs by 0.4 to 0.8 roundings of the row's rms: 5 in the worst of 200 million outputs.
+    """
+    rms = reference.square().mean(-1, keepdim=True).sqrt_()
+    return reference.abs() + rms * (4 + fp32_weight(problem) * math.sqrt(problem.k))
+
+
+def _check(problem: Problem) -> None:
+    positive(problem, "m", "n", "k", "group_size", "bits")
+    float_dtype(problem, HALVES)
+    one_of(problem, "symmetric", (False, True))
+    check_format(problem.op, problem.bits, problem.group_size, problem.k, LAYOUT)
+
+
+def _examples() -> tuple[dict[str, Value], ...]:
+    shapes = ((1, 64, 128, 128), (3, 33, 256, 64), (17, 128, 384, 32), (5, 72, 136, 136), (130, 257, 512, 128))
+    return tuple(
+        {
+            "m": m,
+            "n": n,
+            "k": k,
+            "group_size": group_size,
+            "bits": 4,
+            "dtype": dtype_name(dtype),
+            "symmetric": symmetric,
+        }
+        for dtype in HALVES
+        for symmetric in (False, True)
+        for m, n, k, group_size in shapes
+    )
+
+
+GEMM_INT4 = Op(
+    name="gemm_int4",
+    schema=(
+        "gemm_int4(Tensor a, Tensor qweight, Tensor scales, Tensor? zeros, int bits, int group_size, int k, "
+        "str layout) -> Tensor y"
+    ),
+    version=1,
+    reference=gemm_int4_reference,
+    fake=gemm_int4_fake,
+    problem=_problem,
+    inputs=_inputs,
+    floor=_floor,
+    tolerance=Tolerance(rtol=units(float32=2.0, half=1.5), atol=underflow(), scale=_scale),
+    static=frozenset({"n", "k", "group_size", "bits", "dtype", "symmetric"}),
+    dynamic=frozenset({"m"}),
+    kinds=KINDS,
+    examples=_examples(),
+    check=_check,
+    flatten=_flatten,
+)

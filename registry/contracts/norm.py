@@ -1,0 +1,105 @@
+"""rms_norm over the last dimension."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..contract import Floor, Op, Tolerance
+from ..errors import InvalidArgumentError
+from ..problem import Arguments, Problem, Value, dtype_name
+from . import fills
+from .checks import FLOATS, float_dtype, float_tensor, layout_traits, positive, same_dtype, shape_text
+from .rounding import fp32_weight, underflow, units
+
+KINDS = ("normal", "outliers", "spike_last", "constant", "near_zero")
+
+
+def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """``x / sqrt(mean(x * x) + eps) * weight`` (Zhang and Sennrich, 2019); halves in fp32, rounded once."""
+    accumulator = torch.promote_types(x.dtype, torch.float32)
+    wide = x.to(accumulator)
+    inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * inverse * weight.to(accumulator)).to(x.dtype).contiguous()
+
+
+def rms_norm_fake(x: torch.Tensor, *_: object) -> torch.Tensor:
+    """As ``x``, row-major."""
+    return x.new_empty(x.shape)
+
+
+def _problem(arguments: Arguments) -> Problem:
+    x, weight = float_tensor(arguments, "x"), arguments.tensor("weight")
+    if not x.shape:
+        raise InvalidArgumentError(f"{arguments.op}: x has no dimension to normalise", hint="expected [..., cols]")
+    cols = x.shape[-1]
+    if weight.shape != (cols,):
+        raise InvalidArgumentError(
+            f"{arguments.op}: weight has shape {shape_text(weight.shape)} but x has {cols} columns"
+            f" (shape {shape_text(x.shape)})",
+            hint=f"expected a weight of shape {cols}",
+        )
+    same_dtype(arguments.op, ("x", x), ("weight", weight))
+    dims: dict[str, Value] = {"rows": math.prod(x.shape[:-1]), "cols": cols, "dtype": dtype_name(x.dtype)}
+    return Problem(arguments.op, dims, layout_traits(arguments))
+
+
+def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    shape, dtype = (problem.rows, problem.cols), problem.torch_dtype
+    if kind == "constant":
+        weight = fills.constant(shape[1:], dtype, generator, 0.75)
+        return fills.constant(shape, dtype, generator, 3.0), weight, 1e-6
+    x = fills.normal(shape, dtype, generator)
+    weight = fills.normal(shape[1:], dtype, generator).mul_(0.25).add_(1.0)
+    if kind == "outliers":
+        # 300 * 300 overflows a float16 accumulator
+        fills.plant_outliers(x, 300.0, generator)
+    elif kind == "spike_last":
+        # as much as all the other columns together, times 64
+        x[:, -1:] = 8.0 * math.sqrt(problem.cols)
+    elif kind == "near_zero":
+        # mean(x * x) is about 1e-6, so that eps decides; and not the default eps
+        return x.mul_(2.0**-10), weight, 1e-5
+    return x, weight, 1e-6
+
+
+def _floor(problem: Problem) -> Floor:
+    elements = problem.rows * problem.cols
+    return Floor(bytes=(2 * elements + problem.cols) * problem.torch_dtype.itemsize, flop=4 * elements)
+
+
+def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
+    """Relative to each output: 8 roundings and those of the sum, as for softmax."""
+    return reference.abs() * (1 + fp32_weight(problem) * (8 + math.sqrt(problem.cols)))
+
+
+def _check(problem: Problem) -> None:
+    positive(problem, "rows", "cols")
+    float_dtype(problem)
+
+
+_SHAPES = ((1, 1), (3, 7), (5, 128), (2, 1000), (33, 1025), (1, 4099))
+
+RMS_NORM = Op(
+    name="rms_norm",
+    schema="rms_norm(Tensor x, Tensor weight, float eps=1e-6) -> Tensor y",
+    version=1,
+    reference=rms_norm_reference,
+    fake=rms_norm_fake,
+    problem=_problem,
+    inputs=_inputs,
+    floor=_floor,
+    # two roundings in half: many models' own code rounds x / rms before it multiplies by the weight
+    tolerance=Tolerance(
+        rtol=units(float32=2.0, half=2.1), atol={name: 4 * lost for name, lost in underflow().items()}, scale=_scale
+    ),
+    static=frozenset({"cols", "dtype"}),
+    dynamic=frozenset({"rows"}),
+    kinds=KINDS,
+    examples=tuple(
+        {"rows": rows, "cols": cols, "dtype": dtype_name(dtype)} for dtype in FLOATS for rows, cols in _SHAPES
+    ),
+    check=_check,
+)

@@ -1,0 +1,110 @@
+"""softmax over one dimension."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..contract import Floor, Op, Tolerance
+from ..problem import Arguments, Problem, Value, dtype_name
+from . import fills
+from .checks import FLOATS, float_dtype, float_tensor, layout_traits, normalised_dim, positive
+from .rounding import fp32_weight, underflow, units
+
+KINDS = ("normal", "outliers", "spike_last", "constant", "masked")
+
+
+def softmax_reference(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """``exp(x - max) / sum(exp(x - max))`` along ``dim``; halves in fp32, rounded once. Row-major output."""
+    accumulator = torch.promote_types(x.dtype, torch.float32)
+    return torch.softmax(x, dim, dtype=accumulator).to(x.dtype).contiguous()
+
+
+def softmax_fake(x: torch.Tensor, *_: object) -> torch.Tensor:
+    """As ``x``, row-major."""
+    return x.new_empty(x.shape)
+
+
+def _problem(arguments: Arguments) -> Problem:
+    x = float_tensor(arguments, "x")
+    dim = normalised_dim(arguments.op, arguments.integer("dim"), x)
+    shape = x.shape or (1,)
+    inner = math.prod(shape[dim + 1 :])
+    dims: dict[str, Value] = {"rows": math.prod(shape[:dim]) * inner, "cols": shape[dim], "dtype": dtype_name(x.dtype)}
+    traits = layout_traits(arguments)
+    # rows of `cols` neighbours in memory: nothing but dimensions of size one may follow the reduced one
+    traits["contiguous"] = bool(traits["contiguous"]) and inner == 1
+    return Problem(arguments.op, dims, traits)
+
+
+def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    shape, dtype = (problem.rows, problem.cols), problem.torch_dtype
+    if kind == "constant":
+        # exp(-120) is 0 in fp32: a kernel that does not subtract the maximum divides 0 by 0
+        return fills.constant(shape, dtype, generator, -120.0), -1
+    x = fills.normal(shape, dtype, generator)
+    if kind == "outliers":
+        # exp(200) overflows fp32
+        fills.plant_outliers(x, 200.0, generator)
+    elif kind == "spike_last":
+        x[:, -1:] = 20.0
+    elif kind == "masked":
+        _mask_front(x, generator)
+    return x, -1
+
+
+def _mask_front(x: torch.Tensor, generator: torch.Generator) -> None:
+    """Left padding: each row begins with -inf, up to all but its last element, as attention scores do.
+
+    A blocked kernel meets a first block whose maximum is -inf, and must not compute -inf - -inf.
+    """
+    rows, cols = x.shape
+    starts = torch.randint(cols, (rows, 1), device=x.device, generator=generator)
+    starts[::3] = cols - 1
+    x.masked_fill_(torch.arange(cols, device=x.device) < starts, -torch.inf)
+
+
+def _floor(problem: Problem) -> Floor:
+    elements = problem.rows * problem.cols
+    return Floor(bytes=2 * elements * problem.torch_dtype.itemsize, flop=5 * elements)
+
+
+def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
+    """Relative to each output: 8 roundings, ``|x - logsumexp|`` of the exponent's, and those of the sum.
+
+    A serial fp32 sum of random terms errs by about ``0.3 sqrt(cols)`` roundings.
+    """
+    weight = fp32_weight(problem)
+    magnitude = reference.abs()
+    return (
+        magnitude * (1 + weight * (8 + math.sqrt(problem.cols))) + 2 * weight * torch.xlogy(magnitude, magnitude).abs_()
+    )
+
+
+def _check(problem: Problem) -> None:
+    positive(problem, "rows", "cols")
+    float_dtype(problem)
+
+
+_SHAPES = ((1, 1), (3, 7), (5, 128), (2, 1000), (33, 1025), (1, 4099))
+
+SOFTMAX = Op(
+    name="softmax",
+    schema="softmax(Tensor x, int dim=-1) -> Tensor y",
+    version=1,
+    reference=softmax_reference,
+    fake=softmax_fake,
+    problem=_problem,
+    inputs=_inputs,
+    floor=_floor,
+    tolerance=Tolerance(rtol=units(float32=2.0, half=1.1), atol=underflow(), scale=_scale),
+    static=frozenset({"cols", "dtype"}),
+    dynamic=frozenset({"rows"}),
+    kinds=KINDS,
+    examples=tuple(
+        {"rows": rows, "cols": cols, "dtype": dtype_name(dtype)} for dtype in FLOATS for rows, cols in _SHAPES
+    ),
+    check=_check,
+)

@@ -1,0 +1,261 @@
+"""The error rule: whether an output is right, against a float64 reference.
+
+Every element must satisfy ``|out - ref| <= rtol[dtype] * scale + atol``, and the largest error must not exceed twice
+that of the op's own reference run in the output's dtype, plus one rounding. NaN and infinity must stand where the
+reference, rounded to that dtype, has them. An output may have a billion elements, so it is compared in pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .contract import Op, Outputs
+from .errors import InvalidDefinitionError
+from .problem import Problem, TensorSpec, dtype_name
+
+CHUNK = 2**22
+"""Elements compared at a time: some ten float64 temporaries of 32 MiB each."""
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The verdict on a call's outputs.
+
+    ratio    worst error over what is allowed there; right when at most 1, ``inf`` for a wrong NaN or infinity
+    error    largest absolute error where both are finite
+    where    name of the output and index of the worst element
+    message  what is wrong, "" when nothing is
+    """
+
+    ok: bool
+    ratio: float
+    error: float
+    where: tuple[str, tuple[int, ...]]
+    message: str = ""
+
+
+def as_tuple(outputs: Outputs) -> tuple[torch.Tensor, ...]:
+    """One output or several, as a tuple."""
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def widened(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same arguments with every floating tensor in float64."""
+    return tuple(
+        value.detach().to(torch.float64) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for value in values
+    )
+
+
+@torch.no_grad()
+def reference64(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    """The op's reference run in float64 on the arguments (the schema's values in order)."""
+    return as_tuple(op.reference(*_fresh(op, widened(values))))
+
+
+@torch.no_grad()
+def own_error(op: Op, _: Problem, values: tuple[Any, ...], reference: Outputs) -> tuple[float, ...]:
+    """Largest absolute error, per output, of the op's reference run in the arguments' own dtype."""
+    outputs = as_tuple(op.reference(*_fresh(op, values)))
+    return tuple(
+        max((_errors(piece.output, piece.reference)[0].max().item() for piece in _pieces(output, wide)), default=0.0)
+        for output, wide in zip(outputs, as_tuple(reference), strict=True)
+    )
+
+
+@torch.no_grad()
+def compare(
+    op: Op, problem: Problem, output: Outputs, reference: Outputs, torch_error: tuple[float, ...]
+) -> Comparison:
+    """Judge outputs. ``reference`` is ``reference64``'s, ``torch_error`` is ``own_error``'s, on the same arguments.
+
+    Shapes and dtypes must already be right: see ``output_faults``.
+    """
+    parts = zip(op.parsed.outputs, as_tuple(output), as_tuple(reference), torch_error, strict=True)
+    return max((_compare_one(op, problem, *part) for part in parts), key=lambda found: (not found.ok, found.ratio))
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Some rows of an output: ``first`` is the flat index of their first element."""
+
+    first: int
+    output: torch.Tensor
+    reference: torch.Tensor
+
+
+def _pieces(output: torch.Tensor, reference: torch.Tensor) -> Iterator[_Piece]:
+    """Whole rows along the last dimension, which an op's scale may reduce over; one-dimensional outputs in spans."""
+    if output.numel() == 0:
+        return
+    cols = output.shape[-1] if output.dim() > 1 else 1
+    rows, wide = output.reshape(-1, cols), reference.reshape(-1, cols)
+    if output.dim() <= 1:
+        rows, wide = rows.view(-1), wide.view(-1)
+    step = max(1, CHUNK // cols)
+    for start in range(0, rows.shape[0], step):
+        yield _Piece(start * cols, rows[start : start + step], wide[start : start + step])
+
+
+def _errors(output: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Absolute errors where both are finite (elsewhere 0), and where NaN or infinity is not as it should be."""
+    expected = reference.to(output.dtype)
+    finite = output.isfinite() & expected.isfinite()
+    same = (output == expected) | (output.isnan() & expected.isnan())
+    error = (output.to(torch.float64) - reference).abs_().masked_fill_(~finite, 0.0)
+    return error, ~(finite | same)
+
+
+@dataclass
+class _Worst:
+    """What has been seen so far of one output."""
+
+    ratio: float = 0.0
+    place: int = 0
+    error: float = 0.0
+    scale: float = 0.0
+
+    def add(self, piece: _Piece, error: torch.Tensor, allowed: torch.Tensor, wrong: torch.Tensor) -> None:
+        """Take in the errors of one piece."""
+        ratio = torch.where(error == 0, 0.0, error / allowed).masked_fill_(wrong, math.inf)
+        place = int(ratio.argmax())
+        if (worst := ratio.reshape(-1)[place].item()) > self.ratio:
+            self.ratio, self.place = worst, piece.first + place
+        self.error = max(self.error, error.max().item())
+
+
+def _compare_one(
+    op: Op, problem: Problem, name: str, output: torch.Tensor, reference: torch.Tensor, torch_error: float
+) -> Comparison:
+    rtol, atol, unit = _tolerance(op, output.dtype)
+    if output.numel() == 0:
+        return Comparison(True, 0.0, 0.0, (name, ()))
+    worst = _Worst()
+    for piece in _pieces(output, reference):
+        error, wrong = _errors(piece.output, piece.reference)
+        scale = op.tolerance.scale(problem, piece.reference.masked_fill(~piece.reference.isfinite(), 0.0))
+        worst.scale = max(worst.scale, scale.max().item())
+        worst.add(piece, error, rtol * scale + atol, wrong)
+    limit = 2 * torch_error + unit * worst.scale + atol
+    index = tuple(_index(worst.place, output.shape))
+    message = _message(f"{name}{list(index)}", worst, output[index], reference[index], torch_error, limit)
+    return Comparison(not message, worst.ratio, worst.error, (name, index), message)
+
+
+def _message(
+    where: str, worst: _Worst, output: torch.Tensor, reference: torch.Tensor, torch_error: float, limit: float
+) -> str:
+    if worst.ratio > 1:
+        allowed = f"{worst.ratio:.3g} times what is allowed" if math.isfinite(worst.ratio) else "not allowed at all"
+        return f"{where} is {output.item():.9g}, expected {reference.item():.9g}: {allowed}"
+    if worst.error > limit:
+        return (
+            f"largest error {worst.error:.3g} is more than {limit:.3g}: twice the reference's own in "
+            f"{dtype_name(output.dtype)} ({torch_error:.3g}) and one rounding"
+        )
+    return ""
+
+
+def _tolerance(op: Op, dtype: torch.dtype) -> tuple[float, float, float]:
+    """rtol, atol and unit roundoff; outputs that are not floating must be equal."""
+    if not dtype.is_floating_point:
+        return 0.0, 0.0, 0.0
+    name, tolerance = dtype_name(dtype), op.tolerance
+    if name not in tolerance.rtol or name not in tolerance.atol:
+        raise InvalidDefinitionError(
+            f"op {op.name!r} has an output of {name} but no tolerance for it",
+            hint=f"its rtol has {', '.join(tolerance.rtol)}, its atol {', '.join(tolerance.atol)}",
+        )
+    return tolerance.rtol[name], tolerance.atol[name], torch.finfo(dtype).eps / 2
+
+
+def _index(place: int, shape: torch.Size) -> Iterator[int]:
+    for dim in range(len(shape)):
+        yield place // math.prod(shape[dim + 1 :]) % shape[dim]
+
+
+def _fresh(op: Op, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments that a reference which mutates may write to."""
+    if not op.parsed.mutates:
+        return values
+    return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in values)
+
+
+def poison(tensors: tuple[torch.Tensor, ...]) -> None:
+    """Fill with what no output should hold: NaN, or the largest integer, so that what is not written shows."""
+    for tensor in tensors:
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.fill_(math.nan)
+        else:
+            tensor.fill_(True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal bit by bit: NaN equals itself, zero differs from minus zero."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.is_complex():
+        return same_bits(torch.view_as_real(one), torch.view_as_real(other))
+    bits = _BITS[one.dtype.itemsize]
+    return torch.equal(one.detach().view(bits), other.detach().view(bits))
+
+
+def output_faults(
+    outputs: tuple[torch.Tensor, ...], specs: Mapping[str, TensorSpec], values: tuple[Any, ...]
+) -> list[str]:
+    """What is wrong with outputs before anyone looks at their numbers; empty when nothing is.
+
+    Number, type, shape, dtype, device and strides against ``specs``; memory shared with an argument or another output.
+    """
+    if len(outputs) != len(specs):
+        return [f"{len(outputs)} outputs returned, expected {len(specs)}"]
+    faults: list[str] = []
+    for (name, spec), output in zip(specs.items(), outputs, strict=True):
+        faults += _spec_faults(name, output, spec)
+    arguments = [value for value in values if isinstance(value, torch.Tensor)]
+    tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
+    for place, output in enumerate(tensors):
+        if any(_overlap(output, argument) for argument in arguments):
+            faults.append(f"{list(specs)[place]} shares memory with an argument")
+        if any(_overlap(output, earlier) for earlier in tensors[:place]):
+            faults.append(f"{list(specs)[place]} shares memory with another output")
+    return faults
+
+
+def _spec_faults(name: str, output: object, spec: TensorSpec) -> Iterator[str]:
+    if not isinstance(output, torch.Tensor):
+        yield f"{name} is a {type(output).__name__}, expected a tensor"
+        return
+    if tuple(output.shape) != spec.shape:
+        yield f"{name} has shape {tuple(output.shape)}, expected {spec.shape}"
+    elif _strides(output) != _strides(spec.empty(torch.device("meta"))):
+        yield f"{name} has strides {output.stride()}, expected {spec.strides}"
+    if output.dtype != spec.dtype:
+        yield f"{name} is {dtype_name(output.dtype)}, expected {dtype_name(spec.dtype)}"
+    if output.device != spec.device:
+        yield f"{name} is on {output.device}, expected {spec.device}"
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """Strides that matter: of dimensions with more than one element, of a tensor that has any."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1 and tensor.numel()]
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.device != other.device or one.numel() == 0 or other.numel() == 0:
+        return False
+    (start, end), (other_start, other_end) = _span(one), _span(other)
+    return start < other_end and other_start < end
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte and the one after the last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -1,0 +1,167 @@
+"""The error rule, its pieces, and the checks of outputs before anyone looks at their numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from registry import numerics
+from registry.contract import Tolerance
+from registry.contracts import GEMM_INT4, SOFTMAX, SQUARE, VECTOR_ADD
+from registry.problem import Problem, TensorSpec
+
+
+def square(n: int, dtype: str = "float32") -> tuple[Problem, tuple[torch.Tensor, ...]]:
+    problem = SQUARE.problem_of({"n": n, "dtype": dtype})
+    return problem, SQUARE.inputs(problem, "normal", torch.Generator().manual_seed(0))
+
+
+def judged(output: torch.Tensor, values: tuple[torch.Tensor, ...], problem: Problem) -> numerics.Comparison:
+    reference = numerics.reference64(SQUARE, values)
+    return numerics.compare(SQUARE, problem, output, reference, numerics.own_error(SQUARE, problem, values, reference))
+
+
+def test_widening_takes_every_floating_tensor_and_nothing_else() -> None:
+    problem = GEMM_INT4.problem_of(GEMM_INT4.examples[0])
+    values = GEMM_INT4.inputs(problem, "normal", torch.Generator())
+    wide = numerics.widened(values)
+    assert [value.dtype for value in wide if isinstance(value, torch.Tensor)] == [
+        torch.float64,
+        torch.int32,
+        torch.float64,
+        torch.float64,
+    ]
+    assert wide[4:] == values[4:]
+    (reference,) = numerics.reference64(GEMM_INT4, values)
+    assert reference.dtype == torch.float64
+
+
+def test_a_wrong_element_is_named_with_what_was_expected() -> None:
+    problem, values = square(1000)
+    output = values[0] ** 2
+    output[321] = 5.0
+    found = judged(output, values, problem)
+    assert not found.ok
+    assert found.where == ("y", (321,))
+    assert found.message.startswith("y[321] is 5, expected ")
+    assert found.ratio > 1
+
+
+@pytest.mark.parametrize("chunk", [7, 64, 10_000])
+def test_pieces_of_any_size_give_the_same_verdict(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = SOFTMAX.problem_of({"rows": 33, "cols": 64, "dtype": "float32"})
+    values = SOFTMAX.inputs(problem, "normal", torch.Generator().manual_seed(0))
+    reference = numerics.reference64(SOFTMAX, values)
+    output = torch.softmax(values[0], -1)
+    output[20, 5] *= 1.5
+    whole = numerics.compare(SOFTMAX, problem, output, reference, (0.0,))
+    monkeypatch.setattr(numerics, "CHUNK", chunk)
+    pieces = numerics.compare(SOFTMAX, problem, output, reference, (0.0,))
+    assert whole == pieces
+    assert pieces.where == ("y", (20, 5))
+
+
+def test_non_contiguous_outputs_are_compared_in_their_own_order() -> None:
+    problem, values = square(12)
+    shaped = (values[0].view(3, 4).T,)
+    output = (values[0] ** 2).view(3, 4).T.clone()
+    output[2, 1] = -1
+    assert judged(output, shaped, problem).where == ("y", (2, 1))
+
+
+@pytest.mark.parametrize(("value", "where"), [(math.nan, 3), (math.inf, 3), (-math.inf, 3)])
+def test_nan_and_infinity_are_wrong_where_the_reference_is_finite(value: float, where: int) -> None:
+    problem, values = square(10)
+    output = values[0] ** 2
+    output[where] = value
+    found = judged(output, values, problem)
+    assert (found.ok, found.ratio, found.where) == (False, math.inf, ("y", (where,)))
+
+
+def test_a_finite_number_is_wrong_where_the_reference_is_nan_or_infinite() -> None:
+    problem, _ = square(3)
+    x = torch.tensor([math.nan, math.inf, 1.0])
+    assert judged(torch.tensor([math.nan, math.inf, 1.0]), (x,), problem).ok
+    assert not judged(torch.tensor([0.0, math.inf, 1.0]), (x,), problem).ok
+    assert not judged(torch.tensor([math.nan, -math.inf, 1.0]), (x,), problem).ok
+    assert not judged(torch.tensor([math.nan, math.nan, 1.0]), (x,), problem).ok
+
+
+def test_what_overflows_the_dtype_must_be_infinite() -> None:
+    problem, _ = square(2, "float16")
+    x = torch.tensor([1000.0, 1.0], dtype=torch.float16)
+    assert judged(x * x, (x,), problem).ok
+    assert not judged(torch.tensor([65504.0, 1.0], dtype=torch.float16), (x,), problem).ok
+
+
+def test_an_error_within_the_tolerance_but_far_above_torchs_own_is_refused() -> None:
+    problem, values = square(1000)
+    reference = numerics.reference64(SQUARE, values)
+    loose = Tolerance({"float32": 1e-2}, {"float32": 0.0}, SQUARE.tolerance.scale)
+    op = replace(SQUARE, tolerance=loose)
+    own = numerics.own_error(op, problem, values, reference)
+    found = numerics.compare(op, problem, (values[0] ** 2) * 1.005, reference, own)
+    assert found.ratio < 1
+    assert not found.ok
+    assert "twice the reference's own in float32" in found.message
+
+
+def test_empty_and_zero_dimensional_outputs_are_compared() -> None:
+    problem, _ = square(1)
+    assert judged(torch.empty(0, 3), (torch.empty(0, 3),), problem).ok
+    assert judged(torch.tensor(4.0), (torch.tensor(2.0),), problem).ok
+    assert judged(torch.tensor(4.5), (torch.tensor(2.0),), problem).where == ("y", ())
+
+
+def test_poison_leaves_nothing_that_an_output_should_hold() -> None:
+    tensors = (torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int32))
+    numerics.poison(tensors)
+    assert tensors[0].isnan().all()
+    assert tensors[1].isnan().all()
+    assert (tensors[2] == 2**31 - 1).all()
+
+
+def test_same_bits_tells_signed_zeros_apart_and_nan_equal_to_itself() -> None:
+    assert numerics.same_bits(torch.tensor([math.nan]), torch.tensor([math.nan]))
+    assert not numerics.same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert not numerics.same_bits(torch.zeros(2), torch.zeros(2, dtype=torch.float16))
+    assert numerics.same_bits(torch.ones(2, 2, dtype=torch.bool), torch.ones(2, 2, dtype=torch.bool))
+
+
+def faults(output: object, *values: torch.Tensor) -> list[str]:
+    specs = {"y": TensorSpec.contiguous((2, 3), torch.float32)}
+    return numerics.output_faults((output,), specs, values)  # type: ignore[arg-type]
+
+
+def test_outputs_of_another_shape_dtype_or_stride_are_named() -> None:
+    assert faults(torch.zeros(2, 3)) == []
+    assert faults(torch.zeros(3, 2)) == ["y has shape (3, 2), expected (2, 3)"]
+    assert faults(torch.zeros(3, 2).T) == ["y has strides (1, 2), expected (3, 1)"]
+    assert faults(torch.zeros(2, 3).half()) == ["y is float16, expected float32"]
+    assert faults(torch.zeros(2, 3, device="meta")) == ["y is on meta, expected cpu"]
+    assert faults(None) == ["y is a NoneType, expected a tensor"]
+    assert numerics.output_faults((), {"y": TensorSpec.contiguous((1,), torch.float32)}, ()) == [
+        "0 outputs returned, expected 1"
+    ]
+
+
+def test_an_output_in_an_arguments_memory_is_named() -> None:
+    x = torch.zeros(4, 3)
+    assert faults(x[1:3], x) == ["y shares memory with an argument"]
+    assert faults(x[2:], x[:2]) == []
+
+
+def test_two_outputs_in_the_same_memory_are_named() -> None:
+    x = torch.zeros(4)
+    specs = {name: TensorSpec.contiguous((2,), torch.float32) for name in ("a", "b")}
+    assert numerics.output_faults((x[:2], x[1:3]), specs, ()) == ["b shares memory with another output"]
+    assert numerics.output_faults((x[:2], x[2:]), specs, ()) == []
+
+
+def test_own_error_is_the_references_rounding_in_the_arguments_dtype() -> None:
+    problem = VECTOR_ADD.problem_of({"n": 1, "dtype": "bfloat16"})
+    values = (torch.tensor([1.0], dtype=torch.bfloat16), torch.tensor([2.0**-10], dtype=torch.bfloat16))
+    assert numerics.own_error(VECTOR_ADD, problem, values, numerics.reference64(VECTOR_ADD, values)) == (2.0**-10,)

@@ -1,0 +1,299 @@
+"""check_op and check_implementation accept what is right and name each thing that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from registry.artifact import Built
+from registry.contract import Op, Tolerance
+from registry.contracts import BOX, GELU, SOFTMAX, SQUARE
+from registry.device import Device
+from registry.errors import CheckError, DeviceError
+from registry.implementation import Implementation, Run, Tensors
+from registry.problem import Problem, TensorSpec, Value
+from registry.space import Config, Space
+from registry.surroundings import laid_out, surrounded
+from registry.testing import Report, check_implementation, check_op
+
+CPU = frozenset({"cpu"})
+
+
+class BlockedSquare(Implementation):
+    """Right: a block of elements at a time."""
+
+    op = "square"
+    name = "test.blocked"
+    device_types = CPU
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        if not problem.traits["contiguous"]:
+            yield "needs contiguous tensors"
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        return Space(block=[64, 1000])
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        block = int(config["block"])
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            (y,), (x,) = outputs, arguments
+            for start in range(0, problem.n, block):
+                self.compute(y.view(-1)[start : start + block], x.view(-1)[start : start + block])
+
+        return run
+
+    def compute(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        torch.mul(x, x, out=y)
+
+
+class FunctionalSquare(Implementation):
+    """Functional code: returns what ``compute`` returns."""
+
+    op = "square"
+    name = "test.functional"
+    device_types = CPU
+    returns_outputs = True
+
+    def __init__(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._compute = compute
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        return lambda outputs, arguments, scratch: self._compute(*arguments)
+
+
+SMALL: tuple[dict[str, Value], ...] = ({"n": 7, "dtype": "float32"}, {"n": 1000, "dtype": "bfloat16"})
+
+
+def failure(implementation: Implementation, problems: Iterable[Mapping[str, Any]] = SMALL) -> str:
+    with pytest.raises(CheckError) as raised:
+        check_implementation(implementation, SQUARE, problems=tuple(problems), configs="all")
+    return str(raised.value)
+
+
+def test_a_right_implementation_passes_in_every_layout_it_supports() -> None:
+    report = check_implementation(BlockedSquare(), SQUARE, configs="all")
+    assert isinstance(report, Report)
+    assert report.ok
+    assert any("unaligned" in line for line in report.checked)
+    assert any("strided" in line and "needs contiguous tensors" in line for line in report.skipped)
+    # every example, contiguous and unaligned, with both blocks; one element is contiguous in any layout
+    single = sum(dims["n"] == 1 for dims in SQUARE.examples)
+    assert len(report.checked) == (len(SQUARE.examples) * 2 + single) * 2
+    assert "0 failed" in str(report)
+
+
+def test_by_default_only_the_default_configuration_is_checked() -> None:
+    report = check_implementation(BlockedSquare(), SQUARE, problems=SMALL)
+    assert len(report.checked) == 2 * len(SMALL)
+
+
+def test_right_functional_code_passes_strided_too() -> None:
+    report = check_implementation(FunctionalSquare(torch.square), SQUARE, problems=SMALL)
+    assert len(report.checked) == 3 * len(SMALL)
+
+
+class TailForgotten(BlockedSquare):
+    """Writes whole blocks of 64 only."""
+
+    def compute(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        whole = len(x) // 64 * 64
+        torch.mul(x[:whole], x[:whole], out=y[:whole])
+
+
+class PastTheEnd(BlockedSquare):
+    """Writes a whole vector of 4 where less is left."""
+
+    def compute(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        super().compute(y, x)
+        y.as_strided((len(y) + 1,), (1,), y.storage_offset())[-1] = 0
+
+
+class ReadsPastTheEnd(BlockedSquare):
+    """Lets the element after the last take part."""
+
+    def compute(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        torch.mul(x, x, out=y)
+        y[-1] += 0 * x.as_strided((len(x) + 1,), (1,), x.storage_offset())[-1]
+
+
+class ChangesItsInput(BlockedSquare):
+    """Squares in place first."""
+
+    def compute(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        x.mul_(x)
+        y.copy_(x)
+
+
+class Unsteady(BlockedSquare):
+    """Alternates between two roundings."""
+
+    runs = 0
+
+    def compute(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        torch.mul(x, x, out=y)
+        self.runs += 1
+        y[:1] *= 1 + (self.runs % 2) * 2.0**-10
+
+
+class LowPrecision(BlockedSquare):
+    """Computes in bfloat16 whatever the dtype."""
+
+    def compute(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        y.copy_(x.bfloat16() * x.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("implementation", "expected"),
+    [
+        (TailForgotten(), "normal inputs: y[0] is nan"),
+        (PastTheEnd(), "it writes outside its outputs"),
+        (ReadsPastTheEnd(), "is nan, expected"),
+        (ChangesItsInput(), "it changes its input x"),
+        (Unsteady(), "two runs on the same inputs differ"),
+        (LowPrecision(), "times what is allowed"),
+        (FunctionalSquare(lambda x: x), "y shares memory with an argument"),
+        (FunctionalSquare(lambda x: x.double() ** 2), "y is float64, expected"),
+        (FunctionalSquare(lambda x: x[:-1] ** 2), "has shape"),
+        (FunctionalSquare(lambda x: torch.zeros(x.shape[0], 2).to(x)[:, 0]), "has strides (2,), expected (1,)"),
+        (FunctionalSquare(lambda x: getattr(x, "not_there")), "raised AttributeError"),
+        (FunctionalSquare(torch.zeros_like), "times what is allowed"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Implementation) else str(value)[:30],
+)
+def test_a_wrong_implementation_is_refused_with_the_fault(implementation: Implementation, expected: str) -> None:
+    assert expected in failure(implementation)
+
+
+def test_an_implementation_that_declares_itself_unsteady_may_be() -> None:
+    class UnsteadyGelu(FunctionalSquare):
+        op = "gelu"
+        runs = 0
+
+        def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+            def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> torch.Tensor:
+                self.runs += 1
+                return torch.nn.functional.gelu(arguments[0], approximate="tanh") + self.runs % 2 * 1e-7
+
+            return run
+
+    problems: list[dict[str, Value]] = [{"n": 7, "dtype": "float32", "approximate": "tanh"}]
+    unsteady = UnsteadyGelu(torch.square)
+    with pytest.raises(CheckError, match="two runs on the same inputs differ"):
+        check_implementation(unsteady, GELU, problems=problems)
+    unsteady.deterministic = False
+    assert check_implementation(unsteady, GELU, problems=problems).ok
+
+
+def test_every_fault_is_told_not_the_first_alone() -> None:
+    text = failure(TailForgotten())
+    assert all(kind in text for kind in SQUARE.kinds if kind != "special")
+    assert all(str(SQUARE.problem_of(dims)) in text for dims in SMALL)
+
+
+def test_a_default_outside_the_space_is_a_failure() -> None:
+    class Astray(BlockedSquare):
+        def default(self, problem: Problem, device: Device) -> Config:
+            return {"block": 65}
+
+    assert "its default is not in its space: block=65 is not one of [64, 1000]" in failure(Astray())
+
+
+def test_an_empty_space_is_a_failure() -> None:
+    class Empty(BlockedSquare):
+        def space(self, problem: Problem, device: Device) -> Space:
+            return Space(block=[64]).require("never", lambda config: False)
+
+    assert "its space has no valid configuration" in failure(Empty())
+
+
+def test_the_wrong_op_is_a_failure() -> None:
+    with pytest.raises(CheckError, match="it implements 'square', not 'softmax'"):
+        check_implementation(BlockedSquare(), SOFTMAX, problems=[{"rows": 2, "cols": 3, "dtype": "float32"}])
+
+
+def test_checking_nothing_is_a_failure_that_tells_the_reasons() -> None:
+    class Never(BlockedSquare):
+        def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+            return ("too long", "too short")
+
+    with pytest.raises(CheckError, match=r"nothing was checked(.|\n)*too long; too short"):
+        check_implementation(Never(), SQUARE, problems=SMALL)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_device_that_is_not_there_is_said_so() -> None:
+    class Gpu(BlockedSquare):
+        device_types = frozenset({"cuda"})
+
+    with pytest.raises(DeviceError):
+        check_implementation(Gpu(), SQUARE, problems=SMALL)
+    with pytest.raises(CheckError, match="it runs on cuda, not on cpu"):
+        check_implementation(Gpu(), SQUARE, problems=SMALL, device="cpu")
+
+
+@pytest.mark.parametrize("op", BOX, ids=lambda op: op.name)
+def test_the_ops_in_the_box_agree_with_themselves(op: Op) -> None:
+    assert len(check_op(op).checked) == len(op.examples)
+
+
+def unlike_reference(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[0], 1)
+
+
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    return x.mul_(x).clone()
+
+
+LOOSE = Tolerance(SQUARE.tolerance.rtol, dict.fromkeys(SQUARE.tolerance.atol, 1e30), SQUARE.tolerance.scale)
+
+
+def other_dtype(problem: Problem, kind: str, generator: torch.Generator) -> tuple[torch.Tensor]:
+    return (torch.randn(problem.n, generator=generator, dtype=torch.float16),)
+
+
+def unseeded(problem: Problem, kind: str, generator: torch.Generator) -> tuple[torch.Tensor]:
+    return (torch.randn(problem.n),)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"fake": unlike_reference}, "reference against fake: y has shape (7,), expected (7, 1)"),
+        ({"reference": in_place}, "the reference changes an argument"),
+        ({"tolerance": LOOSE}, "its tolerance accepts an all-zero output"),
+        ({"inputs": other_dtype}, "they pose square(n=7, dtype=float16)"),
+        ({"inputs": unseeded}, "two generators with one seed make different inputs"),
+        ({"inputs": lambda problem, kind, generator: (1, 2)}, "at most 1 expected"),
+        ({"floor": lambda problem: SQUARE.floor(problem).__class__(0, 0)}, "bytes must be positive"),
+    ],
+)
+def test_a_contract_that_contradicts_itself_is_refused(change: dict[str, Any], expected: str) -> None:
+    with pytest.raises(CheckError) as raised:
+        check_op(replace(SQUARE, kinds=("normal",), **change), problems=SMALL[:1])
+    assert expected in str(raised.value)
+
+
+def test_an_op_without_examples_needs_problems() -> None:
+    with pytest.raises(CheckError, match="nothing was checked"):
+        check_op(replace(SQUARE, examples=()))
+
+
+def test_layouts_are_what_they_are_called() -> None:
+    x = torch.arange(24.0).view(2, 3, 4)
+    for layout, aligned, contiguous in (("contiguous", 16, True), ("unaligned", 4, True), ("strided", 16, False)):
+        spec = TensorSpec.of(laid_out(x, layout))  # type: ignore[arg-type]
+        assert (spec.alignment, spec.is_contiguous) == (aligned, contiguous)
+        assert torch.equal(laid_out(x, layout), x)  # type: ignore[arg-type]
+
+
+def test_surroundings_notice_a_write_between_the_elements() -> None:
+    found = surrounded(TensorSpec((2, 3), torch.int32, (6, 2)))
+    found.tensor.fill_(0)
+    assert found.untouched()
+    found.tensor.as_strided((1,), (1,), int(found.tensor.storage_offset()) + 1).fill_(0)
+    assert not found.untouched()
