@@ -1,0 +1,182 @@
+"""Ops, implementations and files of an author who has no package yet."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from registry.artifact import Built
+from registry.contract import Op
+from registry.device import Device
+from registry.discovery import Catalog
+from registry.errors import InvalidDefinitionError, PluginError, UnknownNameError
+from registry.implementation import Implementation, Run
+from registry.problem import Problem
+from registry.space import Config
+
+
+class Doubling(Implementation):
+    """square as a product."""
+
+    op = "square"
+    name = "mine.double"
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        """Write through ``out=``."""
+        return lambda outputs, arguments, scratch: torch.mul(arguments[0], arguments[0], out=outputs[0])
+
+
+@pytest.fixture
+def op(row_sum: str) -> Op:
+    """mine::row_sum."""
+    made: dict[str, Any] = {}
+    exec(row_sum, made)
+    op: Op = made["row_sum"]("mine::row_sum")
+    return op
+
+
+@pytest.fixture
+def bare() -> Catalog:
+    """The ops in the box and no plugin."""
+    return Catalog([], {})
+
+
+@pytest.fixture
+def write(tmp_path: Path, header: str) -> Callable[[str], Path]:
+    """Write kernels.py."""
+
+    def written(source: str) -> Path:
+        path = tmp_path / "kernels.py"
+        path.write_text(header.replace("KERNEL_REGISTRY_API = 1", "") + source)
+        return path
+
+    return written
+
+
+def test_a_registered_implementation_is_found_and_seen(bare: Catalog) -> None:
+    before = bare.generation
+    bare.register(Doubling())
+    assert bare.implementation("square", "mine.double").op == "square"
+    assert bare.generation > before
+    assert bare.plugins()[-1].implementations == ("square/mine.double",)
+
+
+def test_the_same_class_may_be_registered_again_and_another_may_not(bare: Catalog) -> None:
+    bare.register(Doubling())
+    again = Doubling()
+    bare.register(again)
+    assert bare.implementations("square") == (again,)
+
+    class Other(Doubling):
+        pass
+
+    with pytest.raises(InvalidDefinitionError, match=r"the name 'mine.double' is taken"):
+        bare.register(Other())
+
+
+def test_what_is_registered_is_checked(bare: Catalog) -> None:
+    class Nowhere(Doubling):
+        op = "sqare"
+
+    class Nameless(Doubling):
+        name = "nameless"
+
+    with pytest.raises(UnknownNameError, match="did you mean square"):
+        bare.register(Nowhere())
+    with pytest.raises(InvalidDefinitionError, match=r"plugin\.variant"):
+        bare.register(Nameless())
+    with pytest.raises(InvalidDefinitionError, match="not an Implementation's instance"):
+        bare.register(Doubling)  # type: ignore[arg-type]
+
+
+def test_a_defined_op_is_there_and_its_name_is_taken(bare: Catalog, op: Op) -> None:
+    before = bare.generation
+    bare.define(op)
+    assert "mine::row_sum" in bare.ops()
+    assert bare.implementations("mine::row_sum") == ()
+    assert bare.generation > before
+    with pytest.raises(InvalidDefinitionError, match="taken"):
+        bare.define(op)
+
+
+def test_a_file_is_a_plugin(bare: Catalog, write: Callable[[str], Path], row_sum: str) -> None:
+    source = """
+@defines
+def ops(): return [row_sum("mine::row_sum")]
+@implements("mine::row_sum")
+def one(): return [Made("mine::row_sum", "mine.loop")]
+@implements("square")
+def two(): return [Made("square", "mine.square")]
+"""
+    path = write(row_sum + source)
+    before = bare.generation
+    bare.load_file(path)
+    assert [found.name for found in bare.implementations("mine::row_sum")] == ["mine.loop"]
+    assert [found.name for found in bare.implementations("square")] == ["mine.square"]
+    assert bare.generation > before
+    assert bare.files == (str(path),)
+    assert bare.plugins()[-1].ops == ("mine::row_sum",)
+    # its source can be hashed, which the fingerprint needs
+    assert len(bare.implementation("square", "mine.square").fingerprint()) == 64
+    bare.load_file(str(path))
+    assert bare.files == (str(path),)
+
+
+def test_another_catalog_loads_the_same_files(bare: Catalog, write: Callable[[str], Path]) -> None:
+    bare.load_file(write("@implements('square')\ndef f(): return [Made('square', 'mine.square')]"))
+    other = Catalog([], {})
+    for file in bare.files:
+        other.load_file(file)
+    assert [found.name for found in other.implementations("square")] == ["mine.square"]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def (", r"line 15: SyntaxError"),
+        ("1 / 0", "ZeroDivisionError: division by zero .at .*kernels.py:15"),
+        ("x = 1", "it registers nothing\n.*@registry.implements"),
+        ("@implements('sqare')\ndef f(): return []", "unknown op 'sqare'\n.*did you mean square"),
+        ("@implements('square')\ndef f(): return 1 / 0", "its implementations of square: ZeroDivisionError"),
+        ("@implements('square')\ndef f(): return [Made]", "expected an instance"),
+        ("@implements('square')\ndef f(x): return []", r"takes \(x\)"),
+        ("KERNEL_REGISTRY_API = 7", "written for version 7"),
+    ],
+)
+def test_a_bad_file_is_refused_whole(
+    bare: Catalog, write: Callable[[str], Path], row_sum: str, source: str, expected: str
+) -> None:
+    whole = f"""{row_sum}
+@defines
+def ops(): return [row_sum("mine::row_sum")]
+"""
+    path = write(source if source in {"def (", "1 / 0", "x = 1"} else whole + source)
+    with pytest.raises(PluginError, match=expected) as fault:
+        bare.load_file(path)
+    assert str(path) in fault.value.message
+    assert "mine::row_sum" not in bare.ops()
+    assert bare.implementations("square") == ()
+    assert bare.files == ()
+    assert not [name for name in sys.modules if name.startswith("registry_file_kernels")]
+
+
+def test_a_corrected_file_can_be_loaded(bare: Catalog, write: Callable[[str], Path], row_sum: str) -> None:
+    good = f"{row_sum}\n@defines\ndef ops(): return [row_sum('mine::row_sum')]\n"
+    path = write(good + "@implements('square')\ndef f(): return [Made]")
+    with pytest.raises(PluginError):
+        bare.load_file(path)
+    bare.load_file(write(good))
+    assert "mine::row_sum" in bare.ops()
+
+
+def test_a_file_that_is_not_there_or_no_python_is_said(bare: Catalog, tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match=r"nowhere.py: no such file"):
+        bare.load_file(tmp_path / "nowhere.py")
+    (tmp_path / "kernels.yaml").write_text("softmax: []\n")
+    with pytest.raises(PluginError, match=r"not a \.py file"):
+        bare.load_file(tmp_path / "kernels.yaml")

@@ -1,0 +1,340 @@
+"""Plugins are found, guarded, reported, allowed and blocked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from importlib import metadata
+from typing import Any
+
+import pytest
+
+from registry.discovery import Catalog
+from registry.errors import PluginError, UnknownNameError
+from registry.plugin import PluginReport, PluginWarning
+
+GOOD = """
+@implements("softmax")
+def anything():
+    return [Made("softmax", "good.one"), Made("softmax", "good.two")]
+"""
+
+
+def _catalog(site: Any, **environ: str) -> Catalog:
+    return Catalog(site.entry_points, environ)
+
+
+def _report(catalog: Catalog, name: str) -> PluginReport:
+    (report,) = [report for report in catalog.plugins() if report.name == name]
+    return report
+
+
+def _names(catalog: Catalog, op: str) -> list[str]:
+    return [implementation.name for implementation in catalog.implementations(op)]
+
+
+def _faulty(site: Any, name: str) -> tuple[Catalog, PluginReport]:
+    """The catalog and the report of a plugin with exactly one warning, which names all that matters."""
+    catalog = _catalog(site)
+    with pytest.warns(PluginWarning) as said:
+        report = _report(catalog, name)
+    (warning,) = said
+    assert report.fault in str(warning.message)
+    assert f"plugin {name!r} ({report.distribution} {report.version}): " in str(warning.message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        catalog.plugins()
+    return catalog, report
+
+
+def test_the_ops_in_the_box_come_through_the_same_hook() -> None:
+    catalog = Catalog([], {})
+    report = _report(catalog, "registry.contracts")
+    assert report.ops == tuple(catalog.ops())
+    assert {"vector_add", "square", "gelu", "softmax", "rms_norm", "gemm_int4"} <= set(report.ops)
+    assert report.fault == ""
+
+
+def test_the_installed_plugins_of_the_box_are_found_through_their_entry_points(catalog: Catalog) -> None:
+    reports = {report.name: report for report in catalog.plugins()}
+    assert {"torch", "triton", "cuda", "cpp"} <= reports.keys()
+    assert "softmax/torch.native" in reports["torch"].implementations
+    assert reports["torch"].distribution == "kernel-registry"
+    assert [report.fault for report in reports.values() if report.distribution == "kernel-registry"] == [""] * 5
+
+
+def test_a_good_plugin_is_reported_in_full(site: Any) -> None:
+    site.add("acme-kernels", {"good": "good_plugin"}, version="2.5", good_plugin=GOOD)
+    report = _report(_catalog(site), "good")
+    assert (report.distribution, report.version, report.api_version) == ("acme-kernels", "2.5", 1)
+    assert report.implementations == ("softmax/good.one", "softmax/good.two")
+    assert report.load_ms > 0
+    assert (report.fault, report.blocked, report.inactive, report.ops) == ("", False, (), ())
+
+
+def test_a_plugin_that_cannot_be_imported_leaves_the_others_alone(site: Any) -> None:
+    site.add("acme", {"good": "good_plugin", "bad": "bad_plugin"}, good_plugin=GOOD, bad_plugin="import nowhere_at_all")
+    catalog, report = _faulty(site, "bad")
+    assert "No module named 'nowhere_at_all'" in report.fault
+    assert "bad_plugin.py" in report.fault
+    assert _names(catalog, "softmax") == ["good.one", "good.two"]
+
+
+def test_a_plugin_that_exits_or_is_no_python_or_is_missing_is_a_fault(site: Any) -> None:
+    entry_points = {"exits": "exits_plugin", "garbled": "garbled_plugin", "missing": "missing_plugin"}
+    site.add("acme", entry_points, exits_plugin="raise SystemExit(3)", garbled_plugin="def (")
+    catalog = _catalog(site)
+    with pytest.warns(PluginWarning) as said:
+        faults = {report.name: report.fault for report in catalog.plugins()}
+    assert len(said) == 3
+    assert faults["exits"].startswith("SystemExit: 3")
+    assert faults["garbled"].startswith("SyntaxError")
+    assert "missing_plugin" in faults["missing"]
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("2", "written for version 2 .* upgrade kernel-registry"),
+        ("0", "written for version 0 .* upgrade the plugin"),
+        ("None", "write KERNEL_REGISTRY_API = 1"),
+        ("'1'", "expected the integer 1"),
+    ],
+)
+def test_a_plugin_of_another_contract_version_is_not_used(site: Any, version: str, expected: str) -> None:
+    site.add("acme", {"other": "other_plugin"}, other_plugin=f"{GOOD}\nKERNEL_REGISTRY_API = {version}")
+    catalog = _catalog(site)
+    with pytest.warns(PluginWarning, match=expected):
+        assert _names(catalog, "softmax") == []
+
+
+def test_a_hook_with_arguments_takes_its_plugin_out(site: Any) -> None:
+    site.add("acme", {"bad": "bad_plugin"}, bad_plugin=f"{GOOD}\n@implements('square')\ndef two(problem): return []")
+    catalog, report = _faulty(site, "bad")
+    assert "its hook square takes (problem)" in report.fault
+    assert _names(catalog, "softmax") == []
+
+
+def test_a_second_entry_point_of_the_same_name_is_reported(site: Any) -> None:
+    site.add("acme", {"good": "good_plugin"}, good_plugin=GOOD)
+    site.add("zeta", {"good": "zeta_plugin"}, zeta_plugin=GOOD.replace("good.", "zeta."))
+    catalog = _catalog(site)
+    with pytest.warns(
+        PluginWarning, match=r"'good' \(zeta 1.0\): the name 'good' is taken by plugin 'good' \(acme 1.0\)"
+    ):
+        assert _names(catalog, "softmax") == ["good.one", "good.two"]
+    assert [report.distribution for report in catalog.plugins()] == ["kernel-registry", "acme", "zeta"]
+
+
+def test_a_stranger_cannot_take_the_place_of_a_plugin_in_the_box(site: Any) -> None:
+    site.add("aaa", {"torch": "stranger_plugin"}, stranger_plugin=GOOD)
+    catalog = Catalog([*site.entry_points, *metadata.entry_points(group="kernel_registry", name="torch")], {})
+    with pytest.warns(PluginWarning, match=r"'torch' \(aaa 1.0\): the name 'torch' is taken by .*kernel-registry"):
+        assert "torch.native" in _names(catalog, "softmax")
+
+
+def test_one_module_under_two_names_is_a_fault_of_the_second(site: Any) -> None:
+    site.add("acme", {"first": "good_plugin", "second": "good_plugin"}, good_plugin=GOOD)
+    catalog, report = _faulty(site, "second")
+    assert "already registered" in report.fault
+    assert _names(catalog, "softmax") == ["good.one", "good.two"]
+
+
+def test_a_raising_hook_takes_only_itself_out(site: Any) -> None:
+    source = f"""
+@implements("square")
+def breaks():
+    raise ZeroDivisionError("oh")
+{GOOD}"""
+    site.add("acme", {"good": "half_plugin"}, half_plugin=source)
+    site.add("zeta", {"fine": "fine_plugin"}, fine_plugin=GOOD.replace("softmax", "square").replace("good", "fine"))
+    catalog, report = _faulty(site, "good")
+    assert "its implementations of square: ZeroDivisionError: oh" in report.fault
+    assert "half_plugin.py:" in report.fault
+    assert _names(catalog, "softmax") == ["good.one", "good.two"]
+    assert _names(catalog, "square") == ["fine.one", "fine.two"]
+
+
+@pytest.mark.parametrize(
+    ("offered", "expected"),
+    [
+        ("Made", "is a class, expected an instance"),
+        ("42", "42 is no Implementation"),
+        ("Made('square', 'good.three')", "Made.op is 'square'"),
+        ("Made('softmax', 'three')", "Made.name is 'three', expected plugin.variant"),
+        ("Made('softmax', 'good.one')", "the name 'good.one' is taken"),
+        ("Made('softmax', 'registry.contracts')", None),
+    ],
+)
+def test_what_a_hook_offers_is_checked_one_by_one(site: Any, offered: str, expected: str | None) -> None:
+    site.add(
+        "acme", {"good": "mixed_plugin"}, mixed_plugin=GOOD.replace("good.two", "good.2").replace("]", f", {offered}]")
+    )
+    catalog = _catalog(site)
+    if expected is None:
+        assert len(catalog.implementations("softmax")) == 3
+        return
+    with pytest.warns(PluginWarning, match=expected):
+        assert _names(catalog, "softmax") == ["good.one", "good.2"]
+
+
+def test_a_hook_that_returns_no_list_is_a_fault(site: Any) -> None:
+    site.add("acme", {"none": "none_plugin"}, none_plugin="@implements('softmax')\ndef nothing(): pass")
+    _, report = _faulty(site, "none")
+    assert report.fault == "its implementations of softmax: the hook returned None, expected a list"
+
+
+def test_one_implementation_needs_no_list(site: Any) -> None:
+    site.add(
+        "acme", {"lone": "lone_plugin"}, lone_plugin="@implements('square')\ndef f(): return Made('square', 'lone.x')"
+    )
+    assert _names(_catalog(site), "square") == ["lone.x"]
+
+
+def test_nobody_may_use_another_plugins_name(site: Any) -> None:
+    site.add("acme", {"good": "good_plugin"}, good_plugin=GOOD)
+    site.add("zeta", {"zeta": "zeta_plugin"}, zeta_plugin=GOOD.replace("good.one", "good.mine"))
+    catalog = _catalog(site)
+    with pytest.warns(PluginWarning) as said:
+        assert _names(catalog, "softmax") == ["good.one", "good.two"]
+    assert "'good.mine' bears the name of another plugin, 'good'" in str(said[0].message)
+    assert "the name 'good.two' is taken by <Made good.two of softmax>" in str(said[1].message)
+
+
+def test_implementing_an_op_that_nobody_defines_is_inactive_and_no_fault(site: Any) -> None:
+    site.add("acme", {"good": "far_plugin"}, far_plugin=GOOD.replace('"softmax")', '"flash::attention")', 1))
+    report = _report(_catalog(site), "good")
+    assert report.inactive == ("flash::attention",)
+    assert report.fault == ""
+
+
+def test_a_misspelt_hook_is_inactive_and_said(site: Any) -> None:
+    site.add("acme", {"good": "typo_plugin"}, typo_plugin=GOOD.replace('"softmax")', '"sofmax")', 1))
+    _, report = _faulty(site, "good")
+    assert report.inactive == ("sofmax",)
+    assert "'sofmax', which nobody defines; did you mean 'softmax'?" in report.fault
+
+
+def test_ops_are_collected_before_implementations_whatever_the_order(site: Any, row_sum: str) -> None:
+    user = "@implements('zeta::row_sum')\ndef f(): return [Made('zeta::row_sum', 'user.loop')]"
+    site.add("acme", {"a_user": "user_plugin"}, user_plugin=user)
+    site.add(
+        "zeta", {"zeta": "zeta_plugin"}, zeta_plugin=f"{row_sum}\n@defines\ndef f(): return [row_sum('zeta::row_sum')]"
+    )
+    catalog = _catalog(site)
+    assert catalog.op("zeta::row_sum").version == 1
+    assert _names(catalog, "zeta::row_sum") == ["user.loop"]
+    assert _report(catalog, "zeta").ops == ("zeta::row_sum",)
+
+
+@pytest.mark.parametrize(
+    ("ops", "expected"),
+    [
+        ("[row_sum('row_sum')]", "bare names belong to the ops in the box: name it vendor::row_sum"),
+        ("[row_sum('softmax')]", "defines 'softmax', a name that is taken"),
+        ("[row_sum('a__b::c'), row_sum('a::b__c')]", "defines 'a::b__c', a name that is taken"),
+        ("['acme::row_sum']", "expected a registry.Op"),
+        ("[row_sum('Acme::RowSum')]", "InvalidDefinitionError|op name 'Acme::RowSum'"),
+        ("1 / 0", "its ops: ZeroDivisionError"),
+    ],
+)
+def test_a_bad_op_is_refused_and_the_rest_stays(site: Any, row_sum: str, ops: str, expected: str) -> None:
+    site.add("acme", {"good": "bad_ops_plugin"}, bad_ops_plugin=f"{GOOD}{row_sum}\n@defines\ndef f(): return {ops}")
+    catalog = _catalog(site)
+    with pytest.warns(PluginWarning, match=expected):
+        assert _names(catalog, "softmax") == ["good.one", "good.two"]
+
+
+def test_the_allow_list_and_the_block_list_act_before_import(site: Any) -> None:
+    site.add("acme", {"good": "good_plugin", "bad": "bad_plugin"}, good_plugin=GOOD, bad_plugin="import nowhere_at_all")
+    for environ in ({"KERNEL_REGISTRY_PLUGINS": "good"}, {"KERNEL_REGISTRY_BLOCK": " bad ,"}):
+        catalog = _catalog(site, **environ)
+        assert _report(catalog, "bad").blocked
+        assert _report(catalog, "bad").fault == ""
+        assert _names(catalog, "softmax") == ["good.one", "good.two"]
+    assert "bad_plugin" not in sys.modules
+
+
+def test_a_name_on_a_list_that_no_plugin_has_is_said(site: Any) -> None:
+    site.add("acme", {"good": "good_plugin"}, good_plugin=GOOD)
+    with pytest.warns(PluginWarning, match=r"KERNEL_REGISTRY_BLOCK .*'goood'(.|\n)*did you mean good"):
+        assert _names(_catalog(site, KERNEL_REGISTRY_BLOCK="goood"), "softmax") == ["good.one", "good.two"]
+
+
+def test_strict_mode_makes_every_fault_an_error_every_time(site: Any) -> None:
+    broken = "@implements('square')\ndef f(): return 1 / 0"
+    site.add("acme", {"good": "good_plugin", "late": "late_plugin"}, good_plugin=GOOD, late_plugin=broken)
+    catalog = _catalog(site, KERNEL_REGISTRY_STRICT="1")
+    assert _names(catalog, "softmax") == ["good.one", "good.two"]
+    for _ in range(2):
+        with pytest.raises(PluginError, match=r"'late' \(acme 1.0\): .*ZeroDivisionError"):
+            catalog.implementations("square")
+    site.add("zeta", {"bad": "bad_plugin"}, bad_plugin="import nowhere_at_all")
+    catalog = _catalog(site, KERNEL_REGISTRY_STRICT="1")
+    for _ in range(2):
+        with pytest.raises(PluginError, match="nowhere_at_all"):
+            catalog.ops()
+
+
+def test_a_hook_runs_once_and_only_when_its_op_is_first_used(site: Any) -> None:
+    source = """
+calls = []
+@implements("square")
+def f():
+    calls.append(1)
+    return [Made("square", "lazy.x")]
+"""
+    site.add("acme", {"lazy": "lazy_plugin"}, lazy_plugin=source)
+    catalog = _catalog(site)
+    catalog.implementations("softmax")
+    assert sys.modules["lazy_plugin"].calls == []
+    seen: list[list[str]] = []
+    threads = [threading.Thread(target=lambda: seen.append(_names(catalog, "square"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [["lazy.x"]] * 8
+    assert sys.modules["lazy_plugin"].calls == [1]
+
+
+def test_a_hook_that_uses_the_catalog_is_a_fault_and_no_deadlock(site: Any) -> None:
+    site.add(
+        "acme", {"loop": "loop_plugin"}, loop_plugin="@implements('square')\ndef f(): return catalog.ops()['square']"
+    )
+    site.add("zeta", {"deep": "deep_plugin"}, deep_plugin="@defines\ndef f(): return catalog.ops()")
+    catalog = _catalog(site)
+    for name in ("loop_plugin", "deep_plugin"):
+        __import__(name).catalog = catalog
+    with pytest.warns(PluginWarning) as said:
+        catalog.plugins()
+    assert "the catalog was used while a plugin's hook was running" in str(said[0].message)
+    assert "is no Implementation" in str(said[1].message)
+
+
+def test_an_unknown_name_comes_with_the_nearest(site: Any) -> None:
+    site.add("acme", {"good": "good_plugin"}, good_plugin=GOOD)
+    catalog = _catalog(site)
+    with pytest.raises(UnknownNameError, match=r"unknown op 'sofmax'\n.*did you mean softmax"):
+        catalog.op("sofmax")
+    with pytest.raises(UnknownNameError, match="unknown op"):
+        catalog.implementations("sofmax")
+    with pytest.raises(UnknownNameError, match=r"implementation of softmax 'good.on'\n.*good.one"):
+        catalog.implementation("softmax", "good.on")
+
+
+def test_a_plugin_is_found_by_a_fresh_interpreter(site: Any) -> None:
+    site.add("acme", {"good": "good_plugin", "bad": "bad_plugin"}, good_plugin=GOOD, bad_plugin="import nowhere_at_all")
+    code = """
+from registry.discovery import Catalog
+for report in Catalog().plugins():
+    if report.distribution == "acme":
+        print(report.name, report.implementations, bool(report.fault))
+"""
+    environ = {**os.environ, "PYTHONPATH": str(site.folder)}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["bad () True", "good ('softmax/good.one', 'softmax/good.two') False"]
+    assert done.stderr.count("PluginWarning: plugin 'bad' (acme 1.0): ModuleNotFoundError") == 1
