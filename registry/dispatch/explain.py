@@ -1,0 +1,178 @@
+"""Why a call runs what it runs, told for a person and as data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tuning_db import Decision
+
+from ..device import Device
+from ..problem import Problem
+from ..space import Config
+from .forcing import Forced
+from .prepared import prepared_bytes
+from .resolution import Choice, Situation, Step, changed_software, choices, refusals
+from .resolved import Plans, Resolved
+
+
+@dataclass(frozen=True)
+class Other:
+    """An implementation that does not answer the call, and every reason why."""
+
+    name: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What answers a call, and why; prints as the story.
+
+    step            "forced", "exact", "nearest", "default" or "reference"
+    implementation  its name; "reference" is the op's own definition in torch
+    evidence        the stored decision that it rests on, if it rests on one
+    octaves         distance of the tuned problem along the dynamic dimensions, in powers of two; 0 for this problem
+    software        what was another version when the evidence was measured; empty when all is the same
+    misses          why better choices were passed over
+    others          every other implementation with its reasons
+    prepared_bytes  held for prepared arguments (repacked weights) of this call
+    tune_command    a shell command that tunes exactly this problem
+    """
+
+    op: str
+    problem: Problem | None
+    device: str
+    step: Step
+    implementation: str
+    config: Config
+    reason: str
+    evidence: Decision | None = None
+    octaves: float = 0.0
+    software: tuple[str, ...] = ()
+    misses: tuple[str, ...] = ()
+    others: tuple[Other, ...] = ()
+    prepared_bytes: int = 0
+    tune_command: str = ""
+
+    def __str__(self) -> str:
+        return "\n".join(_story(self))
+
+
+def explained(plans: Plans, resolved: Resolved, values: tuple[Any, ...]) -> Explanation:
+    """The explanation of what was resolved for a call."""
+    tensors = [value for value in values if hasattr(value, "device")]
+    if resolved.problem is None or not tensors or tensors[0].device.type not in {"cpu", "cuda"}:
+        where = str(tensors[0].device) if tensors else ""
+        return _bare(plans.op.name, resolved.problem, where, resolved.choice)
+    situation = plans.situation(resolved.problem, Device.of(tensors[0].device))
+    aside = {} if resolved.place is None else plans.aside.reasons(resolved.place)
+    held = 0 if resolved.plan is None else resolved.plan.prepared.nbytes(values)
+    return _explanation(situation, resolved.choice, resolved.misses, aside, held)
+
+
+def explained_problem(situation: Situation, forced: Forced | None) -> Explanation:
+    """The same for a problem without tensors: the first choice, of which nothing is built."""
+    misses: list[str] = []
+    choice = next(choices(situation, forced, misses))
+    return _explanation(situation, choice, tuple(misses), {}, 0)
+
+
+def _bare(op: str, problem: Problem | None, device: str, choice: Choice) -> Explanation:
+    return Explanation(op, problem, device, choice.step, "reference", {}, choice.reason)
+
+
+def _explanation(
+    situation: Situation, choice: Choice, misses: tuple[str, ...], aside: Mapping[str, str], held: int
+) -> Explanation:
+    candidate, decision = choice.candidate, choice.decision
+    name = "reference" if candidate is None else candidate.implementation.name
+    return Explanation(
+        op=situation.op.name,
+        problem=situation.problem,
+        device=str(situation.device),
+        step=choice.step,
+        implementation=name,
+        config={} if candidate is None else dict(candidate.config),
+        reason=choice.reason,
+        evidence=decision,
+        octaves=choice.octaves,
+        software=() if decision is None else tuple(changed_software(decision, situation.device.software())),
+        misses=misses,
+        others=_others(situation, choice, aside),
+        prepared_bytes=held,
+        tune_command=tune_command(situation.problem),
+    )
+
+
+def _others(situation: Situation, choice: Choice, aside: Mapping[str, str]) -> tuple[Other, ...]:
+    chosen = choice.candidate.implementation if choice.candidate else None
+    return tuple(
+        Other(found.name, _reasons(found.name, situation, choice, aside))
+        for found in situation.implementations
+        if found is not chosen
+    )
+
+
+def _reasons(name: str, situation: Situation, choice: Choice, aside: Mapping[str, str]) -> tuple[str, ...]:
+    implementation = situation.named(name)
+    assert implementation is not None
+    if reasons := refusals(implementation, situation.problem, situation.device):
+        return tuple(reasons)
+    failed = [f"put aside: {reason}" for key, reason in aside.items() if key.split(" ")[0] == name]
+    if failed:
+        return tuple(failed)
+    return (f"supported, not chosen: {_comparison(name, implementation, situation, choice)}",)
+
+
+def _comparison(name: str, implementation: Any, situation: Situation, choice: Choice) -> str:
+    if choice.step == "reference":
+        return choice.reason
+    if choice.step == "forced":
+        return "another one is forced"
+    if choice.decision is not None:
+        ratio = choice.decision.baselines.get(name)
+        return "it did not reach the finals" if ratio is None else f"it took {ratio:.2f} times as long in the finals"
+    preference = implementation.preference(situation.problem, situation.device)
+    return f"nothing tuned is near, and its heuristic preference is only {preference:g}"
+
+
+def tune_command(problem: Problem) -> str:
+    """A shell command that tunes exactly this problem."""
+    shapes = json.dumps({problem.op: [dict(problem.dims)]})
+    return f"echo '{shapes}' > shapes.yaml && tune --op {problem.op} --shapes shapes.yaml"
+
+
+def _story(told: Explanation) -> list[str]:
+    config = ", ".join(f"{name}={value}" for name, value in told.config.items())
+    lines = [
+        f"{told.problem or told.op} on {told.device}",
+        f"  runs   {told.implementation}{f'({config})' if config else ''}",
+        f"  step   {told.step}: {told.reason}",
+    ]
+    if told.evidence is not None:
+        lines += _evidence(told, told.evidence)
+    lines += [f"  missed {miss}" for miss in told.misses]
+    if told.prepared_bytes:
+        total = prepared_bytes()
+        lines.append(f"  holds  {told.prepared_bytes:,} bytes of prepared arguments (of {total:,} over all ops)")
+    for other in told.others:
+        lines.append(f"  not    {other.name}: {'; '.join(other.reasons)}")
+    if told.tune_command and told.step != "exact":
+        lines.append(f"  tune   {told.tune_command}")
+    return lines
+
+
+def _evidence(told: Explanation, decision: Decision) -> list[str]:
+    floor = f", a copy of the same bytes {decision.floor_us:.2f} µs" if decision.floor_us else ""
+    lines = [f"  timed  {decision.median_us:.2f} µs{floor}, on {decision.created:%Y-%m-%d %H:%M} UTC"]
+    if told.octaves:
+        dims = ", ".join(f"{name}={value}" for name, value in decision.problem.dims.items())
+        lines.append(f"  there  tuned for {dims}: {told.octaves:.2f} octaves away")
+    if decision.ratio is not None and decision.lo is not None and decision.hi is not None:
+        interval = f"{decision.ratio:.3f} times its predecessor's time, {decision.lo:.3f} to {decision.hi:.3f}"
+        lines.append(f"  finals {decision.verdict or 'decided'}: {interval}")
+    if told.software:
+        lines.append(f"  marked measured with other versions: {'; '.join(told.software)}")
+    return lines

@@ -1,0 +1,68 @@
+"""``using``: an implementation forced for an op, within a with block of one thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InvalidArgumentError
+from ..space import Config, config_key
+
+Wanted = str | tuple[str, Mapping[str, Any]]
+"""``"triton.row"``, or ``("triton.row", {"num_warps": 8})``."""
+
+
+@dataclass(frozen=True)
+class Forced:
+    """What a with block asks for; without a config the implementation's winner or default is used."""
+
+    implementation: str
+    config: Config | None = None
+
+    @classmethod
+    def parse(cls, op: str, wanted: Any) -> Forced:
+        """Raises InvalidArgumentError for anything but a name, or a name with a config."""
+        match wanted:
+            case str():
+                return cls(wanted)
+            case (str() as name, Mapping() as config):
+                return cls(name, dict(config))
+        raise InvalidArgumentError(
+            f"using({op}={wanted!r})",
+            hint=f'expected {op}="plugin.name" or {op}=("plugin.name", {{"parameter": value}})',
+        )
+
+    @property
+    def key(self) -> str:
+        """Equal for equal demands."""
+        return f"{self.implementation} {'' if self.config is None else config_key(self.config)}"
+
+
+class Forcing:
+    """The with blocks that are open. ``active`` counts those of all threads, so that the hot path reads one int."""
+
+    def __init__(self) -> None:
+        self.active = 0
+        self._lock = threading.Lock()
+        self._choices: ContextVar[Mapping[str, Forced]] = ContextVar("registry_using", default={})  # noqa: B039
+
+    def of(self, op: str) -> Forced | None:
+        """What this thread (or asyncio task) asks for."""
+        return self._choices.get().get(op) if self.active else None
+
+    @contextmanager
+    def using(self, choices: Mapping[str, Forced]) -> Iterator[None]:
+        """Inner blocks win over outer ones, op by op."""
+        token = self._choices.set({**self._choices.get(), **choices})
+        with self._lock:
+            self.active += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.active -= 1
+            self._choices.reset(token)

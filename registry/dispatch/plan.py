@@ -1,0 +1,169 @@
+"""A plan: a bound, loaded, launch-ready candidate. The hot path calls it; the tuner verifies and times the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..artifact import Artifact, Built, Signature
+from ..contract import Op
+from ..device import Device
+from ..implementation import Implementation, Run, Tensors
+from ..problem import Arguments, Problem, TensorSpec
+from ..space import Config, config_key
+from .prepared import PreparedTensors
+from .torch_private import Allocate, allocator, current_cuda_device
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An implementation with a configuration."""
+
+    implementation: Implementation
+    config: Config
+
+    @property
+    def key(self) -> str:
+        """Unique within one op."""
+        return f"{self.implementation.name} {config_key(self.config)}"
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name}={value}" for name, value in self.config.items())
+        return f"{self.implementation.name}({shown})"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs one candidate on tensors of one signature.
+
+    ``plan(*values)`` takes the schema's values in order, allocates the outputs and returns them as the op does.
+    ``into(outputs, values)`` writes into given outputs (for ``returns_outputs`` implementations: returns new ones).
+    """
+
+    op: Op
+    candidate: Candidate
+    problem: Problem
+    signature: Signature
+    artifacts: tuple[Artifact, ...]
+    run: Run
+    call: Callable[..., Any]
+    prepared: PreparedTensors
+
+    def __call__(self, *values: Any) -> Any:
+        return self.call(*values)
+
+    def allocate(self) -> Tensors:
+        """Uninitialised outputs as the op's fake says."""
+        return tuple(spec.empty() for spec in self.signature.outputs.values())
+
+    def into(self, outputs: Tensors, values: tuple[Any, ...]) -> Tensors:
+        """Run once into ``outputs`` and return what now holds the result."""
+        scratch = tuple(spec.empty() for spec in self.signature.scratch.values())
+        returned = self.run(outputs, self.prepared.extend(values), scratch)
+        if not self.candidate.implementation.returns_outputs:
+            return outputs
+        return returned if isinstance(returned, tuple) else (returned,)
+
+
+def signature_of(
+    op: Op, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device, prepared: PreparedTensors
+) -> Signature:
+    """Specs of all that the candidate's launches may name."""
+    implementation, config = candidate.implementation, candidate.config
+    scratch = {
+        name: TensorSpec(spec.shape, spec.dtype, spec.strides, device.torch)
+        for name, spec in implementation.scratch(problem, config, device).items()
+    }
+    return Signature(arguments, op.output_specs(arguments, device.torch), scratch, prepared.specs(arguments))
+
+
+def build(
+    op: Op,
+    candidate: Candidate,
+    problem: Problem,
+    arguments: Arguments,
+    device: Device,
+    artifacts: Mapping[str, Artifact] | None = None,
+) -> Plan:
+    """Compile what is not in ``artifacts`` (by variant key), load, bind. Raises CompileError and its kin."""
+    implementation = candidate.implementation
+    prepared = PreparedTensors(op, implementation, problem, candidate.config)
+    signature = signature_of(op, candidate, problem, arguments, device, prepared)
+    found = artifacts or {}
+    loaded = tuple(
+        found.get(variant.key) or implementation.compile(variant, device.target)
+        for variant in implementation.variants(problem, candidate.config, device, signature)
+    )
+    run = implementation.bind(problem, candidate.config, device, Built(signature, loaded))
+    call = _caller(implementation, signature, run, prepared)
+    return Plan(op, candidate, problem, signature, loaded, run, call, prepared)
+
+
+def _caller(
+    implementation: Implementation, signature: Signature, run: Run, prepared: PreparedTensors
+) -> Callable[..., Any]:
+    """The leanest function that allocates, runs and returns, for this signature."""
+    outputs = [allocator(spec) for spec in signature.outputs.values()]
+    scratch = [allocator(spec) for spec in signature.scratch.values()]
+    if implementation.returns_outputs:
+        call = _functional(run, scratch, prepared)
+    elif len(outputs) == 1 and not prepared:
+        call = _single(run, outputs[0], scratch)
+    else:
+        call = _general(run, outputs, scratch, prepared)
+    device = next(spec.device for spec in signature.outputs.values())
+    return _on_device(call, device) if device.type == "cuda" and torch.cuda.device_count() > 1 else call
+
+
+def _single(run: Run, output: Allocate, scratch: list[Allocate]) -> Callable[..., Any]:
+    if scratch:
+
+        def with_scratch(*values: Any) -> Any:
+            y = output()
+            run((y,), values, tuple([make() for make in scratch]))
+            return y
+
+        return with_scratch
+
+    def single(*values: Any) -> Any:
+        y = output()
+        run((y,), values, ())
+        return y
+
+    return single
+
+
+def _general(
+    run: Run, outputs: list[Allocate], scratch: list[Allocate], prepared: PreparedTensors
+) -> Callable[..., Any]:
+    extend = prepared.extend
+
+    def general(*values: Any) -> Any:
+        extended = extend(values)
+        new = tuple([make() for make in outputs])
+        run(new, extended, tuple([make() for make in scratch]))
+        return new[0] if len(new) == 1 else new
+
+    return general
+
+
+def _functional(run: Run, scratch: list[Allocate], prepared: PreparedTensors) -> Callable[..., Any]:
+    extend = prepared.extend
+    if not scratch and not prepared:
+        return lambda *values: run((), values, ())
+    return lambda *values: run((), extend(values), tuple([make() for make in scratch]))
+
+
+def _on_device(call: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """``call`` with its GPU current: kernels and allocations go to the current device, whatever the tensors say."""
+
+    def on_device(*values: Any) -> Any:
+        if current_cuda_device() == device.index:
+            return call(*values)
+        with torch.cuda.device(device):
+            return call(*values)
+
+    return on_device

@@ -1,0 +1,196 @@
+"""Which candidates should answer a problem, best first: forced, exact winner, nearest winner, defaults, reference."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeVar
+
+from tuning_db import Decision
+
+from ..contract import Op
+from ..device import Device
+from ..errors import UnsupportedError
+from ..implementation import Implementation
+from ..problem import Problem
+from ..space import Config
+from .forcing import Forced
+from .plan import Candidate
+from .winners import DispatchWarning, OpWinners
+
+_Answer = TypeVar("_Answer")
+
+Step = Literal["forced", "exact", "nearest", "default", "reference"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate and why it is considered; ``candidate`` None is torch's reference.
+
+    ``octaves`` is the distance to the tuned problem that ``decision`` is about, 0 for the problem itself.
+    """
+
+    step: Step
+    candidate: Candidate | None
+    reason: str
+    decision: Decision | None = None
+    octaves: float = 0.0
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What resolution decides by."""
+
+    op: Op
+    problem: Problem
+    device: Device
+    implementations: tuple[Implementation, ...]
+    winners: OpWinners
+
+    def named(self, name: str) -> Implementation | None:
+        """The implementation of that name, if it is installed."""
+        return next((found for found in self.implementations if found.name == name), None)
+
+
+def choices(situation: Situation, forced: Forced | None, misses: list[str]) -> Iterator[Choice]:
+    """Every choice for the situation, best first, each made only when it is asked for.
+
+    Appends to ``misses`` why a winner was passed over. Ends with the reference, unless something is forced: then
+    there is one choice, or UnsupportedError with every reason.
+    """
+    if forced is not None:
+        yield forced_choice(situation, forced, misses)
+        return
+    yield from exact_choices(situation, misses)
+    yield from nearest_choices(situation, misses)
+    yield from default_choices(situation, misses)
+    yield Choice("reference", None, "no implementation can run it")
+
+
+def forced_choice(situation: Situation, forced: Forced, misses: list[str]) -> Choice:
+    """The implementation that ``using`` asks for, with its own config, its winning one, or its default."""
+    implementation = situation.named(forced.implementation)
+    where = f"{forced.implementation} cannot run {situation.problem} on {situation.device}"
+    if implementation is None:
+        raise UnsupportedError(f"{where}: it is not installed")
+    reasons = refusals(implementation, situation.problem, situation.device)
+    if not reasons and forced.config is not None:
+        reasons = violations(implementation, forced.config, situation)
+    if reasons:
+        raise UnsupportedError(f"{where}: {'; '.join(reasons)}", hint="it was forced by registry.using(...)")
+    if forced.config is not None:
+        return Choice("forced", Candidate(implementation, forced.config), "registry.using(...), with that config")
+    tuned = [*exact_choices(situation, misses), *nearest_choices(situation, misses)]
+    for choice in tuned:
+        if choice.candidate is not None and choice.candidate.implementation is implementation:
+            return Choice(
+                "forced", choice.candidate, f"registry.using(...), {choice.reason}", choice.decision, choice.octaves
+            )
+    config = implementation.default(situation.problem, situation.device)
+    return Choice("forced", Candidate(implementation, config), "registry.using(...), with its default config")
+
+
+def exact_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
+    """The winner of exactly this problem, if it still holds."""
+    for decision in situation.winners.exact(situation.problem):
+        candidate = usable(decision, situation)
+        if isinstance(candidate, Candidate):
+            yield Choice("exact", candidate, "the winner of exactly this problem", decision)
+        else:
+            misses.append(f"winner of exactly this problem: {candidate}")
+
+
+def nearest_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
+    """Winners of other problems with the same static dimensions, from near to far, each candidate once."""
+    seen: set[str] = set()
+    for near in situation.winners.nearest(situation.op, situation.problem):
+        where = f"winner of {_shown(situation.op, near.decision)}"
+        candidate = usable(near.decision, situation)
+        if isinstance(candidate, str):
+            misses.append(f"{where}: {candidate}")
+        elif candidate.key not in seen:
+            seen.add(candidate.key)
+            yield Choice("nearest", candidate, f"the {where}", near.decision, near.octaves)
+
+
+def default_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
+    """Default candidates of whatever is supported, by declared preference; the first registered wins a tie."""
+    problem, device = situation.problem, situation.device
+    ranked: list[tuple[float, Implementation]] = []
+    for implementation in situation.implementations:
+        if refusals(implementation, problem, device):
+            continue
+        preference = _asked(implementation, "preference", partial(implementation.preference, problem, device))
+        if isinstance(preference, str):
+            misses.append(preference)
+        else:
+            ranked.append((preference, implementation))
+    for preference, implementation in sorted(ranked, key=lambda pair: -pair[0]):
+        config = _asked(implementation, "default", partial(implementation.default, problem, device))
+        if isinstance(config, str):
+            misses.append(config)
+        else:
+            reason = f"nothing tuned is near; preferred by heuristic ({preference:g})"
+            yield Choice("default", Candidate(implementation, config), reason)
+
+
+def usable(decision: Decision, situation: Situation) -> Candidate | str:
+    """The decision's candidate as it is today, or why it does not hold here."""
+    name, config = decision.candidate.implementation, decision.candidate.config
+    implementation = situation.named(name)
+    if decision.problem.op_version != situation.op.version:
+        return f"measured for version {decision.problem.op_version} of the op, which is now {situation.op.version}"
+    if implementation is None:
+        return f"{name} is not installed here"
+    if _asked(implementation, "fingerprint", implementation.fingerprint) != decision.candidate.fingerprint:
+        return f"the source of {name} has changed since it was measured"
+    reasons = refusals(implementation, situation.problem, situation.device) or violations(
+        implementation, config, situation
+    )
+    return f"{name}: {'; '.join(reasons)}" if reasons else Candidate(implementation, config)
+
+
+def violations(implementation: Implementation, config: Config, situation: Situation) -> list[str]:
+    """Why ``config`` is no point of the implementation's space for this problem; empty when it is one."""
+    found = _asked(
+        implementation,
+        "space",
+        lambda: implementation.space(situation.problem, situation.device).violations(config),
+    )
+    return [found] if isinstance(found, str) else found
+
+
+def refusals(implementation: Implementation, problem: Problem, device: Device) -> list[str]:
+    """Every reason why an implementation cannot run a problem on a device; empty when it can."""
+    if device.type not in implementation.device_types:
+        return [f"it does not run on {device.type}"]
+    reasons = _asked(implementation, "unsupported", lambda: list(implementation.unsupported(problem, device)))
+    return [reasons] if isinstance(reasons, str) else reasons
+
+
+def _asked(implementation: Implementation, what: str, ask: Callable[[], _Answer]) -> _Answer | str:
+    """An implementation's answer, or the fault of asking: a stranger's mistake must not stop the call."""
+    try:
+        return ask()
+    except Exception as fault:
+        text = f"{implementation.name}: {what}() raised {type(fault).__name__}: {fault}"
+        warnings.warn(text, DispatchWarning, stacklevel=2)
+        return text
+
+
+def changed_software(decision: Decision, software: Mapping[str, str]) -> list[str]:
+    """What differs: ``torch 2.11.0 then, 2.15.0 now``."""
+    then = decision.environment.software
+    names: Iterable[str] = sorted(then.keys() | software.keys())
+    return [
+        f"{name} {then.get(name) or 'none'} then, {software.get(name) or 'none'} now"
+        for name in names
+        if then.get(name) != software.get(name)
+    ]
+
+
+def _shown(op: Op, decision: Decision) -> str:
+    dims = decision.problem.dims
+    return ", ".join(f"{name}={dims[name]}" for name in dims if name in op.dynamic)

@@ -1,0 +1,183 @@
+"""From values to what runs them: choices built into plans, remembered by what they were built for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..contract import Op
+from ..device import Device
+from ..discovery import Catalog
+from ..errors import NotReadyError, RegistryError, UnsupportedError
+from ..problem import Arguments, Problem, TensorSpec
+from .aside import Aside
+from .forcing import Forced
+from .guards import Condition, aligned, determinism_not_asked, misaligned, not_capturing
+from .plan import Candidate, Plan, build
+from .resolution import Choice, Situation, choices, refusals
+from .winners import Winners
+
+MOST_PLANS = 8192
+"""Per op. Plans are shared by all forms of a call, and by grad and inference mode."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What answers a call: ``run(*values)`` takes the schema's values in order. ``plan`` is None for the reference.
+
+    ``misses`` tell why better choices were passed over; ``conditions`` are what an entry of the table must check.
+    """
+
+    choice: Choice
+    run: Callable[..., Any]
+    problem: Problem | None
+    place: Hashable = None
+    plan: Plan | None = None
+    misses: tuple[str, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+
+    def check(self, outputs: Any) -> None:
+        """What functional code returned must be what the op declares. Raises RegistryError."""
+        if self.plan is None or not self.plan.candidate.implementation.returns_outputs:
+            return
+        given = outputs if isinstance(outputs, tuple) else (outputs,)
+        expected = self.plan.signature.outputs
+        if len(given) != len(expected):
+            raise RegistryError(f"{self.plan.candidate} returned {len(given)} outputs, expected {len(expected)}")
+        for (name, spec), value in zip(expected.items(), given, strict=True):
+            if not isinstance(value, torch.Tensor) or not _fits(value, spec):
+                shown = TensorSpec.of(value) if isinstance(value, torch.Tensor) else value
+                raise RegistryError(f"{self.plan.candidate} returned {name} as {shown}, expected {spec}")
+
+
+def _fits(tensor: torch.Tensor, spec: TensorSpec) -> bool:
+    # the stride of a dimension of size one says nothing
+    strides = zip(spec.shape, tensor.stride(), spec.strides, strict=False)
+    return (tuple(tensor.shape), tensor.dtype, tensor.device) == (spec.shape, spec.dtype, spec.device) and (
+        spec.numel == 0 or all(size == 1 or one == other for size, one, other in strides)
+    )
+
+
+def reference(op: Op, reason: str, problem: Problem | None = None) -> Resolved:
+    """torch's reference, and why."""
+    return Resolved(Choice("reference", None, reason), op.reference, problem)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a call asks for; ``place`` is all that a plan is built for."""
+
+    problem: Problem
+    arguments: Arguments
+    device: Device
+    place: Hashable
+
+
+class Plans:
+    """Resolves an op's calls, and remembers the plans."""
+
+    def __init__(self, op: Op, catalog: Catalog, winners: Callable[[], Winners]) -> None:
+        self.op = op
+        self.aside = Aside()
+        self._catalog = catalog
+        self._winners = winners
+        self._plans: dict[Hashable, Resolved] = {}
+        self._lock = threading.Lock()
+
+    def clear(self) -> None:
+        """Forget plans and failures."""
+        with self._lock:
+            self._plans = {}
+        self.aside.clear()
+
+    def remember(self, resolved: Resolved, forced: Forced | None) -> None:
+        """Keep a plan that ran."""
+        if resolved.plan is None:
+            return
+        with self._lock:
+            self._plans[resolved.place, forced.key if forced else None] = resolved
+            while len(self._plans) > MOST_PLANS:
+                del self._plans[next(iter(self._plans))]
+
+    def recall(self, place: Hashable, forced: Forced | None) -> Resolved | None:
+        """What was kept."""
+        return self._plans.get((place, forced.key if forced else None))
+
+    def situation(self, problem: Problem, device: Device) -> Situation:
+        """What resolution decides by; reads the op's winners if they are not in memory yet."""
+        implementations = self._catalog.implementations(self.op.name)
+        return Situation(self.op, problem, device, implementations, self._winners().of(self.op, device))
+
+    def candidates(self, call: Call, forced: Forced | None) -> Iterator[Resolved]:
+        """Built plans, best first, ending with the reference. What cannot be built is put aside."""
+        misses: list[str] = []
+        for choice in choices(self.situation(call.problem, call.device), forced, misses):
+            candidate = choice.candidate
+            if candidate is None:
+                yield Resolved(choice, self.op.reference, call.problem, misses=tuple(misses))
+                return
+            if reason := self._passed_over(call.place, candidate):
+                if forced is not None:
+                    raise UnsupportedError(f"{candidate} is forced, but {reason}")
+                misses.append(f"{candidate}: {reason}")
+                continue
+            try:
+                plan = build(self.op, candidate, call.problem, call.arguments, call.device)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as fault:
+                misses.append(self.failed(call.place, candidate, fault, forced))
+                continue
+            conditions = conditions_of(candidate, call.problem, call.device)
+            yield Resolved(choice, plan.call, call.problem, call.place, plan, tuple(misses), conditions)
+
+    def _passed_over(self, place: Hashable, candidate: Candidate) -> str:
+        if reason := self.aside.reason(place, candidate):
+            return f"it was put aside: {reason}"
+        if not candidate.implementation.deterministic and torch.are_deterministic_algorithms_enabled():
+            return "it is not deterministic, which torch.use_deterministic_algorithms asks for"
+        return ""
+
+    def failed(self, place: Hashable, candidate: Candidate, fault: Exception, forced: Forced | None) -> str:
+        """Put a candidate aside, unless it was merely not ready. A forced one raises instead."""
+        if forced is not None:
+            if isinstance(fault, RegistryError):
+                raise fault
+            raise UnsupportedError(f"{candidate} failed: {type(fault).__name__}: {fault}") from fault
+        if isinstance(fault, NotReadyError):
+            return f"{candidate} was not ready: {fault.message}"
+        return f"{candidate} was put aside: {self.aside.put(self.op.name, place, candidate, fault)}"
+
+
+def place_of(arguments: Arguments) -> Hashable:
+    """All that a plan is built for: specs with their alignment, attributes, and whether determinism is asked for.
+
+    The schema has fixed the attributes' types; a float is told by its digits, since 0.0 equals -0.0.
+    """
+    values = tuple(repr(value) if isinstance(value, float) else value for value in arguments.values.values())
+    return values, torch.are_deterministic_algorithms_enabled()
+
+
+def conditions_of(candidate: Candidate, problem: Problem, device: Device) -> tuple[Condition, ...]:
+    """What torch's guards do not see and this candidate depends on."""
+    implementation = candidate.implementation
+    conditions: list[Condition] = []
+    if not problem.traits["aligned"]:
+        # whatever runs here may be slower: aligned tensors of this shape must not end up with it
+        conditions.append(misaligned)
+    elif refusals(implementation, Problem(problem.op, problem.dims, {**problem.traits, "aligned": False}), device):
+        conditions.append(aligned)
+    if not implementation.capturable and device.type == "cuda":
+        conditions.append(not_capturing)
+    if not implementation.deterministic:
+        conditions.append(determinism_not_asked)
+    return tuple(conditions)
+
+
+def tensors_of(values: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors among bound values."""
+    return [value for value in values if isinstance(value, torch.Tensor)]

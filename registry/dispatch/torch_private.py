@@ -1,0 +1,161 @@
+"""torch's private parts that the hot path stands on: each tested at import, with a public way where the test fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from ..problem import TensorSpec
+
+Check = Callable[..., bool]
+Allocate = Callable[[], torch.Tensor]
+
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+"""The classes whose tensors are just memory; any other is a subclass with a behaviour of its own."""
+
+_guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_functorch: Any = getattr(torch._C, "_functorch", None)
+
+
+# --- guards
+
+
+def native_guard(*tensors: torch.Tensor) -> Check:
+    """``check(*tensors)`` in C, about 0.1 µs: class, dtype, shape, strides, device, requires_grad and dispatch state.
+
+    The state covers inference mode, autocast of that device, vmap, func.grad and jit tracing; not dispatch modes,
+    forward AD and grad mode. It refuses one tensor given twice, and raises TypeError for another number of tensors.
+    """
+    check: Check = _guards.TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
+        dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+    ).check
+    return check
+
+
+def public_guard(*tensors: torch.Tensor) -> Check:
+    """The same through torch's public functions, about 2 µs a tensor."""
+    expected = [_observed(tensor) for tensor in tensors]
+
+    def check(*given: Any) -> bool:
+        if len(given) != len(expected):
+            raise TypeError("wrong length")
+        return all(
+            type(value) in PLAIN and _observed(value) == seen for value, seen in zip(given, expected, strict=True)
+        )
+
+    return check
+
+
+def _observed(tensor: torch.Tensor) -> tuple[object, ...]:
+    kind = tensor.device.type
+    state = (torch.is_inference_mode_enabled(), autocasting(kind), transforming(), jit_tracing())
+    form = (type(tensor), tensor.dtype, tensor.layout, tensor.device, tensor.requires_grad, tensor.is_inference())
+    if tensor.layout != torch.strided:
+        return (*state, *form)
+    return (*state, *form, tensor.is_neg(), tensor.is_conj(), tensor.shape, tensor.stride())
+
+
+def _native_guard_works() -> bool:
+    x, y = torch.empty(2, 3), torch.empty(3)
+    subclass = type("_Subclass", (torch.Tensor,), {})
+    refused = [
+        x.t().contiguous().t(),
+        torch.empty(4, 3),
+        x.double(),
+        x.clone().requires_grad_(),
+        x.as_subclass(subclass),
+    ]
+    try:
+        check = native_guard(x, y)
+        if not check(x, y) or not check(torch.empty(2, 3), torch.empty(3)) or any(check(bad, y) for bad in refused):
+            return False
+        with torch.inference_mode():
+            if check(x, y):
+                return False
+        with torch.autocast("cpu"):
+            return not check(x, y)
+    except (AttributeError, TypeError, RuntimeError, SystemError):
+        return False
+
+
+# --- what else may be going on
+
+
+def _dispatch_mode_counter() -> Callable[[], int]:
+    native = getattr(torch._C, "_len_torch_dispatch_stack", None)
+    if native is not None:
+        return native  # type: ignore[no-any-return]
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    return lambda: int(_get_current_dispatch_mode() is not None)
+
+
+dispatch_modes = _dispatch_mode_counter()
+"""How many torch dispatch modes (FakeTensorMode, make_fx, FLOP counters) are active on this thread."""
+
+if not hasattr(forward_ad, "_current_level"):
+    raise ImportError(f"torch {torch.__version__} hides forward AD's level; registry supports torch 2.11 and later")
+
+
+def autocasting(device_type: str) -> bool:
+    """Whether autocast is on for that type of device."""
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
+def jit_tracing() -> bool:
+    """Whether torch.jit.trace is recording on this thread."""
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
+
+
+def transforming() -> bool:
+    """Whether a functorch transform (vmap, func.grad, func.jvp) is running on this thread."""
+    return _functorch is not None and _functorch.peek_interpreter_stack() is not None
+
+
+# --- allocation
+
+
+def native_allocator(spec: TensorSpec) -> Allocate:
+    """A call without arguments that returns an uninitialised tensor of ``spec``, on the current device of its type."""
+    make = _guards._empty_strided_cuda if spec.device.type == "cuda" else _guards._empty_strided_cpu
+    return partial(make, spec.shape, spec.strides, spec.dtype)
+
+
+def public_allocator(spec: TensorSpec) -> Allocate:
+    """The same through ``torch.empty_strided``, about 0.4 µs slower."""
+    return partial(torch.empty_strided, spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)
+
+
+def _native_allocator_works() -> bool:
+    spec = TensorSpec((2, 3), torch.bfloat16, (1, 2))
+    try:
+        made = native_allocator(spec)()
+        return TensorSpec.of(made) == spec and hasattr(_guards, "_empty_strided_cuda")
+    except (AttributeError, TypeError, RuntimeError):
+        return False
+
+
+NATIVE_GUARD = _native_guard_works()
+NATIVE_ALLOCATOR = _native_allocator_works()
+
+
+def tensor_guard(*tensors: torch.Tensor) -> Check:
+    """The fastest sound guard that this torch offers; see ``native_guard``."""
+    return native_guard(*tensors) if NATIVE_GUARD else public_guard(*tensors)
+
+
+def allocator(spec: TensorSpec) -> Allocate:
+    """The fastest allocation that this torch offers. On a GPU the current device must be the spec's."""
+    if NATIVE_ALLOCATOR and spec.device.type in {"cpu", "cuda"}:
+        return native_allocator(spec)
+    return public_allocator(spec)
+
+
+current_cuda_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+"""Index of this thread's current GPU."""

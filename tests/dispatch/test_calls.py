@@ -1,0 +1,317 @@
+"""The hot path: what hits it, and that every unusual call is right all the same."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
+
+from registry import InvalidArgumentError, UnknownNameError, quantize
+from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.table import Entry, Table
+
+
+@pytest.fixture
+def one(dispatcher: Dispatcher, told: Any) -> Any:
+    """The implementation that answers plain calls."""
+    implementation = told("a.one")
+    dispatcher.register(implementation)
+    return implementation
+
+
+def misses(dispatcher: Dispatcher) -> int:
+    return dispatcher.bound("softmax").misses
+
+
+def check(dispatcher: Dispatcher, x: torch.Tensor, *args: Any, **attributes: Any) -> torch.Tensor:
+    y: torch.Tensor = dispatcher.call("softmax", x, *args, **attributes)
+    dim = args[0] if args else attributes.get("dim", -1)
+    torch.testing.assert_close(y.detach(), torch.softmax(x.detach(), dim))
+    return y
+
+
+def test_the_second_call_is_a_hit_in_every_form(dispatcher: Dispatcher, one: Any) -> None:
+    x = torch.randn(4, 8)
+    forms: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((), {}),
+        ((-1,), {}),
+        ((), {"dim": -1}),
+        ((0,), {}),
+        ((), {"dim": 0}),
+    ]
+    for args, attributes in forms * 2:
+        check(dispatcher, x, *args, **attributes)
+        check(dispatcher, torch.randn(4, 8), *args, **attributes)
+    assert misses(dispatcher) == len(forms)
+    assert one.bound == 2, "plans are shared by the forms of a call"
+    assert dispatcher.op("softmax")(x).equal(torch.softmax(x, -1))
+    assert misses(dispatcher) == len(forms)
+
+
+def test_arguments_by_keyword_are_right_in_any_order(dispatcher: Dispatcher, one: Any) -> None:
+    x = torch.randn(4, 8)
+    for _ in range(2):
+        assert dispatcher.call("softmax", dim=0, x=x).equal(torch.softmax(x, 0))
+        assert dispatcher.call("softmax", x=x, dim=0).equal(torch.softmax(x, 0))
+
+
+def test_shapes_dtypes_and_strides_have_plans_of_their_own(dispatcher: Dispatcher, one: Any) -> None:
+    for x in (
+        torch.randn(4, 8),
+        torch.randn(8, 4).t(),
+        torch.randn(4, 8, dtype=torch.float64).float(),
+        torch.randn(4, 9),
+    ):
+        check(dispatcher, x)
+    assert check(dispatcher, torch.randn(4, 8).bfloat16()).dtype == torch.bfloat16
+    assert misses(dispatcher) == 4
+
+
+@pytest.mark.parametrize("bad", [True, 1.0, "0", None])
+def test_mistyped_attributes_never_hit(dispatcher: Dispatcher, one: Any, bad: Any) -> None:
+    x = torch.randn(4, 8)
+    check(dispatcher, x, 1)
+    check(dispatcher, x, dim=0)
+    with pytest.raises(InvalidArgumentError, match="dim must be a int"):
+        dispatcher.call("softmax", x, bad)
+    with pytest.raises(InvalidArgumentError, match="dim must be a int"):
+        dispatcher.call("softmax", x, dim=bad)
+
+
+def test_an_integer_for_a_float_is_coerced(dispatcher: Dispatcher) -> None:
+    x, weight = torch.randn(4, 8), torch.randn(8)
+    expected = dispatcher.call("rms_norm", x, weight, 1.0)
+    for _ in range(2):
+        assert dispatcher.call("rms_norm", x, weight, 1).equal(expected)
+        assert dispatcher.call("rms_norm", x, weight, eps=1).equal(expected)
+        with pytest.raises(InvalidArgumentError, match="eps must be a float"):
+            dispatcher.call("rms_norm", x, weight, True)
+
+
+def test_bad_calls_fail_before_anything_runs(dispatcher: Dispatcher, one: Any) -> None:
+    x = torch.randn(4, 8)
+    with pytest.raises(UnknownNameError, match="did you mean softmax"):
+        dispatcher.call("sofmax", x)
+    for args, attributes in [((), {}), ((x, 1, 2), {}), ((x,), {"dmi": 0}), (([1.0],), {}), ((x, 5), {})]:
+        with pytest.raises(InvalidArgumentError):
+            dispatcher.call("softmax", *args, **attributes)
+    with pytest.raises(InvalidArgumentError, match="several devices"):
+        dispatcher.call("rms_norm", x, torch.randn(8, device="meta"))
+    assert not one.runs
+
+
+def test_one_tensor_twice(dispatcher: Dispatcher, told: Any) -> None:
+    add = told("a.add", op="vector_add", result=torch.add)
+    dispatcher.register(add)
+    x, y = torch.randn(8), torch.randn(8)
+    for _ in range(2):
+        assert dispatcher.call("vector_add", x, y).equal(x + y)
+        assert dispatcher.call("vector_add", x, x).equal(x + x)
+        assert dispatcher.call("vector_add", y, y).equal(y + y)
+    assert dispatcher.bound("vector_add").misses == 2
+
+
+def test_packed_weights_hit(dispatcher: Dispatcher) -> None:
+    weight = quantize(torch.randn(16, 64).bfloat16(), bits=4, group_size=32)
+    a = torch.randn(3, 64).bfloat16()
+    first = dispatcher.call("gemm_int4", a, weight)
+    assert dispatcher.call("gemm_int4", a.clone(), weight).equal(first)
+    assert dispatcher.bound("gemm_int4").misses == 1
+
+
+# --- states of torch
+
+
+def test_a_gradient_is_right_and_no_grad_takes_the_kernel(dispatcher: Dispatcher, one: Any) -> None:
+    x = torch.randn(4, 8, dtype=torch.float32, requires_grad=True)
+    seed = torch.randn(4, 8)
+    for _ in range(2):
+        with torch.no_grad():
+            assert not check(dispatcher, x).requires_grad
+        y = check(dispatcher, x)
+        (found,) = torch.autograd.grad(y, x, seed)
+        (expected,) = torch.autograd.grad(torch.softmax(x, -1), x, seed)
+        torch.testing.assert_close(found, expected)
+        check(dispatcher, x.detach())
+    assert len(one.runs) == 4
+    told = dispatcher.explain("softmax", x)
+    assert (told.step, "gradient" in told.reason) == ("reference", True)
+    with torch.no_grad():
+        assert dispatcher.explain("softmax", x).step == "default"
+    assert misses(dispatcher) == 3
+
+
+def test_inference_mode_has_entries_of_its_own(dispatcher: Dispatcher, one: Any) -> None:
+    x = torch.randn(4, 8)
+    for _ in range(2):
+        check(dispatcher, x)
+        with torch.inference_mode():
+            assert check(dispatcher, x).is_inference()
+            inner = torch.randn(4, 8)
+            check(dispatcher, inner)
+        check(dispatcher, inner)
+    assert len(one.runs) == 8
+    assert one.bound == 1
+
+
+def test_autocast_does_not_change_an_ops_dtype(dispatcher: Dispatcher, told: Any) -> None:
+    functional = told("a.functional", op="vector_add", returns_outputs=True, result=lambda x, y: x @ torch.eye(8) + y)
+    dispatcher.register(functional)
+    x, y = torch.randn(8, 8), torch.randn(8, 8)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert dispatcher.call("vector_add", x, y).dtype == torch.float32
+        assert dispatcher.call("vector_add", x, y).dtype == torch.float32
+    assert len(functional.runs) == 4
+
+
+def test_fake_tensors_and_modes_see_the_reference(dispatcher: Dispatcher, one: Any) -> None:
+    x = torch.randn(4, 8)
+    check(dispatcher, x)
+    runs = len(one.runs)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert isinstance(dispatcher.call("softmax", x), FakeTensor)
+        assert isinstance(dispatcher.call("softmax", mode.from_tensor(x)), FakeTensor)
+    assert isinstance(dispatcher.call("softmax", mode.from_tensor(x)), FakeTensor)
+    graph = torch.fx.experimental.proxy_tensor.make_fx(lambda t: dispatcher.call("softmax", t))(x)
+    torch.testing.assert_close(graph(x), torch.softmax(x, -1))
+    assert dispatcher.call("softmax", x.to("meta")).device.type == "meta"
+    assert len(one.runs) == runs
+
+
+def test_vmap_func_grad_and_jvp(dispatcher: Dispatcher, one: Any) -> None:
+    x, tangent = torch.randn(4, 8), torch.randn(4, 8)
+    check(dispatcher, x)
+
+    def call(t: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = dispatcher.call("softmax", t)
+        return y
+
+    torch.testing.assert_close(torch.vmap(call)(x.view(2, 2, 8)), torch.softmax(x, -1).view(2, 2, 8))
+    weighted = torch.func.grad(lambda t: (call(t) * tangent).sum())(x)
+    torch.testing.assert_close(weighted, torch.func.grad(lambda t: (torch.softmax(t, -1) * tangent).sum())(x))
+    expected = torch.func.jvp(lambda t: torch.softmax(t, -1), (x,), (tangent,))[1]
+    torch.testing.assert_close(torch.func.jvp(call, (x,), (tangent,))[1], expected)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, tangent)
+        torch.testing.assert_close(forward_ad.unpack_dual(call(dual)).tangent, expected)
+    assert len(one.runs) == 1
+
+
+def test_subclasses_and_lazy_negations(dispatcher: Dispatcher, one: Any) -> None:
+    x = torch.randn(4, 8)
+    check(dispatcher, x)
+
+    class Named(torch.Tensor):
+        pass
+
+    assert isinstance(dispatcher.call("softmax", x.as_subclass(Named)), Named)
+    torch.testing.assert_close(dispatcher.call("softmax", torch._neg_view(x)), torch.softmax(-x, -1))
+    assert len(one.runs) == 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
+def test_jit_trace_records_torch_operations(dispatcher: Dispatcher, one: Any) -> None:
+    x = torch.randn(4, 8)
+    check(dispatcher, x)
+    traced = torch.jit.trace(lambda t: dispatcher.call("softmax", t), (x,), check_trace=False)
+    y = torch.randn(4, 8)
+    torch.testing.assert_close(traced(y), torch.softmax(y, -1))
+
+
+def test_torch_compile_traces_through_in_one_graph(dispatcher: Dispatcher, one: Any) -> None:
+    compiled = torch.compile(lambda t: dispatcher.call("softmax", t, dim=0) + 1, fullgraph=True, backend="eager")
+    for rows in (4, 5):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(compiled(x), torch.softmax(x, 0) + 1)
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (4, 0), (1,), (), (2, 3, 4, 5)])
+def test_empty_small_and_deep_tensors(dispatcher: Dispatcher, one: Any, shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    for _ in range(2):
+        check(dispatcher, x)
+
+
+def test_a_misaligned_tensor_does_not_reach_what_needs_alignment(dispatcher: Dispatcher, told: Any) -> None:
+    aligned = told("a.aligned", 5.0, unsupported=lambda problem: [] if problem.traits["aligned"] else ["misaligned"])
+    dispatcher.register(aligned)
+    dispatcher.register(told("a.any"))
+    whole, shifted = torch.randn(4, 8), torch.randn(33)[1:].view(4, 8)
+    for _ in range(2):
+        check(dispatcher, whole)
+        check(dispatcher, shifted)
+    assert len(aligned.runs) == 2
+    assert misses(dispatcher) == 2
+
+
+def test_a_first_misaligned_call_does_not_bind_aligned_ones(dispatcher: Dispatcher, told: Any) -> None:
+    aligned = told("a.aligned", 5.0, unsupported=lambda problem: [] if problem.traits["aligned"] else ["misaligned"])
+    dispatcher.register(aligned)
+    check(dispatcher, torch.randn(33)[1:].view(4, 8))
+    check(dispatcher, torch.randn(4, 8))
+    assert len(aligned.runs) == 1
+
+
+# --- tables and threads
+
+
+def test_registering_is_seen_by_the_next_call(dispatcher: Dispatcher, one: Any, told: Any) -> None:
+    x = torch.randn(4, 8)
+    call = dispatcher.op("softmax")
+    call(x)
+    better = told("a.better", 5.0)
+    dispatcher.register(better)
+    call(x)
+    assert len(better.runs) == 1
+
+
+def test_the_table_is_bounded() -> None:
+    table = Table(most_shapes=3, most_entries=2)
+    entry = Entry(lambda *given: False, print, (), None, None)
+    for rows in range(10):
+        for _ in range(5):
+            table.add(1, torch.Size([rows]), entry, table.generation)
+    assert len(table) == 3
+    assert {shape: len(found) for shape, found in table.entries[1].items()} == {(7,): 2, (8,): 2, (9,): 2}
+
+
+def test_what_was_resolved_before_the_table_was_cleared_is_not_added() -> None:
+    table = Table()
+    generation = table.generation
+    table.clear()
+    table.add(1, torch.Size([1]), Entry(lambda *given: True, print, (), None, None), generation)
+    assert not len(table)
+
+
+def test_threads_share_plans_and_using_stays_in_its_thread(dispatcher: Dispatcher, one: Any, told: Any) -> None:
+    other = told("a.other", -5.0)
+    dispatcher.register(other)
+    x, faults, start = torch.randn(4, 8), [], threading.Barrier(4)
+
+    def work(forced: bool) -> None:
+        try:
+            start.wait()
+            for n in range(50):
+                if forced:
+                    with dispatcher.using(softmax="a.other"):
+                        check(dispatcher, x)
+                        assert dispatcher.explain("softmax", x).implementation == "a.other"
+                else:
+                    check(dispatcher, torch.randn(4 + n % 3, 8))
+                    assert dispatcher.explain("softmax", x).implementation == "a.one"
+        except BaseException as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=work, args=(n % 2 == 0,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+    assert (len(other.runs), len(one.runs)) == (100, 100)
+    assert dispatcher.forcing.active == 0

@@ -1,0 +1,114 @@
+"""What the table's guard must refuse, with torch's own guard and with the public fallback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from registry import TensorSpec
+from registry.dispatch import torch_private
+from registry.dispatch.guards import matcher
+from registry.dispatch.torch_private import native_allocator, native_guard, public_allocator, public_guard
+
+BOTH = pytest.mark.parametrize("guard", [native_guard, public_guard])
+
+
+class Subclass(torch.Tensor):
+    """A tensor with nothing of its own but its class."""
+
+
+def x() -> torch.Tensor:
+    return torch.zeros(4, 8)
+
+
+REFUSED = {
+    "other shape": lambda: torch.zeros(5, 8),
+    "other strides": lambda: torch.zeros(8, 4).t(),
+    "other dtype": lambda: x().double(),
+    "meta": lambda: x().to("meta"),
+    "requires grad": lambda: x().requires_grad_(),
+    "parameter": lambda: torch.nn.Parameter(x(), requires_grad=False),
+    "subclass": lambda: x().as_subclass(Subclass),
+    "fake": lambda: FakeTensorMode().from_tensor(x()),
+    "lazy negation": lambda: torch._neg_view(x()),
+    "sparse": lambda: x().to_sparse(),
+}
+
+
+@BOTH
+def test_same_kind_of_tensor_is_accepted(guard: Callable[..., Callable[..., bool]]) -> None:
+    assert guard(x())(torch.ones(4, 8))
+
+
+@BOTH
+@pytest.mark.parametrize("kind", REFUSED)
+def test_other_kinds_of_tensors_are_refused(guard: Callable[..., Callable[..., bool]], kind: str) -> None:
+    assert not guard(x())(REFUSED[kind]())
+
+
+@BOTH
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
+def test_states_of_torch_are_refused(guard: Callable[..., Callable[..., bool]]) -> None:
+    check, tensor, seen = guard(x()), x(), []
+    with torch.inference_mode():
+        seen.append(check(tensor))
+        seen.append(check(x()))
+    with torch.autocast("cpu"):
+        seen.append(check(tensor))
+    torch.vmap(lambda row: (seen.append(check(row)), seen.append(check(tensor)), row)[2])(torch.zeros(2, 4, 8))
+    torch.func.grad(lambda one: (seen.append(check(one)), one.sum())[1])(x())
+    torch.jit.trace(lambda one: (seen.append(check(one)), one * 2)[1], (tensor,), check_trace=False)
+    assert not any(seen), seen
+
+
+@BOTH
+def test_another_number_of_tensors_is_an_error_not_a_match(guard: Callable[..., Callable[..., bool]]) -> None:
+    with pytest.raises(TypeError):
+        guard(x())(x(), x())
+
+
+def test_this_torch_has_the_fast_ways() -> None:
+    assert torch_private.NATIVE_GUARD
+    assert torch_private.NATIVE_ALLOCATOR
+
+
+@pytest.mark.parametrize("allocator", [native_allocator, public_allocator])
+def test_allocators_obey_the_spec_and_inference_mode(allocator: Callable[..., Callable[[], torch.Tensor]]) -> None:
+    spec = TensorSpec((3, 5), torch.bfloat16, (1, 3))
+    allocate = allocator(spec)
+    assert TensorSpec.of(allocate()) == spec
+    with torch.inference_mode():
+        assert allocate().is_inference()
+    with torch.device("meta"):
+        assert allocate().device.type == "cpu"
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, True), (1, 1.0), (0.0, -0.0), (0, False), (None, 0), ("a", "b")])
+def test_plain_values_are_compared_by_type_and_value(first: object, second: object) -> None:
+    match, other = matcher((x(), first)), matcher((x(), second))
+    assert match(x(), first)
+    assert other(x(), second)
+    assert not match(x(), second)
+    assert not other(x(), first)
+
+
+def test_several_values_and_any_order_are_compared() -> None:
+    match = matcher((x(), 1, 0.5, None))
+    assert match(x(), 1, 0.5, None)
+    assert not match(x(), True, 0.5, None)
+    assert not match(x(), 1, 0.5, x())
+    scattered = matcher((None, x(), 3, x()))
+    assert scattered(None, x(), 3, x())
+    assert not scattered(None, x(), 3.0, x())
+    assert not scattered(None, x(), 3, x().double())
+
+
+def test_one_tensor_given_twice_matches() -> None:
+    one = x()
+    match = matcher((one, one))
+    assert match(one, one)
+    assert match(x(), x())
+    assert not match(one, one.double())

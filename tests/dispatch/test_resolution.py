@@ -1,0 +1,252 @@
+"""The order in which candidates answer, and what makes a stored winner a miss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from registry import CompileError, DispatchWarning, InvalidArgumentError, UnknownNameError, UnsupportedError
+from registry.dispatch.dispatcher import Dispatcher
+
+DIMS = {"rows": 8, "cols": 16, "dtype": "float32"}
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(8, 16)
+
+
+def who(dispatcher: Dispatcher, x: torch.Tensor) -> tuple[str, str, dict[str, Any]]:
+    """Step, implementation and config, checked against what really runs."""
+    expected = torch.softmax(x.double(), -1)
+    torch.testing.assert_close(dispatcher.call("softmax", x).double(), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(dispatcher.call("softmax", x).double(), expected, atol=1e-6, rtol=1e-5)
+    told = dispatcher.explain("softmax", x)
+    return told.step, told.implementation, dict(told.config)
+
+
+def test_without_implementations_the_reference_answers(dispatcher: Dispatcher, x: torch.Tensor) -> None:
+    assert who(dispatcher, x) == ("reference", "reference", {})
+
+
+def test_the_preferred_default_answers_when_nothing_is_tuned(
+    dispatcher: Dispatcher, told: Any, x: torch.Tensor
+) -> None:
+    low, high = told("a.low", -2.0), told("a.high", 1.0)
+    dispatcher.register(low)
+    dispatcher.register(high)
+    assert who(dispatcher, x) == ("default", "a.high", {"block": 1})
+    assert (len(low.runs), len(high.runs)) == (0, 2)
+
+
+def test_what_does_not_support_the_problem_is_passed_over(dispatcher: Dispatcher, told: Any, x: torch.Tensor) -> None:
+    dispatcher.register(told("a.wide", 5.0, unsupported=lambda problem: [f"cols {problem.cols}", "and more"]))
+    dispatcher.register(told("a.any"))
+    assert who(dispatcher, x)[1] == "a.any"
+    others = {other.name: other.reasons for other in dispatcher.explain("softmax", x).others}
+    assert others == {"a.wide": ("cols 16", "and more")}
+
+
+def test_the_exact_winner_answers(dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor) -> None:
+    dispatcher.register(told("a.preferred", 9.0))
+    dispatcher.register(told("a.tuned"))
+    publish(DIMS, "a.tuned", {"block": 4}, baselines={"a.preferred": 1.4})
+    publish({**DIMS, "rows": 9}, "a.tuned", {"block": 2})
+    assert who(dispatcher, x) == ("exact", "a.tuned", {"block": 4})
+    story = str(dispatcher.explain("softmax", x))
+    assert "it took 1.40 times as long in the finals" in story
+    assert "12.50 µs" in story
+
+
+def test_the_nearest_winner_answers_in_log_space(
+    dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor
+) -> None:
+    dispatcher.register(told("a.tuned"))
+    publish({**DIMS, "rows": 5}, "a.tuned", {"block": 2})
+    publish({**DIMS, "rows": 12}, "a.tuned", {"block": 4})  # log2: 0.58 up against 0.68 down, though 4 rows against 3
+    publish({**DIMS, "rows": 8, "cols": 32}, "a.tuned", {"block": 1})
+    publish({**DIMS, "rows": 8, "dtype": "float16"}, "a.tuned", {"block": 1})
+    assert who(dispatcher, x) == ("nearest", "a.tuned", {"block": 4})
+    assert dispatcher.explain("softmax", x).octaves == pytest.approx(0.585, abs=1e-3)
+
+
+def test_a_near_config_outside_of_todays_space_is_passed_over(
+    dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor
+) -> None:
+    dispatcher.register(told("a.tuned", blocks=lambda problem: [1, 2] if problem.rows < 16 else [4]))
+    publish({**DIMS, "rows": 16}, "a.tuned", {"block": 4})
+    publish({**DIMS, "rows": 1}, "a.tuned", {"block": 2})
+    assert who(dispatcher, x) == ("nearest", "a.tuned", {"block": 2})
+    assert "block=4 is not one of [1, 2]" in dispatcher.explain("softmax", torch.randn(12, 16)).misses[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"fingerprint": "2"}, "source of a.tuned has changed"),
+        ({"op_version": 7}, "version 7 of the op"),
+        ({"implementation": "b.gone"}, "b.gone is not installed"),
+        ({"config": {"block": 64}}, "block=64 is not one of"),
+    ],
+)
+def test_a_stale_winner_is_a_miss_with_a_reason(
+    dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor, change: dict[str, Any], reason: str
+) -> None:
+    dispatcher.register(told("a.tuned"))
+    publish(**{"dims": DIMS, "implementation": "a.tuned", "config": {"block": 4}, **change})
+    assert who(dispatcher, x) == ("default", "a.tuned", {"block": 1})
+    assert any(reason in miss for miss in dispatcher.explain("softmax", x).misses)
+
+
+def test_other_hardware_is_never_used(dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor) -> None:
+    dispatcher.register(told("a.tuned"))
+    publish(DIMS, "a.tuned", {"block": 4}, hardware={"type": "cpu", "name": "another"})
+    assert who(dispatcher, x)[0] == "default"
+
+
+def test_other_software_is_used_and_marked(dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor) -> None:
+    dispatcher.register(told("a.tuned"))
+    publish(DIMS, "a.tuned", {"block": 4}, software={"torch": "1.0"})
+    assert who(dispatcher, x)[0] == "exact"
+    assert f"torch 1.0 then, {torch.__version__} now" in dispatcher.explain("softmax", x).software
+
+
+def test_new_winners_are_seen_after_forget(dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor) -> None:
+    dispatcher.register(told("a.tuned"))
+    assert who(dispatcher, x)[0] == "default"
+    publish(DIMS, "a.tuned", {"block": 4})
+    assert who(dispatcher, x)[0] == "default"
+    dispatcher.forget()
+    assert who(dispatcher, x)[0] == "exact"
+
+
+# --- using
+
+
+def test_using_forces_within_its_block_and_nests(dispatcher: Dispatcher, told: Any, x: torch.Tensor) -> None:
+    one, two = told("a.one", 1.0), told("a.two")
+    dispatcher.register(one)
+    dispatcher.register(two)
+    dispatcher.call("softmax", x)
+    with dispatcher.using(softmax="a.two"):
+        assert who(dispatcher, x) == ("forced", "a.two", {"block": 1})
+        with dispatcher.using(softmax=("a.one", {"block": 4})):
+            assert who(dispatcher, x) == ("forced", "a.one", {"block": 4})
+        assert who(dispatcher, x)[1] == "a.two"
+    assert who(dispatcher, x) == ("default", "a.one", {"block": 1})
+    assert two.bound == 1
+
+
+def test_a_forced_implementation_takes_its_own_winning_config(
+    dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor
+) -> None:
+    dispatcher.register(told("a.tuned"))
+    publish(DIMS, "a.tuned", {"block": 4})
+    with dispatcher.using(softmax="a.tuned"):
+        assert who(dispatcher, x) == ("forced", "a.tuned", {"block": 4})
+
+
+def test_using_names_the_nearest_of_unknown_names(dispatcher: Dispatcher, told: Any) -> None:
+    dispatcher.register(told("a.one"))
+    with pytest.raises(UnknownNameError, match=r"did you mean a\.one"):
+        dispatcher.using(softmax="a.on")
+    with pytest.raises(UnknownNameError, match="did you mean softmax"):
+        dispatcher.using(sofmax="a.one")
+    with pytest.raises(InvalidArgumentError, match=r"expected softmax="):
+        dispatcher.using(softmax=3)  # type: ignore[arg-type]
+
+
+def test_a_forced_implementation_that_cannot_is_an_error_with_every_reason(
+    dispatcher: Dispatcher, told: Any, x: torch.Tensor
+) -> None:
+    dispatcher.register(told("a.no", unsupported=lambda problem: ["first", "second"]))
+    dispatcher.register(told("a.broken", bind_fault=CompileError("does not compile")))
+    with dispatcher.using(softmax="a.no"), pytest.raises(UnsupportedError, match="first; second"):
+        dispatcher.call("softmax", x)
+    with dispatcher.using(softmax=("a.broken", {"block": 3})), pytest.raises(UnsupportedError, match="block=3"):
+        dispatcher.call("softmax", x)
+    with dispatcher.using(softmax="a.broken"), pytest.raises(CompileError, match="does not compile"):
+        dispatcher.call("softmax", x)
+    with dispatcher.using(softmax="a.broken"), pytest.raises(UnsupportedError, match="gradient"):
+        dispatcher.call("softmax", x.requires_grad_())
+
+
+# --- what fails
+
+
+@pytest.mark.parametrize("when", ["bind_fault", "run_fault"])
+def test_a_failing_plan_is_put_aside_with_one_warning(
+    dispatcher: Dispatcher, told: Any, x: torch.Tensor, when: str
+) -> None:
+    broken, sound = told("a.broken", 5.0, **{when: CompileError("no such intrinsic")}), told("a.sound")
+    dispatcher.register(broken)
+    dispatcher.register(sound)
+    with pytest.warns(DispatchWarning, match=r"a\.broken.*no such intrinsic"):
+        dispatcher.call("softmax", x)
+    assert who(dispatcher, x)[1] == "a.sound"
+    dispatcher.call("softmax", x, -1)
+    dispatcher.call("softmax", torch.randn(9, 16))
+    assert broken.bound == 2, "once for each problem"
+    others = {other.name: other.reasons for other in dispatcher.explain("softmax", x).others}
+    assert "no such intrinsic" in others["a.broken"][0]
+
+
+def test_wrong_outputs_of_functional_code_are_put_aside(dispatcher: Dispatcher, told: Any, x: torch.Tensor) -> None:
+    wrong = told("a.wrong", 5.0, returns_outputs=True, result=lambda x, dim: torch.softmax(x, dim).half())
+    dispatcher.register(wrong)
+    with pytest.warns(DispatchWarning, match="returned y as"):
+        dispatcher.call("softmax", x)
+    assert who(dispatcher, x)[0] == "reference"
+
+
+def test_a_stranger_that_raises_when_asked_does_not_stop_the_call(
+    dispatcher: Dispatcher, told: Any, x: torch.Tensor
+) -> None:
+    def unsupported(problem: Any) -> list[str]:
+        raise ZeroDivisionError("slip")
+
+    dispatcher.register(told("a.slip", unsupported=unsupported))
+    with pytest.warns(DispatchWarning, match=r"a\.slip: unsupported\(\) raised ZeroDivisionError: slip"):
+        assert dispatcher.call("softmax", x).shape == x.shape
+
+
+def test_an_unreadable_database_is_one_warning_and_defaults(
+    dispatcher: Dispatcher, told: Any, x: torch.Tensor, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.db").write_bytes(b"not a database" * 100)
+    dispatcher.configure(database=str(tmp_path / "bad.db"))
+    dispatcher.register(told("a.one"))
+    with pytest.warns(DispatchWarning, match="winners are not used") as seen:
+        dispatcher.call("softmax", x)
+        dispatcher.call("square", x)
+    assert len(seen) == 1
+    assert who(dispatcher, x)[0] == "default"
+    assert (tmp_path / "bad.db").read_bytes() == b"not a database" * 100
+
+
+def test_a_missing_database_is_silent_and_not_made(dispatcher: Dispatcher, x: torch.Tensor, tmp_path: Path) -> None:
+    dispatcher.configure(database=str(tmp_path / "none.db"))
+    dispatcher.call("softmax", x)
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_nondeterministic_code_is_passed_over_when_determinism_is_asked(
+    dispatcher: Dispatcher, told: Any, x: torch.Tensor, request: pytest.FixtureRequest
+) -> None:
+    dispatcher.register(told("a.atomic", 5.0, deterministic=False))
+    assert who(dispatcher, x)[1] == "a.atomic"
+    request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
+    torch.use_deterministic_algorithms(True)
+    assert who(dispatcher, x)[0] == "reference"
+    torch.use_deterministic_algorithms(False)
+
+
+def test_explain_builds_but_launches_nothing(dispatcher: Dispatcher, told: Any, x: torch.Tensor) -> None:
+    one = told("a.one")
+    dispatcher.register(one)
+    assert dispatcher.explain("softmax", x).implementation == "a.one"
+    assert not one.runs
+    assert "tune --op softmax" in dispatcher.explain("softmax", x).tune_command
