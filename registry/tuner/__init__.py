@@ -1,0 +1,1 @@
+"""Shapes to winners: plan, compile, verify, measure, decide, store."""

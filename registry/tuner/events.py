@@ -1,0 +1,114 @@
+"""What a tuning run tells whoever watches: frozen records, in the order in which things happen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ..problem import Problem
+from ..space import Config
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """``known`` problems already have a valid winner here and are not tuned again (without ``retune``)."""
+
+    device: str
+    problems: tuple[Problem, ...]
+    known: tuple[Problem, ...]
+    database: str
+
+
+@dataclass(frozen=True)
+class ProblemSkipped:
+    """A problem that cannot be tuned on this device, e.g. because it does not fit its memory."""
+
+    problem: Problem
+    reason: str
+
+
+@dataclass(frozen=True)
+class ProblemStarted:
+    """Search begins: ``candidates`` is how many will be tried at most."""
+
+    problem: Problem
+    candidates: int
+    floor_us: float | None
+
+
+@dataclass(frozen=True)
+class TrialDone:
+    """One candidate tried. ``median_us`` is None unless status is ``ok``; ``best_us`` so far includes this one."""
+
+    problem: Problem
+    implementation: str
+    config: Config
+    status: str
+    message: str
+    median_us: float | None
+    done: int
+    candidates: int
+    best_us: float | None
+    floor_us: float | None
+    seconds_left: float | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A problem's outcome, as the closing table shows it.
+
+    Ratios are of the finals, paired: ``speedup`` maps another implementation's name to its time over the winner's.
+    ``verdict`` is ``new``, ``replaced``, ``kept``, ``tie`` or ``none`` (no candidate was right).
+    """
+
+    problem: Problem
+    implementation: str
+    config: Config
+    median_us: float | None
+    floor_us: float | None
+    speedup: Mapping[str, float]
+    verdict: str
+    statuses: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def fraction_of_floor(self) -> float | None:
+        """Time of a device copy that moves the same bytes, over the winner's time; 1.0 is as fast as a copy."""
+        return self.floor_us / self.median_us if self.floor_us and self.median_us else None
+
+
+@dataclass(frozen=True)
+class FinalsStarted:
+    """The search is over; ``problems`` go through ``blocks`` fresh processes."""
+
+    problems: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class ProblemDecided:
+    """A winner stored (or kept)."""
+
+    result: Result
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that a person should know and that stops nothing, e.g. a worker was replaced."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """``interrupted``: stopped by Ctrl-C; what was measured is stored."""
+
+    seconds: float
+    device_seconds: float
+    trials: int
+    interrupted: bool
+    undecided: int
+
+
+Event = RunStarted | ProblemSkipped | ProblemStarted | TrialDone | FinalsStarted | ProblemDecided | Note | RunEnded
+Observer = Callable[[Event], None]

@@ -1,0 +1,134 @@
+"""What crosses between the tuning run and its children: plain data, and its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..artifact import Artifact, Target, Variant
+from ..problem import Value
+
+Status = str
+"""ok, unsupported, compile_error, out_of_resources, wrong_result, nondeterministic, timeout, crash, out_of_memory or
+error."""
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A candidate to build and run, by name. ``role``: "candidate", "copy" (a second one of the incumbent), "floor"."""
+
+    implementation: str
+    config: Mapping[str, Any]
+    artifacts: tuple[Artifact, ...] = ()
+    role: str = "candidate"
+
+
+@dataclass(frozen=True)
+class TrialJob:
+    """Verify and time one candidate on one problem. ``best_us``: of this run so far, to give hopeless ones up early."""
+
+    id: int
+    op: str
+    dims: Mapping[str, Value]
+    entrant: Entrant
+    protocol: Mapping[str, Any]
+    seed: int
+    best_us: float | None = None
+
+
+@dataclass(frozen=True)
+class BlockJob:
+    """Time several entrants on one problem in turns: ``rounds`` rounds, the order shuffled in each."""
+
+    id: int
+    op: str
+    dims: Mapping[str, Value]
+    entrants: tuple[Entrant, ...]
+    protocol: Mapping[str, Any]
+    seed: int
+    rounds: int
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """Compile one variant."""
+
+    id: int
+    op: str
+    implementation: str
+    variant: Variant
+    target: Target
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a trial. ``seconds`` is the worker's time."""
+
+    status: Status
+    message: str = ""
+    samples: tuple[float, ...] = ()
+    median_us: float | None = None
+    censored: bool = False
+    stop_reason: str = ""
+    seconds: float = 0.0
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A compiled variant."""
+
+    artifact: Artifact
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A variant that did not compile."""
+
+    status: Status
+    message: str
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A finals block: per entrant its time in µs in each round, or why it could not run."""
+
+    times: tuple[tuple[float, ...], ...]
+    faults: tuple[str, ...]
+    positions: tuple[tuple[int, ...], ...]
+    seconds: float
+
+
+def to_json(job: TrialJob | BlockJob | CompileJob) -> dict[str, Any]:
+    """A job as a message; the variant inside an artifact travels whole, so that a worker can load it."""
+    return {"kind": type(job).__name__, **_plain(asdict(job))}
+
+
+def job_from_json(message: Mapping[str, Any]) -> TrialJob | BlockJob | CompileJob:
+    """The job that ``to_json`` wrote."""
+    fields = {name: value for name, value in message.items() if name != "kind"}
+    if message["kind"] == "CompileJob":
+        fields |= {"variant": Variant(**fields["variant"]), "target": Target(**fields["target"])}
+        return CompileJob(**fields)
+    if message["kind"] == "TrialJob":
+        return TrialJob(**{**fields, "entrant": _entrant(fields["entrant"])})
+    return BlockJob(**{**fields, "entrants": tuple(_entrant(entrant) for entrant in fields["entrants"])})
+
+
+def artifact_from_json(fields: Mapping[str, Any]) -> Artifact:
+    """The artifact that ``asdict`` wrote."""
+    return Artifact(Variant(**fields["variant"]), fields["path"], fields["resources"])
+
+
+def _entrant(fields: Mapping[str, Any]) -> Entrant:
+    artifacts = tuple(artifact_from_json(artifact) for artifact in fields["artifacts"])
+    return Entrant(fields["implementation"], fields["config"], artifacts, fields["role"])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

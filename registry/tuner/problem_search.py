@@ -1,0 +1,177 @@
+"""The search of one problem: what is asked, in flight, known; when it is over; who goes to the finals."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..artifact import Artifact, Variant
+from ..dispatch.plan import Candidate, signature_of
+from ..dispatch.prepared import PreparedTensors
+from .jobs import Entrant
+from .planning import ProblemPlan
+from .search import Searcher
+
+DEFAULT_TRIALS = 64
+DEFAULT_SECONDS = 30.0
+PRE_FINALISTS = 8
+FINALISTS = 2
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of one problem's search: ``seconds`` of the device, ``trials`` measured. None takes the default."""
+
+    seconds: float | None = None
+    trials: int | None = None
+
+    @property
+    def device_seconds(self) -> float:
+        """Seconds of the device that one problem's search may take."""
+        return DEFAULT_SECONDS if self.seconds is None else self.seconds
+
+    @property
+    def most_trials(self) -> int:
+        """Trials of one problem's search."""
+        return DEFAULT_TRIALS if self.trials is None else self.trials
+
+
+@dataclass
+class Waiting:
+    """A candidate asked for whose variants are not all compiled. ``fault``: why it has no launch at all."""
+
+    candidate: Candidate
+    variants: tuple[Variant, ...] = ()
+    fault: str = ""
+
+
+class ProblemSearch:
+    """State of one problem between planning and finals."""
+
+    def __init__(self, plan: ProblemPlan, budget: Budget, seeds: Sequence[Candidate], seed: int) -> None:
+        self.plan = plan
+        self.seed = seed
+        self.floor_us: float | None = None
+        self.waiting: list[Waiting] = []
+        self.on_device = 0
+        self.done = 0
+        self.seconds = 0.0
+        self.statuses: Counter[str] = Counter()
+        self._budget = budget
+        self._trials = budget.most_trials
+        self._searcher = Searcher(plan, seeds=seeds, exhaust=self._trials, seed=seed)
+        self._medians: dict[str, tuple[float, Candidate]] = {}
+        self._uids: dict[str, str] = {}
+        self._artifacts: dict[str, tuple[Artifact, ...]] = {}
+        self._started = time.monotonic()
+
+    @property
+    def candidates(self) -> int:
+        """How many trials there will be at most."""
+        return min(self._trials, self.plan.candidates)
+
+    @property
+    def over(self) -> bool:
+        """Nothing in flight and nothing left to ask."""
+        return not self.waiting and self.on_device == 0 and self._may_ask == 0
+
+    @property
+    def best_us(self) -> float | None:
+        """The best median so far."""
+        return min((median for median, _ in self._medians.values()), default=None)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """An estimate from the pace so far."""
+        if self.done == 0:
+            return None
+        pace = (time.monotonic() - self._started) / self.done
+        return max(0.0, min(pace * (self.candidates - self.done), self._budget.device_seconds - self.seconds))
+
+    def ask(self, in_flight: int) -> list[Waiting]:
+        """New candidates, so that ``in_flight`` are waiting or on the device."""
+        count = min(in_flight - len(self.waiting) - self.on_device, self._may_ask)
+        asked = [self._with_variants(candidate) for candidate in self._searcher.ask(max(count, 0))]
+        self.waiting += asked
+        return asked
+
+    def learn(self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str) -> None:
+        """A trial's outcome, of this run or stored."""
+        usable = status == "ok" and median_us is not None
+        self._searcher.tell(candidate, median_us if usable else None)
+        self.statuses[status] += 1
+        self.done += 1
+        if usable and not censored and median_us is not None:
+            self._medians[candidate.key] = (median_us, candidate)
+            self._uids[candidate.key] = uid
+
+    def remember(self, candidate: Candidate, artifacts: tuple[Artifact, ...]) -> None:
+        """The artifacts that a candidate runs from, for the finals."""
+        self._artifacts[candidate.key] = artifacts
+
+    def entrant(self, candidate: Candidate, role: str = "candidate") -> Entrant:
+        """The candidate as a worker is told of it."""
+        artifacts = self._artifacts.get(candidate.key, ())
+        return Entrant(candidate.implementation.name, dict(candidate.config), artifacts, role)
+
+    def is_right(self, candidate: Candidate) -> bool:
+        """Whether it was verified and timed."""
+        return candidate.key in self._medians
+
+    def uid(self, candidate: Candidate) -> str | None:
+        """The trial that it was verified in."""
+        return self._uids.get(candidate.key)
+
+    def ranked(self) -> list[Candidate]:
+        """What was right, fastest first."""
+        return [candidate for _, candidate in sorted(self._medians.values(), key=lambda entry: entry[0])]
+
+    def incumbent(self, stored: Candidate | None) -> Candidate | None:
+        """What must be beaten: the stored winner, else the default that dispatch would run, else the fastest."""
+        for candidate in [*([stored] if stored else []), *self.plan.defaults()]:
+            if self.is_right(candidate):
+                return candidate
+        return next(iter(self.ranked()), None)
+
+    def best_of_each(self) -> list[Candidate]:
+        """The fastest candidate of every implementation that has one."""
+        best: dict[str, Candidate] = {}
+        for candidate in self.ranked():
+            best.setdefault(candidate.implementation.name, candidate)
+        return list(best.values())
+
+    @property
+    def _may_ask(self) -> int:
+        if self.seconds >= self._budget.device_seconds or self._searcher.size == 0:
+            return 0
+        return max(0, self._trials - self.done - len(self.waiting) - self.on_device)
+
+    def _with_variants(self, candidate: Candidate) -> Waiting:
+        try:
+            return Waiting(candidate, self._variants(candidate))
+        except Exception as fault:  # a stranger's launch(); its fault is the candidate's
+            return Waiting(candidate, fault=f"{type(fault).__name__}: {fault}")
+
+    def _variants(self, candidate: Candidate) -> tuple[Variant, ...]:
+        plan = self.plan
+        prepared = PreparedTensors(plan.op, candidate.implementation, plan.problem, candidate.config)
+        signature = signature_of(plan.op, candidate, plan.problem, plan.arguments, plan.device, prepared)
+        return candidate.implementation.variants(plan.problem, candidate.config, plan.device, signature)
+
+
+def by_distance(plan: ProblemPlan, neighbours: Sequence[tuple[Mapping[str, Any], Candidate]]) -> list[Candidate]:
+    """The neighbours' candidates, nearest problem first (log distance along the dynamic dimensions)."""
+
+    def distance(dims: Mapping[str, Any]) -> float:
+        own = plan.problem.dims
+        return sum(abs(math.log(int(own[name])) - math.log(int(dims[name]))) for name in plan.op.dynamic)
+
+    ordered = sorted(neighbours, key=lambda entry: distance(entry[0]))
+    unique: dict[str, Candidate] = {}
+    for _, candidate in ordered:
+        unique.setdefault(candidate.key, candidate)
+    return list(unique.values())

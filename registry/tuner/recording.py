@@ -1,0 +1,128 @@
+"""Between the run's objects and what tuning_db stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Store, Trial
+from tuning_db import Protocol as StoredProtocol
+
+from ..contract import Op
+from ..device import Device
+from ..dispatch.plan import Candidate
+from ..implementation import Implementation
+from ..problem import Problem
+from .jobs import Outcome
+from .planning import ProblemPlan
+from .protocol import REGIME, Protocol
+
+
+class Recorder:
+    """One run's view of the store: what is known, and where what is found goes."""
+
+    def __init__(self, store: Store, device: Device, protocol: Protocol, details: Mapping[str, Any]) -> None:
+        self._store = store
+        self.environment = Environment(device.hardware(), device.software())
+        self._protocol = StoredProtocol(REGIME, protocol.details)
+        self._fingerprints: dict[str, str] = {}
+        self._run = store.start_run(self.environment, details)
+
+    def end(self, details: Mapping[str, Any]) -> None:
+        """Close the run's record."""
+        self._store.end_run(self._run, details)
+
+    def fingerprint(self, implementation: Implementation) -> str:
+        """The implementation's fingerprint, hashed once a run."""
+        key = f"{implementation.op} {implementation.name}"
+        if key not in self._fingerprints:
+            self._fingerprints[key] = implementation.fingerprint()
+        return self._fingerprints[key]
+
+    def trial(self, op: Op, problem: Problem, candidate: Candidate, outcome: Outcome) -> str:
+        """Store one trial; returns its uid."""
+        trial = Trial(
+            problem=problem_key(op, problem),
+            candidate=self._key(candidate),
+            environment=self.environment,
+            protocol=self._protocol,
+            status=outcome.status,
+            message=outcome.message,
+            median_us=outcome.median_us,
+            samples=outcome.samples,
+            censored=outcome.censored,
+            stop_reason=outcome.stop_reason,
+            details=outcome.details,
+        )
+        self._store.add_trials(self._run, [trial])
+        return trial.uid
+
+    def known_trials(self, plan: ProblemPlan) -> list[tuple[Candidate, Trial]]:
+        """Stored trials of this problem, environment and protocol whose candidate is still exactly what it was."""
+        found = self._store.trials(
+            problem_key(plan.op, plan.problem), environment=self.environment, protocol=self._protocol
+        )
+        pairs = ((self._candidate(plan, trial.candidate), trial) for trial in found)
+        return [(candidate, trial) for candidate, trial in pairs if candidate is not None]
+
+    def winner(self, op: Op, problem: Problem) -> Decision | None:
+        """The stored decision for this problem on this hardware and software."""
+        found = self._store.winner(
+            problem_key(op, problem), self.environment.hardware, self.environment.software, REGIME
+        )
+        if found is None or dict(found.environment.software) != dict(self.environment.software):
+            return None
+        return found
+
+    def valid(self, plan: ProblemPlan, decision: Decision | None) -> Candidate | None:
+        """The decision's candidate if it is still what was measured and still runs here."""
+        return None if decision is None else self._candidate(plan, decision.candidate)
+
+    def neighbours(self, plan: ProblemPlan) -> list[tuple[Mapping[str, Any], Candidate]]:
+        """(dims, winner) of stored problems with the same static dimensions; configs invalid here are left out."""
+        key = problem_key(plan.op, plan.problem)
+        decisions = self._store.winners(
+            op=plan.op.name,
+            op_version=plan.op.version,
+            static_key=key.static_key,
+            hardware=self.environment.hardware,
+            regime=REGIME,
+        )
+        pairs = ((decision.problem.dims, self._candidate(plan, decision.candidate)) for decision in decisions)
+        return [(dims, candidate) for dims, candidate in pairs if candidate is not None]
+
+    def publish(self, decision: Decision, finals: Sequence[Final]) -> bool:
+        """Store a decision; False when another process has published since ``decision.previous`` was read."""
+        return self._store.publish(self._run, decision, finals)
+
+    def decision(self, plan: ProblemPlan, candidate: Candidate, **fields: Any) -> Decision:
+        """A decision of this run."""
+        return Decision(
+            problem=problem_key(plan.op, plan.problem),
+            environment=self.environment,
+            protocol=self._protocol,
+            candidate=self._key(candidate),
+            **fields,
+        )
+
+    def final(self, candidate: Candidate | None, **fields: Any) -> Final:
+        """One timed round of the finals; no candidate for the floor's copy."""
+        return Final(candidate=None if candidate is None else self._key(candidate), **fields)
+
+    def _key(self, candidate: Candidate) -> CandidateKey:
+        return CandidateKey(
+            candidate.implementation.name, self.fingerprint(candidate.implementation), dict(candidate.config)
+        )
+
+    def _candidate(self, plan: ProblemPlan, key: CandidateKey) -> Candidate | None:
+        for choice in plan.supported:
+            same = choice.implementation.name == key.implementation
+            if same and self.fingerprint(choice.implementation) == key.fingerprint:
+                config = dict(key.config)
+                return Candidate(choice.implementation, config) if config in choice.configs else None
+        return None
+
+
+def problem_key(op: Op, problem: Problem) -> ProblemKey:
+    """How the store names a problem."""
+    return ProblemKey(op.name, op.version, dict(problem.dims), tuple(sorted(op.static)))

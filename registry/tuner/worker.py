@@ -1,0 +1,230 @@
+"""The process that owns the device: builds, verifies and times what it is told to. ``python -m registry.tuner.worker``.
+
+Everything that can hang, crash or poison a CUDA context happens here; the tuning run kills and replaces it.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..device import Device
+from ..discovery import Catalog
+from ..dispatch.plan import Candidate, Plan, build
+from ..errors import CompileError, OutOfResourcesError, RegistryError
+from .copying import copy_launches
+from .jobs import BlockJob, Entrant, Outcome, TrialJob, job_from_json
+from .jobs import Timed as TimedBlock
+from .measure import measure
+from .process import Parent
+from .protocol import Protocol
+from .samplers import Sampler, sampler_for
+from .session import Session, Sessions, Timed
+from .verify import WrongError, verify, verify_timed
+
+Announce = Callable[[str], None]
+"""Tells the run which step begins, so that its deadline starts then."""
+
+
+class Worker:
+    """State of the worker process: the catalog, the device and the latest sessions."""
+
+    def __init__(self, catalog: Catalog, device: Device) -> None:
+        self._catalog = catalog
+        self._device = device
+        self._sessions = Sessions(catalog.op, device)
+
+    def trial(self, job: TrialJob, announce: Announce) -> Outcome:
+        """Verify, time, verify what was timed."""
+        began = time.perf_counter()
+        try:
+            outcome = self._trial(job, announce)
+        except Exception as fault:  # whatever a stranger's code raises is that candidate's outcome
+            outcome = Outcome(*_status_of(fault))
+            if outcome.status == "out_of_memory":
+                self._free()
+        return _with_seconds(outcome, time.perf_counter() - began)
+
+    def _trial(self, job: TrialJob, announce: Announce) -> Outcome:
+        announce("load")
+        protocol = Protocol(**job.protocol)
+        session = self._sessions.get(job.op, dict(job.dims), protocol, job.seed)
+        if job.entrant.role == "floor":
+            announce("measure")
+            return _outcome(*_measure_copy(session, protocol))
+        plan = self._plan(session, job.entrant)
+        announce("verify")
+        details = verify(plan, session)
+        announce("measure")
+        timed = Timed(plan, session)
+        sampler = self._sampler(plan, timed, session, protocol)
+        try:
+            found = measure(sampler, protocol, job.best_us)
+            announce("verify")
+            verify_timed(timed, sampler, session)
+        finally:
+            sampler.close()
+        return _outcome(
+            found.samples, found.median_us, found.censored, found.stop_reason, {**details, "how": found.how}
+        )
+
+    def block(self, job: BlockJob, announce: Announce) -> TimedBlock:
+        """Time entrants in turns; one that cannot run is left out with its fault."""
+        began = time.perf_counter()
+        announce("load")
+        protocol = Protocol(**job.protocol)
+        session = self._sessions.get(job.op, dict(job.dims), protocol, job.seed)
+        samplers: dict[int, Sampler] = {}
+        faults = [""] * len(job.entrants)
+        for place, entrant in enumerate(job.entrants):
+            announce("load")
+            try:
+                samplers[place] = self._entrant_sampler(entrant, session, protocol)
+            except Exception as fault:  # as in trial: one entrant's fault is not the block's
+                faults[place] = ": ".join(_status_of(fault))
+        announce("measure")
+        times, positions = _rounds(samplers, len(job.entrants), job)
+        for sampler in samplers.values():
+            sampler.close()
+        return TimedBlock(times, tuple(faults), positions, time.perf_counter() - began)
+
+    def _entrant_sampler(self, entrant: Entrant, session: Session, protocol: Protocol) -> Sampler:
+        if entrant.role == "floor":
+            sampler = _copy_sampler(session, protocol)
+        else:
+            plan = self._plan(session, entrant)
+            timed = Timed(plan, session)
+            sampler = self._sampler(plan, timed, session, protocol)
+        sampler.sample()
+        return sampler
+
+    def _plan(self, session: Session, entrant: Entrant) -> Plan:
+        implementation = self._catalog.implementation(session.op.name, entrant.implementation)
+        artifacts = {artifact.variant.key: artifact for artifact in entrant.artifacts}
+        candidate = Candidate(implementation, entrant.config)
+        return build(session.op, candidate, session.problem, session.arguments, self._device, artifacts)
+
+    def _sampler(self, plan: Plan, timed: Timed, session: Session, protocol: Protocol) -> Sampler:
+        return sampler_for(
+            timed.launches,
+            capturable=plan.candidate.implementation.capturable,
+            working_set=session.working_set,
+            protocol=protocol,
+            device=self._device,
+        )
+
+    def _free(self) -> None:
+        self._sessions.clear()
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _rounds(
+    samplers: dict[int, Sampler], count: int, job: BlockJob
+) -> tuple[tuple[tuple[float, ...], ...], tuple[tuple[int, ...], ...]]:
+    shuffle = random.Random(job.seed)
+    times: list[list[float]] = [[] for _ in range(count)]
+    positions: list[list[int]] = [[] for _ in range(count)]
+    for _ in range(job.rounds):
+        order = list(samplers)
+        shuffle.shuffle(order)
+        for position, place in enumerate(order):
+            times[place].append(samplers[place].sample())
+            positions[place].append(position)
+    return tuple(map(tuple, times)), tuple(map(tuple, positions))
+
+
+def _copy_sampler(session: Session, protocol: Protocol) -> Sampler:
+    launches, working_set = copy_launches(session.op.floor(session.problem).bytes, session.device, protocol)
+    return sampler_for(launches, capturable=True, working_set=working_set, protocol=protocol, device=session.device)
+
+
+def _measure_copy(session: Session, protocol: Protocol) -> tuple[Any, ...]:
+    sampler = _copy_sampler(session, protocol)
+    try:
+        found = measure(sampler, protocol)
+    finally:
+        sampler.close()
+    return found.samples, found.median_us, False, found.stop_reason, {"how": found.how}
+
+
+def _outcome(
+    samples: Sequence[float], median_us: float, censored: bool, stop_reason: str, details: dict[str, Any]
+) -> Outcome:
+    return Outcome("ok", "", tuple(samples), median_us, censored, stop_reason, 0.0, details)
+
+
+def _with_seconds(outcome: Outcome, seconds: float) -> Outcome:
+    return Outcome(**{**vars(outcome), "seconds": seconds})
+
+
+def _status_of(fault: Exception) -> tuple[str, str]:
+    message = f"{type(fault).__name__}: {fault}"[:2000]
+    if isinstance(fault, WrongError):
+        return fault.status, fault.message
+    if isinstance(fault, OutOfResourcesError):
+        return "out_of_resources", fault.message
+    if isinstance(fault, CompileError):
+        return "compile_error", fault.message
+    if isinstance(fault, torch.OutOfMemoryError | MemoryError):
+        return "out_of_memory", message
+    if isinstance(fault, RegistryError):
+        return "error", fault.message
+    return "error", message
+
+
+def _is_poisoned(device: Device) -> bool:
+    """Whether a kernel's fault has made the CUDA context unusable: every later call then fails."""
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize()
+        torch.zeros(1, device=device.torch).item()
+    except RuntimeError:
+        return True
+    return False
+
+
+def main(arguments: Sequence[str]) -> None:
+    """``worker DESCRIPTOR PARENT DEVICE [PLUGIN_FILE ...]``."""
+    parent = Parent(int(arguments[0]), int(arguments[1]))
+    catalog = Catalog()
+    for path in arguments[3:]:
+        catalog.load_file(path)
+    device = Device.of(arguments[2])
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index)
+        torch.zeros(1, device=device.torch)
+    worker = Worker(catalog, device)
+    parent.send({"ready": True})
+    for message in parent:
+        job = job_from_json(message)
+        announce = _announcer(parent, int(message["id"]))
+        if isinstance(job, TrialJob):
+            outcome = worker.trial(job, announce)
+            if outcome.status not in {"ok", "unsupported"} and _is_poisoned(device):
+                parent.send(
+                    {"id": job.id, "outcome": vars(Outcome("crash", f"the CUDA context died: {outcome.message}"))}
+                )
+                sys.exit(3)
+            parent.send({"id": job.id, "outcome": vars(outcome)})
+        elif isinstance(job, BlockJob):
+            parent.send({"id": job.id, "timed": vars(worker.block(job, announce))})
+
+
+def _announcer(parent: Parent, job: int) -> Announce:
+    def announce(step: str) -> None:
+        parent.send({"id": job, "step": step})
+
+    return announce
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,33 @@
+"""Fixtures: a fresh catalog, a fresh store, and no trace in the user's own folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from registry.discovery import Catalog
+from tuning_db import Store
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database is each test's own; compiled kernels are shared by the tests of one run."""
+    monkeypatch.setenv("KERNEL_REGISTRY_DB", str(tmp_path / "tuning.db"))
+    monkeypatch.setenv("KERNEL_REGISTRY_CACHE", str(tmp_path_factory.getbasetemp().parent / "kernel-registry-cache"))
+    for name in "KERNEL_REGISTRY_STRICT":
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def catalog() -> Catalog:
+    """A catalog of its own, with the plugins in the box."""
+    return Catalog()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """An empty SQLite store."""
+    with Store.open(tmp_path / "tuning.db") as opened:
+        yield opened

@@ -1,0 +1,155 @@
+"""A whole run on the CPU: what is right wins, what is wrong is refused, nothing is lost."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from registry.device import Device
+from registry.discovery import Catalog
+from registry.errors import StoreError, UnknownNameError
+from registry.problem import Problem
+from registry.tuner import children
+from registry.tuner.events import Event, Note, ProblemSkipped, Result, RunEnded, RunStarted, TrialDone
+from registry.tuner.run import Budget, tune
+from tuning_db import Store
+
+ROGUES = Path(__file__).with_name("rogues.py")
+CPU = Device.of("cpu")
+PROBLEM = Problem("square", {"n": 40_001, "dtype": "float32"})
+
+
+@pytest.fixture
+def rogues(catalog: Catalog) -> Catalog:
+    catalog.load_file(ROGUES)
+    return catalog
+
+
+def run(catalog: Catalog, database: Path, *names: str, problems: tuple[Problem, ...] = (PROBLEM,), retune: bool = False
+        ) -> tuple[tuple[Result, ...], list[Event]]:  # fmt: skip
+    events: list[Event] = []
+    results = tune(
+        problems,
+        catalog=catalog,
+        device=CPU,
+        database=str(database),
+        budget=Budget(trials=24),
+        implementations=[f"rogue.{name}" for name in names],
+        retune=retune,
+        observer=events.append,
+    )
+    return results, events
+
+
+def statuses(events: list[Event]) -> dict[str, str]:
+    return {event.implementation: event.status for event in events if isinstance(event, TrialDone)}
+
+
+def test_only_what_is_right_can_win_and_each_fault_has_its_status(rogues: Catalog, tmp_path: Path) -> None:
+    database = tmp_path / "run.db"
+    names = ("honest", "zeros", "forgets", "mutates", "wavers", "crashes", "exits", "raises", "chatters")
+    (result,), events = run(rogues, database, *names)
+
+    assert statuses(events) == {
+        "rogue.honest": "ok",
+        "rogue.chatters": "ok",
+        "rogue.zeros": "wrong_result",
+        "rogue.forgets": "wrong_result",
+        "rogue.mutates": "wrong_result",
+        "rogue.wavers": "nondeterministic",
+        "rogue.crashes": "crash",
+        "rogue.exits": "crash",
+        "rogue.raises": "error",
+    }
+    assert result.implementation == "rogue.honest"
+    assert result.config == {"repeats": 1}
+    assert result.verdict == "new"
+    assert result.median_us is not None
+    assert result.speedup["rogue.chatters"] > 1
+    assert any(isinstance(event, Note) and "replaced" in event.message for event in events)
+    with Store.open(database) as store:
+        stored = Counter(trial.status for trial in store.trials(op="square"))
+        (winner,) = store.winners(op="square")
+    assert stored == Counter(ok=4, wrong_result=3, nondeterministic=1, crash=2, error=1)
+    assert winner.candidate.implementation == "rogue.honest"
+    assert winner.trial_uid is not None
+
+
+def test_what_is_known_is_not_measured_again_unless_asked(rogues: Catalog, tmp_path: Path) -> None:
+    database = tmp_path / "run.db"
+    (first,), _ = run(rogues, database, "honest")
+    (second,), events = run(rogues, database, "honest")
+    assert (second.verdict, second.config, second.median_us) == ("kept", first.config, first.median_us)
+    assert not statuses(events)
+    (third,), events = run(rogues, database, "honest", retune=True)
+    assert third.verdict in {"tie", "kept"}
+    assert third.config == first.config
+    assert statuses(events) == {"rogue.honest": "ok"}
+
+
+def test_a_hanging_candidate_costs_its_limit_and_nothing_else(
+    rogues: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROGUE_HANGS", "1")
+    monkeypatch.setattr(children, "STEP_LIMITS_S", {**children.STEP_LIMITS_S, "verify": 2.0})
+    (result,), events = run(rogues, tmp_path / "run.db", "honest", "hangs")
+    assert statuses(events) == {"rogue.honest": "ok", "rogue.hangs": "timeout"}
+    assert result.implementation == "rogue.honest"
+
+
+def test_an_interrupted_run_keeps_what_it_measured_and_goes_on_later(rogues: Catalog, tmp_path: Path) -> None:
+    database = tmp_path / "run.db"
+    events: list[Event] = []
+
+    def interrupt_after_two(event: Event) -> None:
+        events.append(event)
+        if sum(isinstance(one, TrialDone) for one in events) == 2 and isinstance(event, TrialDone):
+            signal.raise_signal(signal.SIGINT)
+
+    assert threading.current_thread() is threading.main_thread()
+    results = tune([PROBLEM], catalog=rogues, device=CPU, database=str(database), implementations=["rogue.honest"],
+                   observer=interrupt_after_two)  # fmt: skip
+    assert results == ()
+    ended = events[-1]
+    assert isinstance(ended, RunEnded)
+    assert (ended.interrupted, ended.undecided) == (True, 1)
+    with Store.open(database) as store:
+        kept = {trial.uid for trial in store.trials(op="square")}
+    assert len(kept) >= 2
+    (result,), events = run(rogues, database, "honest")
+    assert result.implementation == "rogue.honest"
+    assert sum(isinstance(event, TrialDone) for event in events) == 3 - len(kept)
+
+
+def test_a_problem_that_does_not_fit_is_skipped_with_the_reason(rogues: Catalog, tmp_path: Path) -> None:
+    huge = Problem("square", {"n": 2**42, "dtype": "float32"})
+    results, events = run(rogues, tmp_path / "run.db", "honest", problems=(huge,))
+    assert results == ()
+    (skipped,) = [event for event in events if isinstance(event, ProblemSkipped)]
+    assert "GiB" in skipped.reason
+
+
+def test_unknown_implementations_are_named_before_anything_starts(rogues: Catalog, tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match=r"rogue\.honest"):
+        run(rogues, tmp_path / "run.db", "honets")
+    assert not (tmp_path / "run.db").exists()
+
+
+def test_an_unusable_database_is_an_error_that_says_so(rogues: Catalog, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.db"
+    broken.write_bytes(b"this is no database" * 100)
+    with pytest.raises(StoreError, match=r"broken\.db"):
+        run(rogues, broken, "honest")
+    assert broken.read_bytes() == b"this is no database" * 100
+
+
+def test_the_run_says_what_it_will_do(rogues: Catalog, tmp_path: Path) -> None:
+    _, events = run(rogues, tmp_path / "run.db", "honest")
+    assert isinstance(events[0], RunStarted)
+    assert events[0].problems == (PROBLEM,)
+    assert isinstance(events[-1], RunEnded)
+    assert events[-1].trials == 3
