@@ -1,0 +1,37 @@
+"""CUDA C++ kernels in the box: square, gelu, softmax and rms_norm, compiled by NVRTC; square also by nvcc."""
+
+from __future__ import annotations
+
+import registry
+from registry import Implementation
+
+KERNEL_REGISTRY_API = 1
+
+
+@registry.implements("square")
+def square_implementations() -> list[Implementation]:
+    from .elementwise import VectorElementwise
+    from .inline_square import InlineSquare
+
+    return [VectorElementwise("square"), InlineSquare()]
+
+
+@registry.implements("gelu")
+def gelu_implementations() -> list[Implementation]:
+    from .elementwise import VectorElementwise
+
+    return [VectorElementwise("gelu")]
+
+
+@registry.implements("softmax")
+def softmax_implementations() -> list[Implementation]:
+    from .rows import CudaSoftmax, cluster, looped, row
+
+    return [CudaSoftmax(row), CudaSoftmax(cluster), CudaSoftmax(looped)]
+
+
+@registry.implements("rms_norm")
+def rms_norm_implementations() -> list[Implementation]:
+    from .rows import CudaRmsNorm, cluster, looped, row
+
+    return [CudaRmsNorm(row), CudaRmsNorm(cluster), CudaRmsNorm(looped)]

@@ -1,0 +1,85 @@
+"""softmax and rms_norm, each in three forms: a row in one block's registers, in a cluster's, or read twice in tiles."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+
+from registry import Config, Device, Launch, Problem, Space
+from registry.backends.cuda import CudaImplementation, CudaKernel, read_source
+
+
+from . import forms
+from .forms import Form, cluster, looped, row
+from .number import C_TYPES, number_reasons
+
+__all__ = ["CudaRmsNorm", "CudaSoftmax", "cluster", "looped", "row"]
+
+_SHARED_FILES = ("number.cuh", "cluster.cuh", "row.cuh")
+
+
+class _Rows(CudaImplementation):
+    """One kernel over rows in one form. ``args`` are the kernel's parameters before the number of rows."""
+
+    kernel: str
+    args: tuple[str, ...]
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.name = form.name
+
+    def sources(self) -> Iterable[ModuleType | str]:
+        return (*super().sources(), forms, sys.modules[number_reasons.__module__])
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        yield from super().unsupported(problem, device)
+        yield from number_reasons(problem)
+        if problem.dtype in C_TYPES:
+            yield from self.form.unsupported(problem, device)
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        return self.form.space(problem)
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        return self.form.default(problem)
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        return self.form.preference
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+        shape = self.form.shape(problem, config)
+        return Launch(
+            CudaKernel(self.source, self.kernel),
+            grid=(-(-problem.rows // shape.rows) * shape.cluster,),
+            args=(*self.args, problem.rows),
+            constants={
+                "ELEMENT": C_TYPES[problem.dtype],
+                "COLS": problem.cols,
+                "VEC": shape.vector,
+                "ITEMS": shape.items,
+                "THREADS": shape.threads,
+                "ROWS": shape.rows,
+                "CLUSTER": shape.cluster,
+            },
+            options={"block": shape.threads * shape.rows},
+            cluster=(shape.cluster,) if shape.cluster > 1 else (),
+        )
+
+
+class CudaSoftmax(_Rows):
+    """Online softmax (Milakov and Gimelshein, 2018), one reduction of maximum and sum together."""
+
+    op = "softmax"
+    kernel = "softmax"
+    args = ("y", "x")
+    source = read_source(f"{__package__}.kernels", *_SHARED_FILES, "softmax.cu")
+
+
+class CudaRmsNorm(_Rows):
+    """Sum of squares in fp32, one rounding at the end."""
+
+    op = "rms_norm"
+    kernel = "rms_norm"
+    args = ("y", "x", "weight", "eps")
+    source = read_source(f"{__package__}.kernels", *_SHARED_FILES, "rms_norm.cu")

@@ -1,0 +1,68 @@
+"""torch's own operators, and torch.compile. Found like any third party's plugin: through its entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from registry.hooks import implements
+
+if TYPE_CHECKING:
+    from registry.implementation import Implementation
+
+KERNEL_REGISTRY_API = 1
+
+
+@implements("vector_add")
+def vector_add_implementations() -> Iterable[Implementation]:
+    """``torch.add``, and Inductor's."""
+    from .compiled import CompiledVectorAdd
+    from .native import VectorAdd
+
+    return [VectorAdd(), CompiledVectorAdd()]
+
+
+@implements("square")
+def square_implementations() -> Iterable[Implementation]:
+    """``torch.mul`` of a tensor with itself, and Inductor's."""
+    from .compiled import CompiledSquare
+    from .native import Square
+
+    return [Square(), CompiledSquare()]
+
+
+@implements("gelu")
+def gelu_implementations() -> Iterable[Implementation]:
+    """``torch.nn.functional.gelu``, and Inductor's."""
+    from .compiled import CompiledGelu
+    from .native import Gelu
+
+    return [Gelu(), CompiledGelu()]
+
+
+@implements("softmax")
+def softmax_implementations() -> Iterable[Implementation]:
+    """``torch.softmax``, and Inductor's."""
+    from .compiled import CompiledSoftmax
+    from .native import Softmax
+
+    return [Softmax(), CompiledSoftmax()]
+
+
+@implements("rms_norm")
+def rms_norm_implementations() -> Iterable[Implementation]:
+    """``torch.nn.functional.rms_norm``, and Inductor's."""
+    from .compiled import CompiledRmsNorm
+    from .native import RmsNorm
+
+    return [RmsNorm(), CompiledRmsNorm()]
+
+
+@implements("gemm_int4")
+def gemm_int4_implementations() -> Iterable[Implementation]:
+    """Dequantise and multiply, the same fused as far as Inductor does, and torch's kernels for packed weights."""
+    from .compiled import CompiledGemmInt4
+    from .native import DequantizeGemm
+    from .tinygemm import CpuTinygemm, CudaTinygemm
+
+    return [DequantizeGemm(), CompiledGemmInt4(), CudaTinygemm(), CpuTinygemm()]

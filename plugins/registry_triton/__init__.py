@@ -1,0 +1,51 @@
+"""Triton implementations of every op in the box. Triton itself is imported when an op is first used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import registry
+
+KERNEL_REGISTRY_API = 1
+
+
+@registry.implements("vector_add")
+def vector_add_implementations() -> Sequence[registry.Implementation]:
+    from .elementwise import BlockVectorAdd
+
+    return [BlockVectorAdd()]
+
+
+@registry.implements("square")
+def square_implementations() -> Sequence[registry.Implementation]:
+    from .elementwise import BlockSquare
+
+    return [BlockSquare()]
+
+
+@registry.implements("gelu")
+def gelu_implementations() -> Sequence[registry.Implementation]:
+    from .elementwise import BlockGelu
+
+    return [BlockGelu()]
+
+
+@registry.implements("softmax")
+def softmax_implementations() -> Sequence[registry.Implementation]:
+    from .softmax import OnlineSoftmax, RowSoftmax, SplitSoftmax
+
+    return [RowSoftmax(), OnlineSoftmax(), SplitSoftmax()]
+
+
+@registry.implements("rms_norm")
+def rms_norm_implementations() -> Sequence[registry.Implementation]:
+    from .rms_norm import LoopedRmsNorm, RowRmsNorm
+
+    return [RowRmsNorm(), LoopedRmsNorm()]
+
+
+@registry.implements("gemm_int4")
+def gemm_int4_implementations() -> Sequence[registry.Implementation]:
+    from .gemm_int4 import GemmInt4, GemvInt4, SplitKInt4
+
+    return [GemmInt4(), SplitKInt4(), GemvInt4()]

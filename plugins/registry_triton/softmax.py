@@ -1,0 +1,135 @@
+"""Softmax in three forms: rows in registers, rows in two passes, rows split over programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from registry import Device, Launch, Problem, Space
+from registry.backends.estimate import next_power_of_2, row_multiple
+from registry.backends.triton import TritonImplementation
+from registry.problem import TensorSpec
+from registry.space import Config
+
+from . import rows
+from .kernels import softmax as kernels
+from .support import common_reasons, options
+
+
+class RowSoftmax(TritonImplementation):
+    """One or several whole rows a program, read once and kept in registers; fp32 accumulation."""
+
+    op = "softmax"
+    name = "triton.row"
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        yield from common_reasons(problem, device)
+        yield from rows.register_reasons(problem)
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        return rows.register_space(problem, device)
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        return rows.register_default(problem, device)
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        """Reads every row once, which nothing beats while it fits comfortably."""
+        return 2.0 if problem.cols <= 32768 else 1.0
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+        count = config["rows_per_program"]
+        multiple = row_multiple(problem.cols)
+        return Launch(
+            kernels.row_softmax,
+            grid=(-(-problem.rows // count),),
+            args=("y", "x", problem.rows, problem.cols // multiple),
+            constants={"MULTIPLE": multiple, "ROWS": count, "BLOCK": next_power_of_2(problem.cols)},
+            options=options(config),
+        )
+
+
+class OnlineSoftmax(TritonImplementation):
+    """One row a program in two passes, online maximum and sum first; for rows that do not fit in registers."""
+
+    op = "softmax"
+    name = "triton.online"
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        yield from common_reasons(problem, device)
+        yield from rows.pass_reasons(problem)
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        return rows.pass_space(problem, device)
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        return rows.pass_default(problem, device)
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        """Right for long rows; a row that fits in registers need not be read twice."""
+        return 1.5 if problem.cols > 2048 else 0.5
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+        multiple = row_multiple(problem.cols)
+        return Launch(
+            kernels.online_softmax,
+            grid=(problem.rows,),
+            args=("y", "x", problem.cols // multiple),
+            constants={"MULTIPLE": multiple, **rows.pass_constants(problem, config)},
+            options=options(config),
+        )
+
+
+class SplitSoftmax(TritonImplementation):
+    """Each row over several programs, in two launches with fp32 partial results; for few long rows."""
+
+    op = "softmax"
+    name = "triton.split"
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        yield from common_reasons(problem, device)
+        yield from rows.pass_reasons(problem)
+        if problem.cols < 8192:
+            yield f"a row of {problem.cols} is too short to split (from 8192)"
+        if problem.rows > 4 * device.multiprocessors:
+            yield f"{problem.rows} rows keep every SM busy without splitting (limit {4 * device.multiprocessors})"
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        """Programs a row, columns a step, warps."""
+        splits = [count for count in (2, 4, 8, 16, 32, 64) if count * problem.rows <= 8 * max(device.multiprocessors, 8)]
+
+        def vectors(config: Config) -> bool:
+            return bool(rows.vector_of(problem) <= config["BLOCK"] // (32 * config["num_warps"]) <= 32)
+
+        return (
+            Space(SPLITS=splits or [2], BLOCK=[1024, 2048, 4096, 8192], num_warps=[4, 8, 16], num_stages=[1])
+            .require("one 16-byte vector to 32 elements a thread", vectors)
+            .require("every program has columns", lambda config: config["SPLITS"] * config["BLOCK"] <= 2 * problem.cols)
+        )
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        """About two programs an SM."""
+        wanted = min(64.0, 2 * device.multiprocessors / problem.rows)
+
+        def distance(config: Config) -> tuple[float, int, int]:
+            return abs(config["SPLITS"] - wanted), abs(config["BLOCK"] - 2048), abs(config["num_warps"] - 4)
+
+        return min(self.space(problem, device).configs, key=distance)
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        """Worth its second launch while most SMs would idle."""
+        return 2.5 if problem.cols >= 32768 and 4 * problem.rows <= device.multiprocessors else 0.25
+
+    def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
+        shape = (problem.rows, config["SPLITS"])
+        return {name: TensorSpec.contiguous(shape, torch.float32) for name in ("tops", "totals")}
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:
+        multiple = row_multiple(problem.cols)
+        constants = {"MULTIPLE": multiple, "SPLITS": config["SPLITS"], **rows.pass_constants(problem, config)}
+        grid = (problem.rows * config["SPLITS"],)
+        units = problem.cols // multiple
+        return [
+            Launch(kernels.partial_softmax, grid, ("tops", "totals", "x", units), constants, options(config)),
+            Launch(kernels.combine_softmax, grid, ("y", "x", "tops", "totals", units), constants, options(config)),
+        ]

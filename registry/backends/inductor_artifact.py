@@ -1,0 +1,77 @@
+"""Functions compiled by Inductor ahead of their first call, as files that another process loads.
+
+``torch.compile`` compiles in the process that calls, at its first call. What it is made of, taken apart by way of
+``torch._inductor.standalone_compile`` (torch 2.8 and newer), compiles without data, saves, and loads without Dynamo
+and its guards. That is private ground, so whoever uses this module falls back to ``torch.compile``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..problem import TensorSpec
+
+Compiled = Callable[..., Any]
+"""Takes the tensors, returns the output or a sequence of outputs."""
+
+
+def available() -> bool:
+    """Whether this torch can save what Inductor compiled."""
+    inductor = _inductor()
+    return hasattr(inductor, "CompiledArtifact") and hasattr(inductor, "standalone_compile")
+
+
+def compile_to_file(function: Compiled, tensors: Sequence[TensorSpec], threads: int, file: Path) -> bool:
+    """Compile ``function`` of tensors like these and save it; False when it compiled but cannot be saved.
+
+    ``threads`` is what a CPU kernel splits its work over. Whatever Inductor raises is raised.
+    """
+    from torch._inductor import config
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    # one kernel a graph: a pool of compiler processes would cost more to start than it saves
+    with _quiet(), config.patch({"cpp.threads": threads, "compile_threads": 1}), torch.no_grad():
+        with FakeTensorMode():
+            fakes = [spec.empty() for spec in tensors]
+            graph = make_fx(function)(*fakes)
+        compiled = _inductor().standalone_compile(graph, fakes, dynamic_shapes="from_example_inputs", options={})
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        compiled.save(path=str(partial), format="binary")
+    except (RuntimeError, AssertionError) as fault:
+        logging.getLogger(__name__).debug("%s: Inductor's artifact cannot be saved: %s", file.name, fault)
+        return False
+    partial.replace(file)
+    return True
+
+
+def load_file(file: Path) -> Compiled:
+    """What ``compile_to_file`` saved, by this same torch; anything may be raised when it was another."""
+    with _quiet():
+        loaded: Compiled = _inductor().CompiledArtifact.load(path=str(file), format="binary")
+    return loaded
+
+
+def _inductor() -> Any:
+    return importlib.import_module("torch._inductor")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    # importing Inductor where a CUDA toolkit but no GPU is found logs a warning that is nobody's business here
+    logger = logging.getLogger("torch.utils.cpp_extension")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,1 @@
+"""The command line: ``tune`` and ``registry``, a file a command."""

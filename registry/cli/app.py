@@ -1,0 +1,68 @@
+"""How every command starts and ends: options parsed by typer, faults as one line and a hint, exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import Any
+
+import typer
+
+from tuning_db import TuningDBError
+
+from ..errors import RegistryError
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+_ClickFault: Any = typer.BadParameter.__mro__[2]
+"""ClickException, which newer releases of typer bring themselves and older ones take from click."""
+
+
+def new_app(help_text: str) -> typer.Typer:
+    """A typer application whose help is plain text, the same in a terminal, a pipe and the docs."""
+    return typer.Typer(
+        help=help_text,
+        rich_markup_mode=None,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        no_args_is_help=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+
+
+def run(app: typer.Typer, program: str, arguments: list[str] | None = None) -> int:
+    """Run a command and return its exit code: 2 for what the user got wrong, told in a line and a hint."""
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            return app(args=arguments, prog_name=program, standalone_mode=False) or 0
+    except _ClickFault as fault:
+        context = getattr(fault, "ctx", None)
+        command = context.command_path if context else program
+        return _report(program, fault.format_message(), f"see {command} --help")
+    except (RegistryError, TuningDBError) as fault:
+        return _report(program, fault.message, fault.hint)
+    except (KeyboardInterrupt, typer.Abort):
+        _tell(f"{program}: interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # the reader has gone (`registry results | head`); keep the interpreter's own flush at exit quiet
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _report(program: str, message: str, hint: str) -> int:
+    text = f"{program}: {' '.join(message.split())}"
+    _tell(text + (f"\n  {hint}" if hint else ""))
+    return BAD_INPUT
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    _tell(f"warning: {message}")
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

@@ -1,0 +1,236 @@
+"""What ``registry doctor`` looks at, a function a thing. Each tries the real thing instead of looking for a file."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tuning_db import MissingDatabaseError, Store, TuningDBError
+
+from ..errors import RegistryError
+from . import text
+
+OK, ABSENT, FAULT = "ok", "absent", "fault"
+
+_OPENMP = """
+#include <omp.h>
+extern "C" int threads() { return omp_get_max_threads(); }
+"""
+
+_CUDA = 'extern "C" __global__ void one(float* y) { *y = ONE; }'
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report: ``state`` is ``ok``, ``absent`` (not needed, not there) or ``fault``."""
+
+    name: str
+    state: str
+    found: str
+    advice: str = ""
+
+
+def checks(database: str | None) -> Iterator[Check]:
+    """Every check in the order in which a person would ask, each made when it is wanted."""
+    yield Check("python", OK, f"{platform.python_version()} at {sys.executable}")
+    yield torch_check()
+    yield gpu_check()
+    yield triton_check()
+    yield nvrtc_check()
+    yield compiler_check()
+    yield cache_check()
+    yield database_check(database)
+    yield from plugin_checks()
+    yield shadow_check(Path.cwd())
+    yield script_check()
+
+
+def torch_check() -> Check:
+    """PyTorch and what it was built for."""
+    import torch
+
+    built = (
+        f"CUDA {torch.version.cuda}"
+        if torch.version.cuda
+        else f"HIP {torch.version.hip}"
+        if torch.version.hip
+        else "CPU"
+    )
+    return Check("torch", OK, f"{torch.__version__}, built for {built}")
+
+
+def gpu_check() -> Check:
+    """The GPUs that torch can use, and the driver."""
+    import torch
+
+    from ..device import Device
+
+    if torch.cuda.is_available():
+        devices = [Device.of(f"cuda:{index}") for index in range(torch.cuda.device_count())]
+        names = ", ".join(f"{device} with {device.memory_bytes / 2**30:.0f} GiB" for device in devices)
+        return Check("gpu", OK, f"{names}; driver {devices[0].software()['driver'] or 'unknown'}")
+    if shutil.which("nvidia-smi") and (fault := _output(["nvidia-smi", "-L"])) and "GPU" in fault:
+        advice = (
+            "install a torch built for CUDA and as old as this driver"
+            if not torch.version.cuda
+            else "update the driver"
+        )
+        return Check("gpu", FAULT, f"there is one, but torch cannot use it ({fault.splitlines()[0]})", advice)
+    return Check("gpu", ABSENT, "none; everything runs on the CPU")
+
+
+def triton_check() -> Check:
+    """Triton's version; it needs to import, not to launch."""
+    version = _version("triton")
+    if not version:
+        return Check("triton", ABSENT, "not installed: no triton.* implementations", "pip install triton (Linux)")
+    if fault := _import_fault("triton"):
+        return Check("triton", FAULT, f"{version} does not import: {fault}", "reinstall the triton that torch asks for")
+    return Check("triton", OK, version)
+
+
+def nvrtc_check() -> Check:
+    """A CUDA kernel compiled through NVRTC, as the cuda.* implementations are."""
+    from ..backends import nvrtc
+
+    if reason := nvrtc.missing():
+        return Check("nvrtc", ABSENT, f"{reason.partition(' (')[0]}: no cuda.* implementations", nvrtc.INSTALL_HINT)
+    try:
+        nvrtc.compile_source(nvrtc.Source(_CUDA, "one", {"ONE": 1.0}, "sm_90"))
+    except RegistryError as fault:
+        return Check("nvrtc", FAULT, f"NVRTC {nvrtc.version()} cannot compile: {_line(fault)}", nvrtc.INSTALL_HINT)
+    return Check("nvrtc", OK, f"NVRTC {nvrtc.version()} compiles for sm_90")
+
+
+def compiler_check() -> Check:
+    """The C++ compiler, with OpenMP, as the cpp.* implementations need it."""
+    from ..backends.cpp_compiler import NoCompiler, build, find_compiler
+
+    found = find_compiler()
+    if isinstance(found, NoCompiler):
+        return Check("compiler", ABSENT, f"{found.reason}: no cpp.* implementations")
+    command = " ".join(found.command)
+    try:
+        build(_OPENMP, (), "doctor")
+    except RegistryError as fault:
+        return Check(
+            "compiler", FAULT, f"{command} cannot compile: {_line(fault)}", "install its C++ library, or set CXX"
+        )
+    version = _output([*found.command, "--version"]).partition("\n")[0]
+    return Check("compiler", OK, f"{version}, with OpenMP")
+
+
+def cache_check() -> Check:
+    """The folder of compiled kernels."""
+    from ..paths import cache_folder
+
+    try:
+        folder = cache_folder()
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except RegistryError as fault:
+        return Check("cache", FAULT, fault.message, fault.hint)
+    except OSError as fault:
+        return Check("cache", FAULT, f"cannot be written: {fault}", "set KERNEL_REGISTRY_CACHE to a folder of your own")
+    return Check("cache", OK, str(folder))
+
+
+def database_check(database: str | None) -> Check:
+    """Whether the database opens, and what is in it. Never creates or migrates one."""
+    try:
+        with Store.open(database, create=False, migrate=False) as store:
+            held = store.statistics()
+    except MissingDatabaseError as fault:
+        return Check("database", ABSENT, fault.message, "the first tune makes it")
+    except TuningDBError as fault:
+        return Check("database", FAULT, fault.message, fault.hint)
+    counts = f"{text.plural(held.winners, 'winner')}, {text.plural(held.trials, 'trial')}"
+    return Check("database", OK, f"{counts}, {held.size_bytes / 2**20:.1f} MiB; schema {held.schema_version}")
+
+
+def plugin_checks() -> Iterator[Check]:
+    """A line for all plugins that are well, and one for each that is not."""
+    from ..discovery import Catalog
+    from .plugins import state
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the faults become lines of the report
+        try:
+            reports = Catalog().plugins()
+        except RegistryError as fault:
+            yield Check("plugins", FAULT, fault.message, fault.hint)
+            return
+    well = [report for report in reports if not report.fault and not report.blocked]
+    count = sum(len(report.implementations) for report in well)
+    names = ", ".join(report.name for report in well)
+    yield Check("plugins", OK if count else FAULT, f"{names}: {text.plural(count, 'implementation')}")
+    for report in reports:
+        if report not in well:
+            advice = "upgrade or uninstall it, or block it with KERNEL_REGISTRY_BLOCK" if report.fault else ""
+            yield Check("plugin", FAULT if report.fault else ABSENT, f"{report.name}: {state(report)}", advice)
+
+
+def shadow_check(folder: Path) -> Check:
+    """Whether something in the current folder would be imported as ``registry`` instead of this package."""
+    own = Path(__file__).resolve().parents[1]
+    for name in ("registry.py", "registry"):
+        found = folder / name
+        if found.exists() and found.resolve() != own:
+            return Check("import", FAULT, f"{found} hides this package from scripts in {folder}", "rename it")
+    spec = importlib.util.find_spec("registry")
+    return Check("import", OK, f"registry is {Path(spec.origin).parent if spec and spec.origin else own}")
+
+
+def script_check() -> Check:
+    """``tune`` is torchtune's script name too."""
+    found = shutil.which("tune")
+    if found is None:
+        return Check("tune", ABSENT, "no such script on the PATH", "use `registry tune`, or activate the environment")
+    try:
+        ours = "registry.cli.tune" in Path(found).read_text(errors="replace")
+    except OSError:
+        ours = False
+    if not ours:
+        return Check("tune", ABSENT, f"{found} is another package's", "use `registry tune`, which is the same command")
+    return Check("tune", OK, found)
+
+
+def _line(fault: RegistryError) -> str:
+    return " ".join(fault.message.split())[:200]
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _import_fault(module: str) -> str:
+    """Import in a process of its own: a broken extension module may take its process along."""
+    done = _run([sys.executable, "-c", f"import {module}"])
+    if done is None:
+        return "it hangs"
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+
+
+def _output(command: list[str]) -> str:
+    done = _run(command)
+    return done.stdout.strip() if done is not None and done.returncode == 0 else ""
+
+
+def _run(command: list[str]) -> Any:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (subprocess.TimeoutExpired, OSError):
+        return None

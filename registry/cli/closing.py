@@ -1,0 +1,48 @@
+"""The table that a tuning run ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..tuner.events import Result
+from . import text
+
+TORCH = "torch.native"
+COMPILED = "torch.compile"
+
+
+def speedup_over(result: Result, implementation: str) -> float | None:
+    """The other implementation's time over the winner's; None where it did not run."""
+    if result.implementation == implementation:
+        return 1.0
+    return result.speedup.get(implementation)
+
+
+def print_results(results: Sequence[Result]) -> None:
+    """A line a problem: winner, config, median µs, fraction of the floor, speedup over torch and torch.compile."""
+    text.print_table(
+        ["problem", "winner", "config", "µs", "of floor", "× torch", "× compile", "verdict"],
+        [_row(result) for result in results],
+        right=["µs", "of floor", "× torch", "× compile"],
+    )
+
+
+def _row(result: Result) -> list[str]:
+    name = text.named(result.problem.op, result.problem.dims)
+    if result.verdict == "none":
+        return [name, "none is right", statuses(result), "-", "-", "-", "-", "none"]
+    return [
+        name,
+        result.implementation,
+        text.pairs(result.config),
+        text.microseconds(result.median_us),
+        text.ratio(result.fraction_of_floor),
+        text.ratio(speedup_over(result, TORCH)),
+        text.ratio(speedup_over(result, COMPILED)),
+        result.verdict,
+    ]
+
+
+def statuses(result: Result) -> str:
+    """``38 ok, 2 wrong_result``."""
+    return ", ".join(f"{count} {status}" for status, count in result.statuses.most_common()) or "no candidate"

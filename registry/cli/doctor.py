@@ -1,0 +1,35 @@
+"""``registry doctor``: at a glance, what works here and what to do about what does not."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import typer
+
+from . import text
+from .checks import FAULT, Check, checks
+from .options import Database, Json
+
+_MARKS = {"ok": "ok   ", "absent": "-    ", FAULT: "FAULT"}
+
+
+def doctor(db: Database = None, json: Json = False) -> None:
+    """Check what works on this machine.
+
+    Python, torch, Triton, GPU, compilers, cache, database and plugins, and what to do about what does not work.
+
+    Exit code 1 when something is at fault; what is merely absent (a GPU) is not.
+    """
+    found = list(checks(db))
+    if json:
+        text.print_json([asdict(check) for check in found])
+    else:
+        for check in found:
+            _show(check)
+    raise typer.Exit(1 if any(check.state == FAULT for check in found) else 0)
+
+
+def _show(check: Check) -> None:
+    text.say(f"{_MARKS[check.state]}  {check.name:<14} {check.found}")
+    if check.advice:
+        text.say(f"{'':<22}-> {check.advice}")

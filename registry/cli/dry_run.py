@@ -1,0 +1,55 @@
+"""``tune --dry-run``: what would be tried, and why the rest would not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from . import text
+
+if TYPE_CHECKING:
+    from ..device import Device
+    from ..tuner.planning import Choice, ProblemPlan
+
+
+def show(plans: Sequence[ProblemPlan], device: Device, *, json: bool) -> None:
+    """A block a problem: each implementation with its number of configurations, or every reason why it is out."""
+    if json:
+        text.print_json([_data(plan) for plan in plans])
+        return
+    for plan in plans:
+        text.say(text.named(plan.problem.op, plan.problem.dims))
+        if plan.skipped:
+            text.say(f"  skipped: {plan.skipped}")
+        for choice in plan.choices:
+            text.say(f"  {choice.implementation.name:<22} {_choice(choice)}")
+    tunable = [plan for plan in plans if not plan.skipped]
+    candidates = sum(len(choice.configs) for plan in tunable for choice in plan.choices)
+    text.say(
+        f"{text.plural(len(tunable), 'problem')} to tune on {device} with {text.plural(candidates, 'candidate')}, "
+        f"{len(plans) - len(tunable)} skipped"
+    )
+
+
+def _choice(choice: Choice) -> str:
+    if choice.unsupported:
+        return f"out: {'; '.join(choice.unsupported)}"
+    default = text.pairs(choice.default or {})
+    return text.plural(len(choice.configs), "config") + (f", default {default}" if default != "-" else "")
+
+
+def _data(plan: ProblemPlan) -> dict[str, object]:
+    return {
+        "op": plan.problem.op,
+        "dims": dict(plan.problem.dims),
+        "skipped": plan.skipped,
+        "implementations": [
+            {
+                "name": choice.implementation.name,
+                "configs": len(choice.configs),
+                "default": None if choice.default is None else dict(choice.default),
+                "unsupported": list(choice.unsupported),
+            }
+            for choice in plan.choices
+        ],
+    }

@@ -1,0 +1,55 @@
+"""``registry export`` and ``registry import``: results from one database to another, as JSON lines."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tuning_db import Store
+
+from ..errors import RegistryError
+from . import text
+from .options import Database
+
+
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write; - is stdout. Never overwritten.")],
+    op: Annotated[str | None, typer.Option("--op", metavar="OP", help="Only this op.")] = None,
+    db: Database = None,
+) -> None:
+    """Write results as JSON lines.
+
+    Runs, trials, decisions and winners, for `registry import` on another machine.
+    """
+    with Store.open(db, create=False, migrate=False) as store:
+        if str(file) == "-":
+            store.export(sys.stdout, op=op)
+            return
+        try:
+            with file.open("x", encoding="utf-8") as stream:
+                count = store.export(stream, op=op)
+        except OSError as fault:
+            raise RegistryError(f"{file}: {fault.strerror}", hint="expected a file that can be made") from None
+    text.say(f"{text.plural(count, 'record')} written to {file}")
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `registry export` wrote.")],
+    db: Database = None,
+) -> None:
+    """Add exported results to the database.
+
+    Every line is checked first; importing twice changes nothing.
+    """
+    try:
+        with file.open(encoding="utf-8") as stream, Store.open(db) as store:
+            count = store.load(stream)
+            where = store.url
+    except OSError as fault:
+        raise RegistryError(f"{file}: {fault.strerror}", hint="expected a file of `registry export`") from None
+    except UnicodeDecodeError:
+        raise RegistryError(f"{file}: not UTF-8 text", hint="expected a file of `registry export`") from None
+    text.say(f"{text.plural(count, 'new record')} in {where}")

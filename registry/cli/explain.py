@@ -1,0 +1,68 @@
+"""``registry explain``: which implementation a call would run, and why, without having the call."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import yaml
+
+from ..errors import InvalidArgumentError
+from . import text
+from .options import Database, DeviceName, Json, Plugins, catalog_with
+
+if TYPE_CHECKING:
+    from ..contract import Op
+
+
+def explain(
+    op: Annotated[str, typer.Argument(metavar="OP", help="The op, e.g. softmax.")],
+    dims: Annotated[
+        list[str], typer.Argument(metavar="DIM=VALUE...", help="Its dimensions, e.g. rows=256 cols=2048 dtype=float32.")
+    ],
+    device: DeviceName = None,
+    plugin: Plugins = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Tell what a call runs, and why.
+
+    Implementation, config, what decided it, and why the other implementations were not chosen.
+
+    For contiguous, aligned tensors without gradients. Nothing is compiled or run.
+    """
+    from ..device import Device
+    from ..dispatch.dispatcher import Dispatcher
+
+    there = Device.of(device) if device else Device.best()
+    catalog = catalog_with(plugin)
+    contract = catalog.op(op)
+    problem = contract.problem_of(dict(_dimension(contract, pair) for pair in dims))
+    told = Dispatcher(catalog, database=db).explain_problem(problem, there)
+    if json:
+        text.print_json(_data(told))
+    else:
+        text.say(str(told))
+
+
+def _dimension(op: Op, pair: str) -> tuple[str, Any]:
+    name, given, value = pair.partition("=")
+    if not given or not value:
+        known = ", ".join(sorted(op.static | op.dynamic))
+        raise InvalidArgumentError(f"{pair!r} is not DIM=VALUE", hint=f"{op.name} has the dimensions {known}")
+    try:
+        return name, yaml.safe_load(value)  # the same reading as in a shapes file
+    except yaml.YAMLError:
+        return name, value
+
+
+def _data(value: object) -> object:
+    """Dataclasses as dictionaries all the way down; what is neither plain nor data is told as text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _data(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, list | tuple):
+        return [_data(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _data(item) for key, item in value.items()}
+    return value if value is None or isinstance(value, int | float | str | bool) else text.plain(value)

@@ -1,0 +1,36 @@
+"""``registry``: what there is, what won, why, and whether this machine is fit for it."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from . import app as application
+from .doctor import doctor
+from .exchange import export, import_
+from .explain import explain
+from .ops import ops
+from .plugins import plugins
+from .results import results
+from .tune import tune
+
+HELP = "Which kernel runs: the ops, who implements them, what was measured here, and what won."
+
+
+def new_registry_app() -> typer.Typer:
+    """The ``registry`` program."""
+    program = application.new_app(HELP)
+    for command in (tune, ops, plugins, explain, results, doctor, export):
+        program.command(name=command.__name__)(command)
+    program.command(name="import")(import_)
+    return program
+
+
+def main() -> None:
+    """Entry point of the script ``registry``."""
+    sys.exit(application.run(new_registry_app(), "registry"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""``registry ops``: the ops, their dimensions, their schema and who implements them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import text
+from .options import Json, Plugins, catalog_with
+
+if TYPE_CHECKING:
+    from ..contract import Op
+    from ..discovery import Catalog
+
+
+def ops(plugin: Plugins = None, json: Json = False) -> None:
+    """List the ops, and who implements them.
+
+    With their schemas, and their dimensions as a shapes file names them.
+    """
+    catalog = catalog_with(plugin)
+    if json:
+        text.print_json([_data(op, catalog) for op in catalog.ops().values()])
+        return
+    for op in catalog.ops().values():
+        names = [implementation.name for implementation in catalog.implementations(op.name)]
+        text.say(f"{op.name}, version {op.version}")
+        text.say(f"  schema           {op.schema}")
+        text.say(f"  dimensions       dynamic: {_listed(op.dynamic)}; static: {_listed(op.static)}")
+        text.say(f"  implementations  {len(names)}: {_listed(names)}")
+
+
+def _listed(names: object) -> str:
+    assert isinstance(names, list | frozenset)
+    return ", ".join(names if isinstance(names, list) else sorted(names)) or "none"
+
+
+def _data(op: Op, catalog: Catalog) -> dict[str, object]:
+    return {
+        "name": op.name,
+        "version": op.version,
+        "schema": op.schema,
+        "dynamic": sorted(op.dynamic),
+        "static": sorted(op.static),
+        "implementations": [
+            {"name": implementation.name, "device_types": sorted(implementation.device_types)}
+            for implementation in catalog.implementations(op.name)
+        ],
+    }

@@ -1,0 +1,54 @@
+"""``registry plugins``: every plugin that was found, what it brings, and what is wrong with it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from . import text
+from .options import Json, Plugins, catalog_with
+
+if TYPE_CHECKING:
+    from ..plugin import PluginReport
+
+
+def plugins(plugin: Plugins = None, json: Json = False) -> None:
+    """List the plugins, and what is wrong with them.
+
+    With distribution, version, API version, ops, implementations and load time.
+    """
+    catalog = catalog_with(plugin)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the faults are in the listing
+        reports = catalog.plugins()
+    if json:
+        text.print_json([asdict(report) for report in reports])
+        return
+    text.print_table(
+        ["plugin", "distribution", "version", "API", "ops", "implementations", "load ms", "state"],
+        [_row(report) for report in reports],
+        right=["ops", "implementations", "load ms"],
+    )
+
+
+def _row(report: PluginReport) -> list[str]:
+    return [
+        report.name,
+        report.distribution or "-",
+        report.version or "-",
+        "-" if report.api_version is None else str(report.api_version),
+        str(len(report.ops)),
+        str(len(report.implementations)),
+        f"{report.load_ms:.0f}",
+        state(report),
+    ]
+
+
+def state(report: PluginReport) -> str:
+    """``ok``, ``blocked``, its fault, or the ops that it implements and nobody defines."""
+    if report.fault:
+        return f"fault: {report.fault}"
+    if report.blocked:
+        return "blocked by KERNEL_REGISTRY_PLUGINS or KERNEL_REGISTRY_BLOCK"
+    return f"inactive: nobody defines {', '.join(report.inactive)}" if report.inactive else "ok"

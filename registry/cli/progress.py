@@ -1,0 +1,206 @@
+"""What a person sees while a run tunes: live in a terminal, lines in a pipe, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import fields
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ..problem import Problem
+from ..tuner import events
+from . import closing, text
+
+SECONDS_BETWEEN_LINES = 10.0
+SHOWN_AT_ONCE = 8
+
+
+class Display(ABC):
+    """Takes a run's events; remembers how it ended. A context manager, so that the terminal is left as it was."""
+
+    def __init__(self) -> None:
+        self.ended: events.RunEnded | None = None
+        self.skipped: list[events.ProblemSkipped] = []
+
+    def __call__(self, event: events.Event) -> None:
+        """The observer that the tuner calls."""
+        if isinstance(event, events.RunEnded):
+            self.ended = event
+        elif isinstance(event, events.ProblemSkipped):
+            self.skipped.append(event)
+        self.show(event)
+
+    @abstractmethod
+    def show(self, event: events.Event) -> None:
+        """Display one event."""
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+class JsonLines(Display):
+    """One JSON object a line: ``event`` names its kind, the other keys are the event's fields."""
+
+    def show(self, event: events.Event) -> None:
+        text.say(json.dumps(as_json(event), default=text.plain))
+
+
+def as_json(event: events.Event | events.Result) -> dict[str, object]:
+    """An event as plain data; problems become ``{"op": ..., "dims": ...}``."""
+    name = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in type(event).__name__)
+    return {"event": name.lstrip("_")} | {field.name: _data(getattr(event, field.name)) for field in fields(event)}
+
+
+def _data(value: object) -> object:
+    match value:
+        case Problem():
+            return {"op": value.op, "dims": dict(value.dims)}
+        case events.Result():
+            held = as_json(value)
+            del held["event"]
+            return held | {"fraction_of_floor": value.fraction_of_floor}
+        case tuple():
+            return [_data(item) for item in value]
+        case Counter():
+            return dict(value)
+        case _:
+            return value
+
+
+class PlainLines(Display):
+    """A line for what matters, and one every few seconds while a problem is being searched."""
+
+    def __init__(self, say: Callable[[str], None] = text.say) -> None:
+        super().__init__()
+        self._say = say
+        self._last = time.monotonic()
+
+    def show(self, event: events.Event) -> None:
+        if isinstance(event, events.TrialDone):
+            if time.monotonic() - self._last < SECONDS_BETWEEN_LINES:
+                return
+            self._say(_trial_line(event))
+        elif line := _line(event):
+            self._say(line)
+        self._last = time.monotonic()
+
+
+class LiveDisplay(Display):
+    """The problems being searched, redrawn in place; what is decided scrolls by above them."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__()
+        self._console = console or text.console()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+        )
+        self._task = self._bar.add_task("problems decided", total=None)
+        self._searched: dict[Problem, events.TrialDone] = {}
+        self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self._render)
+
+    def __enter__(self) -> LiveDisplay:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._searched.clear()
+        self._live.stop()
+
+    def show(self, event: events.Event) -> None:
+        match event:
+            case events.TrialDone():
+                self._searched.pop(event.problem, None)  # the latest stands last
+                self._searched[event.problem] = event
+                return
+            case events.RunStarted():
+                self._bar.update(self._task, total=len(event.problems) - len(event.known))
+            case events.ProblemDecided():
+                self._searched.pop(event.result.problem, None)
+                self._bar.advance(self._task)
+            case events.ProblemSkipped():
+                self._bar.advance(self._task)
+        if line := _line(event):
+            self._console.print(line)
+
+    def _render(self) -> Group:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for name in ("problem", "tried", "best µs", "of floor", "left"):
+            table.add_column(name, justify="left" if name == "problem" else "right", no_wrap=True)
+        for trial in list(self._searched.values())[-SHOWN_AT_ONCE:]:
+            table.add_row(text.named(trial.problem.op, trial.problem.dims), *_standing(trial))
+        hidden = len(self._searched) - SHOWN_AT_ONCE
+        more = [Text(f"and {text.plural(hidden, 'problem')} more", style="dim")] if hidden > 0 else []
+        return Group(*([table] if self._searched else []), *more, self._bar)
+
+
+def _standing(trial: events.TrialDone) -> tuple[str, str, str, str]:
+    """Tried, best so far in µs, fraction of the floor, time left."""
+    fraction = trial.floor_us / trial.best_us if trial.floor_us and trial.best_us else None
+    return (
+        f"{trial.done}/{trial.candidates}",
+        text.microseconds(trial.best_us),
+        text.ratio(fraction),
+        text.duration(trial.seconds_left),
+    )
+
+
+def _trial_line(trial: events.TrialDone) -> str:
+    tried, best, fraction, left = _standing(trial)
+    problem = text.named(trial.problem.op, trial.problem.dims)
+    return f"{problem}: {tried} tried, best {best} µs, {fraction} of floor, {left} left"
+
+
+def _line(event: events.Event) -> str:  # noqa: PLR0911  (one return an event)
+    """What scrolls by; empty for what is only shown live."""
+    match event:
+        case events.RunStarted():
+            return _started(event)
+        case events.ProblemSkipped():
+            return f"{text.named(event.problem.op, event.problem.dims)}: skipped: {event.reason}"
+        case events.ProblemStarted():
+            return f"{text.named(event.problem.op, event.problem.dims)}: {text.plural(event.candidates, 'candidate')}"
+        case events.FinalsStarted():
+            return f"finals: {text.plural(event.problems, 'problem')}, each in {event.blocks} fresh processes"
+        case events.ProblemDecided():
+            return _decided(event.result)
+        case events.Note():
+            return f"note: {event.message}"
+        case _:
+            return ""
+
+
+def _started(event: events.RunStarted) -> str:
+    known = f", {len(event.known)} of them tuned before (--retune measures them again)" if event.known else ""
+    return (
+        f"tuning {text.plural(len(event.problems), 'problem')} on {event.device}{known}; results go to {event.database}"
+    )
+
+
+def _decided(result: events.Result) -> str:
+    problem = text.named(result.problem.op, result.problem.dims)
+    if result.verdict == "none":
+        return f"{problem}: no candidate is right ({closing.statuses(result)})"
+    return (
+        f"{problem}: {result.implementation} {text.pairs(result.config)}: {text.microseconds(result.median_us)} µs, "
+        f"{text.ratio(result.fraction_of_floor)} of floor, {result.verdict} ({closing.statuses(result)})"
+    )

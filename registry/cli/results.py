@@ -1,0 +1,147 @@
+"""``registry results``: what won, and every trial behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tuning_db import Store
+
+from . import text
+from .closing import COMPILED, TORCH
+from .options import Database, Json
+
+if TYPE_CHECKING:
+    from tuning_db import Decision, Trial
+
+
+def results(
+    op: Annotated[str | None, typer.Option("--op", metavar="OP", help="Only this op.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", metavar="DEVICE", help="Only results of this device's kind. Default: of all hardware."
+        ),
+    ] = None,
+    trials: Annotated[
+        bool, typer.Option("--trials", help="Every trial, also the failed ones, instead of the winners.")
+    ] = False,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """List what won, or every trial.
+
+    With problem, hardware, config, median µs, fraction of the floor and speedups.
+    """
+    hardware = None if device is None else _hardware(device)
+    with Store.open(db, create=False, migrate=False) as store:
+        if trials:
+            found = store.trials(op=op)
+            _print_trials([one for one in found if hardware in (None, one.environment.hardware)], json=json)
+        else:
+            _print_winners(store.winners(op=op, hardware=hardware), json=json)
+
+
+def _hardware(device: str) -> Mapping[str, Any]:
+    from ..device import Device
+
+    return Device.of(device).hardware()
+
+
+def _print_winners(winners: Sequence[Decision], *, json: bool) -> None:
+    if json:
+        text.print_json([_winner_data(winner) for winner in winners])
+        return
+    text.print_table(
+        ["problem", "hardware", "winner", "config", "µs", "of floor", "× torch", "× compile", "verdict", "when"],
+        [_winner_row(winner) for winner in winners],
+        right=["µs", "of floor", "× torch", "× compile"],
+    )
+
+
+def _winner_row(winner: Decision) -> list[str]:
+    return [
+        text.named(winner.problem.op, winner.problem.dims),
+        _name(winner),
+        winner.candidate.implementation,
+        text.pairs(winner.candidate.config),
+        text.microseconds(winner.median_us),
+        text.ratio(_fraction(winner)),
+        text.ratio(_over(winner, TORCH)),
+        text.ratio(_over(winner, COMPILED)),
+        winner.verdict,
+        f"{winner.created:%Y-%m-%d %H:%M}",
+    ]
+
+
+def _winner_data(winner: Decision) -> dict[str, object]:
+    return {
+        "op": winner.problem.op,
+        "dims": dict(winner.problem.dims),
+        "hardware": dict(winner.environment.hardware),
+        "software": dict(winner.environment.software),
+        "implementation": winner.candidate.implementation,
+        "config": dict(winner.candidate.config),
+        "median_us": winner.median_us,
+        "floor_us": winner.floor_us,
+        "fraction_of_floor": _fraction(winner),
+        "speedup": dict(winner.baselines),
+        "ratio": winner.ratio,
+        "interval": [winner.lo, winner.hi],
+        "noise": winner.aa,
+        "verdict": winner.verdict,
+        "protocol": {"regime": winner.protocol.regime, **winner.protocol.details},
+        "created": winner.created.isoformat(),
+    }
+
+
+def _print_trials(trials: Sequence[Trial], *, json: bool) -> None:
+    if json:
+        text.print_json([_trial_data(trial) for trial in trials])
+        return
+    text.print_table(
+        ["problem", "hardware", "implementation", "config", "status", "µs", "message"],
+        [_trial_row(trial) for trial in trials],
+        right=["µs"],
+    )
+
+
+def _trial_row(trial: Trial) -> list[str]:
+    return [
+        text.named(trial.problem.op, trial.problem.dims),
+        _name(trial),
+        trial.candidate.implementation,
+        text.pairs(trial.candidate.config),
+        trial.status,
+        text.microseconds(trial.median_us),
+        " ".join(trial.message.split())[:120],
+    ]
+
+
+def _trial_data(trial: Trial) -> dict[str, object]:
+    return {
+        "op": trial.problem.op,
+        "dims": dict(trial.problem.dims),
+        "hardware": dict(trial.environment.hardware),
+        "implementation": trial.candidate.implementation,
+        "config": dict(trial.candidate.config),
+        "status": trial.status,
+        "message": trial.message,
+        "median_us": trial.median_us,
+        "samples": list(trial.samples),
+        "created": trial.created.isoformat(),
+    }
+
+
+def _name(record: Decision | Trial) -> str:
+    return str(record.environment.hardware.get("name", "-"))
+
+
+def _fraction(winner: Decision) -> float | None:
+    return winner.floor_us / winner.median_us if winner.floor_us else None
+
+
+def _over(winner: Decision, implementation: str) -> float | None:
+    return 1.0 if winner.candidate.implementation == implementation else winner.baselines.get(implementation)

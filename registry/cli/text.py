@@ -1,0 +1,93 @@
+"""How things look in a terminal: times, fractions, configurations, tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_UNLIMITED = 10_000
+"""Columns. In a pipe a line may be as long as it is: a wrapped table cannot be cut or searched."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that is as wide as the terminal, or never wraps when piped."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(
+        file=stream, highlight=False, emoji=False, markup=False, width=None if stream.isatty() else _UNLIMITED
+    )
+
+
+def say(text: str = "") -> None:
+    """A line on stdout."""
+    print(text, flush=True)  # noqa: T201
+
+
+def print_json(value: object) -> None:
+    """One JSON document on stdout."""
+    say(json.dumps(value, indent=2, default=plain))
+
+
+def plain(value: object) -> object:
+    """What JSON has no type for: mappings and sets of any kind, and everything else as text."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return str(value)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()) -> None:
+    """A table without borders; the columns named in ``right`` are numbers."""
+    numbers = set(right)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in columns:
+        table.add_column(name, justify="right" if name in numbers else "left", overflow="fold", no_wrap=name in numbers)
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
+
+
+def microseconds(value: float | None) -> str:
+    """Four significant digits: ``12.34``, ``1234``; a dash for what was not measured."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def ratio(value: float | None) -> str:
+    """Two decimals, or a dash."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def duration(seconds: float | None) -> str:
+    """``0.4 s``, ``12 s``, ``3 min 04 s``, ``2 h 05 min``; a dash for what is not known."""
+    if seconds is None:
+        return "-"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def pairs(values: Mapping[str, Any]) -> str:
+    """``num_warps=4 num_stages=1``, or a dash when there is nothing."""
+    return " ".join(f"{name}={value}" for name, value in values.items()) or "-"
+
+
+def named(op: str, dims: Mapping[str, Any]) -> str:
+    """``softmax rows=4096 cols=32000 dtype=bfloat16``."""
+    return f"{op} {pairs(dims)}"
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 problem``, ``2 problems``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,257 @@
+"""CUDA C++ through NVRTC: what is compiled, cached, refused and packed. Nothing here needs a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from registry.artifact import Signature, Target, Variant
+from registry.backends import cuda_launch, nvrtc
+from registry.backends.cuda import CudaImplementation, CudaKernel, architecture_of, read_source, shared_limit
+from registry.backends.kernel_text import normalised_module
+from registry.device import Device
+from registry.errors import CompileError, InvalidDefinitionError, OutOfResourcesError
+from registry.implementation import Launch
+from registry.problem import Arguments, Problem, TensorSpec
+
+pytest.importorskip("cuda.core")
+
+H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", 132, 141 << 30, 60 << 20)
+A100 = Device("cuda", 0, "NVIDIA A100", "sm_80", 108, 80 << 30, 40 << 20)
+
+SCALE = r"""
+// y = FACTOR * x
+extern "C" __global__ void __launch_bounds__(BLOCK) scale(float *y, const float *x, long long n, float factor) {
+  long long i = (long long)blockIdx.x * BLOCK + threadIdx.x;
+  if (i < n) y[i] = factor * x[i];
+}
+template <typename T, int N> __global__ void scale_by(T *y, const T *x) { y[threadIdx.x] = x[threadIdx.x] * T(N); }
+"""
+
+
+class Scale(CudaImplementation):
+    """y = 2 x."""
+
+    op = "square"
+    name = "test.scale"
+    source = SCALE
+    kernel = "scale"
+    options: Mapping[str, Any] = {}
+    shared_bytes = 0
+
+    def launch(self, problem: Problem, config: Mapping[str, Any], device: Device) -> Launch:
+        block = config.get("block", 128)
+        return Launch(
+            CudaKernel(self.source, self.kernel),
+            grid=(-(-problem.n // block),),
+            args=("y", "x", problem.n, 2.0),
+            constants={"BLOCK": block},
+            options={"block": block, **self.options},
+            shared_bytes=self.shared_bytes,
+        )
+
+
+def signature(n: int = 8, **values: Any) -> Signature:
+    spec = TensorSpec.contiguous((n,), torch.float32)
+    return Signature(Arguments("square", {"x": spec, **values}), {"y": spec})
+
+
+def problem(n: int = 1000) -> Problem:
+    return Problem("square", {"n": n, "dtype": "float32"})
+
+
+def variant(implementation: CudaImplementation, device: Device = H200, **config: Any) -> Variant:
+    (made,) = implementation.variants(problem(), config, device, signature())
+    return made
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KERNEL_REGISTRY_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "cuda"
+
+
+@pytest.mark.parametrize("device", [A100, H200], ids=["sm_80", "sm_90a"])
+def test_a_kernel_compiles_without_a_gpu_and_tells_its_resources(device: Device) -> None:
+    artifact = Scale().compile(variant(Scale(), device, block=256), device.target)
+    assert artifact.resources["threads"] == 256
+    assert 0 < artifact.resources["registers"] <= 255
+    assert artifact.resources["spill_bytes"] == 0
+    found = nvrtc.read(Path(artifact.path))
+    assert found is not None
+    assert found.symbol == "scale"
+    assert found.code.startswith(b"\x7fELF")
+
+
+def test_template_instantiations_are_found_by_their_mangled_name() -> None:
+    implementation = Scale()
+    implementation.kernel = "scale_by<float, 3>"
+    found = nvrtc.read(Path(implementation.compile(variant(implementation, block=32), H200.target).path))
+    assert found is not None
+    assert found.symbol.startswith("_Z8scale_by")
+
+
+def test_capability_9_is_compiled_with_its_own_instructions() -> None:
+    assert architecture_of(H200.target) == "sm_90a"
+    assert architecture_of(A100.target) == "sm_80"
+    implementation = Scale()
+    implementation.source = (
+        'extern "C" __global__ void scale() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }'
+    )
+    implementation.compile(variant(implementation), H200.target)
+
+
+def test_bad_source_shows_the_compilers_line() -> None:
+    implementation = Scale()
+    implementation.source = '#line 1 "mine.cu"\nextern "C" __global__ void scale(float *y) {\n  y[0] = missing;\n}\n'
+    with pytest.raises(CompileError, match=r"mine\.cu\(2\): error: identifier \"missing\" is undefined"):
+        implementation.compile(variant(implementation), H200.target)
+
+
+@pytest.mark.parametrize(
+    ("shared", "dynamic"), [(300_000, 0), (0, 300_000)], ids=["static beyond ptxas", "dynamic beyond the device"]
+)
+def test_too_much_shared_memory_is_out_of_resources(shared: int, dynamic: int) -> None:
+    implementation = Scale()
+    implementation.shared_bytes = dynamic
+    implementation.source = (
+        'extern "C" __global__ void scale(float *y) {'
+        f"  __shared__ float held[{shared // 4 + 1}];"
+        "  held[threadIdx.x] = y[0]; __syncthreads(); y[threadIdx.x] = held[threadIdx.x ^ 1]; }"
+    )
+    with pytest.raises(OutOfResourcesError, match="shared"):
+        implementation.compile(variant(implementation, block=32), H200.target)
+    assert shared_limit(H200.target) == 227 * 1024 > shared_limit(Target("cuda", "sm_86"))
+
+
+def test_too_many_threads_are_out_of_resources() -> None:
+    with pytest.raises(OutOfResourcesError, match="2048 threads a block"):
+        Scale().compile(variant(Scale(), block=2048), H200.target)
+
+
+def test_a_second_compile_reads_the_cache(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Scale().compile(variant(Scale()), H200.target)
+    assert [path.name for path in own_cache.iterdir()] == [Path(first.path).name]
+    monkeypatch.setattr(nvrtc, "_compile", lambda source: pytest.fail("compiled again"))
+    assert Scale().compile(variant(Scale()), H200.target) == first
+
+
+@pytest.mark.parametrize("damage", [b"", b"half", b"{}\ncode"])
+def test_a_damaged_cache_entry_is_made_again(own_cache: Path, damage: bytes) -> None:
+    first = Scale().compile(variant(Scale()), H200.target)
+    whole = Path(first.path).read_bytes()
+    Path(first.path).write_bytes(damage or whole[:-10])
+    assert nvrtc.read(Path(first.path)) is None
+    assert Scale().compile(variant(Scale()), H200.target) == first
+    assert nvrtc.read(Path(first.path)) is not None
+
+
+def test_the_cache_key_ignores_comments_and_knows_everything_else() -> None:
+    base = nvrtc.Source(SCALE, "scale", {"BLOCK": 128}, "sm_90a")
+    same = nvrtc.Source(SCALE.replace("// y = FACTOR * x", "/* other words */\n"), "scale", {"BLOCK": 128}, "sm_90a")
+    assert same.key == base.key
+    others = [
+        nvrtc.Source(SCALE.replace("factor * x", "factor + x"), "scale", {"BLOCK": 128}, "sm_90a"),
+        nvrtc.Source(SCALE, "scale", {"BLOCK": 256}, "sm_90a"),
+        nvrtc.Source(SCALE, "scale", {"BLOCK": 128}, "sm_80"),
+        nvrtc.Source(SCALE, "scale", {"BLOCK": 128}, "sm_90a", {"maxrregcount": 32}),
+    ]
+    assert len({source.key for source in (base, *others)}) == 5
+
+
+def test_options_reach_the_compiler() -> None:
+    text = SCALE.replace("factor * x[i]", "expf(x[i]) / factor")
+    plain = nvrtc.compile_source(nvrtc.Source(text, "scale", {"BLOCK": 128}, "sm_80"))
+    fast = nvrtc.compile_source(nvrtc.Source(text, "scale", {"BLOCK": 128}, "sm_80", {"use_fast_math": True}))
+    assert len(fast.code) < len(plain.code)
+
+
+def test_an_unknown_option_is_refused() -> None:
+    implementation = Scale()
+    implementation.options = {"num_warps": 4}
+    with pytest.raises(InvalidDefinitionError, match=r"unknown option num_warps(.|\n)*known: block"):
+        variant(implementation)
+
+
+def test_variants_are_shared_between_sizes() -> None:
+    one, other = (Scale().variants(problem(n), {"block": 64}, H200, signature())[0].key for n in (1000, 123_457))
+    assert one == other
+
+
+def test_macros_read_as_c() -> None:
+    assert [nvrtc.macro("x", value) for value in (True, 3, 0.5, "__half")] == ["1", "3", "0.5f", "__half"]
+    with pytest.raises(InvalidDefinitionError, match="constant x=inf"):
+        nvrtc.macro("x", float("inf"))
+
+
+def test_fingerprints_ignore_comments_in_kernels_and_see_code() -> None:
+    module = f"SOURCE = r'''{SCALE}'''\n"
+    same = module.replace("// y = FACTOR * x", "// anything at all").replace("SOURCE =", "SOURCE  =  ")
+    assert normalised_module(same) == normalised_module(module)
+    assert normalised_module(module.replace("factor *", "factor -")) != normalised_module(module)
+    assert Scale().fingerprint() == Scale().fingerprint() != Commented().fingerprint()
+
+
+class Commented(Scale):
+    """The same with other kernel text."""
+
+    source = SCALE + "\n__device__ int more;\n"
+
+
+def test_shipped_sources_tell_file_and_line() -> None:
+    text = read_source("registry_cuda.kernels", "number.cuh", "elementwise.cu")
+    assert text.startswith('#line 1 "number.cuh"')
+    assert '#line 1 "elementwise.cu"' in text
+
+
+def test_unsupported_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(Scale().unsupported(problem(), H200)) == []
+    cpu = Device("cpu", 0, "a CPU", "x86_64", 2, 1 << 30, 1 << 20)
+    assert "no NVIDIA GPU" in next(iter(Scale().unsupported(problem(), cpu)))
+    monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: None)
+    assert list(Scale().unsupported(problem(), H200)) == [
+        "cuda-core is not installed (pip install kernel-registry[cuda])"
+    ]
+
+
+def test_arguments_are_packed_as_the_kernel_declares_them() -> None:
+    launch = Launch(
+        CudaKernel("", "k"),
+        (7, 2),
+        ("y", "eps", "x", 5, 2.5, "missing", True),
+        options={"block": 96},
+        cluster=(2,),
+        shared_bytes=64,
+    )
+    specs = signature(8, eps=0.0, missing=None)
+    layout = cuda_launch.Layout(["k"], [launch], specs)
+    assert layout.tensors == [(0, 0), (1, 0)]
+    assert layout.numbers == [(1, 1)]
+    frame = cuda_launch.Frame(layout, [0xABC])
+    layout.pack(frame.values, 0, 0x1000, 0x2000, 0.25)
+    ((configuration, _, kernel, parameters),) = frame.calls
+    places = (ctypes.c_void_p * 7).from_address(parameters)
+    codes = ("Q", "f", "Q", "q", "f", "Q", "?")
+    values = [
+        struct.unpack(f"<{code}", ctypes.string_at(place, struct.calcsize(f"<{code}")))[0]
+        for code, place in zip(codes, places, strict=True)
+    ]
+    assert values == [0x1000, 0.25, 0x2000, 5, 2.5, 0, True]
+    assert kernel == 0xABC
+    assert struct.unpack_from("<7I", configuration) == (7, 2, 1, 96, 1, 1, 64)
+    attributes, count = struct.unpack_from("<QI", configuration, 40)
+    assert count == 1
+    assert struct.unpack("<I4x3I", ctypes.string_at(attributes, 20)) == (4, 2, 1, 1)
+
+
+def test_unknown_and_textual_arguments_are_refused() -> None:
+    for args, text in ((("y", "z"), "names 'z'"), (("y", "mode"), "is a str")):
+        launch = Launch(CudaKernel("", "k"), (1,), args, options={"block": 32})
+        with pytest.raises(InvalidDefinitionError, match=text):
+            cuda_launch.Layout(["k"], [launch], signature(8, mode="tanh"))

@@ -1,0 +1,135 @@
+"""Whatever the user gets wrong: one line, a hint, exit code 2, no traceback, and nothing tuned."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tuning_db import Store
+
+from .conftest import Command, Told
+
+
+def assert_refused(told: Told, message: str, hint: str) -> None:
+    first, _, rest = told.err.rstrip("\n").partition("\n")
+    assert told.code == 2, told
+    assert message in first
+    assert rest.startswith("  ")
+    assert hint in rest
+    assert "Traceback" not in told.err
+    assert told.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["--op", "sofmax"], "unknown op 'sofmax'", "did you mean softmax?"),
+        (["--op", "softmax"], "no shapes for softmax", "the file has: square"),
+        (["--implementations", "torch.nativ"], "unknown implementation of square 'torch.nativ'", "torch.native"),
+        (["--device", "cuda:77"], "cuda:77", "use "),
+        (["--device", "gpu"], "'gpu' is not a device", "expected cpu, cuda or cuda:INDEX"),
+        (["--budget", "0"], "--budget 0: expected more than 0", "see tune --help"),
+        (["--budget", "soon"], "--budget", "see tune --help"),
+        (["--trials", "-3"], "--trials -3: expected more than 0", "see tune --help"),
+        (["--plugin", "absent.py"], "absent.py: no such file", "expected a Python file"),
+        (["--nonsense"], "--nonsense", "see tune --help"),
+        (["softmax"], "softmax", "see tune --help"),
+    ],
+)
+def test_tune_refuses(command: Command, shapes: Path, arguments: list[str], message: str, hint: str) -> None:
+    assert_refused(command("tune", "--shapes", shapes, *arguments), message, hint)
+
+
+def test_tune_without_shapes_is_refused(command: Command) -> None:
+    assert_refused(command("tune"), "--shapes", "see tune --help")
+
+
+def test_a_slip_in_the_shapes_is_told_with_its_line(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "slip.yaml"
+    path.write_text("softmax:\n  - {rows: 1, cols: 8, dtype: float32}\n  - {rows: 0, cols: 8, dtype: float32}\n")
+    assert_refused(
+        command("tune", "--shapes", path), "slip.yaml, line 3, softmax[1].rows: got 0", "expected a positive integer"
+    )
+    assert_refused(command("tune", "--shapes", tmp_path / "no.yaml"), "no.yaml: no such file", "expected a YAML file")
+
+
+def test_dimensions_that_no_call_could_have_are_refused(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "shapes.yaml"
+    path.write_text(
+        "gemm_int4:\n  - {m: 1, n: 64, k: 100, group_size: 64, bits: 4, symmetric: false, dtype: bfloat16}\n"
+    )
+    told = command("tune", "--shapes", path, "--dry-run")
+    assert told.code == 2
+    assert "shapes.yaml, line 2, gemm_int4[0]: " in told.err
+
+
+def test_a_device_that_is_not_there_is_told_apart(command: Command, shapes: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert_refused(command("tune", "--shapes", shapes, "--device", "cuda"), "no GPU is usable here", "--device cpu")
+
+
+def broken_databases(folder: Path) -> dict[str, str]:
+    """URLs of databases that must not be touched, by what is wrong with them."""
+    (folder / "corrupt.db").write_bytes(b"this is no database" * 100)
+    (folder / "folder.db").mkdir()
+    newer = folder / "newer.db"
+    Store.open(newer).close()
+    with sqlite3.connect(newer) as connection:
+        (table,) = connection.execute("SELECT name FROM sqlite_master WHERE name LIKE '%version%'").fetchone()
+        (column,) = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")][:1]
+        connection.execute(f"UPDATE {table} SET {column} = '9999'")
+    connection.close()
+    return {
+        "corrupt": str(folder / "corrupt.db"),
+        "folder": str(folder / "folder.db"),
+        "newer": str(newer),
+        "unreachable": "postgresql://nobody@127.0.0.1:1/absent",
+        "unknown": "oracle://somewhere/db",
+    }
+
+
+@pytest.mark.parametrize("fault", ["corrupt", "folder", "newer", "unreachable", "unknown"])
+def test_a_database_that_cannot_be_used_is_refused_and_left_alone(
+    command: Command, shapes: Path, tmp_path: Path, fault: str
+) -> None:
+    url = broken_databases(tmp_path)[fault]
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    for arguments in (["tune", "--shapes", shapes, "--implementations", "torch.native"], ["registry", "results"]):
+        told = command(*arguments, "--db", url)
+        assert told.code == 2, told
+        assert "Traceback" not in told.err
+        assert len(told.err.splitlines()) <= 3
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_read_only_database_is_refused(command: Command, shapes: Path, tmp_path: Path) -> None:
+    Store.open(tmp_path / "shut.db").close()
+    url = f"sqlite:///{tmp_path}/shut.db?mode=ro"
+    told = command("tune", "--shapes", shapes, "--implementations", "torch.native", "--db", url)
+    assert_refused(told, "can only be read", "KERNEL_REGISTRY_DB")
+
+
+def test_results_of_a_database_that_is_not_there_makes_none(command: Command, tmp_path: Path) -> None:
+    told = command("registry", "results", "--db", tmp_path / "absent.db")
+    assert told.code == 2
+    assert not (tmp_path / "absent.db").exists()
+
+
+def test_a_real_process_ends_with_code_2_and_no_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "registry.cli.main", "tune", "--shapes", str(tmp_path / "no.yaml")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[0].startswith("registry: ")
+    assert "no such file" in done.stderr

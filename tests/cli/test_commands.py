@@ -1,0 +1,164 @@
+"""What the commands tell: listings, explanations, results and the exchange of results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store, Trial
+
+from .conftest import Command
+
+ENVIRONMENT = Environment({"type": "cuda", "name": "NVIDIA H200"}, {"torch": "2.11.0"})
+PROBLEM = ProblemKey("square", 1, {"n": 4096, "dtype": "float32"}, ("dtype",))
+CANDIDATE = CandidateKey("triton.block", "f" * 64, {"BLOCK": 1024})
+PROTOCOL = Protocol("cold", {"rounds": 10})
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    """A winner, and a trial that failed."""
+    path = tmp_path / "some.db"
+    with Store.open(path) as store:
+        run = store.start_run(ENVIRONMENT)
+        store.add_trials(
+            run, [Trial(PROBLEM, CANDIDATE, ENVIRONMENT, PROTOCOL, "wrong_result", "off by\n0.5 at [3]", None)]
+        )
+        store.publish(
+            run,
+            Decision(
+                PROBLEM, ENVIRONMENT, PROTOCOL, CANDIDATE, 5.0, 4.5, verdict="new", baselines={"torch.native": 1.5}
+            ),
+        )
+    return path
+
+
+def test_ops_lists_dimensions_schema_and_implementations(command: Command) -> None:
+    told = command("registry", "ops")
+    assert told.code == 0
+    assert "softmax(Tensor x, int dim=-1) -> Tensor y" in told.out
+    assert "dynamic: rows; static: cols, dtype" in told.out
+    assert "torch.native" in told.out
+    listed = {op["name"]: op for op in json.loads(command("registry", "ops", "--json").out)}
+    assert {"softmax", "gemm_int4"} <= listed.keys()
+    assert {"name": "torch.native", "device_types": ["cpu", "cuda"]} in listed["softmax"]["implementations"]
+
+
+def test_plugins_lists_the_box_and_a_file(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import registry\n\n@registry.implements('square')\ndef ones():\n    return []\n")
+    told = command("registry", "plugins", "--plugin", file)
+    assert told.code == 0
+    assert told.out.splitlines()[0].split()[:3] == ["plugin", "distribution", "version"]
+    listed = json.loads(command("registry", "plugins", "--plugin", file, "--json").out)
+    assert {"torch", "triton", "cuda", "cpp"} <= {plugin["name"] for plugin in listed}
+    assert listed[-1]["name"].endswith("mine.py")
+
+
+def test_a_blocked_plugin_is_listed_as_such(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNEL_REGISTRY_BLOCK", "cpp")
+    (line,) = [line for line in command("registry", "plugins").out.splitlines() if line.startswith("cpp ")]
+    assert "blocked" in line
+
+
+def test_explain_needs_no_data(command: Command) -> None:
+    dims = ["rows=64", "cols=512", "dtype=float32"]
+    told = command("registry", "explain", "softmax", *dims, "--device", "cpu")
+    assert told.code == 0
+    assert "softmax(rows=64, cols=512, dtype=float32)" in told.out
+    data = json.loads(command("registry", "explain", "softmax", *dims, "--device", "cpu", "--json").out)
+    assert data["step"] == "default"
+    assert "triton.row" in {other["name"] for other in data["others"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sofmax", "rows=1"], "unknown op 'sofmax'"),
+        (["softmax", "rows"], "'rows' is not DIM=VALUE"),
+        (["softmax", "rows=1", "cols=8", "dtype=float32", "depth=3"], "unknown dimension of softmax 'depth'"),
+        (["softmax", "rows=0", "cols=8", "dtype=float32"], "rows must be a positive integer"),
+        (["softmax", "rows=1"], "dimensions missing: cols, dtype"),
+    ],
+)
+def test_explain_refuses(command: Command, arguments: list[str], message: str) -> None:
+    told = command("registry", "explain", *arguments)
+    assert told.code == 2
+    assert message in told.err
+
+
+def test_results_shows_the_winners(command: Command, database: Path) -> None:
+    told = command("registry", "results", "--db", database)
+    assert told.code == 0
+    header, line = told.out.splitlines()
+    assert header.split()[:3] == ["problem", "hardware", "winner"]
+    for part in ("square n=4096 dtype=float32", "NVIDIA H200", "triton.block", "BLOCK=1024", "0.90", "1.50", "new"):
+        assert part in line
+    (data,) = json.loads(command("registry", "results", "--db", database, "--json").out)
+    assert data["speedup"] == {"torch.native": 1.5}
+    assert data["fraction_of_floor"] == pytest.approx(0.9)
+
+
+def test_results_can_be_narrowed(command: Command, database: Path) -> None:
+    for arguments in (["--op", "softmax"], ["--device", "cpu"], ["--device", "cpu", "--trials"]):
+        assert json.loads(command("registry", "results", "--db", database, "--json", *arguments).out) == []
+
+
+def test_results_shows_every_trial_a_line_each(command: Command, database: Path) -> None:
+    lines = command("registry", "results", "--db", database, "--trials").out.splitlines()
+    assert len(lines) == 2
+    assert "wrong_result" in lines[1]
+    assert "off by 0.5 at [3]" in lines[1]
+
+
+def test_results_travel_as_a_file(command: Command, database: Path, tmp_path: Path) -> None:
+    file, other = tmp_path / "results.jsonl", tmp_path / "other.db"
+    assert "written to" in command("registry", "export", file, "--db", database).out
+    assert command("registry", "export", "-", "--db", database).out == file.read_text()
+    assert command("registry", "import", file, "--db", other).code == 0
+    assert "0 new records" in command("registry", "import", file, "--db", other).out
+    here, there = (json.loads(command("registry", "results", "--json", "--db", db).out) for db in (database, other))
+    assert here == there
+
+
+def test_export_overwrites_nothing_and_import_wants_an_export(command: Command, database: Path, tmp_path: Path) -> None:
+    file = tmp_path / "there.jsonl"
+    file.write_text("not an export\n")
+    assert command("registry", "export", file, "--db", database).code == 2
+    assert file.read_text() == "not an export\n"
+    assert command("registry", "import", file, "--db", tmp_path / "new.db").code == 2
+    assert command("registry", "import", tmp_path / "absent.jsonl", "--db", tmp_path / "new.db").code == 2
+
+
+def test_a_dry_run_lists_candidates_and_why_others_are_out(command: Command, shapes: Path, tmp_path: Path) -> None:
+    told = command("tune", "--shapes", shapes, "--device", "cpu", "--dry-run")
+    assert told.code == 0
+    assert "square n=4096 dtype=float32" in told.out
+    assert "out: does not run on cpu" in told.out
+    assert not (tmp_path / "tuning.db").exists()
+    (data,) = json.loads(command("tune", "--shapes", shapes, "--device", "cpu", "--dry-run", "--json").out)
+    reasons = {one["name"]: one["unsupported"] for one in data["implementations"]}
+    assert reasons["torch.native"] == []
+    assert reasons["triton.block"] == ["does not run on cpu"]
+
+
+def test_what_does_not_fit_the_device_is_skipped_with_a_reason(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    path.write_text("square:\n  - {n: [1024, 99999999999999], dtype: float32}\n")
+    told = command("tune", "--shapes", path, "--device", "cpu", "--dry-run", "--implementations", "torch.native")
+    assert told.code == 0
+    assert "skipped: needs" in told.out
+    assert "1 problem to tune" in told.out
+
+
+def test_tune_ends_with_a_table_and_a_winner_in_the_database(command: Command, shapes: Path, tmp_path: Path) -> None:
+    told = command(
+        "tune", "--shapes", shapes, "--device", "cpu", "--implementations", "torch.native", "--db", tmp_path / "new.db"
+    )
+    assert told.code == 0, told
+    assert "torch.native" in told.out
+    assert "1 problem, 1 trial in " in told.out
+    with Store.open(tmp_path / "new.db", create=False) as store:
+        assert [winner.candidate.implementation for winner in store.winners(op="square")] == ["torch.native"]

@@ -1,0 +1,77 @@
+"""The doctor: it tries the real things, and says what to do about what does not work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from registry.cli import checks
+from tuning_db import Store
+
+from .conftest import Command
+
+
+def test_doctor_reports_on_everything(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = command("registry", "doctor", "--json")
+    found = {check["name"]: check for check in json.loads(told.out)}
+    assert {"python", "torch", "gpu", "triton", "nvrtc", "compiler", "cache", "database", "plugins", "import"} <= set(
+        found
+    )
+    assert found["database"]["state"] == "absent"
+    assert not (tmp_path / "tuning.db").exists()
+    assert told.code == (1 if any(check["state"] == "fault" for check in found.values()) else 0)
+
+
+def test_a_module_that_hides_the_package_is_found(tmp_path: Path) -> None:
+    assert checks.shadow_check(tmp_path).state == checks.OK
+    (tmp_path / "registry.py").write_text("")
+    check = checks.shadow_check(tmp_path)
+    assert check.state == checks.FAULT
+    assert "registry.py hides this package" in check.found
+    assert check.advice == "rename it"
+
+
+def test_the_package_itself_hides_nothing() -> None:
+    assert checks.shadow_check(Path(checks.__file__).parents[2]).state == checks.OK
+
+
+def test_a_database_is_opened_and_counted_or_told_broken(tmp_path: Path) -> None:
+    Store.open(tmp_path / "tuning.db").close()
+    check = checks.database_check(str(tmp_path / "tuning.db"))
+    assert check.state == checks.OK
+    assert "0 winners, 0 trials" in check.found
+    (tmp_path / "broken.db").write_bytes(b"no database at all" * 64)
+    assert checks.database_check(str(tmp_path / "broken.db")).state == checks.FAULT
+
+
+def test_no_compiler_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    check = checks.compiler_check()
+    assert check.state == checks.ABSENT
+    assert "no-such-compiler" in check.found
+    assert "install g++" in check.found
+
+
+def test_a_cache_that_is_no_folder_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("KERNEL_REGISTRY_CACHE", str(tmp_path / "file"))
+    assert checks.cache_check().state == checks.FAULT
+
+
+def test_a_tune_script_of_another_package_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "tune"
+    script.write_text("#!/bin/sh\necho torchtune\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check = checks.script_check()
+    assert "another package's" in check.found
+    assert "registry tune" in check.advice
+
+
+def test_a_blocked_plugin_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNEL_REGISTRY_BLOCK", "cpp")
+    states = {check.found.partition(":")[0]: check.state for check in checks.plugin_checks()}
+    assert states["cpp"] == checks.ABSENT

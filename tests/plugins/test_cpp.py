@@ -1,0 +1,243 @@
+"""The C++ kernels in the box against float64: every op, dtype, input kind and configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from registry.artifact import Artifact, Target, Variant
+from registry.backends.cpp import CppImplementation
+from registry.contract import Op
+from registry.contracts import BOX
+from registry.device import Device
+from registry.dispatch.plan import Candidate, build
+from registry.implementation import Launch
+from registry.numerics import compare, own_error, reference64
+from registry.problem import Problem
+from registry.space import Config
+from registry_cpp.base import ELEMENT_TYPES
+from registry_cpp.elementwise import Gelu, Square, VectorAdd
+from registry_cpp.gemm_int4 import GemmInt4, GemvInt4
+from registry_cpp.rows import RmsNorm, SoftmaxColumns, SoftmaxRows
+
+OPS = {op.name: op for op in BOX}
+CPU = Device.of("cpu")
+IMPLEMENTATIONS: list[CppImplementation] = [
+    *(VectorAdd(), Square(), Gelu(), SoftmaxRows(), SoftmaxColumns(), RmsNorm(), GemvInt4(), GemmInt4())
+]
+EACH = pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda one: f"{one.op}-{one.name}")
+
+
+def problems(implementation: CppImplementation) -> list[Problem]:
+    """The op's examples that the implementation runs."""
+    made = [OPS[implementation.op].problem_of(dims) for dims in OPS[implementation.op].examples]
+    return [problem for problem in made if not list(implementation.unsupported(problem, CPU))]
+
+
+def call(op: Op, implementation: CppImplementation, config: Config, problem: Problem, values: tuple[Any, ...]) -> Any:
+    """One call through a plan."""
+    return build(op, Candidate(implementation, config), problem, op.arguments(values), CPU)(*values)
+
+
+def check(implementation: CppImplementation, config: Config, problem: Problem, kind: str) -> None:
+    """The error rule of the op's contract."""
+    op = OPS[implementation.op]
+    values = op.inputs(problem, kind, torch.Generator().manual_seed(7))
+    reference = reference64(op, values)
+    y = call(op, implementation, config, problem, values)
+    verdict = compare(op, problem, y, reference, own_error(op, problem, values, reference))
+    assert verdict.ok, f"{problem} {kind} {dict(config)}: {verdict.message}"
+
+
+@EACH
+def test_defaults_are_right_on_every_example_and_input_kind(implementation: CppImplementation) -> None:
+    found = problems(implementation)
+    assert {problem.dtype for problem in found} >= {"float16", "bfloat16"}
+    for problem in found:
+        for kind in OPS[implementation.op].kinds:
+            check(implementation, implementation.default(problem, CPU), problem, kind)
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "VectorAdd": {"n": 40_003},
+    "Square": {"n": 40_003},
+    "Gelu": {"n": 40_003, "approximate": "none"},
+    "SoftmaxRows": {"rows": 5, "cols": 333},
+    "SoftmaxColumns": {"rows": 3, "cols": 16_411},
+    "RmsNorm": {"rows": 5, "cols": 333},
+    "GemvInt4": {"m": 1, "n": 1100, "k": 128, "group_size": 64, "bits": 4, "symmetric": False},
+    "GemmInt4": {"m": 11, "n": 1100, "k": 128, "group_size": 64, "bits": 4, "symmetric": False},
+}
+
+
+@EACH
+def test_every_configuration_is_right(implementation: CppImplementation) -> None:
+    op = OPS[implementation.op]
+    problem = op.problem_of({**SMALL[type(implementation).__name__], "dtype": "bfloat16"})
+    space = implementation.space(problem, CPU)
+    assert 4 <= len(space) <= 60
+    for config in space:
+        check(implementation, config, problem, op.kinds[0])
+
+
+@EACH
+def test_the_default_is_a_point_of_the_space(implementation: CppImplementation) -> None:
+    for problem in problems(implementation):
+        assert not implementation.space(problem, CPU).violations(implementation.default(problem, CPU))
+
+
+@EACH
+@pytest.mark.parametrize("stream", [False, True])
+def test_unaligned_views_are_right(implementation: CppImplementation, stream: bool) -> None:
+    op = OPS[implementation.op]
+    problem = op.problem_of({**SMALL[type(implementation).__name__], "dtype": "bfloat16"})
+    values = op.inputs(problem, op.kinds[0], torch.Generator().manual_seed(3))
+    moved = tuple(unaligned(value) if isinstance(value, torch.Tensor) else value for value in values)
+    space = implementation.space(problem, CPU)
+    config = dict(implementation.default(problem, CPU)) | ({"stream": stream} if "stream" in space.domains else {})
+    plan = build(op, Candidate(implementation, config), problem, op.arguments(moved), CPU)
+    expected = plan(*values)
+    (place,) = plan.allocate()
+    y = unaligned(torch.full_like(place, torch.nan))
+    plan.into((y,), moved)
+    assert torch.equal(y, expected)
+
+
+def unaligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, one element past an aligned address, with guards around that must not change."""
+    room = torch.zeros(tensor.numel() + 2, dtype=tensor.dtype)
+    view = room[1:-1].view(tensor.shape)
+    view.copy_(tensor)
+    return view
+
+
+@EACH
+def test_nothing_is_written_outside_the_output(implementation: CppImplementation) -> None:
+    op = OPS[implementation.op]
+    problem = op.problem_of({**SMALL[type(implementation).__name__], "dtype": "float16"})
+    values = op.inputs(problem, op.kinds[0], torch.Generator().manual_seed(3))
+    plan = build(
+        op, Candidate(implementation, implementation.default(problem, CPU)), problem, op.arguments(values), CPU
+    )
+    (place,) = plan.allocate()
+    room = torch.full((place.numel() + 64,), 3.0, dtype=place.dtype)
+    plan.into((room[32:-32].view(place.shape),), values)
+    assert (room[:32] == 3).all()
+    assert (room[-32:] == 3).all()
+
+
+@pytest.mark.parametrize("implementation", [SoftmaxRows(), SoftmaxColumns()], ids=lambda one: one.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_softmax_hands_on_nan_and_infinity_as_torch_does(implementation: CppImplementation, dtype: torch.dtype) -> None:
+    op, cols = OPS["softmax"], 8_200
+    x = torch.randn(6, cols, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x[0] = -torch.inf
+    x[1, 5] = torch.nan
+    x[2, cols - 1] = torch.inf
+    x[3, : cols // 2] = -torch.inf
+    x[4, :-1] = -torch.inf
+    problem = op.problem(op.arguments((x, -1)))
+    for config in implementation.space(problem, CPU):
+        y = call(op, implementation, config, problem, (x, -1))
+        expected = torch.softmax(x.float(), -1)
+        assert torch.equal(y.isnan(), expected.isnan()), dict(config)
+        assert torch.equal(y[3] == 0, expected[3].to(dtype) == 0)
+        assert y[4, -1] == 1
+
+
+@EACH
+def test_reasons_name_everything_that_is_not_supported(implementation: CppImplementation) -> None:
+    op = OPS[implementation.op]
+    dims = {**SMALL[type(implementation).__name__], "dtype": "float64"}
+    reasons = list(implementation.unsupported(Problem(op.name, dims, {"contiguous": False}), CPU))
+    assert any("float64" in reason for reason in reasons)
+    assert any("row-major" in reason for reason in reasons)
+
+
+def test_the_number_of_rows_decides_who_runs() -> None:
+    def reasons(implementation: CppImplementation, **dims: Any) -> str:
+        known = {**SMALL[type(implementation).__name__], "dtype": "bfloat16", **dims}
+        return " ".join(implementation.unsupported(Problem(implementation.op, known), CPU))
+
+    assert "only one row" in reasons(GemvInt4(), m=2)
+    assert "over 64 rows" in reasons(GemmInt4(), m=65)
+    assert "too short" in reasons(SoftmaxColumns(), cols=100)
+    assert "without sharing rows" in reasons(SoftmaxColumns(), rows=10_000)
+
+
+@pytest.mark.parametrize("op_name", ["vector_add", "square", "gelu"])
+def test_no_elements_are_no_work(op_name: str) -> None:
+    (implementation,) = [one for one in IMPLEMENTATIONS if one.op == op_name]
+    op, empty = OPS[op_name], torch.empty(0)
+    values = op.bind((empty, empty) if op_name == "vector_add" else (empty,), {})
+    problem = op.problem(op.arguments(values))
+    assert call(op, implementation, implementation.default(problem, CPU), problem, values).shape == (0,)
+
+
+@pytest.mark.parametrize("implementation", [SoftmaxRows(), RmsNorm()], ids=lambda one: one.op)
+@pytest.mark.parametrize("shape", [(0, 8), (3, 0)])
+def test_rows_or_columns_may_be_missing(implementation: CppImplementation, shape: tuple[int, int]) -> None:
+    op, x = OPS[implementation.op], torch.empty(shape)
+    values = op.bind((x,) if implementation.op == "softmax" else (x, torch.empty(shape[1])), {})
+    problem = op.problem(op.arguments(values))
+    assert call(op, implementation, implementation.default(problem, CPU), problem, values).shape == shape
+
+
+def test_configurations_that_differ_in_arguments_only_share_a_variant() -> None:
+    op, implementation = OPS["square"], Square()
+    problem = op.problem_of({"n": 100, "dtype": "float32"})
+    values = op.inputs(problem, "normal", torch.Generator())
+    plans = [
+        build(op, Candidate(implementation, config), problem, op.arguments(values), CPU)
+        for config in implementation.space(problem, CPU)
+    ]
+    assert len({artifact.variant.key for plan in plans for artifact in plan.artifacts}) == 1
+
+
+class Portable(Gelu):
+    """gelu for another instruction set than this machine's."""
+
+    def __init__(self, architecture: str) -> None:
+        self.architecture = architecture
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+        launch = super().launch(problem, config, device)
+        return Launch(
+            launch.kernel, launch.grid, launch.args, launch.constants, {"flags": [f"-march={self.architecture}"]}
+        )
+
+
+@pytest.mark.skipif("x86_64" not in CPU.architecture, reason="names x86 instruction sets")
+@pytest.mark.parametrize("architecture", ["x86-64", "x86-64-v3"])
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES)
+def test_other_instruction_sets_give_the_same_numbers(architecture: str, dtype: str) -> None:
+    if architecture == "x86-64-v3" and "AVX" not in CPU.architecture:
+        pytest.skip("this machine has no AVX2")
+    problem = OPS["gelu"].problem_of({"n": 4_099, "dtype": dtype, "approximate": "tanh"})
+    implementation = Portable(architecture)
+    for kind in OPS["gelu"].kinds:
+        check(implementation, implementation.default(problem, CPU), problem, kind)
+
+
+def test_half_precision_rounds_to_nearest_even_everywhere() -> None:
+    """Every finite pair of neighbours' midpoint, and every value itself, through x + 0 * y in fp32."""
+    implementation = Square()
+    for dtype in (torch.float16, torch.bfloat16):
+        x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
+        problem = OPS["square"].problem_of({"n": x.numel(), "dtype": str(dtype).removeprefix("torch.")})
+        y = call(OPS["square"], implementation, implementation.default(problem, CPU), problem, (x,))
+        exact = x.float() * x.float()  # 22 bits at most: the square is exact in fp32, and rounded once
+        assert torch.equal(y.isnan(), x.isnan())
+        assert torch.equal(y[~x.isnan()], exact.to(dtype)[~x.isnan()])
+
+
+def test_compiling_needs_no_particular_target() -> None:
+    op, implementation = OPS["square"], Square()
+    problem = op.problem_of({"n": 100, "dtype": "float32"})
+    launch = implementation.launch(problem, implementation.default(problem, CPU), CPU)
+    spec = {"defines": dict(launch.constants), "flags": [], "arguments": "ppiiii"}
+    artifact = implementation.compile(Variant("cpp", "unary", spec, launch.kernel.source), Target("cpu", "other", 1))
+    assert isinstance(artifact, Artifact)
+    assert artifact.path.endswith(".so")

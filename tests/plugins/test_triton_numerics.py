@@ -1,0 +1,115 @@
+"""Every Triton implementation against float64, run in Triton's interpreter on the CPU.
+
+Triton decides at import whether it interprets, so the checks run in a process of their own: outside the interpreter
+this file holds one test, which starts that process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import registry_triton
+from registry.backends.triton import INTERPRETED
+from registry.contract import Op
+from registry.contracts import BOX
+from registry.device import Device
+from registry.dispatch.plan import Candidate, build
+from registry.implementation import Implementation
+from registry.numerics import as_tuple, compare, own_error, poison, reference64
+from registry.problem import Problem
+from registry.space import Config
+
+OPS = {op.name: op for op in BOX}
+HOOKS: dict[str, Callable[[], Sequence[Implementation]]] = {
+    "vector_add": registry_triton.vector_add_implementations,
+    "square": registry_triton.square_implementations,
+    "gelu": registry_triton.gelu_implementations,
+    "softmax": registry_triton.softmax_implementations,
+    "rms_norm": registry_triton.rms_norm_implementations,
+    "gemm_int4": registry_triton.gemm_int4_implementations,
+}
+CASES = [(name, place) for name, hook in HOOKS.items() for place in range(len(hook()))]
+MOST = 12_000
+"""Elements of a problem here: the interpreter takes milliseconds a program."""
+
+
+def test_every_implementation_is_right_in_the_interpreter() -> None:
+    if INTERPRETED:
+        pytest.skip("this is the interpreter")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", __file__]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def problems(op: Op, implementation: Implementation, device: Device) -> list[Problem]:
+    """Odd and small problems; more columns where an implementation only takes long rows."""
+    dims: list[Mapping[str, Any]] = [dims for dims in op.examples if _elements(dims) <= MOST]
+    if implementation.name == "triton.split":
+        dims = [{"rows": 2, "cols": 9001, "dtype": dtype} for dtype in ("float32", "float16", "bfloat16")]
+    found = [op.problem_of(point) for point in dims]
+    return [problem for problem in found if not list(implementation.unsupported(problem, device))]
+
+
+def _elements(dims: Mapping[str, Any]) -> int:
+    if "cols" in dims:
+        return int(dims["rows"]) * int(dims["cols"])
+    return int(dims["n"]) * int(dims.get("m", 1))
+
+
+def configs(implementation: Implementation, problem: Problem, device: Device, round_: int) -> list[Config]:
+    """The default and another one, further on in the space with every problem."""
+    space = implementation.space(problem, device)
+    default = implementation.default(problem, device)
+    assert default in space
+    other = space.configs[(7 * round_ + 3) % len(space)]
+    return [default] if other == default else [default, other]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
+@pytest.mark.parametrize(("name", "place"), CASES)
+def test_numerics(name: str, place: int) -> None:
+    op, implementation, device = OPS[name], HOOKS[name]()[place], Device.of("cpu")
+    tried = problems(op, implementation, device)
+    assert {problem.dtype for problem in tried} >= {"float16", "bfloat16"}
+    for round_, problem in enumerate(tried):
+        kind = op.kinds[round_ % len(op.kinds)]
+        values = op.inputs(problem, kind, torch.Generator().manual_seed(round_))
+        reference = reference64(op, values)
+        errors = own_error(op, problem, values, reference)
+        for config in configs(implementation, problem, device, round_):
+            plan = build(op, Candidate(implementation, config), problem, op.arguments(values), device)
+            outputs = plan.allocate()
+            poison(outputs)
+            found = compare(op, problem, as_tuple(plan.into(outputs, values)), reference, errors)
+            assert found.ok or _interpreter_rounds_down(op, problem, found.ratio), (problem, kind, config, found)
+
+
+def _interpreter_rounds_down(op: Op, problem: Problem, ratio: float) -> bool:
+    """Inside a kernel the interpreter cuts a weight off to bfloat16 where the hardware rounds: twice the error."""
+    return op.name == "gemm_int4" and problem.dtype == "bfloat16" and ratio <= 2
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+def test_nothing_is_written_for_an_empty_tensor() -> None:
+    op, implementation, device = OPS["square"], HOOKS["square"]()[0], Device.of("cpu")
+    values = (torch.empty(0),)
+    problem = op.problem(op.arguments(values))
+    config = implementation.default(problem, device)
+    plan = build(op, Candidate(implementation, config), problem, op.arguments(values), device)
+    assert plan(*values).shape == (0,)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+def test_the_interpreter_serves_the_cpu() -> None:
+    assert all("cpu" in implementation.device_types for hook in HOOKS.values() for implementation in hook())

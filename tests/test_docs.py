@@ -1,0 +1,127 @@
+"""The guides are true: their code runs, their shapes load, their options exist, the command line's page is current."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from registry.cli.main import new_registry_app
+from registry.cli.tune import new_tune_app
+from registry.discovery import Catalog
+from registry.implementation import Implementation
+from registry.testing import check_implementation
+from registry.tuner.shapes import load_shapes
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+_MARKED = re.compile(r"<!-- run(?:: (?P<file>\S+))? -->\n```python\n(?P<code>.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"```(?P<language>\w+)\n(?P<text>.*?)```", re.DOTALL)
+_LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+
+
+def marked(named: bool) -> Iterator[object]:
+    """Python blocks to be run: those that stand for a file of a given name, or those that do not."""
+    for page in PAGES:
+        for block in _MARKED.finditer(page.read_text()):
+            if bool(block["file"]) == named:
+                yield pytest.param(block["file"], block["code"], id=f"{page.name}-{block['file'] or 'script'}")
+
+
+def blocks(language: str) -> Iterator[tuple[Path, str]]:
+    for page in PAGES:
+        for block in _BLOCK.finditer(page.read_text()):
+            if block["language"] == language:
+                yield page, block["text"]
+
+
+@pytest.mark.parametrize(("name", "code"), list(marked(named=False)))
+def test_a_script_in_the_guides_runs(name: str | None, code: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    path = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("name", "code"), list(marked(named=True)))
+def test_a_plugin_in_the_guides_is_sound(name: str, code: str, tmp_path: Path, catalog: Catalog) -> None:
+    file = tmp_path / name
+    file.write_text(code)
+    catalog.load_file(file)
+    brought: list[Implementation] = [
+        found
+        for op in catalog.ops()
+        for found in catalog.implementations(op)
+        if sys.modules[type(found).__module__].__file__ == str(file)
+    ]
+    assert brought
+    for implementation in brought:
+        if "cpu" in implementation.device_types:
+            check_implementation(implementation, catalog.op(implementation.op), device="cpu")
+
+
+def test_shapes_in_the_guides_load(tmp_path: Path, catalog: Catalog) -> None:
+    found = list(blocks("yaml"))
+    assert found
+    for page, text in found:
+        path = tmp_path / "shapes.yaml"
+        path.write_text(text)
+        assert load_shapes(path, catalog), page
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_the_shapes_in_the_box_load_and_cover_every_op_of_it(path: Path, catalog: Catalog) -> None:
+    shapes = load_shapes(path, catalog)
+    assert shapes.keys() >= {name for name in catalog.ops() if "::" not in name}
+    assert all(shapes.values())
+
+
+def test_every_command_in_the_guides_exists() -> None:
+    known = {"tune", *(command.name for command in new_registry_app().registered_commands)}
+    page = (ROOT / "docs" / "cli.md").read_text()
+    lines = [line.removeprefix("$ ") for _, text in blocks("console") for line in text.splitlines() if line[:2] == "$ "]
+    ours = [line.partition("#")[0].split() for line in lines if line.split()[0] in {"tune", "registry"}]
+    assert len(ours) > 10
+    for program, *arguments in ours:
+        assert program == "tune" or arguments[0] in known
+        for option in (word for word in arguments if word.startswith("--")):
+            assert f"  {option}" in page or f", {option}" in page, option
+
+
+def test_the_page_of_the_command_line_is_current() -> None:
+    spec = importlib.util.spec_from_file_location("generate_cli", ROOT / "docs" / "generate_cli.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "cli.md").read_text() == module.page(), "run `make docs`"
+
+
+def test_every_option_has_a_help_text() -> None:
+    for app in (new_tune_app(), new_registry_app()):
+        for command in app.registered_commands:
+            assert command.callback is not None
+            assert command.callback.__doc__
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_the_guides_lead_somewhere(page: Path) -> None:
+    for target in _LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), target
