@@ -5,7 +5,7 @@
 Every configuration is timed briefly; then torch, the best one and the default are timed in turns, 30 rounds, and the
 medians of those rounds are what is printed: a slow moment of the machine meets all three. Buffers stay warm.
 With ``--threads 1`` both sides get one thread and the clock is the process's CPU time, which other processes of the
-machine disturb less; with more it is the wall clock, and the machine must be idle: a team of threads waits for its last.
+machine disturb less; with more it is the wall clock, and the machine must be idle: a team waits for its last thread.
 
 Predicted before the first run on a 2-core machine with AVX-512, as torch's time over ours: vector_add and square 1.0
 where the caches hold everything and 1.2 from memory (no read of the output's lines); gelu 1.5; softmax 1.3, and 1.8 for

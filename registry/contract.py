@@ -145,7 +145,10 @@ class Op:
             if name not in known:
                 raise UnknownNameError(f"dimension of {self.name}", name, known)
         if missing := sorted(known - dims.keys()):
-            raise InvalidArgumentError(f"{self.name}: dimensions missing: {', '.join(missing)}")
+            raise InvalidArgumentError(
+                f"{self.name}: dimensions missing: {', '.join(missing)}",
+                hint=f"{self.name} has the dimensions {', '.join(sorted(known))}",
+            )
         for name in self.dynamic:
             value = dims[name]
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -33,9 +33,11 @@ def attach(plugin: Plugin, load: Callable[[], object], manager: pluggy.PluginMan
         try:
             manager.register(module, plugin.name)
             plugin.hooks = _hooks(manager, module)
-        except BaseException:
+        except BaseException as fault:
             if manager.has_plugin(plugin.name):
                 manager.unregister(name=plugin.name)
+            if isinstance(fault, pluggy.PluginValidationError):
+                raise InvalidDefinitionError(" ".join(str(fault).split())) from fault
             raise
     finally:
         plugin.load_ms = (time.perf_counter() - started) * 1e3

@@ -16,8 +16,7 @@ def _own_folders(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monke
     """The database is each test's own; compiled kernels are shared by the tests of one run."""
     monkeypatch.setenv("KERNEL_REGISTRY_DB", str(tmp_path / "tuning.db"))
     monkeypatch.setenv("KERNEL_REGISTRY_CACHE", str(tmp_path_factory.getbasetemp().parent / "kernel-registry-cache"))
-    for name in "KERNEL_REGISTRY_STRICT":
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("KERNEL_REGISTRY_STRICT", raising=False)
 
 
 @pytest.fixture

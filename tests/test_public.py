@@ -63,10 +63,8 @@ def test_what_was_tuned_is_called_at_once(tmp_path: Path) -> None:
     registry.configure(database=tmp_path / "own.db")
     try:
         assert registry.explain("square", x).step == "default"
-        dims = {"n": 1234, "dtype": "float32"}
-        (result,) = registry.tune(
-            "square", [dims], device="cpu", trials=2, budget=20, implementations=("torch.native",)
-        )
+        dims: dict[str, int | float | str | bool] = {"n": 1234, "dtype": "float32"}
+        (result,) = registry.tune("square", [dims], device="cpu", trials=1, budget=5, implementations=("torch.native",))
         told = registry.explain("square", x)
         assert (told.step, told.implementation) == ("exact", result.implementation)
         torch.testing.assert_close(registry.call("square", x), x * x)

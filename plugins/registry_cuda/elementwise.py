@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from registry import Config, Device, Launch, Problem, Space
 from registry.backends.cuda import CudaImplementation, CudaKernel, read_source
 
-
 from .number import C_TYPES, number_reasons, vector_width
 
 _SOURCE = read_source(f"{__package__}.kernels", "number.cuh", "elementwise.cu")
@@ -36,8 +35,9 @@ class VectorElementwise(CudaImplementation):
         )
         space = space.require(
             "a persistent grid wants wide loads and at most 512 threads a block",
-            lambda config: not config["blocks_per_multiprocessor"]
-            or (config["vector_bytes"] == 16 and config["block"] <= 512),
+            lambda config: (
+                not config["blocks_per_multiprocessor"] or (config["vector_bytes"] == 16 and config["block"] <= 512)
+            ),
         )
         return space.require(
             "a grid of at most 2**31 - 1 blocks", lambda config: self._blocks(problem, config) <= _GRID_LIMIT
@@ -77,10 +77,8 @@ class VectorElementwise(CudaImplementation):
         return "square" if self.op == "square" else f"gelu_{problem.approximate}"
 
     def _blocks(self, problem: Problem, config: Config) -> int:
-        return -(-problem.n // (_vector(problem, config) * config["items"] * config["block"]))
+        return -int(-problem.n // (_vector(problem, config) * config["items"] * config["block"]))
 
 
 def _vector(problem: Problem, config: Config) -> int:
     return vector_width(problem, config["vector_bytes"])
-
-

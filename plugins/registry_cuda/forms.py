@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from registry import Config, Device, Problem, Space
 
-
 from .number import vector_width
 
 _WIDEST = 16
@@ -23,7 +22,7 @@ _THREADS = (32, 64, 128, 256, 512, 1024)
 
 @dataclass(frozen=True)
 class Shape:
-    """``rows`` of a block, each by ``threads`` in every block of the ``cluster``; ``items`` vectors a thread in a tile."""
+    """``rows`` of a block, each by ``threads`` in every block of its ``cluster``, ``items`` vectors a thread."""
 
     threads: int
     rows: int
@@ -118,9 +117,7 @@ class Cluster(Form):
     def shape(self, problem: Problem, config: Config) -> Shape:
         vector = vector_width(problem, config["vector_bytes"], problem.cols)
         columns = _slice(problem.cols, config["cluster"], vector)
-        return Shape(
-            config["threads"], 1, config["cluster"], _items(columns, config["threads"] * vector), vector
-        )
+        return Shape(config["threads"], 1, config["cluster"], _items(columns, config["threads"] * vector), vector)
 
     def misfit(self, problem: Problem) -> str:
         most = self.widest_cluster * _THREADS[-1] * _THREAD_BYTES // problem.torch_dtype.itemsize
@@ -183,7 +180,7 @@ def _part_bytes(problem: Problem, config: Config) -> int:
     itemsize = problem.torch_dtype.itemsize
     vector = config["vector_bytes"] // itemsize
     columns = _slice(problem.cols, config.get("cluster", 1), vector)
-    return _items(columns, config["threads"] * vector) * config["vector_bytes"]
+    return _items(columns, config["threads"] * vector) * int(config["vector_bytes"])
 
 
 def _all_busy(problem: Problem, config: Config) -> bool:

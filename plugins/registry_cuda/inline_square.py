@@ -13,7 +13,7 @@ _DECLARATION = "torch::Tensor square(torch::Tensor x);"
 
 _SOURCE = r"""
 #include <ATen/Dispatch.h>
-#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAStream.h>
 #include <torch/types.h>
 
 template <typename Number>
@@ -31,7 +31,7 @@ torch::Tensor square(torch::Tensor x) {
   if (n == 0) return y;
   const int64_t blocks = std::min<int64_t>((n + BLOCK - 1) / BLOCK, int64_t(1) << 30);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "square", [&] {
-    square_kernel<scalar_t><<<blocks, BLOCK, 0, at::cuda::getCurrentCUDAStream()>>>(
+    square_kernel<scalar_t><<<blocks, BLOCK, 0, c10::cuda::getCurrentCUDAStream()>>>(
         y.data_ptr<scalar_t>(), x.data_ptr<scalar_t>(), n);
   });
   TORCH_CHECK(cudaGetLastError() == cudaSuccess, "square: the launch failed");

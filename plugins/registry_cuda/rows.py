@@ -9,7 +9,6 @@ from types import ModuleType
 from registry import Config, Device, Launch, Problem, Space
 from registry.backends.cuda import CudaImplementation, CudaKernel, read_source
 
-
 from . import forms
 from .forms import Form, cluster, looped, row
 from .number import C_TYPES, number_reasons

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from registry import Device, Launch, Problem, Space
+from registry import Config, Device, Launch, Problem, Space
 from registry.backends.estimate import elements_per_thread, next_power_of_2
 from registry.backends.triton import TritonImplementation
-from registry.space import Config
 
 from .kernels import elementwise as kernels
 from .support import common_reasons, options

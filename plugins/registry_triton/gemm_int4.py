@@ -7,11 +7,16 @@ from typing import Any
 
 import torch
 
-from registry import Device, Launch, Problem, Space
-from registry.backends.estimate import elements_per_thread, fits_registers, fits_shared, next_power_of_2, row_multiple, threads
+from registry import Config, Device, Launch, Problem, Space, TensorSpec
+from registry.backends.estimate import (
+    elements_per_thread,
+    fits_registers,
+    fits_shared,
+    next_power_of_2,
+    row_multiple,
+    threads,
+)
 from registry.backends.triton import TritonImplementation
-from registry.problem import TensorSpec
-from registry.space import Config
 
 from .kernels import gemm_int4 as kernels
 from .support import common_reasons, options
@@ -83,7 +88,7 @@ def _span(problem: Problem, config: Config) -> int:
 
 
 def _every_split_works(problem: Problem, config: Config) -> bool:
-    return (config["SPLIT_K"] - 1) * _span(problem, config) < problem.k
+    return bool((config["SPLIT_K"] - 1) * _span(problem, config) < problem.k)
 
 
 class GemmInt4(TritonImplementation):
@@ -229,9 +234,9 @@ class SplitKInt4(_SplitInt4):
         tiles = -(-problem.n // 64) * -(-problem.m // self.block_m(problem))
 
         def distance(config: Config) -> tuple[float, ...]:
-            programs = tiles * config["SPLIT_K"]
+            programs = programs_per_multiprocessor(tiles * config["SPLIT_K"], device)
             return (
-                abs(config["BLOCK_N"] - 64), abs(min(programs, 8 * device.multiprocessors) - 2 * device.multiprocessors),
+                abs(config["BLOCK_N"] - 64), abs(min(programs, 8) - 2),
                 -config["BLOCK_K"], config["SWAP"], config["num_warps"], config["num_stages"],
             )  # fmt: skip
 
@@ -286,9 +291,9 @@ class GemvInt4(_SplitInt4):
         tiles = -(-problem.n // 64) * problem.m
 
         def distance(config: Config) -> tuple[float, ...]:
-            programs = tiles * config["SPLIT_K"]
+            programs = programs_per_multiprocessor(tiles * config["SPLIT_K"], device)
             return (
-                abs(config["BLOCK_N"] - 64), abs(min(programs, 16 * device.multiprocessors) - 4 * device.multiprocessors),
+                abs(config["BLOCK_N"] - 64), abs(min(programs, 16) - 4),
                 -config["BLOCK_K"], abs(config["num_warps"] - 4), -config["num_stages"],
             )  # fmt: skip
 

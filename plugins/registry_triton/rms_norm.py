@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from registry import Device, Launch, Problem, Space
+from registry import Config, Device, Launch, Problem, Space
 from registry.backends.estimate import next_power_of_2, row_multiple
 from registry.backends.triton import TritonImplementation
-from registry.space import Config
 
 from . import rows
 from .kernels import rms_norm as kernels

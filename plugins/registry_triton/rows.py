@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from registry import Device, Problem, Space
+from registry import Config, Device, Problem, Space
 from registry.backends.estimate import elements_per_thread, fits_shared, next_power_of_2, threads
-from registry.space import Config
 
 REGISTER_COLS = 65536
 """The longest row that 1024 threads hold in registers, at 64 elements a thread."""

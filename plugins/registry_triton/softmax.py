@@ -6,11 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from registry import Device, Launch, Problem, Space
+from registry import Config, Device, Launch, Problem, Space, TensorSpec
 from registry.backends.estimate import next_power_of_2, row_multiple
 from registry.backends.triton import TritonImplementation
-from registry.problem import TensorSpec
-from registry.space import Config
 
 from . import rows
 from .kernels import softmax as kernels
@@ -96,7 +94,9 @@ class SplitSoftmax(TritonImplementation):
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Programs a row, columns a step, warps."""
-        splits = [count for count in (2, 4, 8, 16, 32, 64) if count * problem.rows <= 8 * max(device.multiprocessors, 8)]
+        splits = [
+            count for count in (2, 4, 8, 16, 32, 64) if count * problem.rows <= 8 * max(device.multiprocessors, 8)
+        ]
 
         def vectors(config: Config) -> bool:
             return bool(rows.vector_of(problem) <= config["BLOCK"] // (32 * config["num_warps"]) <= 32)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -67,7 +67,8 @@ class CudaImplementation(Implementation):
                a ``float``, a bool a ``bool``; an optional tensor that is absent is a null pointer
     constants  macros (``-D``): block size, vector width, ``{"ELEMENT": "__half"}``; bool as 1 or 0, float with an f
                behind. Headers see them too: a macro named ``T`` breaks them
-    options    ``block`` (threads, an int or up to three extents; required), ``maxrregcount``, ``use_fast_math``, ``std``
+    options    ``block`` (threads, an int or up to three extents; required), ``maxrregcount``, ``use_fast_math``,
+               ``std``
     cluster    thread blocks of a cluster, from compute capability 9.0 on
     shared_bytes  dynamic shared memory
 
@@ -80,8 +81,8 @@ class CudaImplementation(Implementation):
     fingerprint. Override ``unsupported`` with ``yield from super().unsupported(problem, device)`` first.
     """
 
-    source: ClassVar[str] = ""
-    max_spill_bytes: ClassVar[int] = 4096
+    source: str = ""
+    max_spill_bytes: int = 4096
     """Per thread; a variant that spills more is refused, since it cannot be fast."""
 
     @abstractmethod

@@ -7,7 +7,7 @@ import struct
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Kernel:
     owner: Any
 
 
-@lru_cache(maxsize=None)
+@cache
 def load(path: str, device: int) -> Kernel | None:
     """The cached kernel at ``path``, loaded now and not at its first launch (which a capture would forbid).
 
@@ -173,21 +173,24 @@ def bind_launches(
             with torch.cuda.device(device):
                 return run(outputs, arguments, scratch)
         groups = (outputs, arguments, scratch)
-        pointers = [groups[group][place].data_ptr() for group, place in tensors]
-        bits = 0
-        for pointer in pointers:
-            bits |= pointer
+        values, bits = [], 0
+        for group, place in tensors:
+            address = groups[group][place].data_ptr()
+            bits |= address
+            values.append(address)
         if bits & mask:
             assert misaligned is not None
             misaligned(outputs, arguments, scratch)
             return None
         frame = frames.frame
-        pack(frame.values, 0, *pointers, *[groups[group][place] for group, place in numbers])
+        for group, place in numbers:
+            values.append(groups[group][place])
+        pack(frame.values, 0, *values)
         stream = current_stream(device)
-        for configuration, address, kernel, parameters in frame.calls:
+        for configuration, where, kernel, parameters in frame.calls:
             pack_stream(configuration, _STREAM_OFFSET, stream)
-            if status := enqueue(address, kernel, parameters, None):
-                _recover(status, (address, kernel, parameters, None), device, names_)
+            if status := enqueue(where, kernel, parameters, None):
+                _recover(status, (where, kernel, parameters, None), device, names_)
         return None
 
     return run
@@ -263,7 +266,7 @@ def _recover(status: int, call: tuple[int | None, ...], device: int, names: Sequ
 def _error_name(status: int) -> str:
     driver = _bindings()
     try:
-        return driver.CUresult(status).name
+        return str(driver.CUresult(status).name)
     except ValueError:
         return f"CUDA error {status}"
 

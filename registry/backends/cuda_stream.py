@@ -1,4 +1,4 @@
-"""The current CUDA device and stream as plain ints, by torch's private accessors where they are (0.05 µs against 1 µs)."""
+"""The current CUDA device and stream as plain ints, by torch's private accessors, else by its public ones."""
 
 from __future__ import annotations
 

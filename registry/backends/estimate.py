@@ -1,4 +1,4 @@
-"""What a configuration will need of an SM, estimated before anything is compiled: what constraints of a space prune by."""
+"""What a configuration will need of an SM, estimated before it is compiled: what a space's constraints prune by."""
 
 from __future__ import annotations
 

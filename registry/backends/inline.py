@@ -9,7 +9,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,7 +39,7 @@ class InlineImplementation(Implementation):
     returns_outputs  True: it returns the outputs. False: the outputs come first and it writes into them
     flags, cuda_flags  for the C++ compiler and for nvcc
 
-    The function must work on the current stream (``at::cuda::getCurrentCUDAStream()``). A build takes about 16 s
+    The function must work on the current stream (``c10::cuda::getCurrentCUDAStream()``). A build takes about 16 s
     for C++ and a minute with CUDA; what needs no C++ on the host is better off as a CudaImplementation.
     Override ``unsupported`` with ``yield from super().unsupported(problem, device)`` first.
     """
@@ -122,7 +122,6 @@ def load_inline(
     returns_outputs: bool = True,
     device_types: Iterable[str] = ("cuda",),
     flags: Sequence[str] = ("-O3",),
-    cuda_flags: Sequence[str] = ("-O3",),
 ) -> InlineImplementation:
     """An implementation of ``op`` from pasted source, to register or to return from a hook; see InlineImplementation.
 
@@ -130,7 +129,7 @@ def load_inline(
     """
     declared = {"op": op, "name": name, "function": function, "cpp_source": cpp_source, "cuda_source": cuda_source}
     options = {"returns_outputs": returns_outputs, "device_types": frozenset(device_types)}
-    return _Pasted({**declared, **options, "flags": tuple(flags), "cuda_flags": tuple(cuda_flags)})
+    return _Pasted({**declared, **options, "flags": tuple(flags)})
 
 
 class _Pasted(InlineImplementation):
@@ -213,7 +212,7 @@ def _first_errors(log: str) -> str:
     return "\n  ".join(lines[first : first + _SHOWN_LINES])
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_module(path: str) -> ModuleType:
     """The built module at ``path``, loaded once in this process and never unloaded."""
     name = Path(path).stem.split("-", 1)[1]

@@ -58,7 +58,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Cubin:
-    """A compiled kernel in the cache: ``symbol`` is its mangled name, ``resources`` are ptxas's per thread and block."""
+    """A compiled kernel in the cache: ``symbol`` is its mangled name, ``resources`` are what ptxas told."""
 
     path: Path
     symbol: str

@@ -17,7 +17,14 @@ from triton.runtime.errors import OutOfResources
 
 from ..artifact import Artifact, Built, Signature, Target, Variant
 from ..device import Device
-from ..errors import CompileError, DeviceError, InvalidDefinitionError, OutOfResourcesError, RegistryError
+from ..errors import (
+    CompileError,
+    DeviceError,
+    InvalidDefinitionError,
+    NotReadyError,
+    OutOfResourcesError,
+    RegistryError,
+)
 from ..implementation import Implementation, Launch, Run, Tensors
 from ..problem import Problem
 from ..space import Config
@@ -122,7 +129,7 @@ class _UnalignedTwin:
 
     def _build(self) -> Run:
         if torch.cuda.is_current_stream_capturing():
-            raise RegistryError(
+            raise NotReadyError(
                 f"{self._implementation.name} of {self._implementation.op}: a tensor is not aligned to 16 bytes,"
                 " and nothing can be compiled while a CUDA graph is captured",
                 hint="call the op once with such a tensor before capturing",

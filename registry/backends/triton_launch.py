@@ -71,17 +71,26 @@ def load(kernel: Any) -> None:
 def interpreted_run(launches: Sequence[BoundLaunch]) -> Run:
     """A run through ``kernel[grid](...)`` in Triton's interpreter.
 
-    The interpreter cuts fp32 off to bfloat16 where the hardware rounds, so kernels get fp32 copies of bfloat16 outputs.
+    The interpreter cuts fp32 off to bfloat16 where the hardware rounds, and its ``tl.dot`` takes bfloat16 for integers:
+    kernels get fp32 copies of bfloat16 tensors, and torch rounds what they wrote.
     """
 
     def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
-        wide = tuple(y.float() if y.dtype == torch.bfloat16 else y for y in outputs)
-        _launch_jit(launches, {"outputs": wide, "arguments": arguments, "scratch": scratch})
-        for output, result in zip(outputs, wide, strict=True):
-            if output is not result:
-                output.copy_(result)
+        groups = {"outputs": outputs, "arguments": arguments, "scratch": scratch}
+        wide = {name: tuple(map(_widened, values)) for name, values in groups.items()}
+        _launch_jit(launches, wide)
+        for name, values in groups.items():
+            for value, copy in zip(values, wide[name], strict=True):
+                if copy is not value and not torch.equal(copy, value.float()):
+                    value.detach().copy_(copy)
 
     return run
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
+        return value.detach().float()
+    return value
 
 
 def _launch_jit(launches: Sequence[BoundLaunch], groups: Mapping[str, tuple[Any, ...]]) -> None:

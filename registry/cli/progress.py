@@ -6,7 +6,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from types import TracebackType
 
@@ -57,6 +57,11 @@ class JsonLines(Display):
 
     def show(self, event: events.Event) -> None:
         text.say(json.dumps(as_json(event), default=text.plain))
+
+
+def say_results(results: Iterable[events.Result]) -> None:
+    """The last JSON line: every result, also those of problems that were tuned before."""
+    text.say(json.dumps({"event": "results", "results": [_data(result) for result in results]}, default=text.plain))
 
 
 def as_json(event: events.Event | events.Result) -> dict[str, object]:

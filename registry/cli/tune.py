@@ -75,6 +75,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
         return
     from ..tuner.run import Budget
     from ..tuner.run import tune as run
+    from .progress import say_results
 
     with _display(json) as display:
         results = run(
@@ -87,7 +88,9 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
             retune=retune,
             observer=display,
         )
-    if not json:
+    if json:
+        say_results(results)
+    else:
         _conclude(results, display)
     raise typer.Exit(_exit_code(results, display))
 

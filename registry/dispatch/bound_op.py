@@ -25,7 +25,7 @@ from .table import Entry, Table, form_of
 from .torch_private import dispatch_modes
 from .winners import Winners
 
-_NOT_ENQUEUED = (NotReadyError, CompileError)
+_NOT_ENQUEUED = (NotReadyError, CompileError, UnsupportedError)
 """Faults that a plan raises before anything reaches the device."""
 
 _MOST_FORCED = 32

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch.compiler import assume_constant_result, is_dynamo_compiling
+from torch.compiler import is_dynamo_compiling
 
 from ..device import Device
 from ..discovery import Catalog
@@ -16,6 +16,7 @@ from ..problem import Problem
 from .bound_op import BoundOp
 from .explain import Explanation, explained_problem
 from .forcing import Forced, Forcing, Wanted
+from .torch_private import constant_while_tracing
 from .winners import Winners
 
 
@@ -119,4 +120,4 @@ def _finder(dispatcher: Dispatcher) -> Callable[[str], bool]:
         return True
 
     # a function, since dynamo looks through partials and methods
-    return assume_constant_result(find)  # type: ignore[no-any-return]
+    return constant_while_tracing(find)

@@ -118,7 +118,10 @@ class Plans:
         for choice in choices(self.situation(call.problem, call.device), forced, misses):
             candidate = choice.candidate
             if candidate is None:
-                yield Resolved(choice, self.op.reference, call.problem, misses=tuple(misses))
+                narrow: tuple[Condition, ...] = () if call.problem.traits["aligned"] else (misaligned,)
+                yield Resolved(
+                    choice, self.op.reference, call.problem, call.place, misses=tuple(misses), conditions=narrow
+                )
                 return
             if reason := self._passed_over(call.place, candidate):
                 if forced is not None:

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
 from tuning_db import Decision, MissingDatabaseError, TuningDBError
 
 from ..contract import Op

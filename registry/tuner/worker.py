@@ -47,8 +47,8 @@ class Worker:
             outcome = self._trial(job, announce)
         except Exception as fault:  # whatever a stranger's code raises is that candidate's outcome
             outcome = Outcome(*_status_of(fault))
-            if outcome.status == "out_of_memory":
-                self._free()
+            # it may have written to the inputs, or filled the memory: the next candidate starts afresh
+            self._free()
         return _with_seconds(outcome, time.perf_counter() - began)
 
     def _trial(self, job: TrialJob, announce: Announce) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -214,7 +215,7 @@ def test_unsupported_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(Scale().unsupported(problem(), H200)) == []
     cpu = Device("cpu", 0, "a CPU", "x86_64", 2, 1 << 30, 1 << 20)
     assert "no NVIDIA GPU" in next(iter(Scale().unsupported(problem(), cpu)))
-    monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert list(Scale().unsupported(problem(), H200)) == [
         "cuda-core is not installed (pip install kernel-registry[cuda])"
     ]

@@ -26,8 +26,10 @@ def test_ctrl_c_keeps_the_trials(tmp_path: Path, shapes: Path) -> None:
     rest, errors = process.communicate(timeout=120)
     told += [json.loads(line) for line in rest.splitlines()]
     assert process.returncode == 130, errors
-    assert told[-1]["event"] == "run_ended"
-    assert told[-1]["interrupted"] is True
+    ended, results = told[-2:]
+    assert ended["event"] == "run_ended"
+    assert ended["interrupted"] is True
+    assert results == {"event": "results", "results": []}
     with Store.open(tmp_path / "kept.db", create=False) as store:
         assert len(store.trials()) >= 1
         assert store.winners() == []

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from registry.cli import progress, text
 from registry.cli.closing import print_results, speedup_over
-from registry.cli.progress import JsonLines, LiveDisplay, PlainLines
+from registry.cli.progress import JsonLines, LiveDisplay, PlainLines, say_results
 from registry.problem import Problem
 from registry.tuner.events import (
     Event,
@@ -99,6 +99,9 @@ def test_json_lines_are_one_object_a_line_that_names_its_event(capsys: pytest.Ca
     assert told[6]["result"]["statuses"] == {"ok": 38, "wrong_result": 2}
     assert told[6]["result"]["fraction_of_floor"] == pytest.approx(560.0 / 612.34)
     assert told[0]["known"][0]["dims"]["rows"] == 2**40
+    say_results([RESULT, FAILED])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert [one["verdict"] for one in json.loads(line)["results"]] == ["new", "none"]
 
 
 def test_the_live_display_shows_the_search_and_leaves_the_decisions() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -100,7 +101,7 @@ def test_references_are_differentiable() -> None:
     weight = torch.rand(8, dtype=torch.float64, generator=generator, requires_grad=True)
     w = packed(4, 8, torch.float32, group_size=8)
     scales = w.scales.double().requires_grad_()
-    gradcheck = torch.autograd.gradcheck
+    gradcheck: Callable[..., bool] = torch.autograd.gradcheck
     assert gradcheck(VECTOR_ADD.reference, (x, other))
     assert gradcheck(SQUARE.reference, (x,))
     assert gradcheck(GELU.reference, (x, "tanh"))
@@ -213,7 +214,7 @@ def test_gemm_int4_refuses_plain_tensors_that_make_no_weight() -> None:
     w = packed()
     for change in ({"qweight": w.qweight[:-1]}, {"scales": w.scales[:1]}, {"k": 128}, {"layout": "awq"}, {"bits": 3}):
         values = dict(zip(GEMM_INT4.parsed.names, (A, w.qweight, w.scales, w.zeros, 4, 128, 256, "gptq"), strict=True))
-        with pytest.raises(InvalidArgumentError, match="^gemm_int4: "):
+        with pytest.raises(InvalidArgumentError, match=r"^gemm_int4: "):
             posed(GEMM_INT4, **{**values, **change})
 
 

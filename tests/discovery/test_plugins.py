@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -308,7 +309,7 @@ def test_a_hook_that_uses_the_catalog_is_a_fault_and_no_deadlock(site: Any) -> N
     site.add("zeta", {"deep": "deep_plugin"}, deep_plugin="@defines\ndef f(): return catalog.ops()")
     catalog = _catalog(site)
     for name in ("loop_plugin", "deep_plugin"):
-        __import__(name).catalog = catalog
+        vars(importlib.import_module(name))["catalog"] = catalog
     with pytest.warns(PluginWarning) as said:
         catalog.plugins()
     assert "the catalog was used while a plugin's hook was running" in str(said[0].message)

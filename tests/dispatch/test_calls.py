@@ -183,6 +183,7 @@ def test_fake_tensors_and_modes_see_the_reference(dispatcher: Dispatcher, one: A
     assert len(one.runs) == runs
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
 def test_vmap_func_grad_and_jvp(dispatcher: Dispatcher, one: Any) -> None:
     x, tangent = torch.randn(4, 8), torch.randn(4, 8)
     check(dispatcher, x)

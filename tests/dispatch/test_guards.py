@@ -24,7 +24,7 @@ def x() -> torch.Tensor:
     return torch.zeros(4, 8)
 
 
-REFUSED = {
+REFUSED: dict[str, Callable[[], torch.Tensor]] = {
     "other shape": lambda: torch.zeros(5, 8),
     "other strides": lambda: torch.zeros(8, 4).t(),
     "other dtype": lambda: x().double(),
@@ -52,16 +52,21 @@ def test_other_kinds_of_tensors_are_refused(guard: Callable[..., Callable[..., b
 @BOTH
 @pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
 def test_states_of_torch_are_refused(guard: Callable[..., Callable[..., bool]]) -> None:
-    check, tensor, seen = guard(x()), x(), []
+    check, tensor = guard(x()), x()
+    seen: list[bool] = []
+
+    def look(inner: torch.Tensor) -> torch.Tensor:
+        seen.extend([check(inner), check(tensor)])
+        return inner.sum()
+
     with torch.inference_mode():
-        seen.append(check(tensor))
-        seen.append(check(x()))
+        look(x())
     with torch.autocast("cpu"):
-        seen.append(check(tensor))
-    torch.vmap(lambda row: (seen.append(check(row)), seen.append(check(tensor)), row)[2])(torch.zeros(2, 4, 8))
-    torch.func.grad(lambda one: (seen.append(check(one)), one.sum())[1])(x())
-    torch.jit.trace(lambda one: (seen.append(check(one)), one * 2)[1], (tensor,), check_trace=False)
-    assert not any(seen), seen
+        look(x())
+    torch.vmap(look)(torch.zeros(2, 4, 8))
+    torch.func.grad(look)(x())
+    torch.jit.trace(look, (tensor,), check_trace=False)
+    assert seen == [False] * 10
 
 
 @BOTH

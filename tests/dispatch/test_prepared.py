@@ -31,7 +31,7 @@ class Doubled(Implementation):
         return {"doubled": ("weight",)}
 
     def prepare(self, name: str, values: tuple[Any, ...], problem: Problem, config: Config) -> torch.Tensor:
-        (weight,) = values
+        weight: torch.Tensor = values[0]
         self.made += weight.device.type != "meta"
         return weight.view(-1) if self._as_view else weight * 2
 

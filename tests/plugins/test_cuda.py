@@ -1,11 +1,10 @@
-"""CUDA kernels in the box: they compile for sm_80 and sm_90a, and the text that compiles is right when a CPU runs it."""
+"""CUDA kernels in the box: they compile for sm_80 and sm_90a, and the text that compiles is right when run on a CPU."""
 
 from __future__ import annotations
 
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,10 +143,10 @@ OPS = {op.name: op for op in (SQUARE, GELU, SOFTMAX, RMS_NORM)}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed")
-    yield tmp_path_factory.mktemp("cuda_on_cpu")
+    return tmp_path_factory.mktemp("cuda_on_cpu")
 
 
 def built_for_cpu(launch: Launch, parameters: str, folder: Path) -> ctypes.CDLL:
@@ -173,7 +172,8 @@ def built_for_cpu(launch: Launch, parameters: str, folder: Path) -> ctypes.CDLL:
 
 
 def c_arguments(launch: Launch, values: dict[str, object]) -> tuple[str, list[object]]:
-    kinds, arguments = [], []
+    kinds: list[str] = []
+    arguments: list[object] = []
     for argument in launch.args:
         value = values[argument] if isinstance(argument, str) else argument
         if isinstance(value, torch.Tensor):

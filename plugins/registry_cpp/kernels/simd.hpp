@@ -49,15 +49,30 @@ inline float max_of(Floats v) {
     return most;
 }
 
-inline Floats widen(Halves raw, bfloat16) {
-    return bits_as<Floats>(__builtin_convertvector(raw, Words) << 16);
+// GCC 12 takes __builtin_convertvector apart into pieces here; one instruction does it
+inline Words extended(Halves raw) {
+#if defined(__AVX512F__)
+    return bits_as<Words>(_mm512_cvtepu16_epi32(bits_as<__m256i>(raw)));
+#else
+    return __builtin_convertvector(raw, Words);
+#endif
 }
+
+inline Halves truncated(Words words) {
+#if defined(__AVX512F__)
+    return bits_as<Halves>(_mm512_cvtepi32_epi16(bits_as<__m512i>(words)));
+#else
+    return __builtin_convertvector(words, Halves);
+#endif
+}
+
+inline Floats widen(Halves raw, bfloat16) { return bits_as<Floats>(extended(raw) << 16); }
 
 inline Halves narrow(Floats v, bfloat16) {
     const Words word = bits_as<Words>(v);
     const Words rounded = (word + 0x7fff + ((word >> 16) & 1)) >> 16;
     const Words quiet = (word >> 16) | 0x40; // rounding could carry a NaN into infinity
-    return __builtin_convertvector(v == v ? rounded : quiet, Halves);
+    return truncated(v == v ? rounded : quiet);
 }
 
 #if defined(__AVX512F__)

@@ -20,7 +20,9 @@ def vector_add(out, x, y, n, BLOCK: tl.constexpr):
         tl.store(out + start + item, total.to(out.dtype.element_ty))
     else:
         mask = start + item < n
-        total = tl.load(x + start + item, mask=mask).to(tl.float32) + tl.load(y + start + item, mask=mask).to(tl.float32)
+        total = tl.load(x + start + item, mask=mask).to(tl.float32) + tl.load(y + start + item, mask=mask).to(
+            tl.float32
+        )
         tl.store(out + start + item, total.to(out.dtype.element_ty), mask=mask)
 
 

@@ -2,8 +2,8 @@
 
 One packing for all (GPTQ's): int32 [K/8, N], element k in bits 4*(k%8) of word k//8; scales and zeros [K/GROUP, N];
 without zeros the zero point is 8. Each word is loaded once. No kernel converts integers to floats: a nibble is put
-into the mantissa of a power of two, which makes 2**p + q exactly, and the power of two is taken off with the zero point.
-The sums over k are of fp32 throughout. Reference: low-bit kernels of GPU MODE's lecture, after GPTQ (Frantar 2022).
+into the mantissa of a power of two, which makes 2**p + q exactly, and the power of two is taken off again. The sums
+over k are of fp32 throughout. Reference: low-bit kernels of GPU MODE's lecture, after GPTQ (Frantar 2022).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def splitk(
 ):  # fmt: skip
     """Batched decode: program (tile, split) does SPAN of the K into its own plane of y [SPLIT_K, M, N].
 
-    The tensor cores multiply the raw 2**23 - 2**23 + q, which every dtype holds exactly; scale and zero point follow
+    The tensor cores multiply the raw q, which every dtype holds exactly; scale and zero point follow
     on the product, s * (a @ q - z * sum(a)), once a group, or after the loop for whole channels. With SWAP the weights
     are the left operand: few rows of a then fill no half-empty tile of the tensor cores.
     """
@@ -134,9 +134,7 @@ def splitk(
         scale = tl.load(scales + n, mask=n < N, other=0.0).to(tl.float32)
         acc = (acc - total[:, None] * _zero_points(zeros, n, n < N)[None, :]) * scale[None, :]
     row = split.to(tl.int64) * M + m
-    tl.store(
-        y + row[:, None] * N + n[None, :], acc.to(y.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N)
-    )
+    tl.store(y + row[:, None] * N + n[None, :], acc.to(y.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))
 
 
 @triton.jit(do_not_specialize=["M", "SPAN"])

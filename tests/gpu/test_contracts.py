@@ -1,0 +1,63 @@
+"""On a GPU: torch's own ops and the references are accepted on every kind of inputs, also where tensors are large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from registry import numerics
+from registry.contracts import BOX, GEMM_INT4
+from registry.packed import dequantized
+from registry.problem import Value
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+OPS = {op.name: op for op in BOX}
+
+
+def gemm_dequantised(a: torch.Tensor, qweight: torch.Tensor, scales: torch.Tensor, *rest: Any) -> torch.Tensor:
+    weight: torch.Tensor = dequantized(qweight, scales, rest[0], rest[2], a.dtype)
+    return a @ weight
+
+
+NATIVE: dict[str, Callable[..., Any]] = {
+    "vector_add": torch.add,
+    "square": torch.square,
+    "gelu": lambda x, how: torch.nn.functional.gelu(x, approximate=how),
+    "softmax": torch.softmax,
+    "rms_norm": lambda x, weight, eps: torch.nn.functional.rms_norm(x, weight.shape, weight, eps),
+    "gemm_int4": gemm_dequantised,
+}
+SIZES: list[tuple[str, dict[str, Value]]] = [
+    ("vector_add", {"n": 2**26 + 1}),
+    ("square", {"n": 2**26 + 1}),
+    ("gelu", {"n": 2**24 + 1, "approximate": "tanh"}),
+    ("gelu", {"n": 2**24 + 1, "approximate": "none"}),
+    ("softmax", {"rows": 1, "cols": 128_256}),
+    ("softmax", {"rows": 1001, "cols": 151_936}),
+    ("softmax", {"rows": 4097, "cols": 1000}),
+    ("rms_norm", {"rows": 4097, "cols": 8192}),
+    ("gemm_int4", {"m": 1, "n": 4096, "k": 14_336, "group_size": 128, "bits": 4, "symmetric": False}),
+    ("gemm_int4", {"m": 2048, "n": 28_672, "k": 4096, "group_size": 4096, "bits": 4, "symmetric": False}),
+    ("gemm_int4", {"m": 65, "n": 6144, "k": 4096, "group_size": 32, "bits": 4, "symmetric": True}),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("name", "dims"), SIZES, ids=str)
+def test_torchs_own_op_is_accepted_on_every_kind(name: str, dims: dict[str, Value], dtype: str) -> None:
+    op = OPS[name]
+    if op is GEMM_INT4 and dtype == "float32":
+        pytest.skip("activations are half precision")
+    problem = op.problem_of({**dims, "dtype": dtype})
+    for kind in op.kinds:
+        values = op.bind(op.inputs(problem, kind, torch.Generator("cuda").manual_seed(3)), {})
+        reference = numerics.reference64(op, values)
+        own = numerics.own_error(op, problem, values, reference)
+        for compute in (op.reference, NATIVE[name]):
+            found = numerics.compare(op, problem, compute(*values), reference, own)
+            assert found.ok, f"{kind} inputs: {found.message}"

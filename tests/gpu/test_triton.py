@@ -1,0 +1,205 @@
+"""Triton kernels on the GPU: numerics at size, and every way of launching."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+import triton
+
+import registry_triton
+from registry.backends import triton_launch
+from registry.contracts import BOX
+from registry.device import Device
+from registry.dispatch.plan import Candidate, Plan, build
+from registry.errors import NotReadyError, OutOfResourcesError
+from registry.implementation import Implementation, Launch
+from registry.numerics import as_tuple, compare, own_error, poison, reference64, same_bits
+from registry.problem import Problem
+from registry.space import Config
+from registry_triton.softmax import RowSoftmax
+
+OPS = {op.name: op for op in BOX}
+HOOKS: Mapping[str, Callable[[], Sequence[Implementation]]] = {
+    "vector_add": registry_triton.vector_add_implementations,
+    "square": registry_triton.square_implementations,
+    "gelu": registry_triton.gelu_implementations,
+    "softmax": registry_triton.softmax_implementations,
+    "rms_norm": registry_triton.rms_norm_implementations,
+    "gemm_int4": registry_triton.gemm_int4_implementations,
+}
+INT4 = {"bits": 4, "n": 1000, "k": 1024, "symmetric": False}
+LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "vector_add": [{"n": 3_000_001}],
+    "square": [{"n": 3_000_001}],
+    "gelu": [{"n": 3_000_001, "approximate": "tanh"}, {"n": 1_000_000, "approximate": "none"}],
+    "softmax": [
+        {"rows": 300, "cols": 4096}, {"rows": 5, "cols": 50257}, {"rows": 3, "cols": 151936}, {"rows": 999, "cols": 100},
+    ],
+    "rms_norm": [{"rows": 300, "cols": 4096}, {"rows": 3, "cols": 128256}, {"rows": 999, "cols": 100}],
+    "gemm_int4": [
+        {**INT4, "m": 1, "group_size": 128}, {**INT4, "m": 3, "group_size": 32}, {**INT4, "m": 17, "group_size": 128},
+        {**INT4, "m": 130, "group_size": 1024}, {**INT4, "m": 1, "group_size": 1024, "symmetric": True},
+    ],
+}  # fmt: skip
+
+
+def make(op: str, implementation: Implementation, config: Config, values: tuple[Any, ...]) -> Plan:
+    arguments = OPS[op].arguments(values)
+    return build(OPS[op], Candidate(implementation, config), OPS[op].problem(arguments), arguments, Device.best())
+
+
+def softmax_plan(x: torch.Tensor) -> Plan:
+    implementation, device = RowSoftmax(), Device.best()
+    problem = Problem("softmax", {"rows": x.shape[0], "cols": x.shape[1], "dtype": "float32"})
+    return make("softmax", implementation, implementation.default(problem, device), (x, -1))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(("op", "place"), [(op, place) for op, hook in HOOKS.items() for place in range(len(hook()))])
+def test_numerics(op: str, place: int, dtype: str) -> None:
+    contract, implementation, device = OPS[op], HOOKS[op]()[place], Device.best()
+    if op == "gemm_int4" and dtype == "float32":
+        pytest.skip("activations are of half precision")
+    for number, dims in enumerate(LARGE[op]):
+        problem = contract.problem_of({**dims, "dtype": dtype})
+        if list(implementation.unsupported(problem, device)):
+            continue
+        generator = torch.Generator("cuda").manual_seed(number)
+        values = contract.inputs(problem, contract.kinds[number % len(contract.kinds)], generator)
+        reference = reference64(contract, values)
+        errors = own_error(contract, problem, values, reference)
+        configs = implementation.space(problem, device).configs
+        for config in (implementation.default(problem, device), configs[0], configs[len(configs) // 2], configs[-1]):
+            plan = make(op, implementation, config, values)
+            outputs = plan.allocate()
+            poison(outputs)
+            found = compare(contract, problem, as_tuple(plan.into(outputs, values)), reference, errors)
+            assert found.ok, (problem, config, found)
+            again = plan(*values)
+            assert same_bits(again, outputs[0])
+
+
+def test_the_direct_launcher_is_trusted_and_gives_what_the_jit_gives() -> None:
+    assert triton_launch._probe()
+    x = torch.randn(33, 1000, device="cuda")
+    plan = softmax_plan(x)
+    implementation, config = plan.candidate.implementation, plan.candidate.config
+    assert isinstance(implementation, RowSoftmax)
+    launch = implementation.launch(plan.problem, config, Device.best())
+    y = torch.empty_like(x)
+    rows, units = launch.args[2:]
+    launch.kernel[launch.grid](y, x, rows, units, **launch.constants, num_warps=config["num_warps"])
+    assert same_bits(plan(x, -1), y)
+
+
+def test_an_unaligned_view_goes_through_the_twin() -> None:
+    storage = torch.randn(16 * 1024 + 1, device="cuda")
+    aligned, view = storage[:-1].view(16, 1024), storage[1:].view(16, 1024)
+    plan = softmax_plan(aligned)
+    torch.testing.assert_close(plan(aligned, -1), aligned.softmax(-1))
+    torch.testing.assert_close(plan(view, -1), view.softmax(-1))
+    torch.testing.assert_close(plan(aligned, -1), aligned.softmax(-1))
+
+
+def test_an_unaligned_view_during_capture_is_an_error_until_its_twin_is_built() -> None:
+    storage = torch.randn(16 * 1024 + 1, device="cuda")
+    aligned, view = storage[:-1].view(16, 1024), storage[1:].view(16, 1024)
+    plan = softmax_plan(aligned)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(NotReadyError, match="before capturing"):
+            plan(view, -1)
+        plan(aligned, -1)
+    plan(view, -1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = plan(view, -1)
+    graph.replay()
+    torch.testing.assert_close(y, view.softmax(-1))
+
+
+class _Grid(RowSoftmax):
+    """A launch that asks for more programs than can be counted."""
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+        whole = super().launch(problem, config, device)
+        return Launch(whole.kernel, (65536, 65536), whole.args, whole.constants, whole.options)
+
+
+def test_a_grid_too_large_is_refused_before_anything_is_launched() -> None:
+    x = torch.randn(4, 64, device="cuda")
+    with pytest.raises(OutOfResourcesError, match="65536 x 65536"):
+        make("softmax", _Grid(), {"rows_per_program": 1, "num_warps": 1}, (x, -1))
+
+
+def test_more_rows_than_a_second_grid_extent_holds() -> None:
+    x = torch.randn(70_000, 16, device="cuda")
+    torch.testing.assert_close(softmax_plan(x)(x, -1), x.softmax(-1))
+
+
+def test_threads_share_a_plan() -> None:
+    x = torch.randn(64, 4096, device="cuda")
+    plan, wrong = softmax_plan(x), []
+
+    def work() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                y = plan(x, -1)
+            torch.cuda.current_stream().synchronize()
+            if not torch.allclose(y, x.softmax(-1)):
+                wrong.append(y)
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_launch_hook_sees_every_launch() -> None:
+    x = torch.randn(8, 128, device="cuda")
+    plan, seen = softmax_plan(x), []
+
+    def hook(metadata: Any) -> None:
+        seen.append(metadata.get()["name"])
+
+    triton.knobs.runtime.launch_enter_hook.add(hook)
+    try:
+        y = plan(x, -1)
+    finally:
+        triton.knobs.runtime.launch_enter_hook.remove(hook)
+    plan(x, -1)
+    assert seen == ["row_softmax"]
+    torch.testing.assert_close(y, x.softmax(-1))
+
+
+def test_a_graph_outlives_the_plan_it_captured() -> None:
+    x = torch.randn(8, 128, device="cuda")
+    plan = softmax_plan(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = plan(x, -1)
+    del plan
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.testing.assert_close(y, x.softmax(-1))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_current_device_may_be_another() -> None:
+    x = torch.randn(8, 128, device="cuda:1")
+    arguments = OPS["softmax"].arguments((x, -1))
+    problem, device = OPS["softmax"].problem(arguments), Device.of("cuda:1")
+    candidate = Candidate(RowSoftmax(), RowSoftmax().default(problem, device))
+    y = build(OPS["softmax"], candidate, problem, arguments, device)(x, -1)
+    torch.testing.assert_close(y, x.softmax(-1))

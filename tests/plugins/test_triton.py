@@ -1,0 +1,186 @@
+"""The Triton plugin without a GPU: spaces, defaults, reasons, and that everything compiles for three targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import registry_triton
+from registry.artifact import Signature, Variant
+from registry.contracts import BOX
+from registry.device import Device
+from registry.implementation import Implementation
+from registry.problem import Arguments, Problem, TensorSpec
+from registry.space import Config
+
+OPS = {op.name: op for op in BOX}
+H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", 132, 141 * 2**30, 60 * 2**20, 227 * 1024, 65536)
+A100 = Device("cuda", 0, "NVIDIA A100", "sm_80", 108, 80 * 2**30, 40 * 2**20, 163 * 1024, 65536)
+MI300 = Device("cuda", 0, "AMD Instinct MI300X", "gfx942", 304, 192 * 2**30, 4 * 2**20, 64 * 1024, 131072, 64)
+
+HOOKS: Mapping[str, Callable[[], Sequence[Implementation]]] = {
+    "vector_add": registry_triton.vector_add_implementations,
+    "square": registry_triton.square_implementations,
+    "gelu": registry_triton.gelu_implementations,
+    "softmax": registry_triton.softmax_implementations,
+    "rms_norm": registry_triton.rms_norm_implementations,
+    "gemm_int4": registry_triton.gemm_int4_implementations,
+}
+INT4 = {"n": 4096, "k": 4096, "group_size": 128, "bits": 4, "symmetric": False}
+TYPICAL: Mapping[str, Mapping[str, Any]] = {
+    "vector_add triton.block": {"n": 2**24},
+    "square triton.block": {"n": 2**24},
+    "gelu triton.block": {"n": 2**24, "approximate": "none"},
+    "softmax triton.row": {"rows": 4096, "cols": 16384},
+    "softmax triton.online": {"rows": 8192, "cols": 128256},
+    "softmax triton.split": {"rows": 1, "cols": 151936},
+    "rms_norm triton.row": {"rows": 4096, "cols": 4096},
+    "rms_norm triton.looped": {"rows": 4096, "cols": 128256},
+    "gemm_int4 triton.gemm": {"m": 4096, **INT4},
+    "gemm_int4 triton.splitk": {"m": 16, **INT4},
+    "gemm_int4 triton.gemv": {"m": 1, **INT4},
+}
+IMPLEMENTATIONS = {f"{name} {one.name}": one for name, hook in HOOKS.items() for one in hook()}
+LLM_ROWS = [{"rows": rows, "cols": cols} for rows in (1, 64, 8192) for cols in (128, 1024, 4096, 16384, 32000, 151936)]
+
+
+def problem_of(op: str, dims: Mapping[str, Any], dtype: str = "bfloat16") -> Problem:
+    return OPS[op].problem_of({**dims, "dtype": dtype})
+
+
+def signature(problem: Problem, implementation: Implementation, config: Config, device: Device) -> Signature:
+    """Specs of a problem's arguments, without data: a tensor of the real size is not needed to compile for it."""
+    op = OPS[problem.op]
+    small = {**problem.dims, **dict.fromkeys(op.dynamic, 2)}
+    values = op.inputs(Problem(op.name, small), op.kinds[0], torch.Generator())
+    arguments = op.arguments(values)
+    outputs = op.output_specs(arguments, torch.device("cpu"))
+    aligned = {
+        k: TensorSpec.contiguous(v.shape, v.dtype) if isinstance(v, TensorSpec) else v for k, v in arguments.items()
+    }
+    return Signature(Arguments(op.name, aligned), outputs, implementation.scratch(problem, config, device))
+
+
+def default_variants(implementation: Implementation, problem: Problem, device: Device) -> tuple[Variant, ...]:
+    config = implementation.default(problem, device)
+    return implementation.variants(problem, config, device, signature(problem, implementation, config, device))
+
+
+def test_every_implementation_has_a_typical_problem() -> None:
+    assert list(IMPLEMENTATIONS) == list(TYPICAL)
+
+
+@pytest.mark.parametrize("device", [H200, A100, MI300], ids=lambda device: device.architecture)
+@pytest.mark.parametrize("key", TYPICAL)
+def test_the_default_compiles_without_spilling(key: str, device: Device) -> None:
+    implementation = IMPLEMENTATIONS[key]
+    problem = problem_of(key.partition(" ")[0], TYPICAL[key])
+    assert not list(implementation.unsupported(problem, device))
+    for variant in default_variants(implementation, problem, device):
+        artifact = implementation.compile(variant, device.target)
+        assert artifact.resources["spill_bytes"] == 0
+        assert artifact.resources["shared_bytes"] <= device.shared_bytes
+
+
+@pytest.mark.parametrize("key", TYPICAL)
+def test_another_row_count_is_no_other_variant(key: str) -> None:
+    op, implementation = key.partition(" ")[0], IMPLEMENTATIONS[key]
+    problem = problem_of(op, TYPICAL[key])
+    config = implementation.default(problem, H200)
+    keys = set()
+    for size in (1, 3, 16):
+        dims = {**TYPICAL[key], **{name: problem.dims[name] // size or 1 for name in OPS[op].dynamic}}
+        if "m" in dims:
+            dims["m"] = max(1, problem.m - size)
+        other = problem_of(op, dims)
+        variants = implementation.variants(other, config, H200, signature(other, implementation, config, H200))
+        keys.add(tuple(variant.key for variant in variants))
+    assert len(keys) == 1
+
+
+@pytest.mark.parametrize("device", [H200, MI300, Device.of("cpu")], ids=lambda device: device.architecture[:6])
+def test_spaces_are_small_and_hold_their_default(device: Device) -> None:
+    for key, implementation in IMPLEMENTATIONS.items():
+        op = key.partition(" ")[0]
+        most = 160 if op == "gemm_int4" else 60
+        for problem in _problems(op):
+            if list(implementation.unsupported(problem, device)):
+                continue
+            space = implementation.space(problem, device)
+            assert 1 <= len(space) <= most, (key, problem, len(space))
+            assert implementation.default(problem, device) in space
+            assert implementation.preference(problem, device) > -1
+
+
+def _problems(op: str) -> list[Problem]:
+    dims: list[Mapping[str, Any]] = [{"n": n, "approximate": "tanh"} for n in (1, 5000, 2**20, 2**28)]
+    if op in ("vector_add", "square"):
+        dims = [{"n": point["n"]} for point in dims]
+    elif op in ("softmax", "rms_norm"):
+        dims = [*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001}]
+    elif op == "gemm_int4":
+        dims = [{**INT4, "m": m, "group_size": g} for m in (1, 4, 16, 64, 512, 4096) for g in (32, 64, 128, 4096)]
+        dims.append({**INT4, "m": 5, "n": 33, "k": 24, "group_size": 24})
+    return [problem_of(op, point, dtype) for point in dims for dtype in ("bfloat16", "float16")]
+
+
+def test_every_problem_of_the_box_has_an_implementation() -> None:
+    for op, hook in HOOKS.items():
+        for problem in _problems(op):
+            assert any(not list(one.unsupported(problem, H200)) for one in hook()), problem
+
+
+@pytest.mark.parametrize(
+    ("key", "dims", "traits", "reason"),
+    [
+        (
+            "softmax triton.row",
+            {"rows": 4, "cols": 65537},
+            {},
+            "a row of 65537 does not fit in registers (limit 65536)",
+        ),
+        ("softmax triton.row", {"rows": 4, "cols": 8}, {"contiguous": False}, "a tensor is not contiguous"),
+        ("softmax triton.split", {"rows": 9999, "cols": 8192}, {}, "9999 rows keep every SM busy"),
+        ("softmax triton.split", {"rows": 1, "cols": 4096}, {}, "a row of 4096 is too short to split"),
+        ("gemm_int4 triton.gemv", {**INT4, "m": 5}, {}, "m=5 rows are too many without tensor cores (limit 4)"),
+        ("gemm_int4 triton.splitk", {**INT4, "m": 513}, {}, "m=513 keeps every SM busy"),
+    ],
+)
+def test_reasons_are_told(key: str, dims: Mapping[str, Any], traits: Mapping[str, Any], reason: str) -> None:
+    problem = Problem(key.partition(" ")[0], {**dims, "dtype": "bfloat16"}, traits)
+    (found,) = IMPLEMENTATIONS[key].unsupported(problem, H200)
+    assert found.startswith(reason)
+
+
+def test_all_reasons_are_told_at_once() -> None:
+    problem = Problem("softmax", {"rows": 1, "cols": 70000, "dtype": "float64"}, {"contiguous": False})
+    assert len(list(IMPLEMENTATIONS["softmax triton.row"].unsupported(problem, H200))) == 3
+
+
+def test_the_declared_heuristic_follows_the_shape() -> None:
+    def best(op: str, dims: Mapping[str, Any]) -> str:
+        problem = problem_of(op, dims)
+        able = [one for one in HOOKS[op]() if not list(one.unsupported(problem, H200))]
+        return max(able, key=lambda one: one.preference(problem, H200)).name
+
+    assert best("softmax", {"rows": 4096, "cols": 4096}) == "triton.row"
+    assert best("softmax", {"rows": 4096, "cols": 128256}) == "triton.online"
+    assert best("softmax", {"rows": 1, "cols": 128256}) == "triton.split"
+    assert best("rms_norm", {"rows": 4096, "cols": 8192}) == "triton.row"
+    assert [best("gemm_int4", {**INT4, "m": m}) for m in (1, 16, 256)] == [
+        "triton.gemv",
+        "triton.splitk",
+        "triton.gemm",
+    ]
+
+
+def test_the_fingerprint_covers_the_kernels_module() -> None:
+    names = {
+        module.__name__ for module in IMPLEMENTATIONS["softmax triton.row"].sources() if not isinstance(module, str)
+    }
+    assert names == {
+        "registry_triton.softmax", "registry_triton.kernels.softmax", "registry_triton.rows", "registry_triton.support",
+    }  # fmt: skip
