@@ -55,7 +55,7 @@ class OutOfResourcesError(CompileError):
 
 
 class NotReadyError(RegistryError):
-    """Something that may not be made now, e.g. a prepared weight while a CUDA stream is capturing. Nothing was enqueued."""
+    """Something that may not be made now, e.g. a prepared weight during capture. Nothing was enqueued."""
 
 
 class DeviceError(RegistryError):

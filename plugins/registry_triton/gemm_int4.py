@@ -13,6 +13,7 @@ from registry.backends.estimate import (
     fits_registers,
     fits_shared,
     next_power_of_2,
+    programs_per_multiprocessor,
     row_multiple,
     threads,
 )

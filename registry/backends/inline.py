@@ -28,6 +28,7 @@ from .kernel_text import fingerprint_with_kernels
 from .nvrtc import macro
 
 _SHOWN_LINES = 12
+_MARKS = (" error", "cannot find", "undefined reference", "undefined symbol")
 
 
 class InlineImplementation(Implementation):
@@ -208,7 +209,7 @@ def _build(variant: Variant, target: Target, name: str, folder: str) -> ModuleTy
 
 def _first_errors(log: str) -> str:
     lines = [line for line in log.splitlines() if line.strip()]
-    first = next((place for place, line in enumerate(lines) if " error" in line or "undefined symbol" in line), 0)
+    first = next((place for place, line in enumerate(lines) if any(mark in line for mark in _MARKS)), 0)
     return "\n  ".join(lines[first : first + _SHOWN_LINES])
 
 

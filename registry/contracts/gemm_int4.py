@@ -50,6 +50,9 @@ def gemm_int4_fake(a: torch.Tensor, qweight: torch.Tensor, *_: object) -> torch.
 
 def _flatten(*args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """``(a, w)`` in the schema's terms; a call in those terms already stays as it is."""
+    if len(args) == 2 and not attributes and type(args[1]) is PackedWeight:
+        a, w = args
+        return (a, w.qweight, w.scales, w.zeros, w.bits, w.group_size, w.shape[1], w.layout), attributes
     if len(args) > 2 or "qweight" in attributes:
         return args, attributes
     given = dict(zip(("a", "w"), args, strict=False))

@@ -131,8 +131,7 @@ class Deciding:
             self._observe(Note(f"{final.search.plan.problem}: another run published first; its winner stays"))
             stored = self._recorder.winner(final.search.plan.op, final.search.plan.problem)
             return result_of(final.search.plan, stored or decision, "kept", final.search.statuses)
-        shown = verdict.verdict if final.previous is not None else "new"
-        return result_of(final.search.plan, decision, shown, final.search.statuses)
+        return result_of(final.search.plan, decision, decision.verdict, final.search.statuses)
 
     def _decision(self, final: _Final, verdict: Verdict) -> Decision:
         candidates = {final.incumbent.key: final.incumbent, **{one.key: one for one in final.challengers}}
@@ -147,7 +146,7 @@ class Deciding:
             lo=verdict.ratio.low,
             hi=verdict.ratio.high,
             aa=verdict.noise,
-            verdict=verdict.verdict,
+            verdict=verdict.verdict if final.previous else "new",
             baselines=_baselines(final, winner),
             trial_uid=final.search.uid(winner),
             previous=final.previous.uid if final.previous else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import selectors
 import time
@@ -40,6 +41,7 @@ from .recording import Recorder
 
 _ACTIVE_PROBLEMS = 6
 _IN_FLIGHT = 8
+_BATCH = 16
 _TICK_S = 0.5
 _MOST_COMPILERS = 16
 
@@ -101,6 +103,7 @@ class TuningRun:
         self._selector = selectors.DefaultSelector()
         self._compiler = Compiler(self._selector, _compilers(device), self._files)
         self._worker: DeviceWorker | None = None
+        self._spare: DeviceWorker | None = None
         self._active: list[ProblemSearch] = []
         self._ready: collections.deque[tuple[ProblemSearch, Waiting | None, TrialJob]] = collections.deque()
         self._sent: dict[int, tuple[ProblemSearch, Candidate | None]] = {}
@@ -124,8 +127,8 @@ class TuningRun:
         todo = [plan for plan in self._plans if plan not in known and not self._skip(plan)]
         interrupted = False
         try:
-            for _, group in _by_op(todo):
-                self._tune(group)
+            for batch in _batches(todo):
+                self._tune(batch)
         except KeyboardInterrupt:
             interrupted = True
         finally:
@@ -154,7 +157,7 @@ class TuningRun:
         return bool(plan.skipped)
 
     def _tune(self, plans: Sequence[ProblemPlan]) -> None:
-        """Search all problems of one op, then hold their finals together."""
+        """Search a batch of problems, then hold their finals together."""
         self._worker = self._new_worker()
         queue = collections.deque(plans)
         finished: list[ProblemSearch] = []
@@ -167,13 +170,10 @@ class TuningRun:
                 finished.append(search)
         deciding = Deciding(self._recorder, self._device, self._protocol, self._observe)
         deciding.prepare(finished, self._run_blocks)
-        self._worker.close()
-        self._worker = None
         for block in range(deciding.blocks):
-            self._worker = self._new_worker()
+            self._replace_worker(last=block == deciding.blocks - 1)
             deciding.block(block, self._run_blocks)
-            self._worker.close()
-            self._worker = None
+        self._close_workers()
         for result in deciding.decide():
             self._results.append(result)
             self._observe(ProblemDecided(result))
@@ -303,6 +303,15 @@ class TuningRun:
             self._wait()
         return [self._blocks[job.id] for job in numbered]
 
+    def _replace_worker(self, *, last: bool) -> None:
+        """A fresh process. On a GPU the one after it starts meanwhile: it touches the device at its first job only."""
+        fresh, self._spare = self._spare or self._new_worker(), None
+        if self._worker is not None:
+            self._worker.close()
+        self._worker = fresh
+        if self._device.type == "cuda" and not last:
+            self._spare = self._new_worker()
+
     def _new_worker(self) -> DeviceWorker:
         return DeviceWorker(
             self._selector, self._device, self._files, self._answered, lambda text: self._observe(Note(text))
@@ -312,18 +321,26 @@ class TuningRun:
         self._jobs += 1
         return self._jobs
 
+    def _close_workers(self) -> None:
+        for worker in (self._worker, self._spare):
+            if worker is not None:
+                worker.close()
+        self._worker = self._spare = None
+
     def _close(self) -> None:
         self._compiler.close()
-        if self._worker is not None:
-            self._worker.close()
+        self._close_workers()
         self._selector.close()
 
 
-def _by_op(plans: Sequence[ProblemPlan]) -> list[tuple[str, list[ProblemPlan]]]:
-    groups: dict[str, list[ProblemPlan]] = {}
-    for plan in plans:
-        groups.setdefault(plan.op.name, []).append(plan)
-    return list(groups.items())
+def _batches(plans: Sequence[ProblemPlan]) -> list[list[ProblemPlan]]:
+    """Consecutive problems that share finals, an op's together: winners are stored at the end of each batch."""
+    batches: list[list[ProblemPlan]] = []
+    for _, group in itertools.groupby(plans, key=lambda plan: plan.op.name):
+        if not batches or len(batches[-1]) >= _BATCH:
+            batches.append([])
+        batches[-1] += group
+    return batches
 
 
 def _compilers(device: Device) -> int:

@@ -198,15 +198,16 @@ def main(arguments: Sequence[str]) -> None:
     catalog = Catalog()
     for path in arguments[3:]:
         catalog.load_file(path)
-    device = Device.of(arguments[2])
-    if device.type == "cuda":
-        torch.cuda.set_device(device.index)
-        torch.zeros(1, device=device.torch)
-    worker = Worker(catalog, device)
     parent.send({"ready": True})
+    worker: Worker | None = None
     for message in parent:
         job = job_from_json(message)
         announce = _announcer(parent, int(message["id"]))
+        if worker is None:
+            # not before the first job: another worker may still be measuring on this device
+            announce("load")
+            device = _claimed(arguments[2])
+            worker = Worker(catalog, device)
         if isinstance(job, TrialJob):
             outcome = worker.trial(job, announce)
             if outcome.status not in {"ok", "unsupported"} and _is_poisoned(device):
@@ -217,6 +218,14 @@ def main(arguments: Sequence[str]) -> None:
             parent.send({"id": job.id, "outcome": vars(outcome)})
         elif isinstance(job, BlockJob):
             parent.send({"id": job.id, "timed": vars(worker.block(job, announce))})
+
+
+def _claimed(name: str) -> Device:
+    device = Device.of(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index)
+        torch.zeros(1, device=device.torch)
+    return device
 
 
 def _announcer(parent: Parent, job: int) -> Announce:

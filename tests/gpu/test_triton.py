@@ -41,7 +41,8 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "square": [{"n": 3_000_001}],
     "gelu": [{"n": 3_000_001, "approximate": "tanh"}, {"n": 1_000_000, "approximate": "none"}],
     "softmax": [
-        {"rows": 300, "cols": 4096}, {"rows": 5, "cols": 50257}, {"rows": 3, "cols": 151936}, {"rows": 999, "cols": 100},
+        {"rows": 300, "cols": 4096}, {"rows": 5, "cols": 50257},
+        {"rows": 3, "cols": 151936}, {"rows": 999, "cols": 100},
     ],
     "rms_norm": [{"rows": 300, "cols": 4096}, {"rows": 3, "cols": 128256}, {"rows": 999, "cols": 100}],
     "gemm_int4": [

@@ -40,7 +40,7 @@ class _OnCpu(Implementation):
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
         """Reasons that a person can act upon."""
         if problem.dtype not in ELEMENTS:
-            yield f"dtype is {problem.dtype}; numba on a CPU has float32 (and float64, which no op here takes)"
+            yield f"dtype is {problem.dtype}; these kernels are for {', '.join(ELEMENTS)}"
         if not problem.traits["contiguous"]:
             yield "a tensor is not row-major"
 
