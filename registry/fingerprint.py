@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import ModuleType
 
 _C_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\])*")', re.DOTALL)
-_C_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\w+|[^\w\s]')
+_C_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\w+|[^\w\s"]+')
 
 
 def fingerprint(sources: Iterable[ModuleType | str]) -> str:

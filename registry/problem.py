@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -97,7 +97,7 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class Arguments(Mapping[str, "TensorSpec | Value | None"]):
+class Arguments:
     """An op's arguments by schema name, in the schema's order: specs of tensors and plain values, never data."""
 
     op: str
@@ -105,12 +105,6 @@ class Arguments(Mapping[str, "TensorSpec | Value | None"]):
 
     def __getitem__(self, name: str) -> TensorSpec | Value | None:
         return self.values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.values)
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     def tensor(self, name: str) -> TensorSpec:
         """The spec of a tensor that must be there."""

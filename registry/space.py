@@ -51,7 +51,7 @@ class Space:
     @cached_property
     def configs(self) -> tuple[Config, ...]:
         """Every valid configuration, in the order of the domains."""
-        return tuple(config for config in self._points() if not self.violations(config))
+        return tuple(config for config in self._points() if not self._broken(config))
 
     def __iter__(self) -> Iterator[Config]:
         return iter(self.configs)
@@ -69,9 +69,16 @@ class Space:
         reasons += [
             f"{name}={config[name]!r} is not one of {list(values)}"
             for name, values in self.domains.items()
-            if name in config and canonical_json(config[name]) not in {canonical_json(value) for value in values}
+            if name in config and canonical_json(config[name]) not in self._domain_keys[name]
         ]
-        return reasons or [name for name, holds in self.constraints.items() if not holds(config)]
+        return reasons or self._broken(config)
+
+    def _broken(self, config: Config) -> list[str]:
+        return [name for name, holds in self.constraints.items() if not holds(config)]
+
+    @cached_property
+    def _domain_keys(self) -> dict[str, frozenset[str]]:
+        return {name: frozenset(map(canonical_json, values)) for name, values in self.domains.items()}
 
     def distance(self, one: Config, other: Config) -> int:
         """Sum over the parameters of how many places apart the two values stand in their domain (L1)."""

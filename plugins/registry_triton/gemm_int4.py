@@ -79,7 +79,9 @@ def _fits(problem: Problem, config: Config, block_m: int, device: Device) -> boo
     tile_a = block_m * config["BLOCK_K"] * size
     packed = config["BLOCK_K"] // 8 * config["BLOCK_N"] * 4
     weight = config["BLOCK_K"] * config["BLOCK_N"] * size
-    return fits_shared(max(config["num_stages"] - 1, 1) * (tile_a + packed) + weight, device)
+    ahead = max(config["num_stages"] - 1, 1)
+    # what Triton 3.9 reports for wgmma to the byte: one more tile of a than of packed words
+    return fits_shared((ahead + 1) * tile_a + ahead * packed + weight, device)
 
 
 def _span(problem: Problem, config: Config) -> int:

@@ -1,1 +1,43 @@
-"""How a backend compiles, fingerprints and launches. Base classes for implementations; see docs/writing-a-plugin.md."""
+"""How a backend compiles, fingerprints and launches. Base classes for implementations; see docs/writing-a-plugin.md.
+
+The names below are imported when they are first used: a backend's compiler is no business of those who do not use it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .cpp import CppImplementation, CppKernel
+    from .cuda import CudaImplementation, CudaKernel, read_source
+    from .inline import InlineImplementation, load_inline
+    from .triton import TritonImplementation
+
+_HOMES = {
+    "CppImplementation": "cpp",
+    "CppKernel": "cpp",
+    "CudaImplementation": "cuda",
+    "CudaKernel": "cuda",
+    "read_source": "cuda",
+    "InlineImplementation": "inline",
+    "load_inline": "inline",
+    "TritonImplementation": "triton",
+}
+
+__all__ = [
+    "CppImplementation",
+    "CppKernel",
+    "CudaImplementation",
+    "CudaKernel",
+    "InlineImplementation",
+    "TritonImplementation",
+    "load_inline",
+    "read_source",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

@@ -292,7 +292,7 @@ def _enqueue() -> Any:
 
 
 def _three(extents: Sequence[int]) -> tuple[int, int, int]:
-    x, y, z = (*extents, 1, 1)[:3]
+    x, y, z = (*extents, 1, 1, 1)[:3]
     return x, y, z
 
 

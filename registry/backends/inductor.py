@@ -11,6 +11,7 @@ import sys
 import types
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -83,19 +84,22 @@ class InductorImplementation(Implementation):
         return Artifact(variant, str(file) if saved else "")
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Load what was compiled, or compile now."""
+        """Load what was compiled, or compile now; once more for every other value of an attribute (an epsilon)."""
         (artifact,) = built.artifacts
-        path = artifact.path or self.compile(artifact.variant, device.target).path
-        compiled = self._load(path, artifact.variant)
-        places = [
-            place
-            for place, value in enumerate(built.signature.arguments.values.values())
-            if isinstance(value, TensorSpec)
-        ]
+        values = list(built.signature.arguments.values.values())
+        tensors = [place for place, value in enumerate(values) if isinstance(value, TensorSpec)]
+        attributes = [place for place in range(len(values)) if place not in tensors]
         single = len(built.signature.outputs) == 1
+        given = tuple(values[place] for place in attributes)
+        compiled = {given: self._compiled(artifact, device.target)}
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Any:
-            returned = compiled(*[arguments[place] for place in places])
+            attribute_values = tuple([arguments[place] for place in attributes])
+            function = compiled.get(attribute_values)
+            if function is None:
+                other = Artifact(_with_attributes(artifact.variant, attribute_values))
+                function = compiled[attribute_values] = self._compiled(other, device.target)
+            returned = function(*[arguments[place] for place in tensors])
             if isinstance(returned, torch.Tensor):
                 return returned
             return returned[0] if single else tuple(returned)
@@ -106,7 +110,9 @@ class InductorImplementation(Implementation):
         """The module, and this backend's way of compiling."""
         return (sys.modules[type(self).__module__], sys.modules[__name__], sys.modules[inductor_artifact.__name__])
 
-    def _load(self, path: str, variant: Variant) -> Callable[..., Any]:
+    def _compiled(self, artifact: Artifact, target: Target) -> Callable[..., Any]:
+        variant = artifact.variant
+        path = artifact.path or self.compile(variant, target).path
         if path:
             try:
                 return inductor_artifact.load_file(Path(path))
@@ -122,6 +128,13 @@ def _plain(value: object) -> object:
     if not isinstance(value, TensorSpec):
         return {"value": value}
     return {"shape": list(value.shape), "strides": list(value.strides), "dtype": dtype_name(value.dtype)}
+
+
+def _with_attributes(variant: Variant, values: tuple[object, ...]) -> Variant:
+    """The same variant with other values of its attributes."""
+    given = iter(values)
+    arguments = [{"value": next(given)} if "value" in argument else argument for argument in variant.spec["arguments"]]
+    return replace(variant, spec={**variant.spec, "arguments": arguments})
 
 
 def _spec(argument: Mapping[str, Any], device: torch.device) -> TensorSpec:

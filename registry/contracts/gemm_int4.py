@@ -51,8 +51,7 @@ def gemm_int4_fake(a: torch.Tensor, qweight: torch.Tensor, *_: object) -> torch.
 def _flatten(*args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """``(a, w)`` in the schema's terms; a call in those terms already stays as it is."""
     if len(args) == 2 and not attributes and type(args[1]) is PackedWeight:
-        a, w = args
-        return (a, w.qweight, w.scales, w.zeros, w.bits, w.group_size, w.shape[1], w.layout), attributes
+        return _in_schema_order(*args), attributes
     if len(args) > 2 or "qweight" in attributes:
         return args, attributes
     given = dict(zip(("a", "w"), args, strict=False))
@@ -67,7 +66,11 @@ def _flatten(*args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[st
             f"gemm_int4: w is a {type(w).__name__}, expected a PackedWeight",
             hint="w = registry.quantize(weight, bits=4, group_size=128)",
         )
-    return (a, w.qweight, w.scales, w.zeros, w.bits, w.group_size, w.shape[1], w.layout), {}
+    return _in_schema_order(a, w), {}
+
+
+def _in_schema_order(a: Any, w: PackedWeight) -> tuple[Any, ...]:
+    return a, w.qweight, w.scales, w.zeros, w.bits, w.group_size, w.shape[1], w.layout
 
 
 def _problem(arguments: Arguments) -> Problem:

@@ -48,18 +48,14 @@ class Session:
         """Inputs of that kind and their reference; the same at every call."""
         if kind in self._cases:
             return self._cases[kind]
-        values = self.values(kind)
+        generator = torch.Generator(device=self.device.torch)
+        generator.manual_seed(self._seed + self.op.kinds.index(kind))
+        values = self.op.inputs(self.problem, kind, generator)
         reference = reference64(self.op, values)
         case = Case(kind, values, reference, own_error(self.op, self.problem, values, reference))
         if self._nbytes(case) * len(self.op.kinds) <= _CACHE_SHARE * self.device.memory_bytes:
             self._cases[kind] = case
         return case
-
-    def values(self, kind: str) -> tuple[Any, ...]:
-        """Inputs of that kind, drawn from the session's seed."""
-        generator = torch.Generator(device=self.device.torch)
-        generator.manual_seed(self._seed + self.op.kinds.index(kind))
-        return self.op.inputs(self.problem, kind, generator)
 
     @cached_property
     def arguments(self) -> Arguments:
@@ -70,7 +66,7 @@ class Session:
     def copies(self) -> list[tuple[Any, ...]]:
         """The rotating copies: the same values at other addresses, so that one reference serves all."""
         first = self.case(self.op.kinds[0]).values
-        return [first, *(_clone(first) for _ in range(copies_of(self.working_set, self.protocol) - 1))]
+        return [first, *(clone(first) for _ in range(copies_of(self.working_set, self.protocol) - 1))]
 
     @cached_property
     def working_set(self) -> int:
@@ -111,6 +107,11 @@ class Sessions:
         self._sessions.move_to_end(key)
         return self._sessions[key]
 
+    def drop(self, problem: Problem) -> None:
+        """Forget one problem's tensors, e.g. because a candidate may have written to them."""
+        for key in [key for key in self._sessions if key[0] == problem.key]:
+            del self._sessions[key]
+
     def clear(self) -> None:
         """Drop all, e.g. after the device ran out of memory."""
         self._sessions.clear()
@@ -145,5 +146,6 @@ class Timed:
         return keep if self._functional else write
 
 
-def _clone(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def clone(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same arguments at other addresses."""
     return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in values)

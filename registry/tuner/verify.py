@@ -10,7 +10,7 @@ from ..dispatch.plan import Plan
 from ..implementation import Tensors
 from ..numerics import compare, output_faults, poison, same_bits
 from .samplers import Sampler
-from .session import Case, Session, Timed
+from .session import Case, Session, Timed, clone
 
 
 class WrongError(Exception):
@@ -55,10 +55,11 @@ def _run(plan: Plan, values: tuple[Any, ...]) -> Tensors:
 def _run_untouched(plan: Plan, session: Session, case: Case) -> Tensors:
     """Run once, and see that the inputs are what they were (an op that mutates is given copies)."""
     if session.op.parsed.mutates:
-        return _run(plan, tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in case.values))
+        return _run(plan, clone(case.values))
+    before = clone(case.values)
     outputs = _run(plan, case.values)
-    for name, value, fresh in zip(session.op.parsed.names, case.values, session.values(case.kind), strict=True):
-        if isinstance(value, torch.Tensor) and not same_bits(value, fresh):
+    for name, value, was in zip(session.op.parsed.names, case.values, before, strict=True):
+        if isinstance(value, torch.Tensor) and not same_bits(value, was):
             raise WrongError("wrong_result", f"it changes its input {name}")
     return outputs
 

@@ -47,8 +47,7 @@ class Worker:
             outcome = self._trial(job, announce)
         except Exception as fault:  # whatever a stranger's code raises is that candidate's outcome
             outcome = Outcome(*_status_of(fault))
-            # it may have written to the inputs, or filled the memory: the next candidate starts afresh
-            self._free()
+            self._start_afresh(job, outcome)
         return _with_seconds(outcome, time.perf_counter() - began)
 
     def _trial(self, job: TrialJob, announce: Announce) -> Outcome:
@@ -119,7 +118,11 @@ class Worker:
             device=self._device,
         )
 
-    def _free(self) -> None:
+    def _start_afresh(self, job: TrialJob, outcome: Outcome) -> None:
+        """What went wrong may have written to the inputs or filled the memory; the next candidate must not suffer."""
+        if outcome.status != "out_of_memory":
+            self._sessions.drop(self._catalog.op(job.op).problem_of(job.dims))
+            return
         self._sessions.clear()
         gc.collect()
         if self._device.type == "cuda":

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-
 import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
@@ -57,7 +56,7 @@ def test_every_implementation_is_right_in_the_interpreter() -> None:
 
 @triton.jit
 def _count(y, n):
-    for place in range(0, n):
+    for place in range(n):
         tl.store(y + place, place)
 
 

@@ -1,0 +1,146 @@
+"""Inductor's code, compiled ahead, loaded by whoever binds, and compiled on the spot where that is not possible."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from registry.artifact import Artifact, Built, Signature, Target
+from registry.backends import inductor_artifact
+from registry.backends.inductor import InductorImplementation
+from registry.contracts import BOX
+from registry.device import Device
+from registry.dispatch.plan import Candidate, build
+from registry.errors import CompileError
+from registry.problem import Arguments, TensorSpec
+
+SQUARE = next(op for op in BOX if op.name == "square")
+CPU = Device.of("cpu")
+
+
+class Compiled(InductorImplementation):
+    """square."""
+
+    op = "square"
+    name = "mine.compile"
+
+    def function(self, *values: Any) -> torch.Tensor:
+        """``x * x``."""
+        (x,) = values
+        return torch.mul(x, x)
+
+
+class Broken(Compiled):
+    """An operator that Inductor cannot know the shape of."""
+
+    name = "mine.broken"
+
+    def function(self, *values: Any) -> torch.Tensor:
+        """A value that depends on the data."""
+        (x,) = values
+        return x * int(x.sum())
+
+
+def _signature(n: int) -> Signature:
+    spec = TensorSpec.contiguous((n,), torch.float32)
+    return Signature(Arguments("square", {"x": spec}), {"y": spec})
+
+
+def _variant(implementation: InductorImplementation, n: int = 64) -> Any:
+    problem = SQUARE.problem_of({"n": n, "dtype": "float32"})
+    (variant,) = implementation.variants(problem, {}, CPU, _signature(n))
+    return variant
+
+
+def test_what_was_compiled_is_a_file_that_another_process_uses_without_compiling(tmp_path: Path) -> None:
+    artifact = Compiled().compile(_variant(Compiled(), 96), CPU.target)
+    assert Path(artifact.path).exists()
+    code = f"""
+import torch, torch._inductor.graph
+from pathlib import Path
+from registry.backends import inductor_artifact
+def refuse(*args, **kwargs): raise AssertionError("it compiles")
+torch._inductor.graph.GraphLowering.run = refuse
+x = torch.randn(96)
+y = inductor_artifact.load_file(Path({artifact.path!r}))(x)
+assert torch.equal(y[0] if isinstance(y, (list, tuple)) else y, x * x)
+"""
+    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environ, check=True, capture_output=True)
+
+
+def test_compiling_again_finds_the_file() -> None:
+    variant = _variant(Compiled(), 64)
+    first = Compiled().compile(variant, CPU.target)
+    written = Path(first.path).stat().st_mtime_ns
+    assert Compiled().compile(variant, CPU.target) == first
+    assert Path(first.path).stat().st_mtime_ns == written
+
+
+def test_shapes_are_told_apart_and_equal_ones_are_not() -> None:
+    assert _variant(Compiled(), 64).key != _variant(Compiled(), 65).key
+    assert _variant(Compiled(), 64).key == _variant(Compiled(), 64).key
+
+
+def test_a_damaged_file_is_compiled_anew(tmp_path: Path) -> None:
+    variant = _variant(Compiled(), 32)
+    damaged = tmp_path / "damaged.bin"
+    damaged.write_bytes(b"no artifact")
+    problem = SQUARE.problem_of({"n": 32, "dtype": "float32"})
+    built = Built(_signature(32), (Artifact(variant, str(damaged)),))
+    run = Compiled().bind(problem, {}, CPU, built)
+    x = torch.randn(32)
+    assert torch.equal(run((), (x,), ()), x * x)
+
+
+def test_an_attribute_may_change_from_call_to_call() -> None:
+    op = next(op for op in BOX if op.name == "rms_norm")
+    x, weight = torch.full((2, 64), 1e-3), torch.ones(64)
+
+    class Norm(Compiled):
+        op = "rms_norm"
+
+        def function(self, *values: Any) -> torch.Tensor:
+            x, weight, eps = values
+            return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+
+    arguments = op.arguments((x, weight, 1e-6))
+    plan = build(op, Candidate(Norm(), {}), op.problem(arguments), arguments, CPU)
+    for eps in (1e-6, 1e-2, 1e-6):
+        torch.testing.assert_close(plan(x, weight, eps), op.reference(x, weight, eps))
+
+
+def test_without_the_private_interface_torch_compile_serves_many_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor_artifact, "available", lambda: False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        for n in range(2, 12):  # more than the recompilations after which Dynamo gives up on one function
+            problem = SQUARE.problem_of({"n": n, "dtype": "float32"})
+            x = torch.randn(n)
+            plan = build(SQUARE, Candidate(Compiled(), {}), problem, SQUARE.arguments((x,)), CPU)
+            assert plan.artifacts[0].path == ""
+            assert torch.equal(plan(x), x * x)
+
+
+def test_what_inductor_refuses_is_a_compile_error() -> None:
+    with pytest.raises(CompileError, match=r"mine\.broken: \w+: "):
+        Broken().compile(_variant(Broken()), CPU.target)
+
+
+def test_a_target_that_is_not_here_is_left_to_where_it_is() -> None:
+    assert Compiled().compile(_variant(Compiled()), Target("cuda", "sm_00")).path == ""
+
+
+def test_without_a_compiler_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = SQUARE.problem_of({"n": 32, "dtype": "float32"})
+    assert list(Compiled().unsupported(problem, CPU)) == []
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "C++ compiler" in next(Compiled().unsupported(problem, CPU))

@@ -1,0 +1,79 @@
+"""On a GPU: torch's operators, Inductor's code compiled in another process, and tinygemm."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from registry.device import Device
+from registry.discovery import Catalog
+from registry.dispatch.plan import Candidate, build
+from registry.problem import Value
+from registry.testing import check_implementation
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+PROBLEMS: dict[str, dict[str, Value]] = {
+    "vector_add": {"n": 65_537, "dtype": "bfloat16"},
+    "square": {"n": 65_537, "dtype": "float16"},
+    "gelu": {"n": 65_537, "dtype": "bfloat16", "approximate": "tanh"},
+    "softmax": {"rows": 33, "cols": 4099, "dtype": "bfloat16"},
+    "rms_norm": {"rows": 33, "cols": 4096, "dtype": "bfloat16"},
+    "gemm_int4": {
+        "m": 5, "n": 256, "k": 512, "group_size": 128, "bits": 4, "dtype": "bfloat16", "symmetric": False,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", list(PROBLEMS))
+def test_torchs_own_and_inductors_are_right(catalog: Catalog, op: str) -> None:
+    for name in ("torch.dequantize" if op == "gemm_int4" else "torch.native", "torch.compile"):
+        implementation = catalog.implementation(op, name)
+        assert check_implementation(implementation, catalog.op(op), problems=[PROBLEMS[op]], device="cuda").checked
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128, 256])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_tinygemm_is_right_with_every_packing(catalog: Catalog, group_size: int, symmetric: bool) -> None:
+    dims = {**PROBLEMS["gemm_int4"], "group_size": group_size, "symmetric": symmetric}
+    problems = [{**dims, "m": m} for m in (1, 16, 33)]
+    tinygemm = catalog.implementation("gemm_int4", "torch.tinygemm")
+    report = check_implementation(tinygemm, catalog.op("gemm_int4"), problems=problems, device="cuda", configs="all")
+    assert report.checked
+
+
+COMPILE = """
+from registry.device import Device
+from registry.discovery import Catalog
+from registry.dispatch.plan import Candidate, signature_of
+from registry.dispatch.prepared import PreparedTensors
+from registry.problem import Arguments, TensorSpec
+import torch
+catalog, device = Catalog(), Device.of("cuda")
+op, implementation = catalog.op("square"), catalog.implementation("square", "torch.compile")
+problem = op.problem_of({"n": 12345, "dtype": "float32"})
+arguments = Arguments("square", {"x": TensorSpec.contiguous((12345,), torch.float32, device.torch)})
+candidate = Candidate(implementation, {})
+prepared = PreparedTensors(op, implementation, problem, {})
+signature = signature_of(op, candidate, problem, arguments, device, prepared)
+(variant,) = implementation.variants(problem, {}, device, signature)
+print(implementation.compile(variant, device.target).path)
+"""
+
+
+def test_what_another_process_compiled_is_loaded(catalog: Catalog) -> None:
+    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, check=True)
+    path = done.stdout.strip()
+    assert Path(path).exists()
+    op, x = catalog.op("square"), torch.randn(12345, device="cuda")
+    arguments = op.arguments((x,))
+    candidate: Any = Candidate(catalog.implementation("square", "torch.compile"), {})
+    plan = build(op, candidate, op.problem(arguments), arguments, Device.of("cuda"))
+    assert [artifact.path for artifact in plan.artifacts] == [path]
+    assert torch.equal(plan(x), x * x)

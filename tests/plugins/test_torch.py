@@ -1,0 +1,125 @@
+"""torch's own operators and torch.compile are right for every op, layout and dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from registry.device import Device
+from registry.discovery import Catalog
+from registry.dispatch.plan import Candidate, build
+from registry.packed import PackedWeight, quantize
+from registry.testing import check_implementation
+
+OPS = ("vector_add", "square", "gelu", "softmax", "rms_norm", "gemm_int4")
+CPU = Device.of("cpu")
+
+COMPILED: dict[str, dict[str, Any]] = {
+    "vector_add": {"n": 1000, "dtype": "bfloat16"},
+    "square": {"n": 1000, "dtype": "float16"},
+    "gelu": {"n": 1000, "dtype": "float32", "approximate": "none"},
+    "softmax": {"rows": 33, "cols": 1025, "dtype": "bfloat16"},
+    "rms_norm": {"rows": 33, "cols": 1025, "dtype": "float16"},
+    "gemm_int4": {
+        "m": 3, "n": 33, "k": 256, "group_size": 64, "bits": 4, "dtype": "bfloat16", "symmetric": False,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_torchs_own_operator_is_right_for_every_example_and_layout(catalog: Catalog, op: str) -> None:
+    name = "torch.dequantize" if op == "gemm_int4" else "torch.native"
+    report = check_implementation(catalog.implementation(op, name), catalog.op(op), device="cpu")
+    assert report.skipped == ()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_what_inductor_makes_is_right(catalog: Catalog, op: str) -> None:
+    compiled = catalog.implementation(op, "torch.compile")
+    report = check_implementation(compiled, catalog.op(op), problems=[COMPILED[op]], device="cpu")
+    assert report.skipped == ()
+
+
+def test_torchs_own_operator_goes_first_where_nothing_is_tuned(catalog: Catalog) -> None:
+    problem = catalog.op("softmax").problem_of({"rows": 4, "cols": 64, "dtype": "float32"})
+    own = catalog.implementation("softmax", "torch.native").preference(problem, CPU)
+    assert own == 0.0
+    assert catalog.implementation("softmax", "torch.compile").preference(problem, CPU) < own
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("m", [1, 5])
+def test_the_cpus_packed_kernel_is_right(catalog: Catalog, dtype: str, symmetric: bool, m: int) -> None:
+    tinygemm = catalog.implementation("gemm_int4", "torch.tinygemm_cpu")
+    dims = {"n": 64, "k": 256, "bits": 4, "dtype": dtype, "symmetric": symmetric, "m": m}
+    problems = [{**dims, "group_size": group_size} for group_size in (32, 64, 128, 256)]
+    report = check_implementation(tinygemm, catalog.op("gemm_int4"), problems=problems, device="cpu")
+    assert report.checked
+
+
+def test_the_packed_kernels_say_why_they_cannot(catalog: Catalog) -> None:
+    dims = {"m": 1, "n": 33, "k": 136, "group_size": 136, "bits": 4, "dtype": "float16", "symmetric": True}
+    problem = catalog.op("gemm_int4").problem_of(dims)
+    hopper = Device("cuda", 0, "an H200", "sm_90", 132, 2**37, 2**25)
+    reasons = list(catalog.implementation("gemm_int4", "torch.tinygemm").unsupported(problem, hopper))
+    assert reasons == [
+        "dtype is float16, expected bfloat16",
+        "group_size is 136, expected one of 32, 64, 128, 256",
+        "n=33 is no multiple of 8",
+        "k=136 is no multiple of 32",
+    ]
+    reasons = list(catalog.implementation("gemm_int4", "torch.tinygemm_cpu").unsupported(problem, CPU))
+    assert reasons == ["group_size is 136, expected one of 32, 64, 128, 256", "n=33 is no multiple of 16"]
+
+
+def _packed_plan(catalog: Catalog, weight: PackedWeight, a: torch.Tensor) -> Any:
+    op = catalog.op("gemm_int4")
+    arguments = op.arguments(op.bind((a, weight), {}))
+    candidate = Candidate(catalog.implementation("gemm_int4", "torch.tinygemm_cpu"), {})
+    return build(op, candidate, op.problem(arguments), arguments, CPU)
+
+
+def test_a_weight_is_repacked_once_and_again_when_it_changes(catalog: Catalog) -> None:
+    op, a = catalog.op("gemm_int4"), torch.randn(2, 3, 128, dtype=torch.bfloat16)
+    weight = quantize(torch.randn(64, 128, dtype=torch.bfloat16), group_size=64)
+    plan = _packed_plan(catalog, weight, a)
+    values = op.bind((a, weight), {})
+    y = plan(*values)
+    assert y.shape == (2, 3, 64)
+    assert [tensor.data_ptr() for tensor in plan.prepared.extend(values)[-2:]] == [
+        tensor.data_ptr() for tensor in plan.prepared.extend(values)[-2:]
+    ]
+    weight.qweight.bitwise_not_()
+    changed = plan(*values)
+    expected = a.double() @ weight.dequantize().double().T
+    torch.testing.assert_close(changed.double(), expected, rtol=2e-2, atol=2e-1)
+    assert not torch.allclose(y, changed)
+
+
+@pytest.mark.parametrize("inner_k_tiles", [2, 4, 8])
+def test_the_gpus_packing_has_its_shape_without_data(catalog: Catalog, inner_k_tiles: int) -> None:
+    op = catalog.op("gemm_int4")
+    dims = {"m": 1, "n": 64, "k": 256, "group_size": 64, "bits": 4, "dtype": "bfloat16", "symmetric": False}
+    problem = op.problem_of(dims)
+    tinygemm, config = catalog.implementation("gemm_int4", "torch.tinygemm"), {"inner_k_tiles": inner_k_tiles}
+    meta = torch.empty(32, 64, dtype=torch.int32, device="meta")
+    packed = tinygemm.prepare("packed", (meta,), problem, config)
+    # torch's own kernel for meta tensors agrees
+    raw = torch.empty(64, 128, dtype=torch.uint8, device="meta")
+    assert packed.shape == torch.ops.aten._convert_weight_to_int4pack(raw, inner_k_tiles).shape
+    scales = torch.empty(4, 64, dtype=torch.bfloat16, device="meta")
+    assert tinygemm.prepare("scales_and_zeros", (scales, scales), problem, config).shape == (4, 64, 2)
+
+
+def test_nibbles_are_swapped_into_rows_of_n() -> None:
+    from registry_torch.int4 import swapped_nibbles, unpacked
+
+    weight = quantize(torch.randn(24, 64), group_size=32)
+    q = unpacked(weight.qweight)
+    rows = swapped_nibbles(weight.qweight)
+    assert rows.shape == (24, 32)
+    assert torch.equal(rows >> 4, q.T[:, 0::2].to(torch.uint8))
+    assert torch.equal(rows & 15, q.T[:, 1::2].to(torch.uint8))
