@@ -39,7 +39,7 @@ class InvalidDefinitionError(RegistryError, TypeError):
 
 
 class PluginError(RegistryError):
-    """A plugin that could not be loaded (raised only under ``KERNEL_REGISTRY_STRICT=1``)."""
+    """A plugin file that could not be loaded, or an installed plugin's fault under ``KERNEL_REGISTRY_STRICT=1``."""
 
 
 class UnsupportedError(RegistryError):

@@ -70,6 +70,71 @@ def own_error(op: Op, _: Problem, values: tuple[Any, ...], reference: Outputs) -
     )
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """The interval in which every element of one output is right by the error rule: a quick test for many candidates.
+
+    Rounded inwards to fp32 (float64 for float64), so that what lies within is right; what does not goes to ``compare``.
+    Where the reference is NaN both bounds are.
+    """
+
+    low: torch.Tensor
+    high: torch.Tensor
+    has_nan: bool
+
+    def hold(self, output: torch.Tensor) -> bool:
+        """Whether every element is within."""
+        within = (output >= self.low).logical_and_(output <= self.high)
+        if self.has_nan:
+            within |= output.isnan() & self.low.isnan()
+        return bool(within.all())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.low.nbytes + self.high.nbytes
+
+
+@torch.no_grad()
+def bounds_of(
+    op: Op, problem: Problem, values: tuple[Any, ...], reference: Outputs, torch_error: tuple[float, ...]
+) -> tuple[Bounds, ...]:
+    """Per output what ``compare`` accepts on these arguments; the dtypes are those of the op's fake."""
+    specs = op.output_specs(op.arguments(values), torch.device("meta")).values()
+    parts = zip(specs, as_tuple(reference), torch_error, strict=True)
+    return tuple(_bounds_of_one(op, problem, spec.dtype, wide, error) for spec, wide, error in parts)
+
+
+def _bounds_of_one(op: Op, problem: Problem, dtype: torch.dtype, reference: torch.Tensor, torch_error: float) -> Bounds:
+    rtol, atol, unit = _tolerance(op, dtype)
+    wide = torch.float32 if dtype.is_floating_point and dtype.itemsize <= 4 else torch.float64
+    low, high = torch.empty_like(reference, dtype=wide), torch.empty_like(reference, dtype=wide)
+    scales = [op.tolerance.scale(problem, _finite(piece.reference)) for piece in _pieces(low, reference)]
+    most = max((scale.max().item() for scale in scales), default=0.0)
+    limit = 2 * torch_error + unit * most + atol
+    has_nan = False
+    for below, above, scale in zip(_pieces(low, reference), _pieces(high, reference), scales, strict=True):
+        allowed = (rtol * scale + atol).clamp_(max=limit)
+        expected = below.reference.to(dtype)
+        least, greatest = (
+            _inwards(below.reference - allowed, 1, dtype, wide),
+            _inwards(below.reference + allowed, -1, dtype, wide),
+        )
+        exact = ~expected.isfinite()
+        below.output.copy_(torch.where(exact, expected.to(wide), least))
+        above.output.copy_(torch.where(exact, expected.to(wide), greatest))
+        has_nan |= bool(expected.isnan().any())
+    return Bounds(low, high, has_nan)
+
+
+def _inwards(bound: torch.Tensor, direction: int, dtype: torch.dtype, wide: torch.dtype) -> torch.Tensor:
+    """``bound`` in ``wide``, rounded up (1) or down (-1), and finite in ``dtype``: infinity is no rounding error."""
+    info = torch.finfo(dtype if dtype.is_floating_point else wide)
+    rounded = bound.clamp(info.min, info.max).to(wide)
+    outside = (rounded.to(torch.float64) - bound) * direction < 0
+    return torch.where(outside, torch.nextafter(rounded, torch.full_like(rounded, direction * math.inf)), rounded)
+
+
 @torch.no_grad()
 def compare(
     op: Op, problem: Problem, output: Outputs, reference: Outputs, torch_error: tuple[float, ...]
@@ -102,6 +167,10 @@ def _pieces(output: torch.Tensor, reference: torch.Tensor) -> Iterator[_Piece]:
     step = max(1, CHUNK // cols)
     for start in range(0, rows.shape[0], step):
         yield _Piece(start * cols, rows[start : start + step], wide[start : start + step])
+
+
+def _finite(reference: torch.Tensor) -> torch.Tensor:
+    return reference.masked_fill(~reference.isfinite(), 0.0)
 
 
 def _errors(output: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,7 +209,7 @@ def _compare_one(
     worst = _Worst()
     for piece in _pieces(output, reference):
         error, wrong = _errors(piece.output, piece.reference)
-        scale = op.tolerance.scale(problem, piece.reference.masked_fill(~piece.reference.isfinite(), 0.0))
+        scale = op.tolerance.scale(problem, _finite(piece.reference))
         worst.scale = max(worst.scale, scale.max().item())
         worst.add(piece, error, rtol * scale + atol, wrong)
     limit = 2 * torch_error + unit * worst.scale + atol

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from registry import numerics
-from registry.contract import Tolerance
-from registry.contracts import GEMM_INT4, SOFTMAX, SQUARE, VECTOR_ADD
+from registry.contract import Op, Tolerance
+from registry.contracts import BOX, GEMM_INT4, SOFTMAX, SQUARE, VECTOR_ADD
 from registry.problem import Problem, TensorSpec
 
 
@@ -165,3 +165,26 @@ def test_own_error_is_the_references_rounding_in_the_arguments_dtype() -> None:
     problem = VECTOR_ADD.problem_of({"n": 1, "dtype": "bfloat16"})
     values = (torch.tensor([1.0], dtype=torch.bfloat16), torch.tensor([2.0**-10], dtype=torch.bfloat16))
     assert numerics.own_error(VECTOR_ADD, problem, values, numerics.reference64(VECTOR_ADD, values)) == (2.0**-10,)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("op", BOX, ids=lambda op: op.name)
+def test_bounds_accept_what_the_rule_accepts_and_never_more(op: Op, dtype: str) -> None:
+    dims = next((example for example in op.examples if example["dtype"] == dtype), None)
+    if dims is None:
+        pytest.skip(f"{op.name} takes no {dtype}")
+    problem = op.problem_of(dims)
+    for kind in op.kinds:
+        values = op.inputs(problem, kind, torch.Generator().manual_seed(7))
+        reference = numerics.reference64(op, values)
+        error = numerics.own_error(op, problem, values, reference)
+        (bounds,) = numerics.bounds_of(op, problem, values, reference, error)
+        right = numerics.as_tuple(op.reference(*values))[0]
+        assert bounds.hold(right), kind
+        flat = right.reshape(-1)
+        for place in range(0, flat.numel(), max(1, flat.numel() // 7)):
+            for factor in (0.0, 0.9, 0.99, 1.001, 1.01, -1.0, torch.nan, torch.inf):
+                other = right.clone()
+                other.view(-1)[place] = flat[place] * factor
+                if bounds.hold(other):
+                    assert numerics.compare(op, problem, other, reference, error).ok, (kind, place, factor)

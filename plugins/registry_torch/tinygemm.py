@@ -74,6 +74,8 @@ class CudaTinygemm(_Tinygemm):
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
         """Besides the dtype and the group size: tile sizes, and a GPU that has the instructions."""
         yield from super().unsupported(problem, device)
+        if not problem.traits["aligned"]:
+            yield "it reads 16 bytes at a time, and a tensor is not aligned to 16 bytes"
         if device.capability < (8, 0):
             yield f"it needs compute capability 8.0, this is {device.architecture}"
         if problem.n % 8:

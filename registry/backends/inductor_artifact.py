@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,9 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            # Inductor explains its choices in warnings; under -W error they would be faults
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logger.setLevel(level)

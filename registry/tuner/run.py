@@ -8,6 +8,7 @@ import os
 import selectors
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tuning_db import Store, TuningDBError
@@ -246,7 +247,7 @@ class TuningRun:
         while self._ready and self._worker.wants_more:
             search, waiting, job = self._ready.popleft()
             best = search.best_us
-            job = TrialJob(**{**vars(job), "best_us": best})
+            job = replace(job, best_us=best)
             self._sent[job.id] = (search, waiting.candidate if waiting else None)
             self._worker.submit(job)
 
@@ -296,7 +297,7 @@ class TuningRun:
         """Run finals blocks on the current worker, in order; a crash costs that block."""
         assert self._worker is not None
         self._blocks: dict[int, Answer] = {}
-        numbered = [BlockJob(**{**vars(job), "id": self._next_job()}) for job in jobs]
+        numbered = [replace(job, id=self._next_job()) for job in jobs]
         for job in numbered:
             self._worker.submit(job)
         while len(self._blocks) < len(numbered):

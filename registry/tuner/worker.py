@@ -10,6 +10,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,6 +33,33 @@ Announce = Callable[[str], None]
 """Tells the run which step begins, so that its deadline starts then."""
 
 
+class Steps:
+    """Announces steps and adds up what each took, so that a run can say where the device's time went."""
+
+    def __init__(self, announce: Announce) -> None:
+        self._announce = announce
+        self._seconds: dict[str, float] = {}
+        self._step = ""
+        self._began = time.perf_counter()
+
+    def __call__(self, step: str) -> None:
+        self._account()
+        self._step = step
+        self._announce(step)
+
+    def recorded(self, outcome: Outcome) -> Outcome:
+        """The outcome with the seconds of its steps."""
+        self._account()
+        steps = {step: round(seconds, 5) for step, seconds in self._seconds.items() if step}
+        details = {**outcome.details, "seconds": steps}
+        return replace(outcome, seconds=sum(self._seconds.values()), details=details)
+
+    def _account(self) -> None:
+        now = time.perf_counter()
+        self._seconds[self._step] = self._seconds.get(self._step, 0.0) + now - self._began
+        self._began = now
+
+
 class Worker:
     """State of the worker process: the catalog, the device and the latest sessions."""
 
@@ -42,13 +70,13 @@ class Worker:
 
     def trial(self, job: TrialJob, announce: Announce) -> Outcome:
         """Verify, time, verify what was timed."""
-        began = time.perf_counter()
+        steps = Steps(announce)
         try:
-            outcome = self._trial(job, announce)
+            outcome = self._trial(job, steps)
         except Exception as fault:  # whatever a stranger's code raises is that candidate's outcome
             outcome = Outcome(*_status_of(fault))
             self._start_afresh(job, outcome)
-        return _with_seconds(outcome, time.perf_counter() - began)
+        return steps.recorded(outcome)
 
     def _trial(self, job: TrialJob, announce: Announce) -> Outcome:
         announce("load")
@@ -59,7 +87,7 @@ class Worker:
             return _outcome(*_measure_copy(session, protocol))
         plan = self._plan(session, job.entrant)
         announce("verify")
-        details = verify(plan, session)
+        verify(plan, session)
         announce("measure")
         timed = Timed(plan, session)
         sampler = self._sampler(plan, timed, session, protocol)
@@ -69,9 +97,7 @@ class Worker:
             verify_timed(timed, sampler, session)
         finally:
             sampler.close()
-        return _outcome(
-            found.samples, found.median_us, found.censored, found.stop_reason, {**details, "how": found.how}
-        )
+        return _outcome(found.samples, found.median_us, found.censored, found.stop_reason, {"how": found.how})
 
     def block(self, job: BlockJob, announce: Announce) -> TimedBlock:
         """Time entrants in turns; one that cannot run is left out with its fault."""
@@ -162,10 +188,6 @@ def _outcome(
     samples: Sequence[float], median_us: float, censored: bool, stop_reason: str, details: dict[str, Any]
 ) -> Outcome:
     return Outcome("ok", "", tuple(samples), median_us, censored, stop_reason, 0.0, details)
-
-
-def _with_seconds(outcome: Outcome, seconds: float) -> Outcome:
-    return Outcome(**{**vars(outcome), "seconds": seconds})
 
 
 def _status_of(fault: Exception) -> tuple[str, str]:

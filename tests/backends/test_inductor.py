@@ -45,7 +45,8 @@ class Broken(Compiled):
     def function(self, *values: Any) -> torch.Tensor:
         """A value that depends on the data."""
         (x,) = values
-        return x * int(x.sum())
+        factor = int(x.sum())
+        return torch.mul(x, factor)
 
 
 def _signature(n: int) -> Signature:

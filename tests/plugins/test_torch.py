@@ -11,12 +11,13 @@ from registry.device import Device
 from registry.discovery import Catalog
 from registry.dispatch.plan import Candidate, build
 from registry.packed import PackedWeight, quantize
+from registry.problem import Value
 from registry.testing import check_implementation
 
 OPS = ("vector_add", "square", "gelu", "softmax", "rms_norm", "gemm_int4")
 CPU = Device.of("cpu")
 
-COMPILED: dict[str, dict[str, Any]] = {
+COMPILED: dict[str, dict[str, Value]] = {
     "vector_add": {"n": 1000, "dtype": "bfloat16"},
     "square": {"n": 1000, "dtype": "float16"},
     "gelu": {"n": 1000, "dtype": "float32", "approximate": "none"},
@@ -54,14 +55,22 @@ def test_torchs_own_operator_goes_first_where_nothing_is_tuned(catalog: Catalog)
 @pytest.mark.parametrize("m", [1, 5])
 def test_the_cpus_packed_kernel_is_right(catalog: Catalog, dtype: str, symmetric: bool, m: int) -> None:
     tinygemm = catalog.implementation("gemm_int4", "torch.tinygemm_cpu")
-    dims = {"n": 64, "k": 256, "bits": 4, "dtype": dtype, "symmetric": symmetric, "m": m}
+    dims: dict[str, Value] = {"n": 64, "k": 256, "bits": 4, "dtype": dtype, "symmetric": symmetric, "m": m}
     problems = [{**dims, "group_size": group_size} for group_size in (32, 64, 128, 256)]
     report = check_implementation(tinygemm, catalog.op("gemm_int4"), problems=problems, device="cpu")
     assert report.checked
 
 
 def test_the_packed_kernels_say_why_they_cannot(catalog: Catalog) -> None:
-    dims = {"m": 1, "n": 33, "k": 136, "group_size": 136, "bits": 4, "dtype": "float16", "symmetric": True}
+    dims: dict[str, Value] = {
+        "m": 1,
+        "n": 33,
+        "k": 136,
+        "group_size": 136,
+        "bits": 4,
+        "dtype": "float16",
+        "symmetric": True,
+    }
     problem = catalog.op("gemm_int4").problem_of(dims)
     hopper = Device("cuda", 0, "an H200", "sm_90", 132, 2**37, 2**25)
     reasons = list(catalog.implementation("gemm_int4", "torch.tinygemm").unsupported(problem, hopper))
@@ -102,7 +111,15 @@ def test_a_weight_is_repacked_once_and_again_when_it_changes(catalog: Catalog) -
 @pytest.mark.parametrize("inner_k_tiles", [2, 4, 8])
 def test_the_gpus_packing_has_its_shape_without_data(catalog: Catalog, inner_k_tiles: int) -> None:
     op = catalog.op("gemm_int4")
-    dims = {"m": 1, "n": 64, "k": 256, "group_size": 64, "bits": 4, "dtype": "bfloat16", "symmetric": False}
+    dims: dict[str, Value] = {
+        "m": 1,
+        "n": 64,
+        "k": 256,
+        "group_size": 64,
+        "bits": 4,
+        "dtype": "bfloat16",
+        "symmetric": False,
+    }
     problem = op.problem_of(dims)
     tinygemm, config = catalog.implementation("gemm_int4", "torch.tinygemm"), {"inner_k_tiles": inner_k_tiles}
     meta = torch.empty(32, 64, dtype=torch.int32, device="meta")
