@@ -56,10 +56,10 @@ class LoopedRmsNorm(TritonImplementation):
         yield from rows.pass_reasons(problem)
 
     def space(self, problem: Problem, device: Device) -> Space:
-        return rows.pass_space(problem, device)
+        return rows.pass_space(problem, device, tensors=2)
 
     def default(self, problem: Problem, device: Device) -> Config:
-        return rows.pass_default(problem, device)
+        return rows.pass_default(problem, device, tensors=2)
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Right for long rows; a row that fits in registers need not be read twice."""

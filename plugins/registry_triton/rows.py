@@ -61,8 +61,8 @@ def register_default(problem: Problem, device: Device) -> Config:
     return min(valid, key=distance)
 
 
-def pass_space(problem: Problem, device: Device) -> Space:
-    """BLOCK columns a step, warps, and how many steps are loaded ahead."""
+def pass_space(problem: Problem, device: Device, tensors: int) -> Space:
+    """BLOCK columns a step, warps, and how many steps are loaded ahead. ``tensors`` are read in each step."""
     vector = vector_of(problem)
     longest = max(1024, min(next_power_of_2(problem.cols), 32768))
     blocks = [block for block in (1024, 2048, 4096, 8192, 16384, 32768) if block <= longest]
@@ -74,7 +74,7 @@ def pass_space(problem: Problem, device: Device) -> Space:
 
     def shared(config: Config) -> bool:
         stages = config["num_stages"]
-        return stages == 1 or fits_shared(stages * config["BLOCK"] * problem.torch_dtype.itemsize, device)
+        return stages == 1 or fits_shared(tensors * stages * config["BLOCK"] * problem.torch_dtype.itemsize, device)
 
     return (
         Space(BLOCK=blocks, num_warps=warps, num_stages=[1, 2, 3, 4])
@@ -83,14 +83,14 @@ def pass_space(problem: Problem, device: Device) -> Space:
     )
 
 
-def pass_default(problem: Problem, device: Device) -> Config:
+def pass_default(problem: Problem, device: Device, tensors: int) -> Config:
     """16 warps and two vectors a thread where the row is long enough, no loading ahead."""
     block = 16 * 32 * 2 * vector_of(problem)
 
     def distance(config: Config) -> tuple[int, int, int]:
         return abs(config["BLOCK"] - block), abs(config["num_warps"] - 16), config["num_stages"]
 
-    return min(pass_space(problem, device).configs, key=distance)
+    return min(pass_space(problem, device, tensors).configs, key=distance)
 
 
 def vector_of(problem: Problem) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ from ..errors import (
     RegistryError,
 )
 from ..implementation import Implementation, Launch, Run, Tensors
+from ..paths import cache_folder
 from ..problem import Problem
 from ..space import Config
 from . import cubin
@@ -146,9 +148,22 @@ def _bound(launch: Launch, compiled: Any, signature: Signature, title: str) -> B
     return BoundLaunch(launch.kernel, compiled, full_grid(launch.grid, title), operands(launch, signature), options)
 
 
+@contextlib.contextmanager
+def _own_cache() -> Iterator[None]:
+    """Triton's disk cache in this package's folder.
+
+    Inductor moves Triton's default folder in a process that has used it (it sets TRITON_CACHE_DIR), and what one
+    process compiled would be compiled again by another.
+    """
+    with _COMPILING, triton.knobs.cache.scope():
+        triton.knobs.cache.dir = str(cache_folder("triton"))
+        yield
+
+
 def _compiled(variant: Variant, target: Target) -> Any:
     try:
-        return triton.compile(source_of(variant), target=gpu_target(target), options=dict(variant.spec["options"]))
+        with _own_cache():
+            return triton.compile(source_of(variant), target=gpu_target(target), options=dict(variant.spec["options"]))
     except RegistryError:
         raise
     except Exception as fault:
@@ -178,6 +193,7 @@ def _resources(kernel: Any) -> dict[str, int]:
     return found
 
 
+_COMPILING = threading.RLock()
 _LOADED: dict[tuple[str, int], Any] = {}
 _LOADING = threading.Lock()
 

@@ -13,9 +13,9 @@ from .samplers import Launch, copies_of
 
 def copy_launches(floor_bytes: int, device: Device, protocol: Protocol) -> tuple[list[Launch], int]:
     """One copy of ``floor_bytes / 2`` per rotating pair of buffers, and the working set in bytes."""
-    half = max(1, floor_bytes // 2)
+    half = max(4, floor_bytes // 8 * 4)
     count = copies_of(2 * half, protocol)
-    sources = [torch.ones(half, dtype=torch.uint8, device=device.torch) for _ in range(count)]
+    sources = [torch.ones(half // 4, device=device.torch) for _ in range(count)]
     return [_copy(torch.empty_like(source), source) for source in sources], 2 * half
 
 

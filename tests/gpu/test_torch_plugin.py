@@ -38,7 +38,7 @@ def test_torchs_own_and_inductors_are_right(catalog: Catalog, op: str) -> None:
         assert check_implementation(implementation, catalog.op(op), problems=[PROBLEMS[op]], device="cuda").checked
 
 
-@pytest.mark.parametrize("group_size", [32, 64, 128, 512])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_tinygemm_is_right_with_every_packing(catalog: Catalog, group_size: int, symmetric: bool) -> None:
     dims = {**PROBLEMS["gemm_int4"], "group_size": group_size, "symmetric": symmetric}

@@ -59,7 +59,8 @@ def signature(problem: Problem, implementation: Implementation, config: Config, 
     arguments = op.arguments(values)
     outputs = op.output_specs(arguments, torch.device("cpu"))
     aligned = {
-        k: TensorSpec.contiguous(v.shape, v.dtype) if isinstance(v, TensorSpec) else v for k, v in arguments.values.items()
+        k: TensorSpec.contiguous(v.shape, v.dtype) if isinstance(v, TensorSpec) else v
+        for k, v in arguments.values.items()
     }
     return Signature(Arguments(op.name, aligned), outputs, implementation.scratch(problem, config, device))
 
