@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 
 import torch
 
 from ..device import Device
 from .protocol import Protocol
-from .samplers import Launch, copies_of
+from .samplers import Sampler, copies_of, sampler_for
+
+_TRIALS = 5
+
+Copy = Callable[[torch.Tensor, torch.Tensor], object]
 
 
-def copy_launches(floor_bytes: int, device: Device, protocol: Protocol) -> tuple[list[Launch], int]:
-    """One copy of ``floor_bytes / 2`` per rotating pair of buffers, and the working set in bytes."""
+def copy_sampler(floor_bytes: int, device: Device, protocol: Protocol) -> Sampler:
+    """Samples a copy of ``floor_bytes / 2`` bytes by the faster of the driver's copy and an elementwise kernel.
+
+    Neither is always the faster: on an H200 the driver takes 390 µs to copy 512 MiB, where a kernel takes 253 µs,
+    and at most other sizes it is the driver that leads by some percent.
+    """
     half = max(4, floor_bytes // 8 * 4)
-    count = copies_of(2 * half, protocol)
-    sources = [torch.ones(half // 4, device=device.torch) for _ in range(count)]
-    return [_copy(torch.empty_like(source), source) for source in sources], 2 * half
+    sources = [torch.ones(half // 4, device=device.torch) for _ in range(copies_of(2 * half, protocol))]
+    pairs = [(torch.empty_like(source), source) for source in sources]
+    samplers = [_sampler(copy, pairs, protocol, device) for copy in (_by_driver, _by_kernel)]
+    times = [statistics.median(sampler.sample() for _ in range(_TRIALS)) for sampler in samplers]
+    slower = samplers.pop(times.index(max(times)))
+    slower.close()
+    return samplers[0]
 
 
-def _copy(target: torch.Tensor, source: torch.Tensor) -> Callable[[], object]:
-    return lambda: target.copy_(source)
+def _sampler(copy: Copy, pairs: list[tuple[torch.Tensor, torch.Tensor]], protocol: Protocol, device: Device) -> Sampler:
+    launches = [_launch(copy, target, source) for target, source in pairs]
+    working_set = 2 * pairs[0][0].nbytes
+    return sampler_for(launches, capturable=True, working_set=working_set, protocol=protocol, device=device)
+
+
+def _launch(copy: Copy, target: torch.Tensor, source: torch.Tensor) -> Callable[[], object]:
+    return lambda: copy(target, source)
+
+
+def _by_driver(target: torch.Tensor, source: torch.Tensor) -> object:
+    return target.copy_(source)
+
+
+def _by_kernel(target: torch.Tensor, source: torch.Tensor) -> object:
+    return torch.abs(source, out=target)

@@ -65,6 +65,7 @@ class ProblemSearch:
         self._trials = budget.most_trials
         self._searcher = Searcher(plan, seeds=seeds, exhaust=self._trials, seed=seed)
         self._medians: dict[str, tuple[float, Candidate]] = {}
+        self._hopeless: dict[str, tuple[float, Candidate]] = {}
         self._uids: dict[str, str] = {}
         self._artifacts: dict[str, tuple[Artifact, ...]] = {}
         self._started = time.monotonic()
@@ -105,8 +106,8 @@ class ProblemSearch:
         self._searcher.tell(candidate, median_us if usable else None)
         self.statuses[status] += 1
         self.done += 1
-        if usable and not censored and median_us is not None:
-            self._medians[candidate.key] = (median_us, candidate)
+        if usable and median_us is not None:
+            (self._hopeless if censored else self._medians)[candidate.key] = (median_us, candidate)
             self._uids[candidate.key] = uid
 
     def remember(self, candidate: Candidate, artifacts: tuple[Artifact, ...]) -> None:
@@ -128,7 +129,7 @@ class ProblemSearch:
 
     def ranked(self) -> list[Candidate]:
         """What was right, fastest first."""
-        return [candidate for _, candidate in sorted(self._medians.values(), key=lambda entry: entry[0])]
+        return [candidate for _, candidate in _by_time(self._medians)]
 
     def incumbent(self, stored: Candidate | None) -> Candidate | None:
         """What must be beaten: the stored winner, else the default that dispatch would run, else the fastest."""
@@ -138,9 +139,9 @@ class ProblemSearch:
         return next(iter(self.ranked()), None)
 
     def best_of_each(self) -> list[Candidate]:
-        """The fastest candidate of every implementation that has one."""
+        """The fastest right candidate of every implementation, be it one that was soon given up."""
         best: dict[str, Candidate] = {}
-        for candidate in self.ranked():
+        for _, candidate in [*_by_time(self._medians), *_by_time(self._hopeless)]:
             best.setdefault(candidate.implementation.name, candidate)
         return list(best.values())
 
@@ -161,6 +162,10 @@ class ProblemSearch:
         prepared = PreparedTensors(plan.op, candidate.implementation, plan.problem, candidate.config)
         signature = signature_of(plan.op, candidate, plan.problem, plan.arguments, plan.device, prepared)
         return candidate.implementation.variants(plan.problem, candidate.config, plan.device, signature)
+
+
+def _by_time(times: Mapping[str, tuple[float, Candidate]]) -> list[tuple[float, Candidate]]:
+    return sorted(times.values(), key=lambda entry: entry[0])
 
 
 def by_distance(plan: ProblemPlan, neighbours: Sequence[tuple[Mapping[str, Any], Candidate]]) -> list[Candidate]:

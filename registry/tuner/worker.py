@@ -19,7 +19,7 @@ from ..device import Device
 from ..discovery import Catalog
 from ..dispatch.plan import Candidate, Plan, build
 from ..errors import CompileError, OutOfResourcesError, RegistryError
-from .copying import copy_launches
+from .copying import copy_sampler
 from .jobs import BlockJob, Entrant, Outcome, TrialJob, job_from_json
 from .jobs import Timed as TimedBlock
 from .measure import measure
@@ -171,8 +171,7 @@ def _rounds(
 
 
 def _copy_sampler(session: Session, protocol: Protocol) -> Sampler:
-    launches, working_set = copy_launches(session.op.floor(session.problem).bytes, session.device, protocol)
-    return sampler_for(launches, capturable=True, working_set=working_set, protocol=protocol, device=session.device)
+    return copy_sampler(session.op.floor(session.problem).bytes, session.device, protocol)
 
 
 def _measure_copy(session: Session, protocol: Protocol) -> tuple[Any, ...]:
