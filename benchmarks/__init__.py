@@ -1,0 +1,1 @@
+"""What the numbers of the README come from."""

@@ -1,0 +1,25 @@
+"""``make bench``: everything that can be measured on this machine, one benchmark after another.
+
+GPU benchmarks run where there is a GPU. Each prints its environment; see the module of each for its options.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+
+ALWAYS = ("cpu_kernels", "dispatch_overhead")
+WITH_GPU = ("winners_in_use",)
+
+
+def main() -> int:
+    """Run them; the exit code is the worst of theirs."""
+    names = [*ALWAYS, *(WITH_GPU if torch.cuda.is_available() else ())]
+    codes = [subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=False).returncode for name in names]
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

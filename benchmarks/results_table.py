@@ -1,0 +1,113 @@
+"""The tables of README.md and docs/results-h200.md, from what ``registry results --json`` wrote.
+
+tune --shapes configs/llm.yaml && registry results --json > benchmarks/results/h200/winners.json
+python -m benchmarks.results_table            # rewrites both files
+python -m benchmarks.results_table --check    # exit code 1 when they are not what the results say
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks/results/h200/winners.json"
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+PAGES = {ROOT / "README.md": 6, ROOT / "docs/results-h200.md": None}
+"""Page -> rows an op in its table; None is all."""
+
+TORCH = ("torch.native", "torch.dequantize")
+COMPILE = "torch.compile"
+COLUMNS = ("problem", "winner", "config", "µs", "of floor", "× torch", "× torch.compile")
+HEADER = f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
+ORDER = ("softmax", "rms_norm", "gemm_int4", "gelu", "square", "vector_add")
+
+Row = Mapping[str, Any]
+
+
+def table(rows: Sequence[Row], most: int | None) -> str:
+    """Markdown: a table an op. With ``most``, so many problems, spread evenly from the smallest to the largest."""
+    parts = []
+    for op in _ops(rows):
+        mine = sorted((row for row in rows if row["op"] == op), key=lambda row: row["floor_us"])
+        chosen = mine if most is None else _spread(mine, most)
+        parts.append(f"**{op}**\n\n{HEADER}\n" + "\n".join(map(_line, chosen)))
+    return "\n\n".join([*parts, _environment(rows)])
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """One line an op: how many problems, and who won how many."""
+    lines = ["| op | problems | fastest for how many, by implementation |", "| --- | --- | --- |"]
+    for op in _ops(rows):
+        winners = [row["implementation"] for row in rows if row["op"] == op]
+        counts = sorted(((winners.count(name), name) for name in set(winners)), reverse=True)
+        lines.append(f"| {op} | {len(winners)} | {', '.join(f'{name} {count}' for count, name in counts)} |")
+    return "\n".join(lines)
+
+
+def _ops(rows: Sequence[Row]) -> list[str]:
+    return [op for op in ORDER if any(row["op"] == op for row in rows)]
+
+
+def _spread(rows: Sequence[Row], most: int) -> list[Row]:
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
+
+
+def _line(row: Row) -> str:
+    problem = " ".join(f"{name}={value}" for name, value in row["dims"].items())
+    config = " ".join(f"{name}={value}" for name, value in row["config"].items()) or "-"
+    figures = [
+        f"{row['median_us']:.4g}",
+        f"{row['fraction_of_floor']:.2f}",
+        _ratio(row, TORCH),
+        _ratio(row, (COMPILE,)),
+    ]
+    return f"| {problem} | {row['implementation']} | {config} | {' | '.join(figures)} |"
+
+
+def _ratio(row: Row, names: Sequence[str]) -> str:
+    """The named implementation's time over the winner's; 1.00 when it is the winner."""
+    if row["implementation"] in names:
+        return "1.00"
+    return next((f"{row['speedup'][name]:.2f}" for name in names if name in row["speedup"]), "-")
+
+
+def _environment(rows: Sequence[Row]) -> str:
+    places = {json.dumps([row["hardware"]["name"], row["software"]], sort_keys=True) for row in rows}
+    ((hardware, software),) = [json.loads(place) for place in places]
+    versions = ", ".join(f"{name} {software[name]}" for name in ("torch", "triton", "cuda", "driver"))
+    dates = sorted({row["created"][:10] for row in rows})
+    return f"One {hardware}; {versions}; {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
+
+
+def _page(text: str, rows: Sequence[Row], most: int | None) -> str:
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    body = table(rows, most) if most is None else f"{summary(rows)}\n\n{table(rows, most)}"
+    return f"{before}{BEGIN}\n{body}\n{END}{after}"
+
+
+def main() -> int:
+    """Rewrite or check both pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail when a page is out of date")
+    check = parser.parse_args().check
+    rows = json.loads(RESULTS.read_text())
+    stale = False
+    for page, most in PAGES.items():
+        text = page.read_text()
+        wanted = _page(text, rows, most)
+        stale |= wanted != text
+        if not check:
+            page.write_text(wanted)
+    return int(check and stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
