@@ -1,6 +1,6 @@
 """torch's own CPU kernels against the best configuration of registry_cpp, problem by problem.
 
-    python benchmarks/cpu_kernels.py [--threads 1] [--write benchmarks/results/cpu]
+    python -m benchmarks.cpu_kernels [--threads 1] [--write benchmarks/results/cpu]
 
 Every configuration is timed briefly; then torch, the best one and the default are timed in turns, 30 rounds, and the
 medians of those rounds are what is printed: a slow moment of the machine meets all three. Buffers stay warm.

@@ -1,6 +1,6 @@
 """Host time of a call: torch's own op, the plan, ``registry.call`` above it, and the parts of that difference.
 
-    python benchmarks/dispatch_overhead.py [--device cuda] [--json FILE]
+    python -m benchmarks.dispatch_overhead [--device cuda] [--json FILE]
 
 Times are host nanoseconds a call: the least of several batches, since only disturbances make a batch longer. Tensors
 are small, so that a GPU is never the one to wait for. "null" is an implementation that does nothing: what is left
@@ -123,7 +123,7 @@ def _state(dispatcher: Dispatcher) -> bool:
 
 def plain_triton(x: torch.Tensor) -> Callable[[], Any]:
     """``kernel[grid](...)`` as most people launch: a copy of a row by one program."""
-    from dispatch_overhead_kernel import copy_rows  # type: ignore[import-not-found]  # beside this script
+    from benchmarks.dispatch_overhead_kernel import copy_rows
 
     y = torch.empty_like(x)
     rows, cols = x.shape

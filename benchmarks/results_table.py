@@ -1,8 +1,8 @@
 """The tables of README.md and docs/results-h200.md, from what ``registry results --json`` wrote.
 
-tune --shapes configs/llm.yaml && registry results --json > benchmarks/results/h200/winners.json
-python -m benchmarks.results_table            # rewrites both files
-python -m benchmarks.results_table --check    # exit code 1 when they are not what the results say
+    tune --shapes configs/llm.yaml && registry results --json > benchmarks/results/h200/winners.json
+    python -m benchmarks.results_table            # rewrites both files
+    python -m benchmarks.results_table --check    # exit code 1 when they are not what the results say
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 PAGES = {ROOT / "README.md": 6, ROOT / "docs/results-h200.md": None}
 """Page -> rows an op in its table; None is all."""
 
-TORCH = ("torch.native", "torch.dequantize")
+TORCH = "torch.native"
 COMPILE = "torch.compile"
 COLUMNS = ("problem", "winner", "config", "µs", "of floor", "× torch", "× torch.compile")
 HEADER = f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
@@ -66,16 +66,16 @@ def _line(row: Row) -> str:
         f"{row['median_us']:.4g}",
         f"{row['fraction_of_floor']:.2f}",
         _ratio(row, TORCH),
-        _ratio(row, (COMPILE,)),
+        _ratio(row, COMPILE),
     ]
     return f"| {problem} | {row['implementation']} | {config} | {' | '.join(figures)} |"
 
 
-def _ratio(row: Row, names: Sequence[str]) -> str:
+def _ratio(row: Row, name: str) -> str:
     """The named implementation's time over the winner's; 1.00 when it is the winner."""
-    if row["implementation"] in names:
+    if row["implementation"] == name:
         return "1.00"
-    return next((f"{row['speedup'][name]:.2f}" for name in names if name in row["speedup"]), "-")
+    return f"{row['speedup'][name]:.2f}" if name in row["speedup"] else "-"
 
 
 def _environment(rows: Sequence[Row]) -> str:
@@ -86,7 +86,8 @@ def _environment(rows: Sequence[Row]) -> str:
     return f"One {hardware}; {versions}; {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
 
 
-def _page(text: str, rows: Sequence[Row], most: int | None) -> str:
+def filled(text: str, rows: Sequence[Row], most: int | None) -> str:
+    """A page with what stands between its marks replaced by what the results say."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     body = table(rows, most) if most is None else f"{summary(rows)}\n\n{table(rows, most)}"
@@ -102,7 +103,7 @@ def main() -> int:
     stale = False
     for page, most in PAGES.items():
         text = page.read_text()
-        wanted = _page(text, rows, most)
+        wanted = filled(text, rows, most)
         stale |= wanted != text
         if not check:
             page.write_text(wanted)

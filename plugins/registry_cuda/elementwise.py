@@ -51,8 +51,8 @@ class VectorElementwise(CudaImplementation):
         return config
 
     def preference(self, problem: Problem, device: Device) -> float:
-        # torch's own elementwise kernels run at the speed of a copy
-        return -0.5
+        """Torch's own run at the speed of a copy, but for gelu: on an H200 its tanh takes 1.04 to 1.16 of this one."""
+        return 0.5 if self.op == "gelu" and problem.n >= 2**20 else -0.5
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
         vector = _vector(problem, config)

@@ -44,7 +44,7 @@ class _Rows(CudaImplementation):
         return self.form.default(problem)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        return self.form.preference
+        return self.form.preference(problem)
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
         shape = self.form.shape(problem, config)

@@ -101,7 +101,7 @@ class DequantizeGemm(_Native):
     """The whole weight in half precision, then ``torch.matmul``: what everybody can do without a kernel."""
 
     op = "gemm_int4"
-    name = "torch.dequantize"
+    name = "torch.native"
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """Write through ``out=``."""

@@ -79,7 +79,7 @@ class Deciding:
         for search in searches:
             plan = search.plan
             previous = self._recorder.winner(plan.op, plan.problem)
-            incumbent = search.incumbent(self._recorder.valid(plan, previous))
+            incumbent = search.incumbent()
             if incumbent is None:
                 self._lost.append(search)
                 continue
@@ -92,6 +92,13 @@ class Deciding:
         ]
         for final, answer in zip(crowded, run_blocks(jobs), strict=True):
             final.challengers = _fastest(final.challengers, answer)
+        for final in self._finals:
+            default = final.search.default()
+            if default is not None and default.key not in {
+                final.incumbent.key,
+                *(one.key for one in final.challengers),
+            }:
+                final.challengers.append(default)
         self._observe(FinalsStarted(len(self._finals), self.blocks))
 
     def block(self, number: int, run_blocks: RunBlocks) -> None:

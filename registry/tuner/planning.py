@@ -38,12 +38,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class ProblemPlan:
-    """What will be searched for one problem; ``skipped`` says why it cannot be tuned here, "" if it can."""
+    """What will be searched for one problem; ``skipped`` says why it cannot be tuned here, "" if it can.
+
+    ``others`` are not to be searched, but a winner among them still has to be beaten.
+    """
 
     problem: Problem
     op: Op
     device: Device
     choices: tuple[Choice, ...]
+    others: tuple[Choice, ...] = ()
     skipped: str = ""
 
     @property
@@ -111,14 +115,12 @@ def _plan_one(problem: Problem, catalog: Catalog, device: Device, wanted: frozen
             f"needs {need / 2**30:.0f} GiB with its float64 reference, {device.name} has "
             f"{device.memory_bytes / 2**30:.0f} GiB"
         )
-        return ProblemPlan(problem, op, device, (), reason)
-    choices = tuple(
-        _choice(implementation, problem, device)
-        for implementation in catalog.implementations(op.name)
-        if not wanted or implementation.name in wanted
-    )
+        return ProblemPlan(problem, op, device, (), skipped=reason)
+    everything = [_choice(implementation, problem, device) for implementation in catalog.implementations(op.name)]
+    choices = tuple(choice for choice in everything if not wanted or choice.implementation.name in wanted)
+    others = tuple(choice for choice in everything if choice not in choices)
     skipped = "" if any(choice.supported for choice in choices) else f"no implementation supports it on {device}"
-    return ProblemPlan(problem, op, device, choices, skipped)
+    return ProblemPlan(problem, op, device, choices, others, skipped)
 
 
 def _choice(implementation: Implementation, problem: Problem, device: Device) -> Choice:

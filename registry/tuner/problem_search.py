@@ -52,8 +52,11 @@ class Waiting:
 class ProblemSearch:
     """State of one problem between planning and finals."""
 
-    def __init__(self, plan: ProblemPlan, budget: Budget, seeds: Sequence[Candidate], seed: int) -> None:
+    def __init__(
+        self, plan: ProblemPlan, budget: Budget, seeds: Sequence[Candidate], seed: int, stored: Candidate | None = None
+    ) -> None:
         self.plan = plan
+        self._stored = stored
         self.seed = seed
         self.floor_us: float | None = None
         self.waiting: list[Waiting] = []
@@ -69,6 +72,10 @@ class ProblemSearch:
         self._uids: dict[str, str] = {}
         self._artifacts: dict[str, tuple[Artifact, ...]] = {}
         self._started = time.monotonic()
+        if stored is not None:
+            # beside the budget and the wanted implementations: without it nobody could say what beats it
+            self._searcher.reserve(stored)
+            self.waiting.append(self._with_variants(stored))
 
     @property
     def candidates(self) -> int:
@@ -104,6 +111,7 @@ class ProblemSearch:
         """A trial's outcome, of this run or stored."""
         usable = status == "ok" and median_us is not None
         self._searcher.tell(candidate, median_us if usable else None)
+        self.waiting = [waiting for waiting in self.waiting if waiting.candidate.key != candidate.key]
         self.statuses[status] += 1
         self.done += 1
         if usable and median_us is not None:
@@ -121,7 +129,7 @@ class ProblemSearch:
 
     def is_right(self, candidate: Candidate) -> bool:
         """Whether it was verified and timed."""
-        return candidate.key in self._medians
+        return candidate.key in self._uids
 
     def uid(self, candidate: Candidate) -> str | None:
         """The trial that it was verified in."""
@@ -131,12 +139,15 @@ class ProblemSearch:
         """What was right, fastest first."""
         return [candidate for _, candidate in _by_time(self._medians)]
 
-    def incumbent(self, stored: Candidate | None) -> Candidate | None:
-        """What must be beaten: the stored winner, else the default that dispatch would run, else the fastest."""
-        for candidate in [*([stored] if stored else []), *self.plan.defaults()]:
-            if self.is_right(candidate):
-                return candidate
-        return next(iter(self.ranked()), None)
+    def default(self) -> Candidate | None:
+        """The default that dispatch would run untuned, or the next one that is right."""
+        return next((candidate for candidate in self.plan.defaults() if self.is_right(candidate)), None)
+
+    def incumbent(self) -> Candidate | None:
+        """What must be beaten: the stored winner, else the default, else the fastest."""
+        if self._stored is not None and self.is_right(self._stored):
+            return self._stored
+        return self.default() or next(iter(self.ranked()), None)
 
     def best_of_each(self) -> list[Candidate]:
         """The fastest right candidate of every implementation, be it one that was soon given up."""

@@ -14,7 +14,7 @@ from ..dispatch.plan import Candidate
 from ..implementation import Implementation
 from ..problem import Problem
 from .jobs import Outcome
-from .planning import ProblemPlan
+from .planning import Choice, ProblemPlan
 from .protocol import REGIME, Protocol
 
 
@@ -62,7 +62,7 @@ class Recorder:
         found = self._store.trials(
             problem_key(plan.op, plan.problem), environment=self.environment, protocol=self._protocol
         )
-        pairs = ((self._candidate(plan, trial.candidate), trial) for trial in found)
+        pairs = ((self._candidate(plan.choices, trial.candidate), trial) for trial in found)
         return [(candidate, trial) for candidate, trial in pairs if candidate is not None]
 
     def winner(self, op: Op, problem: Problem) -> Decision | None:
@@ -75,11 +75,17 @@ class Recorder:
         return found
 
     def valid(self, plan: ProblemPlan, decision: Decision | None) -> Candidate | None:
-        """The decision's candidate if it is still what was measured and still runs here."""
-        return None if decision is None else self._candidate(plan, decision.candidate)
+        """The decision's candidate if it is still what was measured and still runs here, searched this time or not."""
+        if decision is None:
+            return None
+        everything = (*plan.choices, *plan.others)
+        return self._candidate(everything, decision.candidate)
 
     def neighbours(self, plan: ProblemPlan) -> list[tuple[Mapping[str, Any], Candidate]]:
-        """(dims, winner) of stored problems with the same static dimensions; configs invalid here are left out."""
+        """(dims, winner) of stored problems with the same static dimensions; configs invalid here are left out.
+
+        A winner whose source has changed since is still a good place to start.
+        """
         key = problem_key(plan.op, plan.problem)
         decisions = self._store.winners(
             op=plan.op.name,
@@ -88,7 +94,10 @@ class Recorder:
             hardware=self.environment.hardware,
             regime=REGIME,
         )
-        pairs = ((decision.problem.dims, self._candidate(plan, decision.candidate)) for decision in decisions)
+        pairs = (
+            (decision.problem.dims, self._candidate(plan.choices, decision.candidate, same_source=False))
+            for decision in decisions
+        )
         return [(dims, candidate) for dims, candidate in pairs if candidate is not None]
 
     def publish(self, decision: Decision, finals: Sequence[Final]) -> bool:
@@ -114,12 +123,15 @@ class Recorder:
             candidate.implementation.name, self.fingerprint(candidate.implementation), dict(candidate.config)
         )
 
-    def _candidate(self, plan: ProblemPlan, key: CandidateKey) -> Candidate | None:
-        for choice in plan.supported:
-            same = choice.implementation.name == key.implementation
-            if same and self.fingerprint(choice.implementation) == key.fingerprint:
-                config = dict(key.config)
-                return Candidate(choice.implementation, config) if config in choice.configs else None
+    def _candidate(self, choices: Sequence[Choice], key: CandidateKey, *, same_source: bool = True) -> Candidate | None:
+        for choice in choices:
+            if choice.implementation.name != key.implementation:
+                continue
+            changed = self.fingerprint(choice.implementation) != key.fingerprint
+            config = dict(key.config)
+            if config not in choice.configs or (same_source and changed):
+                return None
+            return Candidate(choice.implementation, config)
         return None
 
 

@@ -181,7 +181,8 @@ class TuningRun:
 
     def _begin(self, plan: ProblemPlan, finished: Iterable[ProblemSearch]) -> None:
         seeds = by_distance(plan, [*self._tuned_in_this_run(plan, finished), *self._recorder.neighbours(plan)])
-        search = ProblemSearch(plan, self._budget, seeds, seed=len(self._sent) + self._jobs)
+        stored = self._recorder.valid(plan, self._recorder.winner(plan.op, plan.problem))
+        search = ProblemSearch(plan, self._budget, seeds, self._jobs, stored)
         if not self._retune:
             for candidate, trial in self._recorder.known_trials(plan):
                 search.learn(candidate, trial.status, trial.median_us, trial.censored, trial.uid)

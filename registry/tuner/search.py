@@ -70,8 +70,14 @@ class Searcher:
             found.append(candidate)
         return found
 
+    def reserve(self, candidate: Candidate) -> None:
+        """Do not propose this one: somebody else has it tried."""
+        self._untried.pop(candidate.key, None)
+
     def tell(self, candidate: Candidate, median_us: float | None) -> None:
         """A candidate's time; None when it failed. What was not asked for is learnt too (a stored trial)."""
+        if candidate.implementation.name not in self._choices:
+            return
         self._untried.pop(candidate.key, None)
         asked = self._asked.pop(candidate.key, None) or _Asked(candidate, self._enqueue(candidate))
         if median_us is not None:

@@ -18,7 +18,7 @@ import torch
 from ..device import Device
 from ..discovery import Catalog
 from ..dispatch.plan import Candidate, Plan, build
-from ..errors import CompileError, OutOfResourcesError, RegistryError
+from ..errors import CompileError, OutOfResourcesError, RegistryError, UnsupportedError
 from .copying import copy_sampler
 from .jobs import BlockJob, Entrant, Outcome, TrialJob, job_from_json
 from .jobs import Timed as TimedBlock
@@ -189,19 +189,21 @@ def _outcome(
     return Outcome("ok", "", tuple(samples), median_us, censored, stop_reason, 0.0, details)
 
 
+_STATUSES: tuple[tuple[type[BaseException], str], ...] = (
+    (OutOfResourcesError, "out_of_resources"),
+    (CompileError, "compile_error"),
+    (UnsupportedError, "unsupported"),
+    (torch.OutOfMemoryError, "out_of_memory"),
+    (MemoryError, "out_of_memory"),
+)
+"""The first that a fault is an instance of; anything else is an ``error``."""
+
+
 def _status_of(fault: Exception) -> tuple[str, str]:
-    message = f"{type(fault).__name__}: {fault}"[:2000]
+    message = fault.message if isinstance(fault, RegistryError | WrongError) else f"{type(fault).__name__}: {fault}"
     if isinstance(fault, WrongError):
-        return fault.status, fault.message
-    if isinstance(fault, OutOfResourcesError):
-        return "out_of_resources", fault.message
-    if isinstance(fault, CompileError):
-        return "compile_error", fault.message
-    if isinstance(fault, torch.OutOfMemoryError | MemoryError):
-        return "out_of_memory", message
-    if isinstance(fault, RegistryError):
-        return "error", fault.message
-    return "error", message
+        return fault.status, message
+    return next((status for kind, status in _STATUSES if isinstance(fault, kind)), "error"), message[:2000]
 
 
 def _is_poisoned(device: Device) -> bool:

@@ -33,7 +33,7 @@ PROBLEMS: dict[str, dict[str, Value]] = {
 
 @pytest.mark.parametrize("op", list(PROBLEMS))
 def test_torchs_own_and_inductors_are_right(catalog: Catalog, op: str) -> None:
-    for name in ("torch.dequantize" if op == "gemm_int4" else "torch.native", "torch.compile"):
+    for name in ("torch.native", "torch.compile"):
         implementation = catalog.implementation(op, name)
         assert check_implementation(implementation, catalog.op(op), problems=[PROBLEMS[op]], device="cuda").checked
 

@@ -31,8 +31,7 @@ COMPILED: dict[str, dict[str, Value]] = {
 
 @pytest.mark.parametrize("op", OPS)
 def test_torchs_own_operator_is_right_for_every_example_and_layout(catalog: Catalog, op: str) -> None:
-    name = "torch.dequantize" if op == "gemm_int4" else "torch.native"
-    report = check_implementation(catalog.implementation(op, name), catalog.op(op), device="cpu")
+    report = check_implementation(catalog.implementation(op, "torch.native"), catalog.op(op), device="cpu")
     assert report.skipped == ()
 
 

@@ -43,7 +43,7 @@ class Honest(Square):
     name = "rogue.honest"
 
     def space(self, problem: Problem, device: Device) -> Space:
-        return Space(repeats=[40, 1, 2])
+        return Space(repeats=[1, 40, 2])
 
     def write(self, x: torch.Tensor, y: torch.Tensor, config: Config) -> None:
         for _ in range(config["repeats"]):

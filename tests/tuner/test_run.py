@@ -90,6 +90,18 @@ def test_what_is_known_is_not_measured_again_unless_asked(rogues: Catalog, tmp_p
     assert statuses(events) == {"rogue.honest": "ok"}
 
 
+def test_a_slower_candidate_cannot_dethrone_a_winner_that_was_not_searched(rogues: Catalog, tmp_path: Path) -> None:
+    database = tmp_path / "run.db"
+    run(rogues, database, "honest")
+    (result,), events = run(rogues, database, "chatters", retune=True)
+    assert result.implementation == "rogue.honest"
+    assert result.verdict in {"kept", "tie"}
+    assert statuses(events) == {"rogue.honest": "ok", "rogue.chatters": "ok"}
+    with Store.open(database) as store:
+        (winner,) = store.winners(op="square")
+    assert winner.candidate.implementation == "rogue.honest"
+
+
 def test_a_hanging_candidate_costs_its_limit_and_nothing_else(
     rogues: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
