@@ -2,7 +2,7 @@
 
     python -m benchmarks.dispatch_overhead [--device cuda] [--json FILE]
 
-Times are host nanoseconds a call: the least of several batches, since only disturbances make a batch longer. Tensors
+Times are host microseconds a call: the least of several batches, since only disturbances make a batch longer. Tensors
 are small, so that a GPU is never the one to wait for. "null" is an implementation that does nothing: what is left
 above its plan is dispatch itself.
 """

@@ -1,8 +1,8 @@
 """The tables of README.md and docs/results-h200.md, from what ``registry results --json`` wrote.
 
-    tune --shapes configs/llm.yaml && registry results --json > benchmarks/results/h200/winners.json
-    python -m benchmarks.results_table            # rewrites both files
-    python -m benchmarks.results_table --check    # exit code 1 when they are not what the results say
+tune --shapes configs/llm.yaml && registry results --json > benchmarks/results/h200/winners.json
+python -m benchmarks.results_table            # rewrites both files
+python -m benchmarks.results_table --check    # exit code 1 when they are not what the results say
 """
 
 from __future__ import annotations

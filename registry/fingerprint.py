@@ -1,4 +1,4 @@
-"""A hash of source code that does not change with comments, docstrings, blanks or line numbers."""
+"""A hash of source code that does not change with comments, docstrings, blanks, line numbers or Python's version."""
 
 from __future__ import annotations
 
@@ -6,39 +6,94 @@ import ast
 import hashlib
 import inspect
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
-_C_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\])*")', re.DOTALL)
-_C_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\w+|[^\w\s"]+')
+_C_TOKEN = re.compile(
+    r"""
+      (?P<dropped> //[^\n]* | /\*.*?\*/ | [^\S\n]+ )
+    | (?:u8|[uUL])?R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"   # a raw string
+    | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\])'
+    | \#[^\S\n]*define[^\S\n]+\w+\(?                              # F(x) is a function, F (x) is none
+    | \n | \w+ | (?:(?!//|/\*)[^\w\s"'])+ | .
+    """,
+    re.DOTALL | re.VERBOSE,
+)
 
 
-def fingerprint(sources: Iterable[ModuleType | str]) -> str:
-    """SHA-256 over modules (as normalised Python syntax) and texts (as C++ tokens)."""
+class PythonText(str):
+    """Python source text among sources, where a plain ``str`` is C++."""
+
+
+def fingerprint(sources: Iterable[ModuleType | str], normalised: Callable[[str], str] | None = None) -> str:
+    """SHA-256 over modules and PythonText (as ``normalised`` syntax) and other texts (as C++ tokens)."""
+    python = normalised or normalised_python
     digest = hashlib.sha256()
     for source in sources:
-        text = normalised_c(source) if isinstance(source, str) else _module_syntax(source)
+        if isinstance(source, ModuleType):
+            text = python(module_text(source))
+        else:
+            text = python(source) if isinstance(source, PythonText) else normalised_c(source)
         digest.update(text.encode())
         digest.update(b"\0")
     return digest.hexdigest()
 
 
+@lru_cache(maxsize=256)
 def normalised_python(text: str) -> str:
     """The syntax tree of ``text`` without docstrings and positions."""
-    tree = ast.parse(text)
+    return normalised_tree(ast.parse(text))
+
+
+def normalised_tree(tree: ast.AST) -> str:
+    """A syntax tree as text, less its docstrings; every version of Python that can parse it says the same."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and _has_docstring(
             node
         ):
             node.body = node.body[1:]
-    return ast.dump(tree, include_attributes=False)
+    return _syntax(tree)
 
 
 def normalised_c(text: str) -> str:
     """The tokens of C or C++ ``text``, joined by blanks; directives keep their line ends."""
-    bare = _C_COMMENT_OR_STRING.sub(lambda match: match.group(1) or " ", text)
-    return "\n".join(" ".join(_C_TOKEN.findall(line)) for line in bare.splitlines() if line.strip())
+    lines: list[list[str]] = [[]]
+    for match in _C_TOKEN.finditer(text):
+        if match.group() == "\n":
+            lines.append([])
+        elif match.group("dropped") is None:
+            lines[-1].append(match.group())
+    return "\n".join(" ".join(tokens) for tokens in lines if tokens)
+
+
+_READ: dict[str, tuple[ModuleType, ModuleSpec | None, str]] = {}
+
+
+def module_text(module: ModuleType) -> str:
+    """The source of a module as it was when first asked for; a reload counts as a new module. Raises OSError."""
+    known = _READ.get(module.__name__)
+    if known is None or known[0] is not module or known[1] is not module.__spec__:
+        known = _READ[module.__name__] = (module, module.__spec__, _read(module))
+    return known[2]
+
+
+def _read(module: ModuleType) -> str:
+    try:
+        return inspect.getsource(module)
+    except OSError:
+        # an empty file has no source, says inspect
+        if module.__file__ and Path(module.__file__).is_file() and not Path(module.__file__).stat().st_size:
+            return ""
+        raise
+
+
+def has_source(module: ModuleType | None) -> bool:
+    """Whether a module's text is in a file: not so in a notebook, and not for compiled extensions."""
+    return bool(getattr(module, "__file__", None)) and inspect.getsourcefile(sys.modules[__name__] if module is None else module) is not None
 
 
 def _has_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -46,6 +101,11 @@ def _has_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.Async
     return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
 
 
-@lru_cache(maxsize=256)
-def _module_syntax(module: ModuleType) -> str:
-    return normalised_python(inspect.getsource(module))
+def _syntax(node: object) -> str:
+    """Like ``ast.dump``, which 3.13 changed; a field that is empty or new in a version is left out."""
+    if isinstance(node, ast.AST):
+        fields = [f"{name}={_syntax(value)}" for name, value in ast.iter_fields(node) if value is not None and value != []]
+        return f"{type(node).__name__}({', '.join(fields)})"
+    if isinstance(node, list):
+        return f"[{', '.join(map(_syntax, node))}]"
+    return ascii(node)

@@ -291,9 +291,9 @@ def output_faults(
     arguments = [value for value in values if isinstance(value, torch.Tensor)]
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
     for place, output in enumerate(tensors):
-        if any(_overlap(output, argument) for argument in arguments):
+        if any(overlap(output, argument) for argument in arguments):
             faults.append(f"{list(specs)[place]} shares memory with an argument")
-        if any(_overlap(output, earlier) for earlier in tensors[:place]):
+        if any(overlap(output, earlier) for earlier in tensors[:place]):
             faults.append(f"{list(specs)[place]} shares memory with another output")
     return faults
 
@@ -317,7 +317,8 @@ def _strides(tensor: torch.Tensor) -> list[int]:
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1 and tensor.numel()]
 
 
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors may share memory: their spans of addresses meet."""
     if one.device != other.device or one.numel() == 0 or other.numel() == 0:
         return False
     (start, end), (other_start, other_end) = _span(one), _span(other)

@@ -1,8 +1,9 @@
-"""The guides are true: their code runs, their shapes load, their options exist, the command line's page is current."""
+"""The guides are true: code runs, shapes load, options exist, the command line's page and the results are current."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import results_table
 from registry.cli.main import new_registry_app
 from registry.cli.tune import new_tune_app
 from registry.discovery import Catalog
@@ -60,17 +62,17 @@ def test_a_script_in_the_guides_runs(name: str | None, code: str, tmp_path: Path
     assert done.stderr == ""
 
 
+def everything(catalog: Catalog) -> list[Implementation]:
+    return [found for op in catalog.ops() for found in catalog.implementations(op)]
+
+
 @pytest.mark.parametrize(("name", "code"), list(marked(named=True)))
 def test_a_plugin_in_the_guides_is_sound(name: str, code: str, tmp_path: Path, catalog: Catalog) -> None:
     file = tmp_path / name
     file.write_text(code)
+    before = {(found.op, found.name) for found in everything(catalog)}
     catalog.load_file(file)
-    brought: list[Implementation] = [
-        found
-        for op in catalog.ops()
-        for found in catalog.implementations(op)
-        if sys.modules[type(found).__module__].__file__ == str(file)
-    ]
+    brought = [found for found in everything(catalog) if (found.op, found.name) not in before]
     assert brought
     for implementation in brought:
         if "cpu" in implementation.device_types:
@@ -112,6 +114,13 @@ def test_the_page_of_the_command_line_is_current() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (ROOT / "docs" / "cli.md").read_text() == module.page(), "run `make docs`"
+
+
+@pytest.mark.parametrize("page", results_table.PAGES, ids=lambda page: page.name)
+def test_the_tables_of_results_are_what_was_measured(page: Path) -> None:
+    rows = json.loads(results_table.RESULTS.read_text())
+    text = page.read_text()
+    assert text == results_table.filled(text, rows, results_table.PAGES[page]), "run python -m benchmarks.results_table"
 
 
 def test_every_option_has_a_help_text() -> None:

@@ -72,41 +72,56 @@ def test_the_package_is_used_like_one_in_the_box(installed: Path, tmp_path: Path
     assert "softmax/numba.rows" in report["implementations"]
     assert not report["fault"]
 
-    shapes = tmp_path / "shapes.yaml"
-    shapes.write_text(
-        "numba::row_sum:\n  - {rows: 16, cols: 64, dtype: float32}\n"
-        "softmax:\n  - {rows: 4, cols: 128, dtype: float32}\n"
-    )
     database = tmp_path / "tuning.db"
-    options: tuple[str | Path, ...] = (
-        "--implementations",
-        "numba.rows",
-        "--trials",
-        "3",
-        "--device",
-        "cpu",
-        "--db",
-        database,
-        "--json",
-    )
-    chosen: tuple[str | Path, ...] = ("--op", "numba::row_sum", "--op", "softmax", "--shapes", shapes)
-    _run(installed / "tune", *chosen, *options, cwd=tmp_path, **environ)
+    shapes = tmp_path / "shapes.yaml"
+    shapes.write_text(SHAPES)
+    # enough trials for every implementation's default; torch.compile would double the test's CPU time
+    options: tuple[str | Path, ...] = ("--trials", "4", "--device", "cpu", "--db", database)
+    _run(installed / "tune", "--shapes", shapes, *options, cwd=tmp_path, **environ, KERNEL_REGISTRY_BLOCK="torch")
 
-    code = """
+    told = _run(installed / "registry", "results", "--trials", "--db", database, "--json", cwd=tmp_path, **environ)
+    right = {(trial["op"], trial["implementation"]) for trial in json.loads(told) if trial["status"] == "ok"}
+    for op, name in NAMES.items():
+        assert (op, name) in right
+        # in an op of the box it had rivals: nothing was left to it
+        assert "::" in op or any(of == op and rival.startswith("cpp.") for of, rival in right)
+
+    said = _run(installed / "python", "-c", USED, database, cwd=tmp_path, **environ)
+    *steps, where = said.splitlines()
+    assert steps == [f"{op} exact {name} forced" for op, name in NAMES.items()]
+    assert where.startswith(str(installed.parent))
+
+
+NAMES = {"numba::row_sum": "numba.rows", "softmax": "numba.rows", "square": "numba.flat"}
+
+SHAPES = """
+numba::row_sum:
+  - {rows: 16, cols: 64, dtype: float32}
+softmax:
+  - {rows: 4, cols: 128, dtype: float32}
+square:
+  - {n: 512, dtype: float32}
+"""
+
+USED = f"""
+import sys
 import registry, torch
-registry.configure(database="{database}")
-x = torch.randn(16, 64)
-torch.testing.assert_close(registry.call("numba::row_sum", x), x.sum(-1))
-z = torch.randn(4, 128)
-torch.testing.assert_close(registry.call("softmax", z), torch.softmax(z, -1))
-for told in (registry.explain("numba::row_sum", x), registry.explain("softmax", z)):
-    print(told.implementation, told.step)
+registry.configure(database=sys.argv[1])
+calls = {{
+    "numba::row_sum": (torch.randn(16, 64), lambda x: x.sum(-1)),
+    "softmax": (torch.randn(4, 128), lambda x: torch.softmax(x, -1)),
+    "square": (torch.randn(512), torch.square),
+}}
+for op, name in {NAMES!r}.items():
+    x, expected = calls[op]
+    torch.testing.assert_close(registry.call(op, x), expected(x))
+    won = registry.explain(op, x)
+    with registry.using(**{{op: name}}):
+        torch.testing.assert_close(registry.call(op, x), expected(x))
+        told = registry.explain(op, x)
+    print(op, won.step, told.implementation, told.step)
 print(registry.__file__)
 """
-    said = _run(installed / "python", "-c", code.replace("{database}", str(database)), cwd=tmp_path, **environ)
-    assert said.splitlines()[:2] == ["numba.rows exact", "numba.rows exact"]
-    assert said.splitlines()[2].startswith(str(installed.parent))
-
 
 SIMULATED = """
 import numpy as np

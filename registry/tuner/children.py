@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..artifact import Target, Variant
@@ -31,6 +32,7 @@ class _Slot:
     child: Child
     job: CompileJob | None = None
     deadline: float = float("inf")
+    compiling: bool = False
 
 
 class Compiler:
@@ -43,6 +45,7 @@ class Compiler:
         self._slots: list[_Slot] = []
         self._queue: collections.deque[CompileJob] = collections.deque()
         self._results: dict[str, Built | Failed] = {}
+        self._failed_starts = 0
         self._wanted: set[str] = set()
 
     def want(self, op: str, implementation: str, variant: Variant, target: Target) -> Built | Failed | None:
@@ -62,13 +65,13 @@ class Compiler:
         """Kill what compiles for too long."""
         for slot in list(self._slots):
             if time.monotonic() > slot.deadline:
-                self._selector.unregister(slot.child)
+                _forget(self._selector, slot.child)
                 self._lose(slot, Failed("timeout", f"compiling took more than {COMPILE_LIMIT_S:.0f} s"))
 
     def close(self) -> None:
-        """End every child."""
+        """End every child. May be called in any state."""
         for slot in self._slots:
-            self._selector.unregister(slot.child)
+            _forget(self._selector, slot.child)
             slot.child.stop()
         self._slots.clear()
 
@@ -84,7 +87,7 @@ class Compiler:
             self._assign(slot)
 
     def _assign(self, slot: _Slot) -> None:
-        slot.job = self._queue.popleft()
+        slot.job, slot.compiling = self._queue.popleft(), False
         # the child's imports come first; the clock of the step itself starts when the child announces it
         slot.deadline = time.monotonic() + COMPILE_LIMIT_S + STEP_LIMITS_S["start"]
         slot.child.send(to_json(slot.job))
@@ -94,11 +97,12 @@ class Compiler:
         for message in messages:
             self._handle(slot, message)
         if not there:
-            self._selector.unregister(slot.child)
+            _forget(self._selector, slot.child)
             self._lose(slot, Failed("crash", f"the compiler process ended: {slot.child.end()}"))
 
     def _handle(self, slot: _Slot, message: Message) -> None:
         if "step" in message:
+            slot.compiling, self._failed_starts = True, 0
             slot.deadline = time.monotonic() + COMPILE_LIMIT_S
         elif "built" in message:
             self._finish(slot, Built(artifact_from_json(message["built"])))
@@ -114,8 +118,17 @@ class Compiler:
     def _lose(self, slot: _Slot, failure: Failed) -> None:
         self._slots.remove(slot)
         slot.child.stop()
-        if slot.job is not None:
+        if slot.job is None:
+            return
+        if slot.compiling:
             self._finish(slot, failure)
+            return
+        # it never came to the variant, which is not to blame
+        self._failed_starts += 1
+        if self._failed_starts >= _MOST_FAILED_STARTS:
+            raise RegistryError(f"compiler processes do not start: {failure.message}")
+        self._queue.appendleft(slot.job)
+        self._feed()
 
 
 class DeviceWorker:
@@ -140,11 +153,6 @@ class DeviceWorker:
         self._spawn()
 
     @property
-    def backlog(self) -> int:
-        """Jobs submitted and not answered."""
-        return len(self._jobs)
-
-    @property
     def wants_more(self) -> bool:
         """Whether another job would keep the device from waiting."""
         return len(self._jobs) < _IN_FLIGHT
@@ -158,12 +166,12 @@ class DeviceWorker:
         """Kill a worker whose step takes too long."""
         if time.monotonic() > self._deadline:
             limit = STEP_LIMITS_S[self._step]
-            self._selector.unregister(self._child)
+            _forget(self._selector, self._child)
             self._replace(Outcome("timeout", f"{self._step} took more than {limit:.0f} s"))
 
     def close(self) -> None:
         """End the process."""
-        self._selector.unregister(self._child)
+        _forget(self._selector, self._child)
         self._child.close()
 
     def _spawn(self) -> None:
@@ -175,6 +183,8 @@ class DeviceWorker:
         self._enter("start")
 
     def _enter(self, step: str) -> None:
+        if not self._busy:
+            self._job_began = time.monotonic()
         self._step = step
         self._deadline = time.monotonic() + STEP_LIMITS_S[step]
 
@@ -188,7 +198,7 @@ class DeviceWorker:
         for message in messages:
             self._handle(message)
         if not there:
-            self._selector.unregister(self._child)
+            _forget(self._selector, self._child)
             self._replace(Outcome("crash", f"the worker process ended: {self._child.end()}"))
 
     def _handle(self, message: Message) -> None:
@@ -196,8 +206,9 @@ class DeviceWorker:
             self._ready, self._deadline = True, float("inf")
             self._send()
         elif "step" in message:
-            self._busy, self._failed_starts = True, 0
             self._enter(message["step"])
+            if message["step"] != "start":
+                self._busy, self._failed_starts = True, 0
         else:
             self._sent -= 1
             job = self._jobs.popleft()
@@ -208,6 +219,7 @@ class DeviceWorker:
     def _replace(self, outcome: Outcome) -> None:
         self._child.stop()
         lost = self._jobs.popleft() if self._busy else None
+        took = time.monotonic() - self._job_began
         if lost is None:
             self._failed_starts += 1
             if self._failed_starts >= _MOST_FAILED_STARTS:
@@ -215,7 +227,13 @@ class DeviceWorker:
         self._spawn()
         if lost is not None:
             self._note(f"the worker was replaced: {outcome.message.splitlines()[0]}")
-            self._answered(lost, outcome)
+            self._answered(lost, replace(outcome, seconds=took))
+
+
+def _forget(selector: selectors.BaseSelector, child: Child) -> None:
+    """Stop watching a child, whether or not it is watched and still has its socket."""
+    with contextlib.suppress(KeyError, ValueError):
+        selector.unregister(child)
 
 
 def _answer(message: Mapping[str, Any]) -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tuning_db import Decision, Final
@@ -74,6 +74,11 @@ class Deciding:
         self._finals: list[_Final] = []
         self._lost: list[ProblemSearch] = []
 
+    @property
+    def finals(self) -> int:
+        """Problems that have somebody to decide about."""
+        return len(self._finals)
+
     def prepare(self, searches: Sequence[ProblemSearch], run_blocks: RunBlocks) -> None:
         """Choose incumbents and challengers; more than a few challengers first meet in a pre-final."""
         for search in searches:
@@ -87,7 +92,7 @@ class Deciding:
             self._finals.append(_Final(search, incumbent, previous, challengers[:PRE_FINALISTS]))
         crowded = [final for final in self._finals if len(final.challengers) > FINALISTS]
         jobs = [
-            self._job(final, [final.search.entrant(candidate) for candidate in final.challengers], len(self._finals))
+            self._job(final, [final.search.entrant(candidate) for candidate in final.challengers], BLOCKS)
             for final in crowded
         ]
         for final, answer in zip(crowded, run_blocks(jobs), strict=True):
@@ -114,22 +119,26 @@ class Deciding:
                     Note(f"{final.search.plan.problem}: finals block {number + 1} was lost: {answer.message}")
                 )
                 continue
+            for name, fault in zip(entered, answer.faults, strict=True):
+                if fault:
+                    self._observe(
+                        Note(f"{final.search.plan.problem}: {name} is out of finals block {number + 1}: {fault}")
+                    )
             named = dict(zip(entered, answer.times, strict=True))
             final.blocks.append({name: times for name, times in named.items() if times})
             final.rows += self._rows(number, entered, answer)
 
-    def decide(self) -> list[Result]:
-        """Judge every problem, publish, and say what became of each."""
+    def decide(self) -> Iterator[Result]:
+        """Judge every problem, publish, and say what became of each, one after another."""
         pairs = [pair for final in self._finals for pair in same_candidate_pairs(final.incumbent.key, final.blocks)]
-        results = [self._decide(final, pairs) for final in self._finals]
-        return results + [
-            Result(search.plan.problem, "", {}, None, search.floor_us, {}, "none", search.statuses)
-            for search in self._lost
-        ]
+        for final in self._finals:
+            yield self._decide(final, pairs)
+        for search in self._lost:
+            yield Result(search.plan.problem, "", {}, None, search.floor_us, {}, "none", search.statuses)
 
     def _decide(self, final: _Final, pairs: Sequence[tuple[float, float]]) -> Result:
         incumbent = final.incumbent.key
-        if not any(incumbent in block for block in final.blocks):
+        if not any({incumbent, INCUMBENT_COPY} <= block.keys() for block in final.blocks):
             return self._undecided(final)
         noise = aa_noise(pairs, _median(incumbent, final.blocks))
         verdict = judge(incumbent, [candidate.key for candidate in final.challengers], final.blocks, noise)
@@ -213,7 +222,7 @@ def _baselines(final: _Final, winner: Candidate) -> dict[str, float]:
     named = {candidate.key: candidate for candidate in entered}
     for key, candidate in named.items():
         name = candidate.implementation.name
-        if name == winner.implementation.name or not any(key in block for block in final.blocks):
+        if name == winner.implementation.name or not any({key, winner.key} <= block.keys() for block in final.blocks):
             continue
         ratio = time_ratio(key, winner.key, final.blocks, 0.05).value
         ratios[name] = min(ratio, ratios.get(name, ratio))

@@ -17,6 +17,7 @@ ROUNDS = 10
 ALPHA = 0.05
 PAIRS_PER_DECADE = 10
 _RESAMPLES = 1000
+_CLIP = 0.1
 
 Times = Mapping[str, Sequence[float]]
 """One block: entrant -> its time in µs in each round. Rounds pair up by index."""
@@ -32,6 +33,11 @@ class Ratio:
     low: float
     high: float
 
+    @property
+    def inverse(self) -> Ratio:
+        """The other's time over this one's."""
+        return Ratio(1 / self.value, 1 / self.high, 1 / self.low if self.low else math.inf)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -46,26 +52,27 @@ class Verdict:
 def judge(incumbent: str, challengers: Sequence[str], blocks: Sequence[Times], noise: float) -> Verdict:
     """The incumbent is replaced only if an interval, corrected for the number of challengers, excludes 1 and the
     gain exceeds ``noise`` (a relative A/A difference); otherwise it is a tie and it stays."""
-    ratios = {
-        name: time_ratio(name, incumbent, blocks, ALPHA / max(1, len(challengers)))
-        for name in challengers
-        if sum(name in block for block in blocks) > 1
-    }
-    better = {name: ratio for name, ratio in ratios.items() if ratio.high < 1 and ratio.value < 1 / (1 + noise)}
+    alpha = ALPHA / max(1, len(challengers))
+    entered = [name for name in challengers if sum(name in block for block in blocks) > 1]
+    clear = {name: time_ratio(name, incumbent, blocks, alpha, clip=_CLIP) for name in entered}
+    ratios = {name: time_ratio(name, incumbent, blocks, alpha) for name in entered}
+    better = {name: ratios[name] for name in entered if clear[name].high < 1 and ratios[name].value < 1 / (1 + noise)}
     if better:
         winner = min(better, key=lambda name: better[name].value)
-        found = better[winner]
-        return Verdict(winner, "replaced", Ratio(1 / found.value, 1 / found.high, 1 / found.low), noise)
+        return Verdict(winner, "replaced", better[winner].inverse, noise)
     own = time_ratio(INCUMBENT_COPY, incumbent, blocks, ALPHA)
-    tied = any(ratio.low <= 1 for ratio in ratios.values())
-    return Verdict(incumbent, "tie" if tied else "kept", Ratio(1.0, 1 / own.high, 1 / own.low), noise)
+    beaten = bool(entered) and all(ratio.low > 1 for ratio in clear.values())
+    return Verdict(incumbent, "kept" if beaten else "tie", Ratio(1.0, own.inverse.low, own.inverse.high), noise)
 
 
-def time_ratio(one: str, other: str, blocks: Sequence[Times], alpha: float) -> Ratio:
-    """``one``'s time over ``other``'s: the wider of a bootstrap within blocks and a t interval over blocks."""
-    logs = [
-        np.log(np.asarray(block[one]) / np.asarray(block[other])) for block in blocks if {one, other} <= block.keys()
-    ]
+def time_ratio(one: str, other: str, blocks: Sequence[Times], alpha: float, clip: float = math.inf) -> Ratio:
+    """``one``'s time over ``other``'s: the wider of a bootstrap within blocks and a t interval over blocks.
+
+    ``clip`` limits log ratios. The t interval grows with the spread of the gain itself: three blocks that show a gain
+    of 46, 5 and 36 leave no doubt about who is faster, but much about by how much.
+    """
+    common = [block for block in blocks if {one, other} <= block.keys()]
+    logs = [np.log(np.asarray(block[one]) / np.asarray(block[other])).clip(-clip, clip) for block in common]
     if not logs:
         return Ratio(1.0, 0.0, math.inf)
     medians = np.array([np.median(values) for values in logs])

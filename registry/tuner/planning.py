@@ -124,6 +124,13 @@ def _plan_one(problem: Problem, catalog: Catalog, device: Device, wanted: frozen
 
 
 def _choice(implementation: Implementation, problem: Problem, device: Device) -> Choice:
+    try:
+        return _choice_of(implementation, problem, device)
+    except Exception as fault:  # a stranger's code; a fault in it takes only itself out
+        return Choice(implementation, unsupported=(f"it fails to say: {type(fault).__name__}: {fault}",))
+
+
+def _choice_of(implementation: Implementation, problem: Problem, device: Device) -> Choice:
     if device.type not in implementation.device_types:
         return Choice(implementation, unsupported=(f"does not run on {device.type}",))
     if reasons := tuple(implementation.unsupported(problem, device)):
@@ -131,4 +138,7 @@ def _choice(implementation: Implementation, problem: Problem, device: Device) ->
     configs = implementation.space(problem, device).configs
     if not configs:
         return Choice(implementation, unsupported=("no configuration satisfies its constraints",))
-    return Choice(implementation, configs, implementation.default(problem, device))
+    default = implementation.default(problem, device)
+    if default not in configs:
+        return Choice(implementation, unsupported=(f"its default {dict(default)} is not in its space",))
+    return Choice(implementation, configs, default)

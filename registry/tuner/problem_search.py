@@ -70,6 +70,7 @@ class ProblemSearch:
         self._medians: dict[str, tuple[float, Candidate]] = {}
         self._hopeless: dict[str, tuple[float, Candidate]] = {}
         self._uids: dict[str, str] = {}
+        self._known = 0
         self._artifacts: dict[str, tuple[Artifact, ...]] = {}
         self._started = time.monotonic()
         if stored is not None:
@@ -79,8 +80,8 @@ class ProblemSearch:
 
     @property
     def candidates(self) -> int:
-        """How many trials there will be at most."""
-        return min(self._trials, self.plan.candidates)
+        """How many trials there will be at most, those that are known left out."""
+        return min(self._trials, max(self.done, self.plan.candidates - self._known))
 
     @property
     def over(self) -> bool:
@@ -107,13 +108,26 @@ class ProblemSearch:
         self.waiting += asked
         return asked
 
+    def remember_trial(
+        self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str
+    ) -> None:
+        """A stored trial: it need not be repeated, and costs no budget."""
+        self._known += candidate.key not in self._uids
+        self._take_in(candidate, status, median_us, censored, uid)
+
     def learn(self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str) -> None:
-        """A trial's outcome, of this run or stored."""
+        """The outcome of a trial of this run."""
+        self.done += 1
+        self._take_in(candidate, status, median_us, censored, uid)
+
+    def _take_in(self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str) -> None:
         usable = status == "ok" and median_us is not None
         self._searcher.tell(candidate, median_us if usable else None)
         self.waiting = [waiting for waiting in self.waiting if waiting.candidate.key != candidate.key]
         self.statuses[status] += 1
-        self.done += 1
+        for times in (self._medians, self._hopeless):
+            times.pop(candidate.key, None)
+        self._uids.pop(candidate.key, None)
         if usable and median_us is not None:
             (self._hopeless if censored else self._medians)[candidate.key] = (median_us, candidate)
             self._uids[candidate.key] = uid
@@ -164,8 +178,11 @@ class ProblemSearch:
 
     def _with_variants(self, candidate: Candidate) -> Waiting:
         try:
-            return Waiting(candidate, self._variants(candidate))
-        except Exception as fault:  # a stranger's launch(); its fault is the candidate's
+            variants = self._variants(candidate)
+            for variant in variants:
+                assert variant.key
+            return Waiting(candidate, variants)
+        except Exception as fault:  # a stranger's launch() or variant; its fault is the candidate's
             return Waiting(candidate, fault=f"{type(fault).__name__}: {fault}")
 
     def _variants(self, candidate: Candidate) -> tuple[Variant, ...]:

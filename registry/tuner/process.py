@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -45,16 +44,10 @@ class Child:
             )
         self._socket = ours
         self._buffer = b""
-        self.started = time.monotonic()
 
     def fileno(self) -> int:
         """For ``selectors``."""
         return self._socket.fileno()
-
-    @property
-    def pid(self) -> int:
-        """Process id, also of the group."""
-        return self._process.pid
 
     def send(self, message: Message) -> bool:
         """Send one message; False when the child is gone."""

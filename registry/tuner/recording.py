@@ -17,6 +17,9 @@ from .jobs import Outcome
 from .planning import Choice, ProblemPlan
 from .protocol import REGIME, Protocol
 
+LASTING = frozenset({"ok", "wrong_result", "nondeterministic", "compile_error", "out_of_resources", "unsupported"})
+"""Statuses that a second trial would give again. A timeout, a crash or a full memory may have been bad luck."""
+
 
 class Recorder:
     """One run's view of the store: what is known, and where what is found goes."""
@@ -58,11 +61,16 @@ class Recorder:
         return trial.uid
 
     def known_trials(self, plan: ProblemPlan) -> list[tuple[Candidate, Trial]]:
-        """Stored trials of this problem, environment and protocol whose candidate is still exactly what it was."""
+        """Stored trials of this problem, environment and protocol whose candidate is still exactly what it was.
+
+        Oldest first, so that the newest of a candidate is the one that stays. What may have been the machine's fault
+        is left out, to be tried again.
+        """
         found = self._store.trials(
             problem_key(plan.op, plan.problem), environment=self.environment, protocol=self._protocol
         )
-        pairs = ((self._candidate(plan.choices, trial.candidate), trial) for trial in found)
+        lasting = [trial for trial in reversed(found) if trial.status in LASTING]
+        pairs = ((self._candidate(plan.choices, trial.candidate), trial) for trial in lasting)
         return [(candidate, trial) for candidate, trial in pairs if candidate is not None]
 
     def winner(self, op: Op, problem: Problem) -> Decision | None:

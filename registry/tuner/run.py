@@ -43,6 +43,7 @@ from .recording import Recorder
 _ACTIVE_PROBLEMS = 6
 _IN_FLIGHT = 8
 _BATCH = 16
+_LONGEST_BATCH = 64
 _TICK_S = 0.5
 _MOST_COMPILERS = 16
 
@@ -70,7 +71,7 @@ def tune(
     ``retune``. Ctrl-C ends the run in order: what was measured is stored. Raises StoreError when the database cannot
     be used, UnknownNameError for an implementation that nobody has.
     """
-    plans = plan_problems(problems, catalog, device, implementations)
+    plans = plan_problems(tuple(dict.fromkeys(problems)), catalog, device, implementations)
     try:
         with Store.open(database) as store:
             run = TuningRun(plans, catalog, device, store, budget or Budget(), retune, observer)
@@ -109,6 +110,8 @@ class TuningRun:
         self._ready: collections.deque[tuple[ProblemSearch, Waiting | None, TrialJob]] = collections.deque()
         self._sent: dict[int, tuple[ProblemSearch, Candidate | None]] = {}
         self._jobs = 0
+        self._begun = 0
+        self._blocks: dict[int, Answer] = {}
         self._trials = 0
         self._device_seconds = 0.0
         self._results: list[Result] = []
@@ -125,7 +128,8 @@ class TuningRun:
                 self._database,
             )
         )
-        todo = [plan for plan in self._plans if plan not in known and not self._skip(plan)]
+        left = {plan.problem for plan in self._plans} - {plan.problem for plan in known}
+        todo = [plan for plan in self._plans if plan.problem in left and not self._skip(plan)]
         interrupted = False
         try:
             for batch in _batches(todo):
@@ -134,11 +138,10 @@ class TuningRun:
             interrupted = True
         finally:
             self._close()
+            seconds = time.monotonic() - began
+            self._recorder.end({"seconds": seconds, "device_seconds": self._device_seconds, "interrupted": interrupted})
         undecided = len(todo) + len(known) - len(self._results)
-        seconds = time.monotonic() - began
-        ended = RunEnded(seconds, self._device_seconds, self._trials, interrupted, undecided)
-        self._recorder.end({"seconds": seconds, "device_seconds": self._device_seconds, "interrupted": interrupted})
-        self._observe(ended)
+        self._observe(RunEnded(seconds, self._device_seconds, self._trials, interrupted, undecided))
         return tuple(self._results)
 
     def _known(self) -> list[ProblemPlan]:
@@ -171,7 +174,7 @@ class TuningRun:
                 finished.append(search)
         deciding = Deciding(self._recorder, self._device, self._protocol, self._observe)
         deciding.prepare(finished, self._run_blocks)
-        for block in range(deciding.blocks):
+        for block in range(deciding.blocks if deciding.finals else 0):
             self._replace_worker(last=block == deciding.blocks - 1)
             deciding.block(block, self._run_blocks)
         self._close_workers()
@@ -182,10 +185,11 @@ class TuningRun:
     def _begin(self, plan: ProblemPlan, finished: Iterable[ProblemSearch]) -> None:
         seeds = by_distance(plan, [*self._tuned_in_this_run(plan, finished), *self._recorder.neighbours(plan)])
         stored = self._recorder.valid(plan, self._recorder.winner(plan.op, plan.problem))
-        search = ProblemSearch(plan, self._budget, seeds, self._jobs, stored)
+        search = ProblemSearch(plan, self._budget, seeds, self._begun, stored)
+        self._begun += 1
         if not self._retune:
             for candidate, trial in self._recorder.known_trials(plan):
-                search.learn(candidate, trial.status, trial.median_us, trial.censored, trial.uid)
+                search.remember_trial(candidate, trial.status, trial.median_us, trial.censored, trial.uid)
         self._active.append(search)
         floor = TrialJob(
             self._next_job(), plan.op.name, dict(plan.problem.dims), Entrant("", {}, (), "floor"),
@@ -297,13 +301,15 @@ class TuningRun:
     def _run_blocks(self, jobs: Sequence[BlockJob]) -> list[Answer]:
         """Run finals blocks on the current worker, in order; a crash costs that block."""
         assert self._worker is not None
-        self._blocks: dict[int, Answer] = {}
-        numbered = [replace(job, id=self._next_job()) for job in jobs]
-        for job in numbered:
-            self._worker.submit(job)
-        while len(self._blocks) < len(numbered):
-            self._wait()
-        return [self._blocks[job.id] for job in numbered]
+        answers = []
+        for job in jobs:
+            # one at a time: a block's message is long, and a full pipe to a child that hangs would block this loop
+            numbered = replace(job, id=self._next_job())
+            self._worker.submit(numbered)
+            while numbered.id not in self._blocks:
+                self._wait()
+            answers.append(self._blocks.pop(numbered.id))
+        return answers
 
     def _replace_worker(self, *, last: bool) -> None:
         """A fresh process. On a GPU the one after it starts meanwhile: it touches the device at its first job only."""
@@ -336,12 +342,14 @@ class TuningRun:
 
 
 def _batches(plans: Sequence[ProblemPlan]) -> list[list[ProblemPlan]]:
-    """Consecutive problems that share finals, an op's together: winners are stored at the end of each batch."""
+    """Consecutive problems that share finals, small ops' together: winners are stored at the end of each batch."""
     batches: list[list[ProblemPlan]] = []
     for _, group in itertools.groupby(plans, key=lambda plan: plan.op.name):
-        if not batches or len(batches[-1]) >= _BATCH:
-            batches.append([])
-        batches[-1] += group
+        for plan in group:
+            started = bool(batches) and plan.op is batches[-1][-1].op
+            if not batches or len(batches[-1]) >= (_LONGEST_BATCH if started else _BATCH):
+                batches.append([])
+            batches[-1].append(plan)
     return batches
 
 

@@ -13,12 +13,13 @@ import torch
 from ..device import Device
 from .protocol import Protocol
 
-Launch = Callable[[], object]
-"""Enqueue the candidate once on one of the rotating buffers."""
+Enqueue = Callable[[], object]
+"""Launch the candidate once on one of the rotating buffers."""
 
 _SLEEP_CYCLES_PER_US = 2_000
 _MAX_GRAPH_LAUNCHES = 512
 _FLUSHED_LAUNCHES = 6
+_HEAD_START_US = 100
 
 
 class Sampler(ABC):
@@ -39,7 +40,7 @@ class Sampler(ABC):
 
 
 def sampler_for(
-    launches: Sequence[Launch], *, capturable: bool, working_set: int, protocol: Protocol, device: Device
+    launches: Sequence[Enqueue], *, capturable: bool, working_set: int, protocol: Protocol, device: Device
 ) -> Sampler:
     """The sampler that the protocol asks for. ``launches``: one per rotating copy of a ``working_set`` of bytes."""
     if device.type != "cuda":
@@ -73,7 +74,7 @@ class ClockSampler(Sampler):
 
     how = "perf_counter"
 
-    def __init__(self, launches: Sequence[Launch], protocol: Protocol) -> None:
+    def __init__(self, launches: Sequence[Enqueue], protocol: Protocol) -> None:
         self._launches = launches
         self._next = 0
         once = statistics.median(self._take(1) for _ in range(3))
@@ -99,7 +100,7 @@ class GraphSampler(Sampler):
 
     how = "graph"
 
-    def __init__(self, launches: Sequence[Launch], count: int) -> None:
+    def __init__(self, launches: Sequence[Enqueue], count: int) -> None:
         # the graph holds addresses: what the launches refer to must live as long as it does
         self._launches = launches
         self._count = count
@@ -139,7 +140,7 @@ class BacklogSampler(Sampler):
 
     how = "backlog"
 
-    def __init__(self, launches: Sequence[Launch], count: int) -> None:
+    def __init__(self, launches: Sequence[Enqueue], count: int) -> None:
         self._turn = [launches[place % len(launches)] for place in range(count)]
         self._events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start = time.perf_counter_ns()
@@ -164,7 +165,7 @@ class FlushSampler(Sampler):
 
     how = "flush"
 
-    def __init__(self, launches: Sequence[Launch], protocol: Protocol, device: Device) -> None:
+    def __init__(self, launches: Sequence[Enqueue], protocol: Protocol, device: Device) -> None:
         self._launches = launches
         self._buffer = _flush_buffer(2 * protocol.cache_bytes, device.torch)
         self._sink = torch.empty((), device=device.torch)
@@ -174,6 +175,8 @@ class FlushSampler(Sampler):
         ]
 
     def sample(self) -> float:
+        # a head start: from here on the flushes keep the device busier than the host
+        torch.cuda._sleep(_HEAD_START_US * _SLEEP_CYCLES_PER_US)
         for place, (start, end) in enumerate(self._events):
             torch.sum(self._buffer, 0, out=self._sink)
             start.record()
@@ -193,7 +196,7 @@ def _flush_buffer(size: int, device: torch.device) -> torch.Tensor:
     return _flush_buffers[key]
 
 
-def _group(launches: Sequence[Launch], protocol: Protocol) -> int:
+def _group(launches: Sequence[Enqueue], protocol: Protocol) -> int:
     """Launches a sample: whole rounds over the copies that last at least ``sample_us``."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda._sleep(100 * _SLEEP_CYCLES_PER_US)

@@ -22,8 +22,8 @@ from .planning import ProblemPlan
 _RANDOM_STARTS = 8
 _BEST_KEPT = 3
 _SEEDS_KEPT = 5
-_PENALTY = 4.0
-"""A candidate that fails counts as this many times slower than the slowest seen: FAIL would teach TPE nothing."""
+_FAILED_US = 1e12
+"""A candidate that fails counts as slower than any that does not: FAIL would teach TPE nothing."""
 
 
 @dataclass
@@ -82,8 +82,7 @@ class Searcher:
         asked = self._asked.pop(candidate.key, None) or _Asked(candidate, self._enqueue(candidate))
         if median_us is not None:
             self._times[candidate.key] = (median_us, candidate)
-        slowest = max((time for time, _ in self._times.values()), default=1.0)
-        self._study.tell(asked.trial, math.log(median_us if median_us is not None else _PENALTY * slowest))
+        self._study.tell(asked.trial, math.log(_FAILED_US if median_us is None else median_us))
 
     def _order_of_starts(self, plan: ProblemPlan, seeds: Sequence[Candidate]) -> Iterator[Candidate]:
         """Implementations without a space, defaults, seeds that differ, random points; all the rest when exhausting."""

@@ -17,7 +17,7 @@ from ..implementation import Tensors
 from ..numerics import Bounds, bounds_of, compare, own_error, reference64
 from ..problem import Arguments, Problem
 from .protocol import Protocol
-from .samplers import Launch, copies_of
+from .samplers import Enqueue, copies_of
 
 _CACHE_SHARE = 0.35
 """Part of the device's memory that the cases of one problem may keep between trials."""
@@ -81,7 +81,18 @@ class Session:
     @cached_property
     def copies(self) -> list[tuple[Any, ...]]:
         """The rotating copies: the same values at other addresses, so that one reference serves all."""
+        _ = self.pristine
         return [self._usual, *(clone(self._usual) for _ in range(copies_of(self.working_set, self.protocol) - 1))]
+
+    @cached_property
+    def pristine(self) -> tuple[Any, ...]:
+        """What the timed inputs were before anybody could write to them."""
+        return clone(self._usual)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that its cases hold."""
+        return sum(self._nbytes(case) for case in self._cases.values())
 
     @cached_property
     def working_set(self) -> int:
@@ -116,11 +127,15 @@ class Sessions:
         if key not in self._sessions:
             if found.floor(problem).bytes > self._huge_share * self._device.memory_bytes:
                 self.clear()
-            while len(self._sessions) >= self._most:
+            while len(self._sessions) >= self._most or (self._sessions and self._is_full()):
                 self._sessions.popitem(last=False)
             self._sessions[key] = Session(found, problem, self._device, protocol, seed)
         self._sessions.move_to_end(key)
         return self._sessions[key]
+
+    def _is_full(self) -> bool:
+        held = sum(session.nbytes for session in self._sessions.values())
+        return held > _CACHE_SHARE * self._device.memory_bytes
 
     def drop(self, problem: Problem) -> None:
         """Forget one problem's tensors, e.g. because a candidate may have written to them."""
@@ -132,20 +147,22 @@ class Sessions:
         self._sessions.clear()
 
 
-class Timed:
+class TimedPlan:
     """A plan on the rotating copies: what is launched, and the outputs that the timed launches left."""
 
     def __init__(self, plan: Plan, session: Session) -> None:
         self._functional = plan.candidate.implementation.returns_outputs
         self._outputs: list[Tensors] = [() if self._functional else plan.allocate() for _ in session.copies]
-        self.launches: list[Launch] = [self._launch(plan, place, values) for place, values in enumerate(session.copies)]
+        self.launches: list[Enqueue] = [
+            self._launch(plan, place, values) for place, values in enumerate(session.copies)
+        ]
 
     @property
     def outputs(self) -> list[Tensors]:
         """What the latest launch on each copy wrote; empty where a copy was not launched."""
         return self._outputs
 
-    def _launch(self, plan: Plan, place: int, values: tuple[Any, ...]) -> Launch:
+    def _launch(self, plan: Plan, place: int, values: tuple[Any, ...]) -> Enqueue:
         scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
         extended = plan.prepared.extend(values)
         run, outputs = plan.run, self._outputs

@@ -8,9 +8,9 @@ import torch
 
 from ..dispatch.plan import Plan
 from ..implementation import Tensors
-from ..numerics import output_faults, poison, same_bits
+from ..numerics import output_faults, overlap, poison, same_bits
 from .samplers import Sampler
-from .session import Case, Session, Timed, clone
+from .session import Case, Session, TimedPlan, clone
 
 
 class WrongError(Exception):
@@ -27,12 +27,16 @@ def verify(plan: Plan, session: Session) -> None:
     for kind in session.op.kinds:
         case = session.case(kind)
         outputs = _run_untouched(plan, session, case)
-        if plan.candidate.implementation.deterministic and kind == session.op.kinds[0]:
-            _check_same(outputs, _run(plan, case.values))
-        _check(plan, session, case, outputs)
+        faults = output_faults(outputs, plan.signature.outputs, case.values)
+        if faults:
+            raise WrongError("wrong_result", "; ".join(faults))
+        if kind == session.op.kinds[0]:
+            _check_second_run(plan, outputs, _run_untouched(plan, session, case))
+        if fault := session.judge(case, outputs):
+            raise WrongError("wrong_result", f"{case.kind} inputs: {fault}")
 
 
-def verify_timed(timed: Timed, sampler: Sampler, session: Session) -> None:
+def verify_timed(timed: TimedPlan, sampler: Sampler, session: Session) -> None:
     """Check what was timed: poison the outputs, launch once more just as samples did, compare; raises WrongError."""
     case = session.case(session.op.kinds[0])
     for outputs in timed.outputs:
@@ -41,33 +45,39 @@ def verify_timed(timed: Timed, sampler: Sampler, session: Session) -> None:
     for outputs in timed.outputs:
         if fault := session.judge(case, outputs):
             raise WrongError("wrong_result", f"after timing: {fault}")
-
-
-def _run(plan: Plan, values: tuple[Any, ...]) -> Tensors:
-    outputs = () if plan.candidate.implementation.returns_outputs else plan.allocate()
-    poison(outputs)
-    return plan.into(outputs, values)
+    _check_unchanged(session, session.copies[0], session.pristine)
 
 
 def _run_untouched(plan: Plan, session: Session, case: Case) -> Tensors:
-    """Run once, and see that the inputs are what they were (an op that mutates is given copies)."""
+    """Run once into poisoned memory, and see that the inputs are what they were (what mutates is given copies)."""
     if session.op.parsed.mutates:
         return _run(plan, clone(case.values))
     before = clone(case.values)
     outputs = _run(plan, case.values)
-    for name, value, was in zip(session.op.parsed.names, case.values, before, strict=True):
-        if isinstance(value, torch.Tensor) and not same_bits(value, was):
-            raise WrongError("wrong_result", f"it changes its input {name}")
+    _check_unchanged(session, case.values, before)
     return outputs
 
 
-def _check_same(outputs: Tensors, again: Tensors) -> None:
-    if not all(same_bits(one, other) for one, other in zip(outputs, again, strict=True)):
+def _run(plan: Plan, values: tuple[Any, ...]) -> Tensors:
+    functional = plan.candidate.implementation.returns_outputs
+    outputs = () if functional else plan.allocate()
+    scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
+    poison((*outputs, *scratch))
+    returned = plan.run(outputs, plan.prepared.extend(values), scratch)
+    if not functional:
+        return outputs
+    return returned if isinstance(returned, tuple) else (returned,)
+
+
+def _check_unchanged(session: Session, values: tuple[Any, ...], before: tuple[Any, ...]) -> None:
+    for name, value, was in zip(session.op.parsed.names, values, before, strict=True):
+        if isinstance(value, torch.Tensor) and not same_bits(value, was):
+            raise WrongError("wrong_result", f"it changes its input {name}")
+
+
+def _check_second_run(plan: Plan, outputs: Tensors, again: Tensors) -> None:
+    if any(overlap(one, other) for one, other in zip(outputs, again, strict=True)):
+        raise WrongError("wrong_result", "two calls return the same memory: the second overwrites the first's result")
+    same = all(same_bits(one, other) for one, other in zip(outputs, again, strict=True))
+    if plan.candidate.implementation.deterministic and not same:
         raise WrongError("nondeterministic", "two runs on the same input differ, and it does not say so")
-
-
-def _check(plan: Plan, session: Session, case: Case, outputs: Tensors) -> None:
-    if faults := output_faults(outputs, plan.signature.outputs, case.values):
-        raise WrongError("wrong_result", "; ".join(faults))
-    if fault := session.judge(case, outputs):
-        raise WrongError("wrong_result", f"{case.kind} inputs: {fault}")

@@ -10,7 +10,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from .measure import measure
 from .process import Parent
 from .protocol import Protocol
 from .samplers import Sampler, sampler_for
-from .session import Session, Sessions, Timed
+from .session import Session, Sessions, TimedPlan
 from .verify import WrongError, verify, verify_timed
 
 Announce = Callable[[str], None]
@@ -75,6 +75,8 @@ class Worker:
             outcome = self._trial(job, steps)
         except Exception as fault:  # whatever a stranger's code raises is that candidate's outcome
             outcome = Outcome(*_status_of(fault))
+        if outcome.status != "ok":
+            # here, where no traceback holds the tensors any more
             self._start_afresh(job, outcome)
         return steps.recorded(outcome)
 
@@ -89,7 +91,7 @@ class Worker:
         announce("verify")
         verify(plan, session)
         announce("measure")
-        timed = Timed(plan, session)
+        timed = TimedPlan(plan, session)
         sampler = self._sampler(plan, timed, session, protocol)
         try:
             found = measure(sampler, protocol, job.best_us)
@@ -100,34 +102,37 @@ class Worker:
         return _outcome(found.samples, found.median_us, found.censored, found.stop_reason, {"how": found.how})
 
     def block(self, job: BlockJob, announce: Announce) -> TimedBlock:
-        """Time entrants in turns; one that cannot run is left out with its fault."""
+        """Time entrants in turns; one that cannot run, or is wrong now, is left out with its fault."""
         began = time.perf_counter()
         announce("load")
         protocol = Protocol(**job.protocol)
         session = self._sessions.get(job.op, dict(job.dims), protocol, job.seed)
-        samplers: dict[int, Sampler] = {}
+        entries: dict[int, _Entry] = {}
         faults = [""] * len(job.entrants)
         for place, entrant in enumerate(job.entrants):
             announce("load")
             try:
-                samplers[place] = self._entrant_sampler(entrant, session, protocol)
+                entries[place] = self._entry(entrant, session, protocol)
             except Exception as fault:  # as in trial: one entrant's fault is not the block's
                 faults[place] = ": ".join(_status_of(fault))
         announce("measure")
-        times, positions = _rounds(samplers, len(job.entrants), job)
-        for sampler in samplers.values():
-            sampler.close()
+        times, positions = _rounds({place: entry.sampler for place, entry in entries.items()}, job)
+        announce("verify")
+        for place, entry in entries.items():
+            faults[place] = entry.check(session)
+            entry.sampler.close()
+        times = tuple(() if fault else taken for taken, fault in zip(times, faults, strict=True))
         return TimedBlock(times, tuple(faults), positions, time.perf_counter() - began)
 
-    def _entrant_sampler(self, entrant: Entrant, session: Session, protocol: Protocol) -> Sampler:
+    def _entry(self, entrant: Entrant, session: Session, protocol: Protocol) -> _Entry:
         if entrant.role == "floor":
-            sampler = _copy_sampler(session, protocol)
+            entry = _Entry(_copy_sampler(session, protocol))
         else:
             plan = self._plan(session, entrant)
-            timed = Timed(plan, session)
-            sampler = self._sampler(plan, timed, session, protocol)
-        sampler.sample()
-        return sampler
+            timed = TimedPlan(plan, session)
+            entry = _Entry(self._sampler(plan, timed, session, protocol), timed)
+        entry.sampler.sample()
+        return entry
 
     def _plan(self, session: Session, entrant: Entrant) -> Plan:
         implementation = self._catalog.implementation(session.op.name, entrant.implementation)
@@ -135,7 +140,7 @@ class Worker:
         candidate = Candidate(implementation, entrant.config)
         return build(session.op, candidate, session.problem, session.arguments, self._device, artifacts)
 
-    def _sampler(self, plan: Plan, timed: Timed, session: Session, protocol: Protocol) -> Sampler:
+    def _sampler(self, plan: Plan, timed: TimedPlan, session: Session, protocol: Protocol) -> Sampler:
         return sampler_for(
             timed.launches,
             capturable=plan.candidate.implementation.capturable,
@@ -155,12 +160,29 @@ class Worker:
             torch.cuda.empty_cache()
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """An entrant ready to be timed; the copy floor has no plan to verify."""
+
+    sampler: Sampler
+    timed: TimedPlan | None = None
+
+    def check(self, session: Session) -> str:
+        """What is wrong with what was timed, "" when nothing is."""
+        try:
+            if self.timed is not None:
+                verify_timed(self.timed, self.sampler, session)
+        except Exception as fault:  # a stranger's code runs here once more
+            return ": ".join(_status_of(fault))
+        return ""
+
+
 def _rounds(
-    samplers: dict[int, Sampler], count: int, job: BlockJob
+    samplers: dict[int, Sampler], job: BlockJob
 ) -> tuple[tuple[tuple[float, ...], ...], tuple[tuple[int, ...], ...]]:
     shuffle = random.Random(job.seed)
-    times: list[list[float]] = [[] for _ in range(count)]
-    positions: list[list[int]] = [[] for _ in range(count)]
+    times: list[list[float]] = [[] for _ in job.entrants]
+    positions: list[list[int]] = [[] for _ in job.entrants]
     for _ in range(job.rounds):
         order = list(samplers)
         shuffle.shuffle(order)
@@ -218,6 +240,10 @@ def _is_poisoned(device: Device) -> bool:
     return False
 
 
+_POISONED = 3
+"""Exit code of a worker whose CUDA context has died."""
+
+
 def main(arguments: Sequence[str]) -> None:
     """``worker DESCRIPTOR PARENT DEVICE [PLUGIN_FILE ...]``."""
     parent = Parent(int(arguments[0]), int(arguments[1]))
@@ -231,7 +257,7 @@ def main(arguments: Sequence[str]) -> None:
         announce = _announcer(parent, int(message["id"]))
         if worker is None:
             # not before the first job: another worker may still be measuring on this device
-            announce("load")
+            announce("start")
             device = _claimed(arguments[2])
             worker = Worker(catalog, device)
         if isinstance(job, TrialJob):
@@ -240,10 +266,12 @@ def main(arguments: Sequence[str]) -> None:
                 parent.send(
                     {"id": job.id, "outcome": vars(Outcome("crash", f"the CUDA context died: {outcome.message}"))}
                 )
-                sys.exit(3)
+                sys.exit(_POISONED)
             parent.send({"id": job.id, "outcome": vars(outcome)})
         elif isinstance(job, BlockJob):
             parent.send({"id": job.id, "timed": vars(worker.block(job, announce))})
+            if _is_poisoned(device):
+                sys.exit(_POISONED)
 
 
 def _claimed(name: str) -> Device:

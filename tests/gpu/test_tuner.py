@@ -17,7 +17,7 @@ from registry.tuner.events import Event, Note, TrialDone
 from registry.tuner.measure import measure
 from registry.tuner.protocol import Protocol
 from registry.tuner.run import Budget, tune
-from registry.tuner.samplers import BacklogSampler, FlushSampler, GraphSampler, Launch, copies_of, sampler_for
+from registry.tuner.samplers import BacklogSampler, Enqueue, FlushSampler, GraphSampler, copies_of, sampler_for
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -30,7 +30,7 @@ def device() -> Device:
     return Device.best()
 
 
-def squares(n: int, copies: int) -> tuple[list[Launch], list[torch.Tensor]]:
+def squares(n: int, copies: int) -> tuple[list[Enqueue], list[torch.Tensor]]:
     inputs = [torch.full((n,), 3.0, device="cuda") for _ in range(copies)]
     outputs = [torch.zeros_like(x) for x in inputs]
     pairs = zip(inputs, outputs, strict=True)

@@ -3,7 +3,7 @@
 One packing for all (GPTQ's): int32 [K/8, N], element k in bits 4*(k%8) of word k//8; scales and zeros [K/GROUP, N];
 without zeros the zero point is 8. Each word is loaded once. No kernel converts integers to floats: a nibble is put
 into the mantissa of a power of two, which makes 2**p + q exactly, and the power of two is taken off again. The sums
-over k are of fp32 throughout: a tile of w is expanded in registers and goes straight into the matrix product.
+over k are of fp32 throughout. A tile of w is expanded in registers where it is used: w never stands in memory whole.
 """
 
 from __future__ import annotations
