@@ -6,7 +6,6 @@ import ast
 import hashlib
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from importlib.machinery import ModuleSpec
@@ -59,6 +58,7 @@ def normalised_tree(tree: ast.AST) -> str:
     return _syntax(tree)
 
 
+@lru_cache(maxsize=256)
 def normalised_c(text: str) -> str:
     """The tokens of C or C++ ``text``, joined by blanks; directives keep their line ends."""
     lines: list[list[str]] = [[]]
@@ -91,9 +91,9 @@ def _read(module: ModuleType) -> str:
         raise
 
 
-def has_source(module: ModuleType | None) -> bool:
+def has_source(module: ModuleType) -> bool:
     """Whether a module's text is in a file: not so in a notebook, and not for compiled extensions."""
-    return bool(getattr(module, "__file__", None)) and inspect.getsourcefile(sys.modules[__name__] if module is None else module) is not None
+    return bool(getattr(module, "__file__", None)) and inspect.getsourcefile(module) is not None
 
 
 def _has_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -104,8 +104,8 @@ def _has_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.Async
 def _syntax(node: object) -> str:
     """Like ``ast.dump``, which 3.13 changed; a field that is empty or new in a version is left out."""
     if isinstance(node, ast.AST):
-        fields = [f"{name}={_syntax(value)}" for name, value in ast.iter_fields(node) if value is not None and value != []]
-        return f"{type(node).__name__}({', '.join(fields)})"
+        told = [(name, value) for name, value in ast.iter_fields(node) if value is not None and value != []]
+        return f"{type(node).__name__}({', '.join(f'{name}={_syntax(value)}' for name, value in told)})"
     if isinstance(node, list):
         return f"[{', '.join(map(_syntax, node))}]"
     return ascii(node)

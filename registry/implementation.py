@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,10 @@ from .artifact import Artifact, Built, Signature, Target, Variant
 from .device import Device
 from .fingerprint import fingerprint
 from .problem import Problem, TensorSpec
+from .source_files import sources_of
 from .space import Config, Space
+
+_HERE = __name__.partition(".")[0]
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -93,6 +95,8 @@ class Implementation(ABC):
         """Make a prepared tensor, e.g. a weight in a layout of its own.
 
         The host caches it for as long as the source tensors live unchanged, and never asks for it during capture.
+        A change is told by torch's version counter, which a write through ``.data`` does not touch. When a source has
+        changed, the new tensor is copied into the memory of the old one, which a captured graph may read.
         """
         raise KeyError(name)
 
@@ -109,8 +113,13 @@ class Implementation(ABC):
         """Load the artifacts and return what the hot path calls. Compiles nothing."""
 
     def sources(self) -> Iterable[ModuleType | str]:
-        """What the fingerprint covers: modules (hashed as normalised syntax) and other source text."""
-        return (sys.modules[type(self).__module__],)
+        """What the fingerprint covers: modules (hashed as normalised syntax) and other source text.
+
+        By default the modules of the class and of the implementations it is derived from, with every module of the
+        same package that those import.
+        """
+        classes = [each for each in type(self).__mro__ if issubclass(each, Implementation)]
+        return sources_of(*(each for each in classes if each.__module__.partition(".")[0] != _HERE))
 
     def fingerprint(self) -> str:
         """Hash of the sources: a comment or a blank line does not change it, a kernel or ``launch`` does."""

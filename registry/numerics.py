@@ -21,6 +21,9 @@ from .problem import Problem, TensorSpec, dtype_name
 CHUNK = 2**22
 """Elements compared at a time: some ten float64 temporaries of 32 MiB each."""
 
+# float16 has no nextafter; for bfloat16 a billion elements must fit in memory five times
+_BOUND_DTYPES = {torch.bfloat16: torch.bfloat16, torch.float16: torch.float32, torch.float32: torch.float32}
+
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -74,7 +77,7 @@ def own_error(op: Op, _: Problem, values: tuple[Any, ...], reference: Outputs) -
 class Bounds:
     """The interval in which every element of one output is right by the error rule: a quick test for many candidates.
 
-    Rounded inwards to fp32 (float64 for float64), so that what lies within is right; what does not goes to ``compare``.
+    Rounded inwards, so that what lies within is right; what does not goes to ``compare``.
     Where the reference is NaN both bounds are.
     """
 
@@ -107,7 +110,7 @@ def bounds_of(
 
 def _bounds_of_one(op: Op, problem: Problem, dtype: torch.dtype, reference: torch.Tensor, torch_error: float) -> Bounds:
     rtol, atol, unit = _tolerance(op, dtype)
-    wide = torch.float32 if dtype.is_floating_point and dtype.itemsize <= 4 else torch.float64
+    wide = _BOUND_DTYPES.get(dtype, torch.float64)
     low, high = torch.empty_like(reference, dtype=wide), torch.empty_like(reference, dtype=wide)
     scales = [op.tolerance.scale(problem, _finite(piece.reference)) for piece in _pieces(low, reference)]
     most = max((scale.max().item() for scale in scales), default=0.0)

@@ -59,10 +59,13 @@ class PackedWeight:
     version: int = VERSION
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "shape", _logical_shape(self.shape))
+        for name in ("qweight", "scales", *(() if self.zeros is None else ("zeros",))):
+            _check_tensor(f"PackedWeight: {name}", getattr(self, name))
+        _check_integers("PackedWeight", bits=self.bits, group_size=self.group_size)
         if self.version != VERSION:
             raise InvalidArgumentError(
-                f"PackedWeight: version {self.version}, this is version {VERSION}", hint="quantize the weight again"
+                f"PackedWeight: version {self.version!r}, this is version {VERSION}", hint="quantize the weight again"
             )
         check_format("PackedWeight", self.bits, self.group_size, self.shape[1], self.layout)
         check_parts("PackedWeight", self.qweight, self.scales, self.zeros, self.group_size, self.shape)
@@ -107,6 +110,10 @@ class PackedWeight:
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> PackedWeight:
         """What ``state_dict`` returned. Raises InvalidArgumentError for missing or unknown entries."""
+        if not isinstance(state, Mapping):
+            raise InvalidArgumentError(
+                f"PackedWeight: its state is a {type(state).__name__}", hint="expected what state_dict() returned"
+            )
         missing = [name for name in _FIELDS if name not in state and name != "zeros"]
         unknown = [name for name in state if name not in _FIELDS]
         if missing or unknown:
@@ -135,6 +142,12 @@ def quantize(weight: torch.Tensor, bits: int = 4, group_size: int = 128, symmetr
     symmetric  levels around zero (zero point 8); otherwise the zero point is chosen with the scale.
     Raises InvalidArgumentError for anything else, and for a weight that holds NaN or infinity.
     """
+    _check_tensor("quantize: weight", weight)
+    _check_integers("quantize", bits=bits, group_size=group_size)
+    if not isinstance(symmetric, bool):
+        raise InvalidArgumentError(f"quantize: symmetric must be True or False, got {symmetric!r}")
+    if weight.device.type == "meta":
+        raise InvalidArgumentError("quantize: weight is on meta, so it has no values", hint="load it first")
     if weight.dim() != 2 or weight.numel() == 0:
         raise InvalidArgumentError(f"quantize: weight has shape {tuple(weight.shape)}, expected [N, K] as nn.Linear")
     if weight.dtype not in SCALE_DTYPES:
@@ -148,6 +161,28 @@ def quantize(weight: torch.Tensor, bits: int = 4, group_size: int = 128, symmetr
     pieces = [_quantize_rows(rows, size, symmetric) for rows in torch.split(weight, max(1, CHUNK // k))]
     qweight, scales, zeros = (torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True))
     return PackedWeight(qweight, scales, None if symmetric else zeros, bits, size, (n, k))
+
+
+def _check_tensor(what: str, value: object) -> None:
+    """It must be a tensor whose elements lie in memory, as those of a sparse one do not."""
+    if not isinstance(value, torch.Tensor):
+        raise InvalidArgumentError(f"{what} is a {type(value).__name__}, expected a Tensor")
+    if value.layout != torch.strided:
+        raise InvalidArgumentError(f"{what} is {value.layout}, expected torch.strided", hint="use to_dense()")
+
+
+def _check_integers(what: str, **values: object) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidArgumentError(f"{what}: {name} must be an integer, got {value!r}")
+
+
+def _logical_shape(shape: object) -> tuple[int, int]:
+    """``(N, K)`` from any sequence of two integers."""
+    sizes = tuple(shape) if isinstance(shape, tuple | list) else ()
+    if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
+        raise InvalidArgumentError(f"PackedWeight: shape {shape!r}", hint="expected two positive integers, (N, K)")
+    return sizes
 
 
 def check_format(what: str, bits: int, group_size: int, k: int, layout: str) -> None:

@@ -14,9 +14,10 @@ from .errors import RegistryError
 def cache_folder(*parts: str) -> Path:
     """A folder under the user's cache (``KERNEL_REGISTRY_CACHE`` moves it), made with mode 0700.
 
-    What is in it gets loaded and run, so a folder that someone else owns or can write to is refused.
+    What is in it gets loaded and run, so a folder that someone else owns or can write to is refused. The root may be
+    a link to a folder that is neither; nothing below it may be a link.
     """
-    root = Path(os.environ.get("KERNEL_REGISTRY_CACHE") or platformdirs.user_cache_path("kernel-registry"))
+    root = Path(os.environ.get("KERNEL_REGISTRY_CACHE") or platformdirs.user_cache_path("kernel-registry")).resolve()
     root.parent.mkdir(parents=True, exist_ok=True)
     folder = root
     _private(folder)
@@ -37,4 +38,7 @@ def _private(folder: Path) -> None:
             hint="compiled kernels are loaded from it; set KERNEL_REGISTRY_CACHE to a folder of your own",
         )
     if found.st_mode & 0o022:
-        folder.chmod(0o700)
+        raise RegistryError(
+            f"{folder} can be written to by others (mode {stat.S_IMODE(found.st_mode):04o})",
+            hint=f"compiled kernels are loaded from it; see that they are yours, then: chmod go-w {folder}",
+        )

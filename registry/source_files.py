@@ -1,11 +1,10 @@
-"""Which source an implementation is made of: its module, what that imports of its own package, or a notebook's cells."""
+"""Which source an implementation is made of: its module, what that imports of its package, or a notebook's cells."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -106,26 +105,53 @@ def _definition_text(definition: type | FunctionType) -> PythonText:
     """The text of a class or function whose module is no file, and of what it uses of that module."""
     texts: dict[str, str] = {}
     _collect(definition.__qualname__, definition, definition.__module__, texts)
-    return PythonText("\n".join(f"{name} = {text!a}" for name, text in sorted(texts.items())))
+    return PythonText("\n".join(texts[name] for name in sorted(texts)))
 
 
 def _collect(name: str, value: Any, module: str, texts: dict[str, str]) -> None:
-    """Add ``value`` and what it refers to, by name, as far as it is code or plain data of ``module``."""
-    name = name.replace("<", "_").replace(">", "_")
+    """Add ``value`` and what it refers to by name, as far as that is code or plain data of ``module``."""
     if name in texts:
         return
     function = _function(value)
-    if isinstance(value, bool | int | float | str | tuple | None):
-        texts[name] = ascii(value)
-    elif isinstance(value, type) and value.__module__ == module:
-        texts[name] = "class"
-        for base in value.__mro__[1:]:
+    if isinstance(value, type) and value.__module__ == module:
+        texts[name] = f"({name!a}, {[base.__qualname__ for base in value.__bases__]!a})"
+        for base in value.__bases__:
             _collect(base.__qualname__, base, module, texts)
         for member, content in vars(value).items():
-            if not (member.startswith("__") and not _function(content)) :
+            if not member.startswith("__") or _function(content):
                 _collect(f"{name}.{member}", content, module, texts)
     elif function is not None and function.__module__ == module:
-        texts[name] = _function_text(function)
-        for used in sorted(_names(function.__code__)):
-            if used in function.__globals__:
-                _collect(used, function.__globals__[used], module, texts)
+        texts[name] = _function_text(name, function)
+        for used in sorted(_names(function.__code__) & function.__globals__.keys()):
+            _collect(used, function.__globals__[used], module, texts)
+    elif isinstance(value, bool | int | float | str | bytes | tuple | None):
+        texts[name] = f"({name!a}, {value!a})"
+
+
+def _function(value: Any) -> FunctionType | None:
+    """The function in a method, a property or a Triton kernel."""
+    for attribute in ("__func__", "fget", "fn"):
+        value = getattr(value, attribute, value)
+    return value if isinstance(value, FunctionType) else None
+
+
+def _function_text(name: str, function: FunctionType) -> str:
+    """A function's source as a statement; its byte code where nobody kept the source (an interactive session)."""
+    try:
+        source = inspect.getsource(function)
+        text = f"if {name!a}:\n{source}" if source[:1].isspace() else f"({name!a},)\n{source}"
+        ast.parse(text)
+    except (OSError, SyntaxError):
+        return f"({name!a}, {_plain(function.__code__)!a})"
+    return text
+
+
+def _plain(code: CodeType) -> tuple[Any, ...]:
+    constants = [_plain(value) if isinstance(value, CodeType) else value for value in code.co_consts]
+    return (code.co_code, code.co_names, code.co_varnames, tuple(constants))
+
+
+def _names(code: CodeType) -> set[str]:
+    """Every name that a function's code refers to, also inside functions that it makes."""
+    inner = (value for value in code.co_consts if isinstance(value, CodeType))
+    return set(code.co_names).union(*map(_names, inner))

@@ -141,6 +141,12 @@ def test_nbytes_and_repr_tell_size_and_kind() -> None:
         ({"weight": torch.ones(0, 128)}, r"shape \(0, 128\), expected \[N, K\]"),
         ({"weight": torch.ones(4, 128, dtype=torch.float64)}, "weight is float64"),
         ({"weight": torch.full((4, 128), torch.inf)}, "NaN or infinity"),
+        ({"weight": [[1.0] * 128]}, "weight is a list, expected a Tensor"),
+        ({"weight": torch.ones(4, 128).to_sparse()}, "weight is torch.sparse_coo, expected torch.strided"),
+        ({"weight": torch.ones(4, 128, device="meta")}, "weight is on meta"),
+        ({"weight": torch.ones(4, 128), "group_size": 64.0}, "group_size must be an integer, got 64.0"),
+        ({"weight": torch.ones(4, 128), "bits": "4"}, "bits must be an integer, got '4'"),
+        ({"weight": torch.ones(4, 128), "symmetric": "no"}, "symmetric must be True or False, got 'no'"),
     ],
 )
 def test_what_cannot_be_quantized_says_why(arguments: dict[str, Any], message: str) -> None:
@@ -160,11 +166,22 @@ def test_what_cannot_be_quantized_says_why(arguments: dict[str, Any], message: s
         ({"version": 2}, "version 2, this is version 1"),
         ({"extra": 1}, "unknown entries extra"),
         ({"shape": (24, 512)}, "qweight is int32 of shape"),
+        ({"shape": None}, "shape None"),
+        ({"shape": (24,)}, r"shape \(24,\)"),
+        ({"shape": (24.0, 256.0)}, r"shape \(24.0, 256.0\)"),
+        ({"qweight": None}, "qweight is a NoneType, expected a Tensor"),
+        ({"zeros": 8}, "zeros is a int, expected a Tensor"),
+        ({"group_size": "128"}, "group_size must be an integer, got '128'"),
     ],
 )
 def test_a_state_that_makes_no_weight_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         PackedWeight.from_state_dict({**quantize(weight()).state_dict(), **change})
+
+
+def test_a_state_that_is_no_mapping_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="its state is a NoneType"):
+        PackedWeight.from_state_dict(None)  # type: ignore[arg-type]
 
 
 def test_a_state_that_lacks_something_says_what() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
-from types import ModuleType
 
 from registry import Config, Device, Launch, Problem, Space
 from registry.backends.cuda import CudaImplementation, CudaKernel, read_source
 
-from . import forms
 from .forms import Form, cluster, looped, row
 from .number import C_TYPES, number_reasons
 
@@ -27,9 +24,6 @@ class _Rows(CudaImplementation):
     def __init__(self, form: Form) -> None:
         self.form = form
         self.name = form.name
-
-    def sources(self) -> Iterable[ModuleType | str]:
-        return (*super().sources(), forms, sys.modules[number_reasons.__module__])
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         yield from super().unsupported(problem, device)

@@ -96,11 +96,17 @@ class CppImplementation(Implementation):
         return run
 
     def sources(self) -> Iterable[ModuleType | str]:
-        """The module, the preamble, and every CppKernel that the module or the class holds under a name."""
-        module = sys.modules[type(self).__module__]
-        held = {**vars(module), **vars(type(self))}
-        kernels = [value.source for _, value in sorted(held.items()) if isinstance(value, CppKernel)]
-        return (module, _preamble(), *kernels)
+        """The class's modules, the preamble, and every CppKernel that they or the class hold under a name."""
+        modules = tuple(super().sources())
+        own = [sys.modules[each.__module__] for each in type(self).__mro__ if each.__module__ in sys.modules]
+        holders = [*own, *(each for each in modules if isinstance(each, ModuleType)), *type(self).__mro__]
+        kernels = [
+            value.source
+            for holder in dict.fromkeys(holders)
+            for _, value in sorted(vars(holder).items())
+            if isinstance(value, CppKernel)
+        ]
+        return (*modules, _preamble(), *dict.fromkeys(kernels))
 
     def _variant(self, launch: Launch, signature: Signature) -> Variant:
         kernel = launch.kernel

@@ -14,7 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..errors import CompileError
-from ..fingerprint import normalised_c
 from ..paths import cache_folder
 from ..problem import canonical_json
 
@@ -85,14 +84,14 @@ def _explain(text: str, stderr: str) -> str:
 def build(source: str, flags: Sequence[str], kernel: str) -> Path:
     """The shared library of ``source``, from the user's cache or compiled now.
 
-    Keyed by the source's tokens (macros included), the flags, and the compiler's identity. The file's name ends in a
+    Keyed by the exact source (macros included), the flags, and the compiler's identity. The file's name ends in a
     digest of its content, so that a damaged file is noticed (and built again) and two compilers at once cannot disturb
     each other. Raises CompileError.
     """
     compiler = find_compiler()
     if isinstance(compiler, NoCompiler):
         raise CompileError(f"{kernel}: {compiler.reason}")
-    identity = [normalised_c(source), [*FLAGS, *flags], compiler.identity]
+    identity = [source, [*FLAGS, *flags], compiler.identity]
     key = hashlib.sha256(canonical_json(identity).encode()).hexdigest()
     folder = cache_folder("cpp", key[:2])
     for found in sorted(folder.glob(f"{key}-*.so")):
@@ -101,7 +100,7 @@ def build(source: str, flags: Sequence[str], kernel: str) -> Path:
         found.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as place:
         library = _compile(compiler, source, flags, Path(place), kernel)
-        target = folder / f"{key}-{_digest(library)}.so"
+        target = folder / f"{key}-{content_digest(library)}.so"
         library.replace(target)
     return target
 
@@ -126,14 +125,15 @@ def _first_error(stderr: str) -> str:
     return next(errors, lines[0] if lines else "it said nothing")
 
 
-def _digest(library: Path) -> str:
+def content_digest(library: Path) -> str:
+    """The start of a file's SHA-256, which the names of built libraries end in."""
     return hashlib.sha256(library.read_bytes()).hexdigest()[:_DIGEST]
 
 
 def is_intact(library: Path) -> bool:
     """Whether the file's content is what its name says; loading a truncated library would kill the process."""
     try:
-        return library.stem.endswith(f"-{_digest(library)}")
+        return library.stem.endswith(f"-{content_digest(library)}")
     except FileNotFoundError:
         return False
 

@@ -19,7 +19,7 @@ from ..errors import CompileError, InvalidDefinitionError, NotReadyError, OutOfR
 from ..implementation import Implementation, Launch, Run, Tensors
 from ..problem import Problem
 from ..space import Config
-from . import cuda_launch, nvrtc
+from . import cuda_launch, estimate, nvrtc
 from .kernel_text import fingerprint_with_kernels
 
 _OPTIONS = frozenset({"block", "maxrregcount", "use_fast_math", "std"})
@@ -27,10 +27,7 @@ _GRID_LIMIT = (2**31 - 1, 65535, 65535)
 _BLOCK_LIMIT = 1024
 _CLUSTER_LIMIT = 16
 _REGISTER_FILE = 65536
-_KIB = 1024
-# most shared bytes of a block, by architecture (CUDA programming guide, table of compute capabilities)
-_SHARED_KIB = {"70": 96, "75": 64, "80": 163, "86": 99, "87": 163, "89": 99, "90": 227, "100": 227, "103": 227}
-_SHARED_KIB_ELSEWHERE = 99
+_SHARED_ELSEWHERE = 99 * 1024
 # the "a" variants have the instructions of one generation only (wgmma, setmaxnreg); a cubin is for one chip anyway
 _SPECIFIC = frozenset({"sm_90", "sm_100", "sm_103", "sm_120", "sm_121"})
 
@@ -128,7 +125,7 @@ class CudaImplementation(Implementation):
         return cuda_launch.bind_launches(kernels, names, launches, built.signature, device.index, misaligned)
 
     def sources(self) -> Iterable[ModuleType | str]:
-        """The class's module and ``source``."""
+        """The class's modules and ``source``."""
         yield from super().sources()
         if self.source:
             yield self.source
@@ -164,7 +161,6 @@ class CudaImplementation(Implementation):
         kernel = cuda_launch.load(artifact.path, device.index)
         if kernel is None:
             # the cache was cleared or damaged since: make it again
-            cuda_launch.load.cache_clear()
             kernel = cuda_launch.load(self.compile(artifact.variant, device.target).path, device.index)
         if kernel is None:
             raise CompileError(f"{artifact.path} cannot be read back", hint="is the cache folder's disk full?")
@@ -213,7 +209,7 @@ def architecture_of(target: Target) -> str:
 
 def shared_limit(target: Target) -> int:
     """Most shared bytes of one thread block, static and dynamic together."""
-    return _SHARED_KIB.get(target.architecture.removeprefix("sm_").rstrip("af"), _SHARED_KIB_ELSEWHERE) * _KIB
+    return estimate.shared_limit(target.architecture.rstrip("af")) or _SHARED_ELSEWHERE
 
 
 def _check_resources(variant: Variant, target: Target, found: dict[str, int], max_spill_bytes: int) -> None:

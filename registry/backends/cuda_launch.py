@@ -7,7 +7,7 @@ import struct
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ _CLUSTER_DIMENSION = 4
 _INVALID_CONTEXT = 201
 _OUT_OF_RESOURCES = 701
 _PORTABLE_CLUSTER = 8
-_STATIC_SHARED = 48 * 1024
 _NUMBERS = {bool: ("?7x", 1), int: ("q", 8), float: ("f4x", 4)}
 
 
@@ -43,12 +42,27 @@ class Kernel:
     owner: Any
 
 
-@cache
+_LOCK = threading.Lock()
+_LOADED: dict[tuple[str, int], Kernel] = {}
+"""Only ever grows: a run holds no more than a handle, and cuda.core unloads a kernel that nobody refers to."""
+
+_DYNAMIC_SHARED: dict[tuple[int, int], int] = {}
+"""Dynamic shared bytes that a kernel (by handle and device) may be launched with."""
+
+
 def load(path: str, device: int) -> Kernel | None:
     """The cached kernel at ``path``, loaded now and not at its first launch (which a capture would forbid).
 
     None when the file is gone or broken.
     """
+    with _LOCK:
+        kernel = _LOADED.get((path, device)) or _load(path, device)
+        if kernel is not None:
+            _LOADED[path, device] = kernel
+        return kernel
+
+
+def _load(path: str, device: int) -> Kernel | None:
     found = nvrtc.read(Path(path))
     if found is None:
         return None
@@ -62,15 +76,25 @@ def load(path: str, device: int) -> Kernel | None:
 
 
 def allow(kernel: Kernel, launch: Launch, device: int) -> None:
-    """Raise the kernel's limits to what the launch asks: dynamic shared memory above 48 KiB, clusters above 8."""
-    driver = _bindings()
-    wanted = {}
-    if launch.shared_bytes > _STATIC_SHARED:
-        wanted[driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = launch.shared_bytes
+    """Raise the kernel's limits to what the launch asks: dynamic shared memory, clusters above 8.
+
+    Plans share a kernel, so a limit is never lowered. It is set below 48 KiB too: static and dynamic shared memory
+    count together.
+    """
+    attributes = _bindings().CUfunction_attribute
+    if launch.shared_bytes:
+        with _LOCK:
+            if launch.shared_bytes > _DYNAMIC_SHARED.get((kernel.handle, device), 0):
+                wanted = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                _set(kernel, wanted, launch.shared_bytes, device)
+                _DYNAMIC_SHARED[kernel.handle, device] = launch.shared_bytes
     if _product(launch.cluster) > _PORTABLE_CLUSTER:
-        wanted[driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
-    for attribute, value in wanted.items():
-        _cold(driver.cuKernelSetAttribute(attribute, value, kernel.owner.handle, driver.CUdevice(device)))
+        _set(kernel, attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, device)
+
+
+def _set(kernel: Kernel, attribute: Any, value: int, device: int) -> None:
+    driver = _bindings()
+    _cold(driver.cuKernelSetAttribute(attribute, value, kernel.owner.handle, driver.CUdevice(device)))
 
 
 def check_arguments(kernel: Kernel, name: str, launch: Launch, signature: Signature) -> None:

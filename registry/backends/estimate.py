@@ -9,7 +9,8 @@ from ..device import Device
 WARP = 32
 """Lanes assumed where the device has no warps: the CPU that Triton's interpreter runs on."""
 
-_SHARED_BYTES = {
+# KiB of one block (CUDA programming guide, table of compute capabilities)
+_SHARED_KIB = {
     "sm_70": 96,
     "sm_75": 64,
     "sm_80": 163,
@@ -30,7 +31,7 @@ _SHARED_BYTES = {
 
 def shared_limit(architecture: str) -> int | None:
     """Bytes of shared memory that one program may use on ``"sm_90"``; None for an architecture not listed here."""
-    kibibytes = _SHARED_BYTES.get(architecture)
+    kibibytes = _SHARED_KIB.get(architecture)
     return None if kibibytes is None else kibibytes * 1024
 
 

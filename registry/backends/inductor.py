@@ -107,8 +107,8 @@ class InductorImplementation(Implementation):
         return run
 
     def sources(self) -> Iterable[types.ModuleType | str]:
-        """The module, and this backend's way of compiling."""
-        return (sys.modules[type(self).__module__], sys.modules[__name__], sys.modules[inductor_artifact.__name__])
+        """The class's modules, and this backend's way of compiling."""
+        return (*super().sources(), sys.modules[__name__], sys.modules[inductor_artifact.__name__])
 
     def _compiled(self, artifact: Artifact, target: Target) -> Callable[..., Any]:
         variant = artifact.variant

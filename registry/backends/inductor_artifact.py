@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import os
+import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ from ..problem import TensorSpec
 
 Compiled = Callable[..., Any]
 """Takes the tensors, returns the output or a sequence of outputs."""
+
+# Inductor's configuration is the process's, not the thread's
+_PATCHING = threading.Lock()
 
 
 def available() -> bool:
@@ -40,18 +44,19 @@ def compile_to_file(function: Compiled, tensors: Sequence[TensorSpec], threads: 
     from torch.fx.experimental.proxy_tensor import make_fx
 
     # one kernel a graph: a pool of compiler processes would cost more to start than it saves
-    with _quiet(), config.patch({"cpp.threads": threads, "compile_threads": 1}), torch.no_grad():
+    with _PATCHING, _quiet(), config.patch({"cpp.threads": threads, "compile_threads": 1}), torch.no_grad():
         with FakeTensorMode():
             fakes = [spec.empty() for spec in tensors]
             graph = make_fx(function)(*fakes)
         compiled = _inductor().standalone_compile(graph, fakes, dynamic_shapes="from_example_inputs", options={})
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
-    try:
-        compiled.save(path=str(partial), format="binary")
-    except (RuntimeError, AssertionError) as fault:
-        logging.getLogger(__name__).debug("%s: Inductor's artifact cannot be saved: %s", file.name, fault)
-        return False
-    partial.replace(file)
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        partial = Path(folder) / file.name
+        try:
+            compiled.save(path=str(partial), format="binary")
+        except (RuntimeError, AssertionError) as fault:
+            logging.getLogger(__name__).debug("%s: Inductor's artifact cannot be saved: %s", file.name, fault)
+            return False
+        partial.replace(file)
     return True
 
 

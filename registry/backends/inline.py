@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +25,7 @@ from ..implementation import Implementation, Run, Tensors
 from ..paths import cache_folder
 from ..problem import Problem, canonical_json
 from ..space import Config
+from .cpp_compiler import content_digest, is_intact
 from .cuda import architecture_of
 from .kernel_text import fingerprint_with_kernels
 from .nvrtc import macro
@@ -103,7 +106,7 @@ class InlineImplementation(Implementation):
         return run_there
 
     def sources(self) -> Iterable[ModuleType | str]:
-        """The class's module and both texts."""
+        """The class's modules and both texts."""
         yield from super().sources()
         yield self.cpp_source
         yield self.cuda_source
@@ -139,6 +142,9 @@ class _Pasted(InlineImplementation):
     def __init__(self, declared: Mapping[str, Any]) -> None:
         vars(self).update(declared)
 
+    def sources(self) -> Iterable[ModuleType | str]:
+        return (sys.modules[__name__], self.cpp_source, self.cuda_source)
+
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         if not problem.traits["contiguous"]:
             yield "tensors are not contiguous"
@@ -160,24 +166,47 @@ def missing(with_cuda: bool) -> list[str]:
     return reasons
 
 
+def compiler_versions(with_cuda: bool) -> list[str]:
+    """What the C++ compiler, and nvcc where it takes part, print as their version."""
+    from torch.utils import cpp_extension
+
+    commands = [tuple(shlex.split(cpp_extension.get_cxx_compiler()))]
+    if with_cuda:
+        commands.append((str(Path(str(cpp_extension.CUDA_HOME)) / "bin" / "nvcc"),))
+    return [_version_text(command) for command in commands]
+
+
+@lru_cache(maxsize=8)
+def _version_text(command: tuple[str, ...]) -> str:
+    try:
+        return subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as fault:
+        raise CompileError(f"{shlex.join(command)} --version failed: {fault}") from None
+
+
 def built_module(variant: Variant, target: Target) -> Path:
     """The extension module of a variant in the user's cache, built now when it is not there.
 
-    The build happens in a folder of its own and is renamed into place, so that neither a killed build nor one in
-    another process can leave half a module or a lock behind.
+    Keyed by the variant, the architecture and what the compilers say of their versions; the file's name ends in a
+    digest of its content. The build happens in a folder of its own and is renamed into place, so that neither a
+    killed build nor one in another process can leave half a module or a lock behind.
     """
     architecture = target.architecture if variant.spec["cuda"] else ""
-    key = hashlib.sha256(canonical_json([variant.key, architecture]).encode()).hexdigest()
-    folder = cache_folder("inline")
-    for path in sorted(folder.glob(f"{key}-*.so")):
-        return path
     if reasons := missing(bool(variant.spec["cuda"])):
         raise CompileError(f"{variant.kernel}: {'; '.join(reasons)}")
+    identity = [variant.key, architecture, compiler_versions(with_cuda=bool(variant.spec["cuda"]))]
+    key = hashlib.sha256(canonical_json(identity).encode()).hexdigest()
+    folder = cache_folder("inline")
+    for found in sorted(folder.glob(f"{key}-*.so")):
+        if is_intact(found):
+            return found
+        found.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as build:
         module = _build(variant, target, f"inline_{key[:16]}", build)
         # torch appends _v1 to a name that it has built before in this process; the name is needed to import the file
-        path = folder / f"{key}-{module.__name__}.so"
-        Path(str(module.__file__)).replace(path)
+        library = Path(str(module.__file__))
+        path = folder / f"{key}-{module.__name__}-{content_digest(library)}.so"
+        library.replace(path)
     return path
 
 
@@ -216,7 +245,9 @@ def _first_errors(log: str) -> str:
 @cache
 def load_module(path: str) -> ModuleType:
     """The built module at ``path``, loaded once in this process and never unloaded."""
-    name = Path(path).stem.split("-", 1)[1]
+    if not is_intact(Path(path)):
+        raise CompileError(f"{path} is gone or damaged", hint="run again: it will be built anew")
+    name = Path(path).stem.split("-")[1]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise CompileError(f"{path} is no extension module")

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import ast
-import hashlib
-import inspect
 from collections.abc import Iterable
 from functools import lru_cache
 from types import ModuleType
 
-from ..fingerprint import normalised_c, normalised_python
+from ..fingerprint import fingerprint, normalised_c, normalised_tree
 
 _MARKS = ("__global__", "#include", "torch::Tensor")
 
 
 def fingerprint_with_kernels(sources: Iterable[ModuleType | str]) -> str:
     """As ``registry.fingerprint.fingerprint``; comments in kernel text inside a module do not count either."""
-    digest = hashlib.sha256()
-    for source in sources:
-        text = normalised_c(source) if isinstance(source, str) else _module_syntax(source)
-        digest.update(text.encode() + b"\0")
-    return digest.hexdigest()
+    return fingerprint(sources, normalised_module)
 
 
+@lru_cache(maxsize=256)
 def normalised_module(text: str) -> str:
     """Python ``text`` as normalised syntax, with every literal that holds kernel text reduced to its C++ tokens."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and any(m in node.value for m in _MARKS):
             node.value = normalised_c(node.value)
-    return normalised_python(ast.unparse(tree))
-
-
-@lru_cache(maxsize=256)
-def _module_syntax(module: ModuleType) -> str:
-    return normalised_module(inspect.getsource(module))
+    return normalised_tree(tree)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CompileError, InvalidDefinitionError, OutOfResourcesError
-from ..fingerprint import normalised_c
 from ..paths import cache_folder
 from ..problem import canonical_json
 
@@ -50,8 +49,8 @@ class Source:
 
     @property
     def key(self) -> str:
-        """SHA-256 of the source's tokens, the macros, the options, the architecture and NVRTC's version."""
-        parts = [_FORMAT, normalised_c(self.text), self.name, dict(self.constants), dict(self.options)]
+        """SHA-256 of the exact source, the macros, the options, the architecture and NVRTC's version."""
+        parts = [_FORMAT, self.text, self.name, dict(self.constants), dict(self.options)]
         text = canonical_json([*parts, self.architecture, version()])
         return hashlib.sha256(text.encode()).hexdigest()
 

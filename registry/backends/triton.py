@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from types import ModuleType
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -33,7 +31,7 @@ from ..space import Config
 from . import cubin
 from .estimate import shared_limit
 from .triton_launch import BoundLaunch, device_run, full_grid, interpreted_run, load
-from .triton_variant import INTERPRETED, gpu_target, operands, source_modules, source_of, unaligned, variant_of
+from .triton_variant import INTERPRETED, gpu_target, operands, source_of, unaligned, variant_of
 
 __all__ = ["INTERPRETED", "Launch", "TritonImplementation"]
 
@@ -100,10 +98,6 @@ class TritonImplementation(Implementation):
             for launch, artifact in zip(launches, built.artifacts, strict=True)
         ]
         return device_run(bound, device.index, _UnalignedTwin(self, problem, config, device, built.signature))
-
-    def sources(self) -> Iterable[ModuleType | str]:
-        """The implementation's module and, of the same package, every module that it or its kernels use."""
-        return source_modules(sys.modules[type(self).__module__])
 
 
 class _UnalignedTwin:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from ..errors import InvalidDefinitionError, UnknownNameError
 from ..fingerprint import fingerprint
 from ..implementation import Launch
 from ..problem import FULL_ALIGNMENT, TensorSpec
+from ..source_files import sources_of
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter, on CPU tensors: decided once, by ``TRITON_INTERPRET`` at import."""
@@ -227,34 +227,7 @@ def source_of(variant: Variant) -> ASTSource:
 @lru_cache(maxsize=1024)
 def kernel_fingerprint(kernel: Any) -> str:
     """Hash of the modules that a kernel is made of."""
-    return fingerprint(source_modules(sys.modules[kernel.fn.__module__]))
-
-
-def source_modules(module: ModuleType) -> tuple[ModuleType, ...]:
-    """``module`` and those of its own package that its functions, classes and kernels come from, transitively."""
-    found: dict[str, ModuleType] = {}
-    waiting = [module]
-    while waiting:
-        current = waiting.pop(0)
-        if current.__name__ not in found:
-            found[current.__name__] = current
-            waiting += _used(current)
-    return tuple(found.values())
-
-
-def _used(module: ModuleType) -> Iterator[ModuleType]:
-    package = module.__name__.partition(".")[0]
-    for value in vars(module).values():
-        if isinstance(value, ModuleType):
-            name = value.__name__
-        elif isinstance(value, FunctionType | type):
-            name = value.__module__
-        elif isinstance(value, KernelInterface):
-            name = value.fn.__module__
-        else:
-            continue
-        if name.partition(".")[0] == package and name in sys.modules and hasattr(sys.modules[name], "__file__"):
-            yield sys.modules[name]
+    return fingerprint(sources_of(kernel.fn))
 
 
 def unaligned(signature: Signature) -> Signature:

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from tuning_db import Store
+from tuning_db import ExchangeError, Store
 
 from ..errors import RegistryError
 from . import text
-from .options import Database
+from .options import Database, check_stored_op
 
 
 def export(
@@ -25,6 +25,7 @@ def export(
     Runs, trials, decisions and winners, for `registry import` on another machine.
     """
     with Store.open(db, create=False, migrate=False) as store:
+        check_stored_op(op, store)
         if str(file) == "-":
             store.export(sys.stdout, op=op)
             return
@@ -48,6 +49,8 @@ def import_(
         with file.open(encoding="utf-8") as stream, Store.open(db) as store:
             count = store.load(stream)
             where = store.url
+    except ExchangeError as fault:
+        raise RegistryError(f"{file}, {fault.message}", hint=fault.hint) from None
     except OSError as fault:
         raise RegistryError(f"{file}: {fault.strerror}", hint="expected a file of `registry export`") from None
     except UnicodeDecodeError:

@@ -35,15 +35,25 @@ def explain(
     from ..device import Device
     from ..dispatch.dispatcher import Dispatcher
 
-    there = Device.of(device) if device else Device.best()
+    there = Device.best() if device is None else Device.of(device)
     catalog = catalog_with(plugin)
     contract = catalog.op(op)
-    problem = contract.problem_of(dict(_dimension(contract, pair) for pair in dims))
+    problem = contract.problem_of(_dimensions(contract, dims))
     told = Dispatcher(catalog, database=db).explain_problem(problem, there)
     if json:
         text.print_json(_data(told))
     else:
         text.say(str(told))
+
+
+def _dimensions(op: Op, pairs: list[str]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for pair in pairs:
+        name, value = _dimension(op, pair)
+        if name in given:
+            raise InvalidArgumentError(f"{name} was given twice", hint=f"give each dimension of {op.name} once")
+        given[name] = value
+    return given
 
 
 def _dimension(op: Op, pair: str) -> tuple[str, Any]:

@@ -11,6 +11,8 @@ import typer
 from ..errors import RegistryError
 
 if TYPE_CHECKING:
+    from tuning_db import Store
+
     from ..discovery import Catalog
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
@@ -46,6 +48,16 @@ def catalog_with(plugins: Iterable[Path] | None) -> Catalog:
     return catalog
 
 
-def split(values: Iterable[str] | None) -> list[str]:
-    """What was given by repeating an option, by commas, or both."""
-    return [part.strip() for value in values or () for part in value.split(",") if part.strip()]
+def split(option: str, values: Iterable[str] | None) -> list[str]:
+    """What was given by repeating an option, by commas, or both. An option that names nothing does not mean all."""
+    given = list(values or ())
+    names = [part.strip() for value in given for part in value.split(",") if part.strip()]
+    if given and not names:
+        raise RegistryError(f"{option} names nothing", hint=f"leave {option} out for all")
+    return names
+
+
+def check_stored_op(op: str | None, store: Store) -> None:
+    """Raises UnknownNameError for an op that is neither installed nor, from a plugin that is gone, in the database."""
+    if op is not None and not store.trials(op=op):
+        catalog_with(None).op(op)

@@ -11,7 +11,7 @@ from tuning_db import Store
 
 from . import text
 from .closing import COMPILED, TORCH
-from .options import Database, Json
+from .options import Database, Json, check_stored_op
 
 if TYPE_CHECKING:
     from tuning_db import Decision, Trial
@@ -37,6 +37,7 @@ def results(
     """
     hardware = None if device is None else _hardware(device)
     with Store.open(db, create=False, migrate=False) as store:
+        check_stored_op(op, store)
         if trials:
             found = store.trials(op=op)
             _print_trials([one for one in found if hardware in (None, one.environment.hardware)], json=json)

@@ -64,10 +64,10 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     from ..tuner.planning import plan
     from ..tuner.shapes import all_problems, load_shapes
 
-    there = Device.of(device) if device else Device.best()
+    there = Device.best() if device is None else Device.of(device)
     catalog = catalog_with(plugin)
-    problems = tuple(all_problems(load_shapes(shapes, catalog, split(op))))
-    wanted = split(implementations)
+    problems = tuple(all_problems(load_shapes(shapes, catalog, split("--op", op))))
+    wanted = split("--implementations", implementations)
     if dry_run:
         from .dry_run import show
 

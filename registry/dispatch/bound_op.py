@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,14 +20,17 @@ from ..problem import Problem
 from .explain import Explanation, explained
 from .forcing import Forced, Forcing
 from .guards import matcher
-from .resolved import Call, Plans, Resolved, place_of, reference, tensors_of
+from .resolved import NOT_FOR_US, Call, Plans, Resolved, place_of, reference, tensors_of
 from .situation import autocast_active, capturing, gradient_needed, unusual, without_autocast
 from .table import Entry, Table, form_of
 from .torch_private import dispatch_modes
 from .winners import Winners
 
 _NOT_ENQUEUED = (NotReadyError, CompileError, UnsupportedError)
-"""Faults that a plan raises before anything reaches the device."""
+"""Faults after which a plan has written nothing but its own outputs."""
+
+_NOT_ENQUEUED_MUTATING = (NotReadyError,)
+"""The same for an op that mutates: of several launches the second may be the one that is refused."""
 
 _MOST_FORCED = 32
 """Demands of ``using`` whose tables are kept."""
@@ -55,6 +59,7 @@ class BoundOp:
         self._flatten = op.flatten
         self._reference = op.reference
         self._names = op.parsed.names
+        self._not_enqueued = _NOT_ENQUEUED_MUTATING if op.parsed.mutates else _NOT_ENQUEUED
 
     def call(self, *args: Any, **attributes: Any) -> Any:
         """Run the op on these arguments by whatever is the fastest known implementation here."""
@@ -76,7 +81,7 @@ class BoundOp:
                 if matches(*given) and (grad is None or grad is is_grad_enabled()):
                     try:
                         return run(*given, *rest)
-                    except _NOT_ENQUEUED:
+                    except self._not_enqueued:
                         break
         return self._slow(args, attributes)
 
@@ -87,13 +92,16 @@ class BoundOp:
         values = self.op.parsed.bind(args, attributes)
         forced = self._forcing.of(self.op.name)
         entry = None if unusual(tensors_of(values)) else self._known(self._table_of(forced), args, attributes)
-        resolved: Resolved = next(self._answers(values, forced)) if entry is None else entry.resolved
+        if entry is None:
+            return explained(self.plans, next(self._answers(values, forced, self.plans.generation)), values)
+        resolved: Resolved = entry.resolved
         return explained(self.plans, resolved, values)
 
     def clear(self) -> None:
         """Forget every plan, e.g. because there are new winners."""
-        self._forced_tables = {}
+        # plans first: a table that is new by then must not take in what was recalled before
         self.plans.clear()
+        self._forced_tables = {}
         self.table.clear()
 
     # --- the slow path
@@ -103,30 +111,40 @@ class BoundOp:
         self._follow()
         forced = self._forcing.of(self.op.name)
         table = self._table_of(forced)
-        generation = table.generation
+        generations = table.generation, self.plans.generation
         values = self.op.parsed.bind(args, attributes)
         tensors = tensors_of(values)
         strange = unusual(tensors)
         if self._forcing.active and not strange and (entry := self._known(table, args, attributes)):
-            return entry.run(*args, *attributes.values(), *entry.rest)
-        for resolved in self._answers(values, forced):
-            run = _keeping_dtype(resolved, tensors)
+            with suppress(*self._not_enqueued):
+                return entry.run(*args, *attributes.values(), *entry.rest)
+        outputs, resolved = self._first_that_runs(values, forced, generations[1])
+        if not strange and not capturing(tensors):
+            self.plans.remember(resolved, forced, generations[1])
+            # inference tensors, whose changes cannot be followed, have entries of their own: others are not bound
+            if not resolved.makeshift or any(tensor.is_inference() for tensor in tensors):
+                run = _keeping_dtype(resolved, tensors)
+                self._add(table, generations[0], (args, attributes), values, replace(resolved, run=run))
+        return outputs
+
+    def _first_that_runs(self, values: tuple[Any, ...], forced: Forced | None, generation: int) -> tuple[Any, Resolved]:
+        tensors = tensors_of(values)
+        makeshift = False
+        for resolved in self._answers(values, forced, generation):
             try:
-                outputs = run(*values)
+                outputs = _keeping_dtype(resolved, tensors)(*values)
                 resolved.check(outputs)
             except Exception as fault:
-                self._excuse(resolved, fault, forced)
-                continue
-            if not strange and not capturing(tensors):
-                self.plans.remember(resolved, forced)
-                self._add(table, generation, (args, attributes), values, replace(resolved, run=run))
-            return outputs
+                self._excuse(resolved, fault, forced, generation)
+                makeshift = makeshift or isinstance(fault, NotReadyError)
+            else:
+                return outputs, replace(resolved, makeshift=makeshift or resolved.makeshift)
         raise AssertionError("resolution ends with the reference, or with what was forced")
 
     def _known(self, table: Table, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Entry | None:
         return table.find(form_of(args, attributes), (*args, *attributes.values()), is_grad_enabled())
 
-    def _answers(self, values: tuple[Any, ...], forced: Forced | None) -> Iterator[Resolved]:
+    def _answers(self, values: tuple[Any, ...], forced: Forced | None, generation: int) -> Iterator[Resolved]:
         """What may answer these values, best first; the first that runs does."""
         tensors = tensors_of(values)
         if reason := unusual(tensors):
@@ -149,7 +167,7 @@ class BoundOp:
             yield self._plain_torch(reason, problem, forced)
             return
         device = Device.of(tensors[0].device)
-        yield from self.plans.candidates(Call(problem, arguments, device, place), forced)
+        yield from self.plans.candidates(Call(problem, arguments, device, place), forced, generation)
 
     def _plain_torch(self, reason: str, problem: Problem | None, forced: Forced | None) -> Resolved:
         if forced is not None:
@@ -159,13 +177,13 @@ class BoundOp:
             )
         return reference(self.op, reason, problem)
 
-    def _excuse(self, resolved: Resolved, fault: Exception, forced: Forced | None) -> None:
+    def _excuse(self, resolved: Resolved, fault: Exception, forced: Forced | None, generation: int) -> None:
         """Put aside what failed; raise when that is not for dispatch to hide."""
         candidate = resolved.choice.candidate
-        launched = self.op.parsed.mutates and not isinstance(fault, _NOT_ENQUEUED)
-        if candidate is None or launched or isinstance(fault, torch.OutOfMemoryError):
+        launched = self.op.parsed.mutates and not isinstance(fault, self._not_enqueued)
+        if candidate is None or launched or isinstance(fault, NOT_FOR_US):
             raise fault
-        self.plans.failed(resolved.place, candidate, fault, forced)
+        self.plans.failed(resolved.place, candidate, fault, forced, generation)
 
     def _add(
         self,

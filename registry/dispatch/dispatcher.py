@@ -16,6 +16,7 @@ from ..problem import Problem
 from .bound_op import BoundOp
 from .explain import Explanation, explained_problem
 from .forcing import Forced, Forcing, Wanted
+from .prepared import forget_prepared
 from .torch_private import constant_while_tracing
 from .winners import Winners
 
@@ -100,12 +101,13 @@ class Dispatcher:
         return self._winners.database
 
     def forget(self) -> None:
-        """Drop every plan and all winners in memory, so that new winners and implementations are seen."""
+        """Drop every plan, all winners in memory and what was prepared: new winners and implementations are seen."""
         with self._lock:
             self._seen = self.catalog.generation
             self._winners = Winners(self._winners.database)
             for bound in self._bound.values():
                 bound.clear()
+        forget_prepared()
 
     def _follow_catalog(self) -> None:
         if self.catalog.generation != self._seen:

@@ -110,3 +110,8 @@ def not_capturing(*_given: Any) -> bool:
 def determinism_not_asked(*_given: Any) -> bool:
     """``torch.use_deterministic_algorithms`` is off."""
     return not torch.are_deterministic_algorithms_enabled()
+
+
+def determinism_asked(*_given: Any) -> bool:
+    """It is on."""
+    return torch.are_deterministic_algorithms_enabled()

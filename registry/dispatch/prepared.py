@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,66 +12,10 @@ from ..errors import NotReadyError
 from ..implementation import Implementation
 from ..problem import Arguments, Problem, TensorSpec, canonical_json
 from ..space import Config, config_key
+from .prepared_cache import Entry, Place, PreparedCache, Versions
+from .torch_private import stream_capturing
 
-_Key = tuple[str, str, str, str, str]
-_Place = tuple[_Key, tuple[object, ...]]
-
-
-class _Cache:
-    """Prepared tensors by the memory they were made from; an entry dies with any of its sources' storages.
-
-    A source is known by its storage, so that views made anew for each call find the same entry, and is unchanged
-    while its version counter is, which views and ``detach()`` share.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._entries: dict[_Place, tuple[tuple[int, ...], torch.Tensor]] = {}
-        self._places: dict[int, set[_Place]] = {}
-
-    def find(self, place: _Place, versions: tuple[int, ...]) -> torch.Tensor | None:
-        entry = self._entries.get(place)
-        return entry[1] if entry is not None and entry[0] == versions else None
-
-    def make(
-        self, place: _Place, sources: tuple[torch.Tensor, ...], versions: tuple[int, ...], prepare: Any
-    ) -> torch.Tensor:
-        with self._lock:
-            found = self.find(place, versions)
-            if found is not None:
-                return found
-            made: torch.Tensor = prepare()
-            storages = {id(source.untyped_storage()) for source in sources}
-            if id(made.untyped_storage()) in storages:
-                made = made.clone()  # a view of its source would keep the source alive, and itself with it
-            if made.device.type == "cuda":
-                # it was made on this stream and will be read from any
-                torch.cuda.current_stream(made.device).synchronize()
-            self._entries[place] = (versions, made)
-            for source in sources:
-                self._watch(source.untyped_storage(), place)
-            return made
-
-    def _watch(self, storage: torch.UntypedStorage, place: _Place) -> None:
-        token = id(storage)
-        if token not in self._places:
-            self._places[token] = set()
-            # torch keeps the storage's Python object alive as long as its memory, also when only views are left
-            weakref.finalize(storage, self._forget, token).atexit = False
-        self._places[token].add(place)
-
-    def _forget(self, token: int) -> None:
-        with self._lock:
-            for place in self._places.pop(token, ()):
-                self._entries.pop(place, None)
-
-    @property
-    def nbytes(self) -> int:
-        with self._lock:
-            return sum(tensor.untyped_storage().nbytes() for _, tensor in list(self._entries.values()))
-
-
-_CACHE = _Cache()
+_CACHE = PreparedCache()
 
 
 def prepared_bytes() -> int:
@@ -81,10 +23,20 @@ def prepared_bytes() -> int:
     return _CACHE.nbytes
 
 
+def forget_prepared() -> None:
+    """Drop what was prepared, but for what a captured CUDA graph may read."""
+    _CACHE.clear()
+
+
 class PreparedTensors:
     """What one candidate needs prepared. Falsy when it needs nothing.
 
     Problems that differ in dynamic dimensions only share what is prepared: a weight is repacked once for all m.
+
+    A change is seen by torch's version counter. What goes around it is not seen: ``weight.data.copy_(...)``, a write
+    through NumPy or DLPack, a kernel that is handed the address. Write with ``weight.detach().copy_(...)`` or under
+    ``torch.no_grad()``. A changed source is prepared anew, in the same memory, by the next call outside of a capture:
+    a captured graph reads the new values from then on.
     """
 
     def __init__(self, op: Op, implementation: Implementation, problem: Problem, config: Config) -> None:
@@ -97,7 +49,8 @@ class PreparedTensors:
             for name, arguments in self._wanted.items()
         }
         static = canonical_json({name: value for name, value in problem.dims.items() if name not in op.dynamic})
-        self._key = (op.name, implementation.name, config_key(config), static)
+        # two implementations may bear one name: of two catalogs, or of a module that was loaded again
+        self._key = (op.name, id(implementation), config_key(config), static)
 
     def __bool__(self) -> bool:
         return bool(self._wanted)
@@ -133,15 +86,13 @@ class PreparedTensors:
             sources = tuple(values[place] for place in places)
             if not any(isinstance(source, torch.Tensor) and source.is_inference() for source in sources):
                 found = _CACHE.find(*self._identity(name, sources)[:2])
-                total += 0 if found is None else found.untyped_storage().nbytes()
+                total += 0 if found is None else found.nbytes
         return total
 
-    def _identity(
-        self, name: str, sources: tuple[Any, ...]
-    ) -> tuple[_Place, tuple[int, ...], tuple[torch.Tensor, ...]]:
+    def _identity(self, name: str, sources: tuple[Any, ...]) -> tuple[Place, Versions, tuple[torch.Tensor, ...]]:
         tensors = tuple(source for source in sources if isinstance(source, torch.Tensor))
         known = tuple(_memory(source) if isinstance(source, torch.Tensor) else source for source in sources)
-        return ((*self._key, name), known), tuple(source._version for source in tensors), tensors
+        return (*self._key, name, known), tuple(source._version for source in tensors), tensors
 
     def _get(self, name: str, sources: tuple[Any, ...]) -> torch.Tensor:
         try:
@@ -155,19 +106,33 @@ class PreparedTensors:
                 hint="make the weights outside of torch.inference_mode(), or under torch.no_grad()",
             ) from None
         found = _CACHE.find(place, versions)
-        if found is not None:
-            return found
-        if tensors[0].device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if found is None:
+            found = self._make(name, place, sources, tensors, versions)
+        elif not found.captured and _capturing(tensors[0]):
+            _CACHE.pin(place, found, tensors)
+        return found.tensor
+
+    def _make(
+        self,
+        name: str,
+        place: Place,
+        sources: tuple[Any, ...],
+        tensors: tuple[torch.Tensor, ...],
+        versions: Versions,
+    ) -> Entry:
+        if _capturing(tensors[0]):
             raise NotReadyError(
                 f"{self._implementation.name}: {name} is not prepared yet, and a CUDA stream is capturing",
                 hint="call it once on these weights before capturing",
             )
+        # a tensor of inference mode could neither be refilled nor used outside of it
+        with torch.inference_mode(False), torch.no_grad():
+            made = self._implementation.prepare(name, sources, self._problem, self._config)
+            return _CACHE.put(place, self._implementation, made, tensors, versions)
 
-        def prepare() -> torch.Tensor:
-            with torch.no_grad():
-                return self._implementation.prepare(name, sources, self._problem, self._config)
 
-        return _CACHE.make(place, tensors, versions, prepare)
+def _capturing(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and stream_capturing()
 
 
 def _memory(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -16,7 +16,7 @@ from ..errors import NotReadyError, RegistryError, UnsupportedError
 from ..problem import Arguments, Problem, TensorSpec
 from .aside import Aside
 from .forcing import Forced
-from .guards import Condition, aligned, determinism_not_asked, misaligned, not_capturing
+from .guards import Condition, aligned, determinism_asked, determinism_not_asked, misaligned, not_capturing
 from .plan import Candidate, Plan, build
 from .resolution import Choice, Situation, choices, refusals
 from .winners import Winners
@@ -24,12 +24,16 @@ from .winners import Winners
 MOST_PLANS = 8192
 """Per op. Plans are shared by all forms of a call, and by grad and inference mode."""
 
+NOT_FOR_US = (torch.OutOfMemoryError, torch.AcceleratorError)
+"""Faults that are no candidate's own: memory is scarce, or the GPU is broken by an earlier kernel, reported late."""
+
 
 @dataclass(frozen=True)
 class Resolved:
     """What answers a call: ``run(*values)`` takes the schema's values in order. ``plan`` is None for the reference.
 
     ``misses`` tell why better choices were passed over; ``conditions`` are what an entry of the table must check.
+    ``makeshift``: a better choice was merely not ready, so that this one must not become the rule.
     """
 
     choice: Choice
@@ -39,6 +43,7 @@ class Resolved:
     plan: Plan | None = None
     misses: tuple[str, ...] = ()
     conditions: tuple[Condition, ...] = ()
+    makeshift: bool = False
 
     def check(self, outputs: Any) -> None:
         """What functional code returned must be what the op declares. Raises RegistryError."""
@@ -88,17 +93,24 @@ class Plans:
         self._plans: dict[Hashable, Resolved] = {}
         self._lock = threading.Lock()
 
-    def clear(self) -> None:
-        """Forget plans and failures."""
-        with self._lock:
-            self._plans = {}
-        self.aside.clear()
+    @property
+    def generation(self) -> int:
+        """Grows whenever all is forgotten. Taken before resolution: what was resolved earlier is not kept."""
+        return self.aside.generation
 
-    def remember(self, resolved: Resolved, forced: Forced | None) -> None:
-        """Keep a plan that ran."""
-        if resolved.plan is None:
+    def clear(self) -> None:
+        """Forget plans and failures, also what is being resolved at the moment."""
+        with self._lock:
+            self.aside.clear()
+            self._plans = {}
+
+    def remember(self, resolved: Resolved, forced: Forced | None, generation: int) -> None:
+        """Keep a plan that ran and was resolved in ``generation``."""
+        if resolved.plan is None or resolved.makeshift:
             return
         with self._lock:
+            if generation != self.generation:
+                return
             self._plans[resolved.place, forced.key if forced else None] = resolved
             while len(self._plans) > MOST_PLANS:
                 del self._plans[next(iter(self._plans))]
@@ -112,40 +124,45 @@ class Plans:
         implementations = self._catalog.implementations(self.op.name)
         return Situation(self.op, problem, device, implementations, self._winners().of(self.op, device))
 
-    def candidates(self, call: Call, forced: Forced | None) -> Iterator[Resolved]:
+    def candidates(self, call: Call, forced: Forced | None, generation: int) -> Iterator[Resolved]:
         """Built plans, best first, ending with the reference. What cannot be built is put aside."""
         misses: list[str] = []
+        makeshift = False
+        passed: tuple[Condition, ...] = ()
         for choice in choices(self.situation(call.problem, call.device), forced, misses):
             candidate = choice.candidate
             if candidate is None:
-                narrow: tuple[Condition, ...] = () if call.problem.traits["aligned"] else (misaligned,)
-                yield Resolved(
-                    choice, self.op.reference, call.problem, call.place, misses=tuple(misses), conditions=narrow
-                )
+                narrow = passed if call.problem.traits["aligned"] else (*passed, misaligned)
+                run = self.op.reference
+                yield Resolved(choice, run, call.problem, call.place, None, tuple(misses), narrow, makeshift)
                 return
             if reason := self._passed_over(call.place, candidate):
                 if forced is not None:
                     raise UnsupportedError(f"{candidate} is forced, but {reason}")
                 misses.append(f"{candidate}: {reason}")
+                passed = (determinism_asked,) if _not_deterministic_enough(candidate) else passed
                 continue
             try:
                 plan = build(self.op, candidate, call.problem, call.arguments, call.device)
-            except torch.OutOfMemoryError:
+            except NOT_FOR_US:
                 raise
             except Exception as fault:
-                misses.append(self.failed(call.place, candidate, fault, forced))
+                misses.append(self.failed(call.place, candidate, fault, forced, generation))
+                makeshift = makeshift or isinstance(fault, NotReadyError)
                 continue
-            conditions = conditions_of(candidate, call.problem, call.device)
-            yield Resolved(choice, plan.call, call.problem, call.place, plan, tuple(misses), conditions)
+            conditions = (*passed, *conditions_of(candidate, call.problem, call.device))
+            yield Resolved(choice, plan.call, call.problem, call.place, plan, tuple(misses), conditions, makeshift)
 
     def _passed_over(self, place: Hashable, candidate: Candidate) -> str:
         if reason := self.aside.reason(place, candidate):
             return f"it was put aside: {reason}"
-        if not candidate.implementation.deterministic and torch.are_deterministic_algorithms_enabled():
+        if _not_deterministic_enough(candidate):
             return "it is not deterministic, which torch.use_deterministic_algorithms asks for"
         return ""
 
-    def failed(self, place: Hashable, candidate: Candidate, fault: Exception, forced: Forced | None) -> str:
+    def failed(
+        self, place: Hashable, candidate: Candidate, fault: Exception, forced: Forced | None, generation: int
+    ) -> str:
         """Put a candidate aside, unless it was merely not ready. A forced one raises instead."""
         if forced is not None:
             if isinstance(fault, RegistryError):
@@ -153,7 +170,11 @@ class Plans:
             raise UnsupportedError(f"{candidate} failed: {type(fault).__name__}: {fault}") from fault
         if isinstance(fault, NotReadyError):
             return f"{candidate} was not ready: {fault.message}"
-        return f"{candidate} was put aside: {self.aside.put(self.op.name, place, candidate, fault)}"
+        return f"{candidate} was put aside: {self.aside.put(self.op.name, place, candidate, fault, generation)}"
+
+
+def _not_deterministic_enough(candidate: Candidate) -> bool:
+    return not candidate.implementation.deterministic and torch.are_deterministic_algorithms_enabled()
 
 
 def place_of(arguments: Arguments) -> Hashable:

@@ -32,6 +32,10 @@ def _unusual_tensor(tensor: torch.Tensor) -> str:
         return f"a tensor has the layout {tensor.layout}"
     if tensor.is_neg() or tensor.is_conj():
         return "a tensor is a lazy negation or conjugate"
+    if tensor._is_zerotensor():
+        return "a tensor is autograd's zero without memory"
+    if tensor.data_ptr() == 0 and tensor.device.type != "meta" and tensor.numel() > 0:
+        return "a tensor's memory was freed"
     return ""
 
 

@@ -1,7 +1,12 @@
-"""torch's private parts that the hot path stands on: each tested at import, with a public way where the test fails."""
+"""torch's private parts that the hot path stands on: each tested at import, with a public way where the test fails.
+
+The tests run in a thread of their own: this module may be imported in inference mode, under autocast, within
+``torch.device("meta")`` or while fake tensors are traced, all of which are states of the importing thread.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -58,22 +63,23 @@ def _observed(tensor: torch.Tensor) -> tuple[object, ...]:
     form = (type(tensor), tensor.dtype, tensor.layout, tensor.device, tensor.requires_grad, tensor.is_inference())
     if tensor.layout != torch.strided:
         return (*state, *form)
-    return (*state, *form, tensor.is_neg(), tensor.is_conj(), tensor.shape, tensor.stride())
+    return (*state, *form, tensor.is_neg(), tensor.is_conj(), tensor._is_zerotensor(), tensor.shape, tensor.stride())
 
 
 def _native_guard_works() -> bool:
-    x, y = torch.empty(2, 3), torch.empty(3)
+    empty = partial(torch.empty, dtype=torch.float32, device="cpu")
+    x, y = empty(2, 3), empty(3)
     subclass = type("_Subclass", (torch.Tensor,), {})
     refused = [
         x.t().contiguous().t(),
-        torch.empty(4, 3),
+        empty(4, 3),
         x.double(),
         x.clone().requires_grad_(),
         x.as_subclass(subclass),
     ]
     try:
         check = native_guard(x, y)
-        if not check(x, y) or not check(torch.empty(2, 3), torch.empty(3)) or any(check(bad, y) for bad in refused):
+        if not check(x, y) or not check(empty(2, 3), empty(3)) or any(check(bad, y) for bad in refused):
             return False
         with torch.inference_mode():
             if check(x, y):
@@ -150,8 +156,16 @@ def _native_allocator_works() -> bool:
         return False
 
 
-NATIVE_GUARD = _native_guard_works()
-NATIVE_ALLOCATOR = _native_allocator_works()
+def _in_clean_thread(test: Callable[[], bool]) -> bool:
+    passed: list[bool] = []
+    thread = threading.Thread(target=lambda: passed.append(test()), name="registry-self-test")
+    thread.start()
+    thread.join()
+    return passed == [True]
+
+
+NATIVE_GUARD = _in_clean_thread(_native_guard_works)
+NATIVE_ALLOCATOR = _in_clean_thread(_native_allocator_works)
 
 
 def tensor_guard(*tensors: torch.Tensor) -> Check:
@@ -168,3 +182,8 @@ def allocator(spec: TensorSpec) -> Allocate:
 
 current_cuda_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 """Index of this thread's current GPU."""
+
+stream_capturing: Callable[[], bool] = getattr(
+    torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+)
+"""Whether the current stream of this thread's current GPU is being captured; CUDA must be in use."""

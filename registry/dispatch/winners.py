@@ -95,18 +95,29 @@ class Winners:
         return found
 
     def _read(self, op: Op, device: Device) -> OpWinners:
-        from tuning_db import Store
-
         try:
+            from tuning_db import Store
+
             with Store.open(self.database, create=False, migrate=False) as store:
                 decisions = store.winners(op=op.name, hardware=device.hardware(), regime=REGIME)
         except MissingDatabaseError:
             return OpWinners()
-        except TuningDBError as fault:
-            return OpWinners(fault=str(fault))
+        except _database_faults() as fault:
+            shown = str(fault) if isinstance(fault, TuningDBError) else f"{type(fault).__name__}: {fault}"
+            return OpWinners(fault=shown)
         software = dict(device.software())
 
         def rank(decision: Decision) -> tuple[bool, bool]:
             return decision.problem.op_version != op.version, dict(decision.environment.software) != software
 
         return OpWinners(tuple(sorted(decisions, key=rank)))
+
+
+def _database_faults() -> tuple[type[Exception], ...]:
+    """What a database, its driver or a row in it may raise: none of it is the caller's."""
+    faults = (TuningDBError, ImportError, OSError, ValueError, RuntimeError)
+    try:
+        from sqlalchemy.exc import SQLAlchemyError
+    except ImportError:
+        return faults
+    return (*faults, SQLAlchemyError)

@@ -65,8 +65,9 @@ class ProblemSearch:
         self.seconds = 0.0
         self.statuses: Counter[str] = Counter()
         self._budget = budget
-        self._trials = budget.most_trials
-        self._searcher = Searcher(plan, seeds=seeds, exhaust=self._trials, seed=seed)
+        # a stored winner is tried beside the budget and the wanted implementations: it is what has to be beaten
+        self._most = budget.most_trials + (stored is not None)
+        self._searcher = Searcher(plan, seeds=seeds, exhaust=budget.most_trials, seed=seed)
         self._medians: dict[str, tuple[float, Candidate]] = {}
         self._hopeless: dict[str, tuple[float, Candidate]] = {}
         self._uids: dict[str, str] = {}
@@ -74,14 +75,13 @@ class ProblemSearch:
         self._artifacts: dict[str, tuple[Artifact, ...]] = {}
         self._started = time.monotonic()
         if stored is not None:
-            # beside the budget and the wanted implementations: without it nobody could say what beats it
             self._searcher.reserve(stored)
             self.waiting.append(self._with_variants(stored))
 
     @property
     def candidates(self) -> int:
         """How many trials there will be at most, those that are known left out."""
-        return min(self._trials, max(self.done, self.plan.candidates - self._known))
+        return min(self._most, max(self.done, self.plan.candidates - self._known))
 
     @property
     def over(self) -> bool:
@@ -174,7 +174,7 @@ class ProblemSearch:
     def _may_ask(self) -> int:
         if self.seconds >= self._budget.device_seconds or self._searcher.size == 0:
             return 0
-        return max(0, self._trials - self.done - len(self.waiting) - self.on_device)
+        return max(0, self._most - self.done - len(self.waiting) - self.on_device)
 
     def _with_variants(self, candidate: Candidate) -> Waiting:
         try:

@@ -224,5 +224,15 @@ def test_the_fingerprint_covers_the_kernels_of_the_class_and_ignores_comments() 
     assert of("void f() {}") != of("void f() { return; }")
 
 
+def test_the_fingerprint_covers_the_kernels_of_base_classes() -> None:
+    def of(source: str) -> str:
+        base: type[Probe] = type("Base", (Probe,), {"KERNEL": CppKernel(source, "f")})
+        other: type[Probe] = type("Other", (base,), {})
+        return other().fingerprint()
+
+    assert of("void f() {}") == of("void f() {} // nothing")
+    assert of("void f() {}") != of("void f() { return; }")
+
+
 def test_the_systems_compiler_is_found_once() -> None:
     assert find_compiler() is find_compiler()

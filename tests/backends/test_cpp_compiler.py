@@ -19,7 +19,7 @@ extern "C" __attribute__((visibility("default"))) int answer() { return VALUE; }
 """
 
 
-def unit(value: int = 42, comment: str = "") -> str:
+def unit(value: int | str = 42, comment: str = "") -> str:
     """A small library's text."""
     return f"#define VALUE {value}\n// {comment}\n{SOURCE}"
 
@@ -44,10 +44,10 @@ def test_a_built_library_is_loaded_and_private(cache: Path) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_the_key_is_tokens_macros_flags_and_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_the_exact_text_the_flags_and_the_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = build(unit(), (), "answer")
     written = first.stat().st_mtime_ns
-    assert build(unit(comment="a comment changes nothing"), (), "answer") == first
+    assert build(unit(), (), "answer") == first
     assert first.stat().st_mtime_ns == written
     others = {build(unit(43), (), "answer"), build(unit(), ("-O1",), "answer")}
     monkeypatch.setenv(
@@ -55,6 +55,9 @@ def test_the_key_is_tokens_macros_flags_and_compiler(cache: Path, monkeypatch: p
     )
     assert first not in others
     assert len(others) == 2
+    # characters that a C++ tokeniser may take for a comment or a string
+    slashes = [build(unit(f"'{sign}' + '/*' + 0*'*/'"), (), "answer") for sign in "ab"]
+    assert len({first, *slashes}) == 3
     if "march" in os.environ["CXX"]:
         # the flag is part of the command, and so of the compiler's identity
         assert build(unit(), (), "answer") not in {first, *others}
@@ -94,16 +97,37 @@ def test_a_cache_that_someone_else_owns_is_refused(cache: Path, folder: str) -> 
     assert "KERNEL_REGISTRY_CACHE" in raised.value.hint
 
 
-def test_a_cache_that_others_could_write_to_is_made_private(cache: Path) -> None:
+def test_a_cache_that_others_can_write_to_is_refused(cache: Path) -> None:
     build(unit(), (), "answer")
     (cache / "cpp").chmod(0o777)
-    build(unit(), (), "answer")
-    assert stat.S_IMODE((cache / "cpp").stat().st_mode) == 0o700
+    with pytest.raises(RegistryError, match=r"cpp can be written to by others \(mode 0777\)") as raised:
+        build(unit(), (), "answer")
+    assert "chmod go-w" in raised.value.hint
 
 
-def test_a_link_in_place_of_the_cache_is_refused(cache: Path, tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
+def test_a_permissive_umask_makes_no_folder_that_others_can_write_to(cache: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        path = build(unit(), (), "answer")
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (cache, cache / "cpp", path.parent)} == {0o700}
+
+
+def test_the_root_may_be_a_link_to_a_folder_that_is_ones_own(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
     cache.symlink_to(tmp_path / "elsewhere")
+    path = build(unit(), (), "answer")
+    assert path.is_relative_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").chmod(0o770)
+    with pytest.raises(RegistryError, match="elsewhere can be written to by others"):
+        build(unit(), (), "answer")
+
+
+def test_a_link_inside_the_cache_is_refused(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    cache.mkdir(mode=0o700)
+    (cache / "cpp").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(RegistryError, match="not a folder"):
         build(unit(), (), "answer")
 

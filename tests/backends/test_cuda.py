@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import struct
+import time
+import types
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +131,8 @@ def test_too_much_shared_memory_is_out_of_resources(shared: int, dynamic: int) -
     )
     with pytest.raises(OutOfResourcesError, match="shared"):
         implementation.compile(variant(implementation, block=32), H200.target)
+    assert shared_limit(Target("cuda", "sm_110")) == shared_limit(Target("cuda", "sm_90a")) == 227 * 1024
+    assert shared_limit(Target("cuda", "sm_999")) == 99 * 1024
     assert shared_limit(H200.target) == 227 * 1024 > shared_limit(Target("cuda", "sm_86"))
 
 
@@ -153,17 +158,18 @@ def test_a_damaged_cache_entry_is_made_again(own_cache: Path, damage: bytes) -> 
     assert nvrtc.read(Path(first.path)) is not None
 
 
-def test_the_cache_key_ignores_comments_and_knows_everything_else() -> None:
+def test_the_cache_key_is_the_exact_text_and_everything_else() -> None:
     base = nvrtc.Source(SCALE, "scale", {"BLOCK": 128}, "sm_90a")
-    same = nvrtc.Source(SCALE.replace("// y = FACTOR * x", "/* other words */\n"), "scale", {"BLOCK": 128}, "sm_90a")
-    assert same.key == base.key
+    assert nvrtc.Source(SCALE, "scale", {"BLOCK": 128}, "sm_90a").key == base.key
     others = [
         nvrtc.Source(SCALE.replace("factor * x", "factor + x"), "scale", {"BLOCK": 128}, "sm_90a"),
+        nvrtc.Source("#define F(x)\n" + SCALE, "scale", {"BLOCK": 128}, "sm_90a"),
+        nvrtc.Source("#define F (x)\n" + SCALE, "scale", {"BLOCK": 128}, "sm_90a"),
         nvrtc.Source(SCALE, "scale", {"BLOCK": 256}, "sm_90a"),
         nvrtc.Source(SCALE, "scale", {"BLOCK": 128}, "sm_80"),
         nvrtc.Source(SCALE, "scale", {"BLOCK": 128}, "sm_90a", {"maxrregcount": 32}),
     ]
-    assert len({source.key for source in (base, *others)}) == 5
+    assert len({source.key for source in (base, *others)}) == 7
 
 
 def test_options_reach_the_compiler() -> None:
@@ -256,3 +262,77 @@ def test_unknown_and_textual_arguments_are_refused() -> None:
         launch = Launch(CudaKernel("", "k"), (1,), args, options={"block": 32})
         with pytest.raises(InvalidDefinitionError, match=text):
             cuda_launch.Layout(["k"], [launch], signature(8, mode="tanh"))
+
+
+class _Driver:
+    """The calls of the CUDA driver that a load makes; the only part that this machine lacks."""
+
+    class CUfunction_attribute:  # noqa: N801 - the driver's name
+        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = "shared"
+        CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = "cluster"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.loads = 0
+
+    def CUdevice(self, device: int) -> int:  # noqa: N802 - the driver's name
+        return device
+
+    def cuKernelSetAttribute(self, *call: Any) -> tuple[int]:  # noqa: N802 - the driver's name
+        self.calls.append(call)
+        return (0,)
+
+    def cuKernelGetFunction(self, handle: int) -> tuple[int]:  # noqa: N802 - the driver's name
+        return (0,)
+
+    def from_cubin(self, code: bytes) -> _Driver:
+        self.loads += 1
+        time.sleep(0.02)
+        return self
+
+    def get_kernel(self, symbol: str) -> Any:
+        return types.SimpleNamespace(handle=0xABC0 + self.loads)
+
+    def set_current(self) -> None: ...
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> _Driver:
+    made = _Driver()
+    monkeypatch.setattr(cuda_launch, "_bindings", lambda: made)
+    monkeypatch.setattr("cuda.core.ObjectCode", made)
+    monkeypatch.setattr("cuda.core.Device", lambda device: made)
+    return made
+
+
+def test_a_loaded_kernel_stays_and_is_loaded_once(own_cache: Path, driver: _Driver) -> None:
+    path = Path(Scale().compile(variant(Scale()), H200.target).path)
+    content = path.read_bytes()
+    path.unlink()
+    assert cuda_launch.load(str(path), 0) is None
+    path.write_bytes(content)
+    with ThreadPoolExecutor(4) as pool:
+        kernels = list(pool.map(lambda _: cuda_launch.load(str(path), 0), range(4)))
+    assert kernels[0] is not None
+    assert all(kernel is kernels[0] for kernel in kernels)
+    assert driver.loads == 1
+    # another artifact that is gone is made again, and nothing that is loaded is dropped for it
+    other = Scale().compile(variant(Scale(), block=64), H200.target)
+    Path(other.path).unlink()
+    assert Scale()._load(other, H200).handle != kernels[0].handle
+    path.unlink()
+    assert cuda_launch.load(str(path), 0) is kernels[0]
+
+
+def test_a_limit_that_another_plan_needs_is_not_lowered(driver: _Driver) -> None:
+    kernel = cuda_launch.Kernel(0xDEF0, types.SimpleNamespace(handle=0xDEF0))
+
+    def allow(shared: int, device: int = 0) -> None:
+        launch = Launch(CudaKernel("", "k"), (1,), (), options={"block": 32}, shared_bytes=shared)
+        cuda_launch.allow(kernel, launch, device)
+
+    for shared in (0, 40_000, 200_000, 100_000, 200_000):
+        allow(shared)
+    allow(100_000, device=1)
+    assert driver.calls == [("shared", size, 0xDEF0, device) for size, device in
+                            ((40_000, 0), (200_000, 0), (100_000, 1))]  # fmt: skip

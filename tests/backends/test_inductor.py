@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +86,52 @@ def test_compiling_again_finds_the_file() -> None:
     written = Path(first.path).stat().st_mtime_ns
     assert Compiled().compile(variant, CPU.target) == first
     assert Path(first.path).stat().st_mtime_ns == written
+
+
+class _Inductor:
+    """Records what two threads that compile at once see of each other."""
+
+    def __init__(self) -> None:
+        self.meeting = threading.Barrier(2)
+        self.seen: list[int] = []
+        self.paths: list[str] = []
+        self.fault: Exception | None = None
+
+    def standalone_compile(self, graph: Any, fakes: Any, **options: Any) -> _Inductor:
+        from torch._inductor import config
+
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.meeting.wait(timeout=0.2)
+        self.seen.append(config.cpp.threads)
+        return self
+
+    def save(self, path: str, **_: str) -> None:
+        self.paths.append(path)
+        Path(path).write_text("artifact")
+        if self.fault:
+            raise self.fault
+
+
+def test_threads_that_compile_at_once_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inductor, file = _Inductor(), tmp_path / "saved.bin"
+    monkeypatch.setattr(inductor_artifact, "_inductor", lambda: inductor)
+    spec = TensorSpec.contiguous((4,), torch.float32)
+
+    def compiled(threads: int) -> bool:
+        return inductor_artifact.compile_to_file(torch.sin, [spec], threads, file)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(compiled, (3, 5))) == [True, True]
+    assert sorted(inductor.seen) == [3, 5]
+    assert len(set(inductor.paths)) == 2
+    assert list(tmp_path.iterdir()) == [file]
+    file.unlink()
+    inductor.fault = OSError("the disk is full")
+    with pytest.raises(OSError, match="disk is full"):
+        compiled(1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_shapes_are_told_apart_and_equal_ones_are_not() -> None:

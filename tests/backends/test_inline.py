@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -66,7 +67,37 @@ def test_a_function_is_built_once_and_loaded_by_another_process() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[12.0, 12.0]"
-    assert [path.suffix for path in Path(artifact.path).parent.iterdir()] == [".so"]
+    assert {path.suffix for path in Path(artifact.path).parent.iterdir()} == {".so"}
+
+
+def test_a_damaged_module_or_another_compiler_means_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if reasons := inline.missing(with_cuda=False):
+        pytest.skip("; ".join(reasons))
+
+    def built(variant: Variant, target: Any, name: str, folder: str) -> ModuleType:
+        module = ModuleType(name)
+        module.__file__ = str(Path(folder) / "module.so")
+        Path(module.__file__).write_bytes(b"what a compiler takes 16 s for")
+        builds.append(name)
+        return module
+
+    builds: list[str] = []
+    monkeypatch.setenv("KERNEL_REGISTRY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(inline, "_build", built)
+    made = variant(Squared(), {"FACTOR": 5})
+    path = inline.built_module(made, CPU.target)
+    assert inline.built_module(made, CPU.target) == path
+    assert len(builds) == 1
+    path.write_bytes(b"half")
+    with pytest.raises(CompileError, match="gone or damaged"):
+        inline.load_module(str(path))
+    assert inline.built_module(made, CPU.target) == path
+    assert len(builds) == 2
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\necho 'c++ (another version) 99.1'\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert inline.built_module(made, CPU.target) != path
 
 
 class _Module:

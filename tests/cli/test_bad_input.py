@@ -30,6 +30,9 @@ def assert_refused(told: Told, message: str, hint: str) -> None:
     [
         (["--op", "sofmax"], "unknown op 'sofmax'", "did you mean softmax?"),
         (["--op", "softmax"], "no shapes for softmax", "the file has: square"),
+        (["--op", ""], "--op names nothing", "leave --op out for all"),
+        (["--implementations", ","], "--implementations names nothing", "leave --implementations out for all"),
+        (["--device", ""], "'' is not a device", "expected cpu, cuda or cuda:INDEX"),
         (["--implementations", "torch.nativ"], "unknown implementation of square 'torch.nativ'", "torch.native"),
         (["--device", "cuda:77"], "cuda:77", "use "),
         (["--device", "gpu"], "'gpu' is not a device", "expected cpu, cuda or cuda:INDEX"),

@@ -81,6 +81,7 @@ def test_explain_needs_no_data(command: Command) -> None:
         (["softmax", "rows=1", "cols=8", "dtype=float32", "depth=3"], "unknown dimension of softmax 'depth'"),
         (["softmax", "rows=0", "cols=8", "dtype=float32"], "rows must be a positive integer"),
         (["softmax", "rows=1"], "dimensions missing: cols, dtype"),
+        (["softmax", "rows=1", "rows=2", "cols=8", "dtype=float32"], "rows was given twice"),
     ],
 )
 def test_explain_refuses(command: Command, arguments: list[str], message: str) -> None:
@@ -104,6 +105,26 @@ def test_results_shows_the_winners(command: Command, database: Path) -> None:
 def test_results_can_be_narrowed(command: Command, database: Path) -> None:
     for arguments in (["--op", "softmax"], ["--device", "cpu"], ["--device", "cpu", "--trials"]):
         assert json.loads(command("registry", "results", "--db", database, "--json", *arguments).out) == []
+
+
+def test_an_op_that_is_neither_installed_nor_stored_is_refused(
+    command: Command, database: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "results.jsonl"
+    for arguments in (["results"], ["results", "--trials"], ["export", file]):
+        told = command("registry", *arguments, "--db", database, "--op", "sofmax")
+        assert told.code == 2
+        assert "unknown op 'sofmax'" in told.err
+        assert "did you mean softmax?" in told.err
+    assert not file.exists()
+
+
+def test_import_tells_file_and_line(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "slip.jsonl"
+    file.write_text("no export\n")
+    told = command("registry", "import", file, "--db", tmp_path / "other.db")
+    assert told.code == 2
+    assert "slip.jsonl, line 1: " in told.err
 
 
 def test_results_shows_every_trial_a_line_each(command: Command, database: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 
-from registry import InvalidArgumentError, UnknownNameError, quantize
+from registry import CompileError, DispatchWarning, InvalidArgumentError, UnknownNameError, UnsupportedError, quantize
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.table import Entry, Table
+from registry.errors import NotReadyError
 
 
 @pytest.fixture
@@ -258,6 +260,20 @@ def test_a_first_misaligned_call_does_not_bind_aligned_ones(dispatcher: Dispatch
     assert len(aligned.runs) == 1
 
 
+def test_zeros_without_memory_and_freed_tensors_reach_no_kernel(dispatcher: Dispatcher, one: Any) -> None:
+    check(dispatcher, torch.randn(4, 8))
+    zero = torch._efficientzerotensor((4, 8))
+    for _ in range(2):
+        check(dispatcher, zero)
+    freed = torch.randn(5, 8)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="not allocated"):
+        dispatcher.call("softmax", freed)
+    assert len(one.runs) == 1
+    with dispatcher.using(softmax="a.one"), pytest.raises(UnsupportedError, match="zero without memory"):
+        dispatcher.call("softmax", zero)
+
+
 # --- tables and threads
 
 
@@ -287,6 +303,49 @@ def test_what_was_resolved_before_the_table_was_cleared_is_not_added() -> None:
     table.clear()
     table.add(1, torch.Size([1]), Entry(lambda *given: True, print, (), None, None), generation)
     assert not len(table)
+
+
+@pytest.mark.parametrize("fault", [None, CompileError("late")])
+def test_what_was_resolved_before_forget_is_not_kept(
+    dispatcher: Dispatcher, told: Any, fault: CompileError | None
+) -> None:
+    x, better = torch.randn(4, 8), told("a.better", 5.0)
+
+    def forget(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        slow._behaviour["result"] = torch.softmax
+        dispatcher.register(better)
+        if fault is not None:
+            raise fault
+        return torch.softmax(tensor, dim)
+
+    slow = told("a.slow", 1.0, result=forget)
+    dispatcher.register(slow)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DispatchWarning)
+        check(dispatcher, x)
+    check(dispatcher, x, dim=-1)
+    check(dispatcher, x)
+    assert len(better.runs) == 2
+    with dispatcher.using(softmax="a.slow"):
+        check(dispatcher, x)
+
+
+def test_using_for_another_op_leaves_the_fallback_on(dispatcher: Dispatcher, one: Any, told: Any) -> None:
+    steady = told("a.steady", -5.0)
+    dispatcher.register(steady)
+    dispatcher.register(told("a.add", op="vector_add", result=torch.add))
+    x = torch.randn(4, 8)
+    check(dispatcher, x)
+    one._behaviour["run_fault"] = NotReadyError("not now")
+    with dispatcher.using(vector_add="a.add"):
+        check(dispatcher, x)
+    assert len(steady.runs) == 1
+    one._behaviour["run_fault"] = None
+    with dispatcher.using(softmax="a.one"):
+        check(dispatcher, x)
+        one._behaviour["run_fault"] = NotReadyError("not now")
+        with pytest.raises(NotReadyError, match="not now"):
+            dispatcher.call("softmax", x)
 
 
 def test_threads_share_plans_and_using_stays_in_its_thread(dispatcher: Dispatcher, one: Any, told: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -34,6 +36,7 @@ REFUSED: dict[str, Callable[[], torch.Tensor]] = {
     "subclass": lambda: x().as_subclass(Subclass),
     "fake": lambda: FakeTensorMode().from_tensor(x()),
     "lazy negation": lambda: torch._neg_view(x()),
+    "zero without memory": lambda: torch._efficientzerotensor((4, 8)),
     "sparse": lambda: x().to_sparse(),
 }
 
@@ -78,6 +81,29 @@ def test_another_number_of_tensors_is_an_error_not_a_match(guard: Callable[..., 
 def test_this_torch_has_the_fast_ways() -> None:
     assert torch_private.NATIVE_GUARD
     assert torch_private.NATIVE_ALLOCATOR
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "torch.inference_mode()",
+        "torch.autocast('cpu')",
+        "torch.device('meta')",
+        "FakeTensorMode()",
+        "doubles()",
+    ],
+)
+def test_the_fast_ways_do_not_depend_on_where_the_import_stands(state: str) -> None:
+    code = (
+        "import torch, contextlib\n"
+        "from torch._subclasses.fake_tensor import FakeTensorMode\n"
+        "doubles = lambda: contextlib.nullcontext(torch.set_default_dtype(torch.float64))\n"
+        f"with {state}:\n"
+        "    from registry.dispatch import torch_private\n"
+        "print(torch_private.NATIVE_GUARD, torch_private.NATIVE_ALLOCATOR)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]
 
 
 @pytest.mark.parametrize("allocator", [native_allocator, public_allocator])

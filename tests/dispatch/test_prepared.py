@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -10,8 +12,10 @@ import torch
 
 from registry import Config, Device, Implementation, Problem
 from registry.artifact import Built
+from registry.discovery import Catalog
+from registry.dispatch import prepared
 from registry.dispatch.dispatcher import Dispatcher
-from registry.dispatch.prepared import prepared_bytes
+from registry.dispatch.prepared import forget_prepared, prepared_bytes
 from registry.errors import NotReadyError
 from registry.implementation import Run
 
@@ -25,6 +29,7 @@ class Doubled(Implementation):
     def __init__(self, name: str, as_view: bool = False) -> None:
         self.name = name
         self.made = 0
+        self.seen: list[torch.Tensor] = []
         self._as_view = as_view
 
     def prepared(self, problem: Problem, config: Config) -> dict[str, tuple[str, ...]]:
@@ -40,6 +45,7 @@ class Doubled(Implementation):
 
         def run(outputs: tuple[torch.Tensor, ...], values: tuple[Any, ...], scratch: tuple[torch.Tensor, ...]) -> None:
             x, _, eps, prepared = values
+            self.seen = [prepared]
             outputs[0].copy_(torch.nn.functional.rms_norm(x, x.shape[-1:], prepared / scale, eps))
 
         return run
@@ -117,12 +123,133 @@ def test_inference_tensors_are_answered_by_something_else(dispatcher: Dispatcher
     assert doubled.made == 0
 
 
-def test_a_plan_that_is_not_ready_on_a_hit_gives_way(dispatcher: Dispatcher, told: Any) -> None:
-    moody = told("a.moody", 5.0)
+def test_a_changed_weight_refills_the_memory_that_a_graph_may_read(dispatcher: Dispatcher, doubled: Doubled) -> None:
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    dispatcher.call("rms_norm", x, weight)
+    read_by_a_graph = doubled.seen[0]
+    weight.mul_(3)
+    dispatcher.call("rms_norm", x, weight)
+    assert doubled.seen[0].data_ptr() == read_by_a_graph.data_ptr()
+    torch.testing.assert_close(read_by_a_graph, weight * 2)
+
+
+def test_a_tensor_prepared_in_inference_mode_is_refilled_outside_of_it(
+    dispatcher: Dispatcher, doubled: Doubled
+) -> None:
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    with torch.inference_mode():
+        dispatcher.call("rms_norm", x, weight)
+    weight.mul_(3)
+    torch.testing.assert_close(dispatcher.call("rms_norm", x, weight), expected(x, weight))
+    assert not doubled.seen[0].is_inference()
+    assert doubled.made == 2
+
+
+def test_forget_keeps_only_what_a_graph_reads(
+    dispatcher: Dispatcher, doubled: Doubled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_prepared()
+    before = prepared_bytes()
+    x, plain, captured = torch.randn(3, 8), torch.randn(8), torch.randn(8)
+    for weight in (plain, captured):
+        dispatcher.call("rms_norm", x, weight)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepared, "_capturing", lambda tensor: True)
+        dispatcher.call("rms_norm", x, captured)
+    memory = weakref.ref(doubled.seen.pop().untyped_storage())
+    assert prepared_bytes() == before + 64
+    dispatcher.forget()
+    assert prepared_bytes() == before + 32
+    captured.mul_(2)
+    torch.testing.assert_close(dispatcher.call("rms_norm", x, captured), expected(x, captured))
+    assert doubled.seen[0].untyped_storage() is memory()
+    doubled.seen.clear()
+    del captured, weight
+    gc.collect()
+    assert prepared_bytes() == before
+    assert memory() is None
+
+
+def test_implementations_of_one_name_do_not_share(dispatcher: Dispatcher, doubled: Doubled) -> None:
+    class Tripled(Doubled):
+        def prepare(self, name: str, values: tuple[Any, ...], problem: Problem, config: Config) -> torch.Tensor:
+            self.made += values[0].device.type != "meta"
+            return values[0] * 3  # type: ignore[no-any-return]
+
+        def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+            def run(outputs: tuple[torch.Tensor, ...], values: tuple[Any, ...], scratch: Any) -> None:
+                x, _, eps, tripled = values
+                outputs[0].copy_(torch.nn.functional.rms_norm(x, x.shape[-1:], tripled / 3, eps))
+
+            return run
+
+    other = Dispatcher(Catalog(entry_points=()))
+    other.register(Tripled("a.doubled"))
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    for one in (dispatcher, other, dispatcher):
+        torch.testing.assert_close(one.call("rms_norm", x, weight), expected(x, weight))
+
+
+def test_a_weight_may_die_while_another_is_prepared(dispatcher: Dispatcher) -> None:
+    """The finalizer of a storage runs wherever garbage is collected, also where nothing may wait."""
+    before = prepared_bytes()
+    weights = [torch.randn(8) for _ in range(2)]
+    x = torch.randn(3, 8)
+
+    class Meanwhile(Doubled):
+        def prepare(self, name: str, values: tuple[Any, ...], problem: Problem, config: Config) -> torch.Tensor:
+            if values[0].device.type != "meta" and self.made:
+                thread = threading.Thread(target=weights.clear)
+                thread.start()
+                thread.join(timeout=20)
+                assert not thread.is_alive(), "the finalizer waits for the thread that prepares"
+            return super().prepare(name, values, problem, config)
+
+    dispatcher.register(Meanwhile("a.meanwhile"))
+    dispatcher.call("rms_norm", x, weights[0])
+    last = torch.randn(8)
+    torch.testing.assert_close(dispatcher.call("rms_norm", x, last), expected(x, last))
+    assert prepared_bytes() == before + 32
+
+
+def test_weights_of_inference_mode_do_not_bind_ordinary_ones(dispatcher: Dispatcher, told: Any) -> None:
+    doubled = Doubled("a.doubled")
+    dispatcher.register(doubled)
+    dispatcher.register(told("a.plain", -9.0, op="rms_norm", result=lambda x, weight, eps: expected(x, weight)))
+    x = torch.randn(3, 8)
+    with torch.inference_mode():
+        foreign = torch.randn(8)
+    for _ in range(2):
+        torch.testing.assert_close(dispatcher.call("rms_norm", x, foreign), expected(x, foreign))
+    assert dispatcher.bound("rms_norm").misses == 1
+    weight = torch.randn(8)
+    dispatcher.call("rms_norm", x, weight)
+    assert dispatcher.explain("rms_norm", x, weight).implementation == "a.doubled"
+    assert doubled.made == 1
+
+
+def test_what_stood_in_for_a_candidate_that_was_not_ready_is_not_kept(dispatcher: Dispatcher, told: Any) -> None:
+    moody = told("a.moody", 5.0, run_fault=NotReadyError("not now"))
     dispatcher.register(moody)
     dispatcher.register(told("a.steady"))
+    x = torch.randn(4, 8)
+    for _ in range(2):
+        torch.testing.assert_close(dispatcher.call("softmax", x), torch.softmax(x, -1))
+    moody._behaviour["run_fault"] = None
+    dispatcher.call("softmax", x)
+    assert len(moody.runs) == 1
+    assert dispatcher.explain("softmax", x).implementation == "a.moody"
+
+
+def test_a_plan_that_is_not_ready_on_a_hit_gives_way(dispatcher: Dispatcher, told: Any) -> None:
+    moody, steady = told("a.moody", 5.0), told("a.steady")
+    dispatcher.register(moody)
+    dispatcher.register(steady)
     x = torch.randn(4, 8)
     dispatcher.call("softmax", x)
     moody._behaviour["run_fault"] = NotReadyError("not now")
     torch.testing.assert_close(dispatcher.call("softmax", x), torch.softmax(x, -1))
-    assert dispatcher.explain("softmax", x).implementation == "a.steady"
+    dispatcher.catalog.register(Doubled("a.other"))
+    with dispatcher.using(rms_norm="a.other"):
+        torch.testing.assert_close(dispatcher.call("softmax", x), torch.softmax(x, -1))
+    assert len(steady.runs) == 2

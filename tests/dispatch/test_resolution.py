@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from registry import CompileError, DispatchWarning, InvalidArgumentError, UnknownNameError, UnsupportedError
+from registry import (
+    CompileError,
+    DispatchWarning,
+    InvalidArgumentError,
+    Op,
+    OutOfResourcesError,
+    Problem,
+    UnknownNameError,
+    UnsupportedError,
+)
+from registry.contract import Floor, Tolerance
+from registry.dispatch.aside import Aside
 from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.plan import Candidate
 
 DIMS = {"rows": 8, "cols": 16, "dtype": "float32"}
+
+INCREMENT = Op(
+    name="acme::increment",
+    schema="acme::increment(Tensor(a!) x) -> Tensor y",
+    version=1,
+    reference=lambda x: x.add_(1).clone(),
+    fake=torch.empty_like,
+    problem=lambda arguments: Problem(
+        "acme::increment", {"n": arguments.tensors["x"].numel}, {"aligned": True, "contiguous": True}
+    ),
+    inputs=lambda problem, kind, generator: (torch.zeros(int(problem.n)),),
+    floor=lambda problem: Floor(0, 0),
+    tolerance=Tolerance({}, {}, lambda problem, reference: reference),
+    static=frozenset(),
+    dynamic=frozenset({"n"}),
+)
 
 
 @pytest.fixture
@@ -227,6 +259,34 @@ def test_an_unreadable_database_is_one_warning_and_defaults(
     assert (tmp_path / "bad.db").read_bytes() == b"not a database" * 100
 
 
+def test_a_row_that_is_no_json_is_one_warning_and_defaults(
+    dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor, tmp_path: Path
+) -> None:
+    dispatcher.register(told("a.tuned"))
+    publish(DIMS, "a.tuned", {"block": 4})
+    with closing(sqlite3.connect(tmp_path / "tuning.db")) as raw:
+        raw.execute("UPDATE candidate SET config = '{half'")
+        raw.commit()
+    with pytest.warns(DispatchWarning, match="winners are not used: JSONDecodeError"):
+        dispatcher.call("softmax", x)
+    assert who(dispatcher, x)[0] == "default"
+
+
+def test_a_database_library_that_cannot_be_imported_is_one_warning_and_defaults() -> None:
+    code = (
+        "import sys, warnings; sys.modules['sqlalchemy'] = None\n"
+        "import torch, registry\n"
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    print(registry.call('softmax', torch.zeros(2, 2)).tolist())\n"
+        "print([str(one.message)[:42] for one in seen if issubclass(one.category, registry.DispatchWarning)])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "[[0.5, 0.5], [0.5, 0.5]]",
+        "['winners are not used: ModuleNotFoundError:']",
+    ]
+
+
 def test_a_missing_database_is_silent_and_not_made(dispatcher: Dispatcher, x: torch.Tensor, tmp_path: Path) -> None:
     dispatcher.configure(database=str(tmp_path / "none.db"))
     dispatcher.call("softmax", x)
@@ -242,6 +302,60 @@ def test_nondeterministic_code_is_passed_over_when_determinism_is_asked(
     torch.use_deterministic_algorithms(True)
     assert who(dispatcher, x)[0] == "reference"
     torch.use_deterministic_algorithms(False)
+
+
+def test_what_stood_in_while_determinism_was_asked_does_not_stay(
+    dispatcher: Dispatcher, told: Any, x: torch.Tensor, request: pytest.FixtureRequest
+) -> None:
+    atomic, exact = told("a.atomic", 5.0, deterministic=False), told("a.exact")
+    dispatcher.register(atomic)
+    dispatcher.register(exact)
+    request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
+    for wanted, name in [(True, "a.exact"), (False, "a.atomic")] * 2:
+        torch.use_deterministic_algorithms(wanted)
+        assert who(dispatcher, x)[1] == name
+    assert (len(atomic.runs), len(exact.runs)) == (4, 4)
+    assert dispatcher.bound("softmax").misses == 2
+
+
+def test_reasons_are_bounded(told: Any) -> None:
+    aside, candidate = Aside(most_reasons=3), Candidate(told("a.broken"), {})
+    with pytest.warns(DispatchWarning):
+        aside.put("softmax", 0, candidate, CompileError("no"), aside.generation)
+    for place in range(10):
+        aside.put("softmax", place, candidate, CompileError("no"), aside.generation)
+    assert [place for place in range(10) if aside.reason(place, candidate)] == [7, 8, 9]
+
+
+def test_a_broken_gpu_is_not_blamed_on_whoever_meets_it(dispatcher: Dispatcher, told: Any, x: torch.Tensor) -> None:
+    innocent = told("a.innocent", 5.0, run_fault=torch.AcceleratorError("an illegal memory access was encountered"))
+    dispatcher.register(innocent)
+    for _ in range(2):
+        with pytest.raises(torch.AcceleratorError):
+            dispatcher.call("softmax", x)
+    innocent._behaviour["run_fault"] = None
+    assert who(dispatcher, x)[1] == "a.innocent"
+
+
+@pytest.mark.parametrize("hit", [False, True])
+def test_an_op_that_mutates_is_not_tried_again_after_a_launch(dispatcher: Dispatcher, told: Any, hit: bool) -> None:
+    dispatcher.catalog.define(INCREMENT)
+    faults: list[Exception] = []
+
+    def launch_twice(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.add_(1)
+        if faults:
+            raise faults[0]
+        return tensor.clone()
+
+    dispatcher.register(told("a.twice", 5.0, op="acme::increment", result=launch_twice))
+    tensor = torch.zeros(4)
+    if hit:
+        dispatcher.call("acme::increment", tensor)
+    faults.append(OutOfResourcesError("the second launch was refused"))
+    with pytest.raises(OutOfResourcesError, match="second launch"):
+        dispatcher.call("acme::increment", tensor)
+    assert tensor.tolist() == [1.0 + hit] * 4
 
 
 def test_explain_builds_but_launches_nothing(dispatcher: Dispatcher, told: Any, x: torch.Tensor) -> None:

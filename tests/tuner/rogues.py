@@ -15,7 +15,7 @@ import registry
 from registry.artifact import Built
 from registry.device import Device
 from registry.implementation import Implementation, Run, Tensors
-from registry.problem import Problem
+from registry.problem import Problem, TensorSpec
 from registry.space import Config, Space
 
 KERNEL_REGISTRY_API = 1
@@ -129,6 +129,64 @@ class Chatters(Square):
         torch.mul(x, x, out=y)
 
 
+class ReturnsOneBuffer(Square):
+    """Right, but every call returns the same memory."""
+
+    name = "rogue.buffer"
+    returns_outputs = True
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        buffer = torch.empty(problem.n, dtype=problem.torch_dtype)
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> torch.Tensor:
+            return torch.mul(arguments[0], arguments[0], out=buffer)
+
+        return run
+
+
+class ChangesItLater(Square):
+    """Right, and negates its input from the twentieth call on: the square does not tell."""
+
+    name = "rogue.later"
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        calls = 0
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            nonlocal calls
+            calls += 1
+            torch.mul(arguments[0], arguments[0], out=outputs[0])
+            if calls > 20 and calls % 2:
+                arguments[0].neg_()
+
+        return run
+
+
+class CountsOnZeros(Square):
+    """Right only if its scratch happens to be zero."""
+
+    name = "rogue.scratch"
+
+    def scratch(self, problem: Problem, config: Config, device: Device) -> dict[str, TensorSpec]:
+        return {"total": TensorSpec.contiguous((problem.n,), problem.torch_dtype)}
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            scratch[0].addcmul_(arguments[0], arguments[0])
+            outputs[0].copy_(scratch[0])
+
+        return run
+
+
+class FailsToSay(Square):
+    """Raises where it should say what it supports."""
+
+    name = "rogue.mute"
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        raise RuntimeError("no idea")
+
+
 class Hangs(Square):
     """Never returns; only offered when a test asks for it, since it costs the whole time limit."""
 
@@ -145,5 +203,6 @@ class Hangs(Square):
 @registry.implements("square")
 def square_implementations() -> list[Implementation]:
     """All of them."""
-    kinds = (Honest, Zeros, ForgetsTheLast, ChangesItsInput, Wavers, Crashes, Exits, Raises, Chatters, Hangs)
-    return [kind() for kind in kinds]
+    refused = (Zeros, ForgetsTheLast, ChangesItsInput, ChangesItLater, ReturnsOneBuffer, CountsOnZeros, Wavers)
+    faulty = (Crashes, Exits, Raises, FailsToSay, Hangs)
+    return [kind() for kind in (Honest, Chatters, *refused, *faulty)]

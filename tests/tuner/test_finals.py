@@ -33,6 +33,22 @@ def test_a_clear_gain_replaces_the_incumbent_and_the_interval_holds_the_truth() 
     assert sum(verdict.ratio.low <= 1.2 <= verdict.ratio.high for verdict in verdicts) >= 45
 
 
+def test_a_huge_gain_wins_however_much_it_varies() -> None:
+    blocks = [
+        {"incumbent": [20.0 * gain] * ROUNDS, INCUMBENT_COPY: [20.0 * gain] * ROUNDS, "fast": [20.0] * ROUNDS}
+        for gain in (46.0, 5.0, 36.0)
+    ]
+    verdict = judge("incumbent", ["fast"], blocks, 0.01)
+    assert (verdict.winner, verdict.verdict) == ("fast", "replaced")
+    assert verdict.ratio.value == pytest.approx(36.0)
+
+
+def test_without_its_own_copy_the_incumbent_has_no_upper_bound() -> None:
+    blocks = [{"incumbent": [20.0] * ROUNDS, "slow": [40.0] * ROUNDS}] * BLOCKS
+    verdict = judge("incumbent", ["slow"], blocks, 0.0)
+    assert (verdict.winner, verdict.verdict, verdict.ratio.high) == ("incumbent", "kept", math.inf)
+
+
 def test_equal_challengers_are_ties() -> None:
     generator = np.random.default_rng(2)
     speed = {"incumbent": 1.0, "one": 1.0, "two": 1.0, "three": 1.0}

@@ -51,15 +51,14 @@ def statuses(events: list[Event]) -> dict[str, str]:
 
 def test_only_what_is_right_can_win_and_each_fault_has_its_status(rogues: Catalog, tmp_path: Path) -> None:
     database = tmp_path / "run.db"
-    names = ("honest", "zeros", "forgets", "mutates", "wavers", "crashes", "exits", "raises", "chatters")
+    refused = ("zeros", "forgets", "mutates", "later", "buffer", "scratch")
+    names = ("honest", *refused, "wavers", "crashes", "exits", "raises", "chatters", "mute")
     (result,), events = run(rogues, database, *names)
 
     assert statuses(events) == {
         "rogue.honest": "ok",
         "rogue.chatters": "ok",
-        "rogue.zeros": "wrong_result",
-        "rogue.forgets": "wrong_result",
-        "rogue.mutates": "wrong_result",
+        **{f"rogue.{name}": "wrong_result" for name in refused},
         "rogue.wavers": "nondeterministic",
         "rogue.crashes": "crash",
         "rogue.exits": "crash",
@@ -73,7 +72,7 @@ def test_only_what_is_right_can_win_and_each_fault_has_its_status(rogues: Catalo
     with Store.open(database) as store:
         stored = Counter(trial.status for trial in store.trials(op="square"))
         (winner,) = store.winners(op="square")
-    assert stored == Counter(ok=4, wrong_result=3, nondeterministic=1, crash=2, error=1)
+    assert stored == Counter(ok=4, wrong_result=6, nondeterministic=1, crash=2, error=1)
     assert winner.candidate.implementation == "rogue.honest"
     assert winner.trial_uid is not None
 
@@ -106,6 +105,7 @@ def test_a_hanging_candidate_costs_its_limit_and_nothing_else(
     rogues: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROGUE_HANGS", "1")
+    # the real limit would cost the test two minutes
     monkeypatch.setattr(children, "STEP_LIMITS_S", {**children.STEP_LIMITS_S, "verify": 2.0})
     (result,), events = run(rogues, tmp_path / "run.db", "honest", "hangs")
     assert statuses(events) == {"rogue.honest": "ok", "rogue.hangs": "timeout"}
@@ -134,6 +134,19 @@ def test_an_interrupted_run_keeps_what_it_measured_and_goes_on_later(rogues: Cat
     (result,), events = run(rogues, database, "honest")
     assert result.implementation == "rogue.honest"
     assert sum(isinstance(event, TrialDone) for event in events) == 3 - len(kept)
+
+
+def test_stored_trials_cost_no_budget(rogues: Catalog, tmp_path: Path) -> None:
+    database = tmp_path / "run.db"
+    run(rogues, database, "honest")
+    with Store.open(database) as store:
+        assert len(store.trials(op="square")) == 3
+    results = tune([PROBLEM], catalog=rogues, device=CPU, database=str(database), budget=Budget(trials=1),
+                   implementations=["rogue.chatters", "rogue.zeros"], retune=True)  # fmt: skip
+    with Store.open(database) as store:
+        tried = {trial.candidate.implementation for trial in store.trials(op="square")}
+    assert tried == {"rogue.honest", "rogue.chatters"}
+    assert results[0].implementation == "rogue.honest"
 
 
 def test_a_problem_that_does_not_fit_is_skipped_with_the_reason(rogues: Catalog, tmp_path: Path) -> None:

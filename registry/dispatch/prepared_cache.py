@@ -1,0 +1,139 @@
+"""Prepared tensors in memory: found by what they were made from, refilled when that changes, dropped with it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import torch
+
+Place = tuple[Hashable, ...]
+"""Who prepares what, from which memory."""
+
+Versions = tuple[int, ...]
+"""torch's version counters of the sources."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One prepared tensor. ``tensor`` holds for ``versions``; None while it is being refilled.
+
+    maker     the implementation: kept alive, since the place knows it by its id
+    captured  a CUDA graph may read the tensor at every replay, so that its memory must last as long as its sources
+    kept      former tensors that a graph may read
+    """
+
+    maker: object
+    tensor: torch.Tensor
+    versions: Versions | None = None
+    captured: bool = False
+    kept: list[torch.Tensor] = field(default_factory=list)
+
+    def renew(self, made: torch.Tensor, versions: Versions) -> None:
+        """Hold what was made anew, in the same memory where that is possible: graphs and other streams read it."""
+        self.versions = None
+        if self.tensor is not made:
+            if _fits(self.tensor, made):
+                self.tensor.copy_(made)
+            else:
+                if self.captured:
+                    self.kept.append(self.tensor)
+                self.tensor = made
+        if made.device.type == "cuda":
+            # it was made on this stream and will be read from any
+            torch.cuda.current_stream(made.device).synchronize()
+        self.versions = versions
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory that the entry holds."""
+        return sum(tensor.untyped_storage().nbytes() for tensor in (self.tensor, *self.kept))
+
+
+class PreparedCache:
+    """Entries by the memory they were made from; an entry dies with any of its sources' storages.
+
+    A source is known by its storage, so that views made anew for each call find the same entry, and is unchanged
+    while its version counter is, which views and ``detach()`` share.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._entries: dict[Place, Entry] = {}
+        self._places: dict[int, set[Place]] = {}
+        self._dead: deque[int] = deque()
+
+    def find(self, place: Place, versions: Versions) -> Entry | None:
+        """The entry of that place, if it holds for those versions."""
+        # a storage's id is free for another one as soon as it stands in here, so that no look may come before
+        if self._dead:
+            self._bury()
+        entry = self._entries.get(place)
+        return entry if entry is not None and entry.versions == versions else None
+
+    def put(
+        self, place: Place, maker: object, made: torch.Tensor, sources: tuple[torch.Tensor, ...], versions: Versions
+    ) -> Entry:
+        """Keep what ``maker`` made of ``sources``, or return what another thread has kept meanwhile."""
+        if any(made.untyped_storage() is source.untyped_storage() for source in sources):
+            made = made.clone()  # a view of its source would keep the source alive, and itself with it
+        with self._lock:
+            found = self.find(place, versions)
+            if found is not None:
+                return found
+            entry = self._entries.get(place) or Entry(maker, made)
+            entry.renew(made, versions)
+            self._hold(place, entry, sources)
+            return entry
+
+    def pin(self, place: Place, entry: Entry, sources: tuple[torch.Tensor, ...]) -> None:
+        """A graph is being captured with the entry's tensor: let it live as long as its sources, whatever happens."""
+        with self._lock:
+            entry.captured = True
+            held = self._entries.get(place, entry)
+            if held is not entry:
+                held.kept.append(entry.tensor)
+            self._hold(place, held, sources)
+
+    def clear(self) -> None:
+        """Drop everything that no graph may read, e.g. because there are other implementations now."""
+        with self._lock:
+            self._bury()
+            self._entries = {place: entry for place, entry in self._entries.items() if entry.captured or entry.kept}
+            for places in self._places.values():
+                places.intersection_update(self._entries)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all entries hold."""
+        with self._lock:
+            self._bury()
+            return sum(entry.nbytes for entry in list(self._entries.values()))
+
+    def _hold(self, place: Place, entry: Entry, sources: tuple[torch.Tensor, ...]) -> None:
+        self._entries[place] = entry
+        for source in sources:
+            storage = source.untyped_storage()
+            token = id(storage)
+            if token not in self._places:
+                self._places[token] = set()
+                # torch keeps the storage's Python object alive as long as its memory, also when only views are left.
+                # Garbage is collected at any point, also under the lock of another thread: so no lock in here
+                weakref.finalize(storage, self._dead.append, token).atexit = False
+            self._places[token].add(place)
+
+    def _bury(self) -> None:
+        with self._lock:
+            while self._dead:
+                for place in self._places.pop(self._dead[0], ()):
+                    self._entries.pop(place, None)
+                self._dead.popleft()  # last, so that nobody looks before the entries are gone
+
+
+def _fits(old: torch.Tensor, new: torch.Tensor) -> bool:
+    one, other = ((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in (old, new))
+    expanded = any(size > 1 and stride == 0 for size, stride in zip(old.shape, old.stride(), strict=True))
+    return one == other and not expanded
