@@ -99,13 +99,12 @@ def tune(
 
     catalog = _dispatcher.catalog
     contract = catalog.op(op)
-    wanted: list[Problem]
+    if isinstance(implementations, str):
+        implementations = (implementations,)
     if isinstance(problems, str | Path):
         wanted = load_shapes(problems, catalog, [op])[op]
     else:
-        wanted = [one if isinstance(one, Problem) else contract.problem_of(one) for one in problems]
-    if foreign := [str(one) for one in wanted if one.op != op]:
-        raise InvalidArgumentError(f"tune({op!r}): {foreign[0]} is a problem of another op")
+        wanted = [_problem(contract, one) for one in problems]
     place = Device.best() if device is None else device if isinstance(device, Device) else Device.of(device)
     results = run(
         wanted,
@@ -118,6 +117,18 @@ def tune(
     )
     _dispatcher.forget()
     return results
+
+
+def _problem(op: Op, given: Mapping[str, Value] | Problem) -> Problem:
+    if isinstance(given, Problem):
+        if given.op != op.name:
+            raise InvalidArgumentError(f"tune({op.name!r}): {given} is a problem of another op")
+        return given
+    if not isinstance(given, Mapping):
+        raise InvalidArgumentError(
+            f"tune({op.name!r}): {given!r} is no problem", hint="expected a list of mappings of dimensions, or a file"
+        )
+    return op.problem_of(given)
 
 
 __all__ = [

@@ -92,7 +92,7 @@ def parse(stream: Iterable[str]) -> Parsed:
     lines = _numbered(stream)
     first = next(lines, (1, None))[1]
     if not isinstance(first, HeaderLine):
-        raise ExchangeError("line 1: expected the header of an export", hint="make the file with `registry db export`")
+        raise ExchangeError("line 1: expected the header of an export", hint="make the file with `registry export`")
     if first.version != VERSION:
         hint = "upgrade kernel-registry, or export from a version that writes it"
         raise ExchangeError(f"line 1: format version {first.version}, this installation reads {VERSION}", hint=hint)

@@ -154,7 +154,7 @@ def _program_options(source: Source) -> Any:
         name=f"{re.sub(r'[^A-Za-z0-9_]', '_', source.name)}.cu",
         arch=source.architecture,
         std=options.get("std", "c++17"),
-        define_macro=[(name, macro(name, value)) for name, value in source.constants.items()],
+        define_macro=[(name, macro(name, value)) for name, value in source.constants.items()] or None,
         include_path=list(include_paths()),
         ptxas_options=["-v"],
         max_register_count=options.get("maxrregcount"),

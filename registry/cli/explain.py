@@ -10,7 +10,7 @@ import yaml
 
 from ..errors import InvalidArgumentError
 from . import text
-from .options import Database, DeviceName, Json, Plugins, catalog_with
+from .options import Database, DeviceName, Json, Plugins, catalog_with, check_database
 
 if TYPE_CHECKING:
     from ..contract import Op
@@ -35,6 +35,7 @@ def explain(
     from ..device import Device
     from ..dispatch.dispatcher import Dispatcher
 
+    check_database(db)
     there = Device.best() if device is None else Device.of(device)
     catalog = catalog_with(plugin)
     contract = catalog.op(op)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,3 +62,11 @@ def check_stored_op(op: str | None, store: Store) -> None:
     """Raises UnknownNameError for an op that is neither installed nor, from a plugin that is gone, in the database."""
     if op is not None and not store.trials(op=op):
         catalog_with(None).op(op)
+
+
+def check_database(url: str | None) -> None:
+    """Raise TuningDBError for a database that is there and cannot be used; one that is not there yet is none."""
+    from tuning_db import MissingDatabaseError, Store
+
+    with contextlib.suppress(MissingDatabaseError), Store.open(url, create=False, migrate=False):
+        pass

@@ -33,6 +33,8 @@ from .recording import Recorder
 RunBlocks = Callable[[Sequence[BlockJob]], Sequence[Answer]]
 
 _FLOOR = "floor"
+_DISTURBED = 3.0
+"""Finals that take so many times what the search took say more about the machine than about the candidates."""
 
 
 @dataclass
@@ -59,6 +61,13 @@ class _Final:
         for candidate in [*self.challengers, *others]:
             entrants.setdefault(candidate.key, (candidate, search.entrant(candidate)))
         return entrants
+
+    def disturbance(self, winner: str) -> str:
+        """Why the finals cannot be believed, "" when they can: something else kept the device busy."""
+        searched, decided = self.search.median_us(winner), _median(winner, self.blocks)
+        if searched is None or decided < _DISTURBED * searched:
+            return ""
+        return f"its finals were disturbed: {decided:.4g} µs for what took {searched:.4g} µs in the search"
 
 
 class Deciding:
@@ -139,9 +148,11 @@ class Deciding:
     def _decide(self, final: _Final, pairs: Sequence[tuple[float, float]]) -> Result:
         incumbent = final.incumbent.key
         if not any({incumbent, INCUMBENT_COPY} <= block.keys() for block in final.blocks):
-            return self._undecided(final)
+            return self._undecided(final, "no finals block was completed")
         noise = aa_noise(pairs, _median(incumbent, final.blocks))
         verdict = judge(incumbent, [candidate.key for candidate in final.challengers], final.blocks, noise)
+        if disturbed := final.disturbance(verdict.winner):
+            return self._undecided(final, disturbed)
         decision = self._decision(final, verdict)
         if not self._recorder.publish(decision, final.rows):
             self._observe(Note(f"{final.search.plan.problem}: another run published first; its winner stays"))
@@ -168,9 +179,9 @@ class Deciding:
             previous=final.previous.uid if final.previous else None,
         )
 
-    def _undecided(self, final: _Final) -> Result:
+    def _undecided(self, final: _Final, why: str) -> Result:
         plan = final.search.plan
-        self._observe(Note(f"{plan.problem}: no finals block was completed; run again to decide"))
+        self._observe(Note(f"{plan.problem}: {why}; run again to decide"))
         return Result(plan.problem, "", {}, None, final.search.floor_us, {}, "none", final.search.statuses)
 
     def _job(self, final: _Final, entrants: Sequence[Entrant], seed: int) -> BlockJob:

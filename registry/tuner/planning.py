@@ -119,8 +119,13 @@ def _plan_one(problem: Problem, catalog: Catalog, device: Device, wanted: frozen
     everything = [_choice(implementation, problem, device) for implementation in catalog.implementations(op.name)]
     choices = tuple(choice for choice in everything if not wanted or choice.implementation.name in wanted)
     others = tuple(choice for choice in everything if choice not in choices)
-    skipped = "" if any(choice.supported for choice in choices) else f"no implementation supports it on {device}"
+    skipped = "" if any(choice.supported for choice in choices) else _why_none(choices, device)
     return ProblemPlan(problem, op, device, choices, others, skipped)
+
+
+def _why_none(choices: Sequence[Choice], device: Device) -> str:
+    reasons = "; ".join(f"{choice.implementation.name}: {', '.join(choice.unsupported)}" for choice in choices)
+    return f"no implementation supports it on {device}: {reasons}"
 
 
 def _choice(implementation: Implementation, problem: Problem, device: Device) -> Choice:

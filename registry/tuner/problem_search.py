@@ -12,6 +12,7 @@ from typing import Any
 from ..artifact import Artifact, Variant
 from ..dispatch.plan import Candidate, signature_of
 from ..dispatch.prepared import PreparedTensors
+from ..errors import InvalidArgumentError
 from .jobs import Entrant
 from .planning import ProblemPlan
 from .search import Searcher
@@ -28,6 +29,12 @@ class Budget:
 
     seconds: float | None = None
     trials: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.seconds is not None and not self.seconds > 0:
+            raise InvalidArgumentError(f"budget: {self.seconds} seconds a problem", hint="expected more than 0")
+        if self.trials is not None and self.trials < 1:
+            raise InvalidArgumentError(f"budget: {self.trials} trials a problem", hint="expected 1 or more")
 
     @property
     def device_seconds(self) -> float:
@@ -140,6 +147,11 @@ class ProblemSearch:
         """The candidate as a worker is told of it."""
         artifacts = self._artifacts.get(candidate.key, ())
         return Entrant(candidate.implementation.name, dict(candidate.config), artifacts, role)
+
+    def median_us(self, key: str) -> float | None:
+        """What the search measured for a candidate, by its key."""
+        entry = self._medians.get(key) or self._hopeless.get(key)
+        return entry[0] if entry else None
 
     def is_right(self, candidate: Candidate) -> bool:
         """Whether it was verified and timed."""

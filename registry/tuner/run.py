@@ -43,7 +43,7 @@ from .recording import Recorder
 _ACTIVE_PROBLEMS = 6
 _IN_FLIGHT = 8
 _BATCH = 16
-_LONGEST_BATCH = 64
+_LONGEST_BATCH = 24
 _TICK_S = 0.5
 _MOST_COMPILERS = 16
 

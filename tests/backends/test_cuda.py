@@ -179,6 +179,11 @@ def test_options_reach_the_compiler() -> None:
     assert len(fast.code) < len(plain.code)
 
 
+def test_a_kernel_without_macros_compiles() -> None:
+    text = 'extern "C" __global__ void plain(float *y) { y[threadIdx.x] = 1; }'
+    assert nvrtc.compile_source(nvrtc.Source(text, "plain", {}, "sm_80")).symbol == "plain"
+
+
 def test_an_unknown_option_is_refused() -> None:
     implementation = Scale()
     implementation.options = {"num_warps": 4}
