@@ -33,7 +33,7 @@ from .recording import Recorder
 RunBlocks = Callable[[Sequence[BlockJob]], Sequence[Answer]]
 
 _FLOOR = "floor"
-_DISTURBED = 3.0
+_DISTURBED = 5.0
 """Finals that take so many times what the search took say more about the machine than about the candidates."""
 
 

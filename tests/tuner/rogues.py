@@ -145,7 +145,7 @@ class ReturnsOneBuffer(Square):
 
 
 class ChangesItLater(Square):
-    """Right, and negates its input from the twentieth call on: the square does not tell."""
+    """Right, and makes its input negative from the twentieth call on: the square does not tell."""
 
     name = "rogue.later"
 
@@ -156,8 +156,8 @@ class ChangesItLater(Square):
             nonlocal calls
             calls += 1
             torch.mul(arguments[0], arguments[0], out=outputs[0])
-            if calls > 20 and calls % 2:
-                arguments[0].neg_()
+            if calls > 20:
+                arguments[0].abs_().neg_()
 
         return run
 

@@ -98,7 +98,7 @@ def test_an_older_file_that_cannot_be_read_is_only_migrated_when_asked(tmp_path:
     before = path.read_bytes()
     with pytest.raises(OutdatedSchemaError, match="schema version 1, this installation reads") as caught:
         Store.open(path, create=False, migrate=False)
-    assert caught.value.hint == "run `registry db upgrade`"
+    assert caught.value.hint == "`tune` and `registry import` upgrade it"
     assert path.read_bytes() == before
 
 
