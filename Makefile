@@ -39,5 +39,5 @@ clean:
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[cuda]' --group dev
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --editable '.[cuda]' --group dev
 	touch $@
