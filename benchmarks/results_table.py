@@ -33,7 +33,7 @@ def table(rows: Sequence[Row], most: int | None) -> str:
     """Markdown: a table an op. With ``most``, so many problems, spread evenly from the smallest to the largest."""
     parts = []
     for op in _ops(rows):
-        mine = sorted((row for row in rows if row["op"] == op), key=lambda row: row["floor_us"])
+        mine = sorted((row for row in rows if row["op"] == op), key=lambda row: row["median_us"])
         chosen = mine if most is None else _spread(mine, most)
         parts.append(f"**{op}**\n\n{HEADER}\n" + "\n".join(map(_line, chosen)))
     return "\n\n".join([*parts, _environment(rows)])
