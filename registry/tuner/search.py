@@ -29,7 +29,7 @@ _FAILED_US = 1e12
 @dataclass
 class _Asked:
     candidate: Candidate
-    trial: optuna.trial.Trial
+    trial: optuna.trial.Trial | None
 
 
 class Searcher:
@@ -82,7 +82,8 @@ class Searcher:
         asked = self._asked.pop(candidate.key, None) or _Asked(candidate, self._enqueue(candidate))
         if median_us is not None:
             self._times[candidate.key] = (median_us, candidate)
-        self._study.tell(asked.trial, math.log(_FAILED_US if median_us is None else median_us))
+        if asked.trial is not None:
+            self._study.tell(asked.trial, math.log(_FAILED_US if median_us is None else median_us))
 
     def _order_of_starts(self, plan: ProblemPlan, seeds: Sequence[Candidate]) -> Iterator[Candidate]:
         """Implementations without a space, defaults, seeds that differ, random points; all the rest when exhausting."""
@@ -160,8 +161,13 @@ class Searcher:
                 return self._random.choice(near)
         return None
 
-    def _enqueue(self, candidate: Candidate) -> optuna.trial.Trial:
-        """A study trial with exactly this candidate's parameters, so that the study knows what others proposed."""
+    def _enqueue(self, candidate: Candidate) -> optuna.trial.Trial | None:
+        """A study trial with exactly this candidate's parameters, so that the study knows what others proposed.
+
+        None where everything is going to be tried: nobody will ask the study.
+        """
+        if self._exhaust:
+            return None
         name = candidate.implementation.name
         parameters = {"implementation": name} | {
             f"{name}.{parameter}": value for parameter, value in candidate.config.items()
