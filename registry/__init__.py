@@ -17,7 +17,7 @@ from .device import Device
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.explain import Explanation
 from .dispatch.plan import Candidate
-from .dispatch.winners import DispatchWarning
+from .dispatch.warning import DispatchWarning
 from .errors import (
     CompileError,
     DeviceError,

@@ -122,7 +122,9 @@ class Op:
         devices = {name: spec.device for name, spec in specs.items() if isinstance(spec, TensorSpec)}
         if len(set(devices.values())) > 1:
             shown = ", ".join(f"{name} on {device}" for name, device in devices.items())
-            raise InvalidArgumentError(f"{self.name}: its tensors are on several devices: {shown}")
+            raise InvalidArgumentError(
+                f"{self.name}: its tensors are on several devices: {shown}", hint="move them to one: .to(device)"
+            )
         return Arguments(self.name, specs)
 
     def output_specs(self, arguments: Arguments, device: torch.device) -> dict[str, TensorSpec]:
@@ -152,7 +154,7 @@ class Op:
         for name in self.dynamic:
             value = dims[name]
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidArgumentError(f"{self.name}: {name} must be a positive integer, got {value!r}")
+                raise InvalidArgumentError(f"{self.name}: {name} must be a positive integer, got {value!r:.80}")
         if "dtype" in known:
             torch_dtype(str(dims["dtype"]))
         problem = Problem(self.name, {name: dims[name] for name in dims})

@@ -89,9 +89,11 @@ class Device:
 def _resolve(device: torch.device | str) -> tuple[str, int]:
     try:
         wanted = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise DeviceError(f"{device!r} is not a device", hint="expected cpu, cuda or cuda:INDEX") from None
     if wanted.type == "cpu":
+        if wanted.index:
+            raise DeviceError(f"{wanted}: all of this machine's cores are one device", hint="use cpu")
         return "cpu", 0
     if wanted.type != "cuda":
         raise DeviceError(f"device type {wanted.type!r} is not supported", hint="expected cpu, cuda or cuda:INDEX")

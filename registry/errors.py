@@ -23,7 +23,7 @@ class UnknownNameError(RegistryError, LookupError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) if isinstance(name, str) else []
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
         super().__init__(f"unknown {kind} {name!r}", hint=hint)
         self.kind = kind
@@ -32,6 +32,10 @@ class UnknownNameError(RegistryError, LookupError):
 
 class InvalidArgumentError(RegistryError, ValueError):
     """A call whose arguments the op does not accept: rank, dtype, device, shape, attribute."""
+
+
+class ArgumentTypeError(InvalidArgumentError, TypeError):
+    """A call of the wrong form: an argument too many, missing, unknown or of another type than the schema says."""
 
 
 class InvalidDefinitionError(RegistryError, TypeError):

@@ -7,6 +7,7 @@ reference, rounded to that dtype, has them. An output may have a billion element
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -65,12 +66,34 @@ def reference64(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
 
 @torch.no_grad()
 def own_error(op: Op, _: Problem, values: tuple[Any, ...], reference: Outputs) -> tuple[float, ...]:
-    """Largest absolute error, per output, of the op's reference run in the arguments' own dtype."""
-    outputs = as_tuple(op.reference(*_fresh(op, values)))
+    """Largest absolute error, per output, of the op's reference run in the arguments' own dtype.
+
+    In full precision: a process that lets float32 products be TF32 must not loosen what others are held to.
+    """
+    with full_precision():
+        outputs = as_tuple(op.reference(*_fresh(op, values)))
     return tuple(
         max((_errors(piece.output, piece.reference)[0].max().item() for piece in _pieces(output, wide)), default=0.0)
         for output, wide in zip(outputs, as_tuple(reference), strict=True)
     )
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """float32 matrix products in float32, whatever the process has asked torch for."""
+    mkldnn: Any = torch.backends.mkldnn
+    lowered = {
+        backend: backend.fp32_precision
+        for backend in (torch.backends.cuda.matmul, mkldnn.matmul)
+        if backend.fp32_precision not in {"none", "ieee"}
+    }
+    for backend in lowered:
+        backend.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for backend, asked in lowered.items():
+            backend.fp32_precision = asked
 
 
 @dataclass(frozen=True)
@@ -87,10 +110,14 @@ class Bounds:
 
     def hold(self, output: torch.Tensor) -> bool:
         """Whether every element is within."""
+        return bool(self.holding(output))
+
+    def holding(self, output: torch.Tensor) -> torch.Tensor:
+        """The same as a tensor, for whom the device should not wait; ``output`` may be several outputs stacked."""
         within = (output >= self.low).logical_and_(output <= self.high)
         if self.has_nan:
             within |= output.isnan() & self.low.isnan()
-        return bool(within.all())
+        return within.all()
 
     @property
     def nbytes(self) -> int:
@@ -273,10 +300,14 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are equal bit by bit: NaN equals itself, zero differs from minus zero."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    if one.is_complex():
-        return same_bits(torch.view_as_real(one), torch.view_as_real(other))
-    bits = _BITS[one.dtype.itemsize]
-    return torch.equal(one.detach().view(bits), other.detach().view(bits))
+    return torch.equal(as_bits(one), as_bits(other))
+
+
+def as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers: comparing them compares bits."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.detach().view(_BITS[tensor.dtype.itemsize])
 
 
 def output_faults(

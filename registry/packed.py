@@ -62,7 +62,7 @@ class PackedWeight:
         object.__setattr__(self, "shape", _logical_shape(self.shape))
         for name in ("qweight", "scales", *(() if self.zeros is None else ("zeros",))):
             _check_tensor(f"PackedWeight: {name}", getattr(self, name))
-        _check_integers("PackedWeight", bits=self.bits, group_size=self.group_size)
+        _check_integers("PackedWeight", bits=self.bits, group_size=self.group_size, version=self.version)
         if self.version != VERSION:
             raise InvalidArgumentError(
                 f"PackedWeight: version {self.version!r}, this is version {VERSION}", hint="quantize the weight again"

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from .errors import InvalidArgumentError, InvalidDefinitionError
+from .errors import ArgumentTypeError, InvalidDefinitionError
+from .tracing import refuse
 
 _REQUIRED: Any = object()
+
+_DENSE = (torch.strided, torch.jagged)
+"""Jagged tensors are a subclass with a behaviour of its own, which torch's operations know."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +35,19 @@ class Parameter:
         return self.default is _REQUIRED
 
     def coerce(self, op: str, value: Any) -> Any:
-        """``value`` as this parameter's type, or InvalidArgumentError. ``1`` becomes ``1.0`` for a float."""
+        """``value`` as this parameter's type, or ArgumentTypeError. ``1`` becomes ``1.0`` for a float."""
         if value is None and self.optional:
             return None
         if self.kind == "Tensor":
             if isinstance(value, torch.Tensor):
+                check_dense(f"{op}: {self.name}", value)
                 return value
         elif self.kind == "float" and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         elif self._accepts(value):
             return value
         shown = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else repr(value)
-        raise InvalidArgumentError(f"{op}: {self.name} must be a {self.kind}, got {shown[:80]}")
+        return refuse(f"{op}: {self.name} must be a {self.kind}, got {shown[:80]}", kind=ArgumentTypeError)
 
     def _accepts(self, value: Any) -> bool:
         """Whether ``value`` already is of this type; a bool is no int."""
@@ -84,29 +89,43 @@ class Schema:
     def bind(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
         """A call's values in the schema's order, defaults filled in and attributes coerced.
 
-        Raises InvalidArgumentError for too many, missing, repeated, unknown or mistyped arguments.
+        Raises ArgumentTypeError for too many, missing, repeated, unknown or mistyped arguments, InvalidArgumentError for
+        tensors that are not dense.
         """
         positional = [parameter for parameter in self.parameters if not parameter.keyword_only]
         if len(args) > len(positional):
-            raise InvalidArgumentError(
-                f"{self.name}: {len(args)} positional arguments given, at most {len(positional)} expected",
-                hint=f"schema: {self.text}",
-            )
+            self._refuse(f"{len(args)} positional arguments given, at most {len(positional)} expected")
         given = {parameter.name: value for parameter, value in zip(positional, args, strict=False)}
         for name, value in attributes.items():
             if name in given:
-                raise InvalidArgumentError(f"{self.name}: {name} was given twice", hint=f"schema: {self.text}")
+                self._refuse(f"{name} was given twice")
             if name not in self.names:
-                raise InvalidArgumentError(f"{self.name}: no argument {name!r}", hint=f"schema: {self.text}")
+                self._refuse(f"no argument {name!r}")
             given[name] = value
         missing = [
             parameter.name for parameter in self.parameters if parameter.required and parameter.name not in given
         ]
         if missing:
-            raise InvalidArgumentError(f"{self.name}: missing {', '.join(missing)}", hint=f"schema: {self.text}")
+            self._refuse(f"missing {', '.join(missing)}")
         return tuple(
             parameter.coerce(self.name, given.get(parameter.name, parameter.default)) for parameter in self.parameters
         )
+
+    def _refuse(self, message: str) -> NoReturn:
+        refuse(f"{self.name}: {message}", hint=f"schema: {self.text}", kind=ArgumentTypeError)
+
+
+def check_dense(what: str, tensor: torch.Tensor) -> None:
+    """Raise InvalidArgumentError for a tensor whose elements do not simply lie in memory, one number each."""
+    kind, remedy = "", "to_dense()"
+    if tensor.layout not in _DENSE:
+        kind = str(tensor.layout).removeprefix("torch.").removeprefix("_")
+    elif tensor.is_nested and tensor.layout == torch.strided:
+        kind, remedy = "nested", "to_padded_tensor(0.0)"
+    elif tensor.is_quantized:
+        kind, remedy = "quantized", "dequantize()"
+    if kind:
+        refuse(f"{what} is a {kind} tensor, expected a dense one", hint=f"convert it: .{remedy}")
 
 
 def _parameter(text: str, argument: Any) -> Parameter:

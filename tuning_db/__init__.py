@@ -20,7 +20,7 @@ from .errors import (
     TuningDBError,
     UnreachableDatabaseError,
 )
-from .records import CandidateKey, Decision, Environment, Final, ProblemKey, Protocol, Run, Statistics, Trial
+from .records import CandidateKey, Decision, Environment, Final, Interval, ProblemKey, Protocol, Run, Statistics, Trial
 
 if TYPE_CHECKING:
     from .store import Store
@@ -34,6 +34,7 @@ __all__ = [
     "ExchangeError",
     "Final",
     "ForeignDatabaseError",
+    "Interval",
     "InvalidRecordError",
     "MissingDatabaseError",
     "NewerSchemaError",

@@ -9,6 +9,7 @@ from typing import Any, cast
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
+from .evidence import read_baselines
 from .models import (
     CandidateRow,
     DecisionRow,
@@ -48,6 +49,13 @@ def trials_of(session: Session, query: Select[Any]) -> Iterator[tuple[str, Trial
     shared = _Shared()
     for row, *parts in session.execute(query):
         yield row.run_id, _trial(row, *shared.of(cast(Parts, parts)))
+
+
+def numbered_trials_of(session: Session, query: Select[Any]) -> Iterator[tuple[int, Trial]]:
+    """Each trial of a :func:`select_trials` query, with its row number."""
+    shared = _Shared()
+    for row, *parts in session.execute(query):
+        yield row.id, _trial(row, *shared.of(cast(Parts, parts)))
 
 
 def decisions_of(session: Session, query: Select[Any]) -> Iterator[tuple[str, Decision]]:
@@ -151,6 +159,7 @@ def _trial(
 def _decision(
     row: DecisionRow, problem: ProblemKey, candidate: CandidateKey, environment: Environment, protocol: Protocol
 ) -> Decision:
+    baselines, default_ratio, ties = read_baselines(row.baselines)
     return Decision(
         problem,
         environment,
@@ -163,11 +172,13 @@ def _decision(
         hi=row.hi,
         aa=row.aa,
         verdict=row.verdict,
-        baselines=row.baselines,
+        baselines=baselines,
         trial_uid=row.trial_uid,
         previous=row.previous_uid,
         uid=row.uid,
         created=row.created,
+        default_ratio=default_ratio,
+        ties=ties,
     )
 
 

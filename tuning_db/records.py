@@ -227,13 +227,30 @@ class Final:
 
 
 @dataclass(frozen=True)
+class Interval:
+    """A figure with the interval it is known to lie in."""
+
+    value: float
+    low: float
+    high: float
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        for name in ("value", "low", "high"):
+            if finite(getattr(self, name), f"interval.{name}") is None:
+                raise InvalidRecordError(f"interval.{name} is None, expected a number")
+
+
+@dataclass(frozen=True)
 class Decision:
     """What the finals of one problem decided: the candidate that dispatch should run, and the evidence.
 
     ``median_us`` is the candidate's time, ``floor_us`` that of a device copy of the same bytes. ``ratio`` with its
     interval ``lo`` to ``hi`` compares it with the incumbent, ``aa`` is the noise of two copies of one candidate.
-    ``baselines`` maps other implementations to their time over the winner's, paired. ``previous`` is the uid of the
-    decision it was compared against.
+    ``baselines`` maps other implementations to their time over the winner's, paired. ``default_ratio`` is the
+    default's, with the interval in which one more process is expected to find it. ``ties`` names the candidates that
+    could not be told from the winner. ``previous`` is the uid of the decision it was compared against.
     """
 
     problem: ProblemKey
@@ -252,6 +269,8 @@ class Decision:
     previous: str | None = None
     uid: str = field(default_factory=new_uid)
     created: datetime = field(default_factory=now)
+    default_ratio: Interval | None = None
+    ties: tuple[str, ...] = ()
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -265,6 +284,7 @@ class Decision:
             **{name: finite(value, f"decision.{name}") for name, value in figures.items()},
             verdict=plain_text(self.verdict),
             baselines={name: finite(value, f"baselines[{name!r}]") for name, value in self.baselines.items()},
+            ties=tuple(plain_text(name) for name in self.ties),
             created=_utc(self.created, "decision.created"),
         )
 

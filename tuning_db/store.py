@@ -212,6 +212,38 @@ class Store:
         with self._reading() as session:
             return [trial for _, trial in reading.trials_of(session, query)]
 
+    def trials_since(
+        self, number: int, problem: ProblemKey, environment: Environment, protocol: Protocol
+    ) -> tuple[int, list[Trial]]:
+        """Trials of a problem that were stored after row ``number``, oldest first, and the number to ask with next.
+
+        On a server a row with a smaller number can become visible later than one with a greater: ask with a number
+        some way back, and pass over uids that are known.
+        """
+        query = (
+            reading.select_trials()
+            .where(
+                TrialRow.id > number,
+                ProblemRow.key == problem.key,
+                HardwareRow.key == environment.hardware_key,
+                SoftwareRow.key == environment.software_key,
+                ProtocolRow.key == protocol.key,
+            )
+            .order_by(TrialRow.id)
+        )
+        with self._reading() as session:
+            found = list(reading.numbered_trials_of(session, query))
+        return max((row for row, _ in found), default=number), [trial for _, trial in found]
+
+    def newest_trial(self, after: int = 0, run: str = "") -> tuple[int, bool]:
+        """The row number of the trial stored last (``after`` when none is newer), and whether any run but ``run`` has
+        stored one since row ``after``. It reads no more rows than there are new ones."""
+        others = func.count(TrialRow.id).filter(TrialRow.run_id != run)
+        query = select(func.max(TrialRow.id), others).where(TrialRow.id > after)
+        with self._reading() as session:
+            newest, count = session.execute(query).one()
+        return newest or after, count > 0
+
     def runs(self, limit: int | None = None) -> list[Run]:
         """Tuning runs, newest first."""
         query = reading.select_runs().order_by(RunRow.started.desc(), RunRow.id).limit(limit)

@@ -10,6 +10,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from .errors import InvalidRecordError
+from .evidence import baselines_column
 from .keys import digest
 from .models import (
     CandidateRow,
@@ -251,10 +252,11 @@ def _trial_values(run: str, trial: Trial, identities: Identities) -> dict[str, A
 
 
 def _decision_values(run: str, decision: Decision, identities: Identities) -> dict[str, Any]:
-    names = ("uid", "median_us", "floor_us", "ratio", "lo", "hi", "aa", "verdict", "baselines", "trial_uid", "created")
+    names = ("uid", "median_us", "floor_us", "ratio", "lo", "hi", "aa", "verdict", "trial_uid", "created")
     return {
         "run_id": run,
         "previous_uid": decision.previous,
+        "baselines": baselines_column(decision),
         **identities.measured(decision),
         **{name: getattr(decision, name) for name in names},
     }

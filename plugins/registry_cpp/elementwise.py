@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar
 
 from registry.backends.cpp import CppKernel
@@ -30,9 +31,9 @@ class _Elementwise(DenseImplementation):
     output: ClassVar[str] = "y"
     elements_per_thread: ClassVar[int] = ELEMENTS_PER_THREAD
 
+    @abstractmethod
     def operation(self, problem: Problem) -> str:
         """The struct of elementwise.cpp that computes one vector."""
-        raise NotImplementedError
 
     def space(self, problem: Problem, device: Device) -> Space:
         return Space(block=BLOCKS, stream=[False, True], threads=thread_counts(device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -27,9 +28,9 @@ class _Decoding(DenseImplementation):
 
     op = "gemm_int4"
 
+    @abstractmethod
     def rows_at_once(self, config: Config) -> int:
         """Rows of ``a`` that share each decoded weight."""
-        raise NotImplementedError
 
     def default(self, problem: Problem, device: Device) -> Config:
         threads = max(thread_counts(device))

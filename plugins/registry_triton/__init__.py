@@ -46,6 +46,7 @@ def rms_norm_implementations() -> Sequence[registry.Implementation]:
 
 @registry.implements("gemm_int4")
 def gemm_int4_implementations() -> Sequence[registry.Implementation]:
-    from .gemm_int4 import GemmInt4, GemvInt4, SplitKInt4
+    from .gemm_int4 import GemmInt4
+    from .gemm_int4_split import GemvInt4, SplitKInt4
 
     return [GemmInt4(), SplitKInt4(), GemvInt4()]

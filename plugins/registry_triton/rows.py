@@ -1,11 +1,15 @@
-"""Spaces and defaults that softmax and rms_norm share: whole rows in registers, and rows in passes."""
+"""What softmax and rms_norm share: whole rows in registers, and rows in passes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from registry import Config, Device, Problem, Space
-from registry.backends.estimate import elements_per_thread, fits_shared, next_power_of_2, threads
+from registry import Config, Device, Launch, Problem, Space
+from registry.backends.estimate import elements_per_thread, fits_shared, next_power_of_2, row_multiple, threads
+from registry.backends.triton import TritonImplementation
+
+from .support import common_reasons, options
 
 REGISTER_COLS = 65536
 """The longest row that 1024 threads hold in registers, at 64 elements a thread."""
@@ -15,82 +19,121 @@ _WARPS = (1, 2, 4, 8, 16, 32)
 _DEFAULT_PER_THREAD = 16
 
 
-def register_reasons(problem: Problem) -> Iterator[str]:
-    """Why a row does not fit in registers."""
-    if problem.cols > REGISTER_COLS:
-        yield f"a row of {problem.cols} does not fit in registers (limit {REGISTER_COLS})"
+class RegisterRows(TritonImplementation):
+    """One or several whole rows a program, read once and kept in registers.
+
+    ``kernel`` takes ``operands`` (names of tensors and attributes), rows and columns.
+    """
+
+    kernel: Any
+    operands: tuple[str, ...]
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        yield from common_reasons(problem, device)
+        if problem.cols > REGISTER_COLS:
+            yield f"a row of {problem.cols} does not fit in registers (limit {REGISTER_COLS})"
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        """Warps, and rows a program where rows are short: between 2 and 64 elements a thread."""
+        block = next_power_of_2(problem.cols)
+        most = min(next_power_of_2(problem.rows), 32, max(1, 4096 // block))
+        rows = [count for count in (1, 2, 4, 8, 16, 32) if count <= most]
+        warps = [count for count in _WARPS if count <= _max_warps(device)]
+
+        def balanced(config: Config) -> bool:
+            share = elements_per_thread(config["rows_per_program"] * block, config["num_warps"], device)
+            return share <= 64 and (share >= 2 or config["num_warps"] == 1)
+
+        return Space(rows_per_program=rows, num_warps=warps).require("2 to 64 elements a thread", balanced)
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        """About 16 elements a thread; short rows are gathered up to 1024 elements while SMs keep several programs."""
+        block = next_power_of_2(problem.cols)
+        rows = 1
+        while rows * block < 1024 and rows < 32 and problem.rows >= 8 * rows * device.multiprocessors:
+            rows *= 2
+
+        def distance(config: Config) -> tuple[float, float]:
+            share = elements_per_thread(config["rows_per_program"] * block, config["num_warps"], device)
+            return abs(config["rows_per_program"] - rows), abs(share - _DEFAULT_PER_THREAD)
+
+        return min(self.space(problem, device).configs, key=distance)
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+        count = config["rows_per_program"]
+        multiple = row_multiple(problem.cols)
+        return Launch(
+            self.kernel,
+            grid=(-(-problem.rows // count),),
+            args=(*self.operands, problem.rows, problem.cols // multiple),
+            constants={"MULTIPLE": multiple, "ROWS": count, "BLOCK": next_power_of_2(problem.cols)},
+            options=options(config),
+        )
+
+
+class PassRows(TritonImplementation):
+    """One row a program, read in two passes of BLOCK columns a step; for rows that do not fit in registers.
+
+    ``kernel`` takes ``operands`` and columns; ``tensors`` are read in each step.
+    """
+
+    kernel: Any
+    operands: tuple[str, ...]
+    tensors: int
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        yield from common_reasons(problem, device)
+        yield from pass_reasons(problem)
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        """BLOCK columns a step, warps, and how many steps are loaded ahead."""
+        vector = vector_of(problem)
+        longest = max(1024, min(next_power_of_2(problem.cols), 32768))
+        blocks = [block for block in (1024, 2048, 4096, 8192, 16384, 32768) if block <= longest]
+        warps = [count for count in (4, 8, 16, 32) if count <= _max_warps(device)]
+
+        def one_to_eight_vectors(config: Config) -> bool:
+            share = elements_per_thread(config["BLOCK"], config["num_warps"], device)
+            return share <= min(8 * vector, 32) and (share >= vector or config["num_warps"] == warps[0])
+
+        def shared(config: Config) -> bool:
+            held = self.tensors * config["num_stages"] * config["BLOCK"] * problem.torch_dtype.itemsize
+            return config["num_stages"] == 1 or fits_shared(held, device)
+
+        return (
+            Space(BLOCK=blocks, num_warps=warps, num_stages=[1, 2, 3, 4])
+            .require("one to eight 16-byte vectors a thread", one_to_eight_vectors)
+            .require("the stages fit in shared memory", shared)
+        )
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        """16 warps and two vectors a thread where the row is long enough, no loading ahead."""
+        block = 16 * 32 * 2 * vector_of(problem)
+
+        def distance(config: Config) -> tuple[int, int, int]:
+            return abs(config["BLOCK"] - block), abs(config["num_warps"] - 16), config["num_stages"]
+
+        return min(self.space(problem, device).configs, key=distance)
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        """Right for long rows; a row that fits in registers need not be read twice."""
+        return 1.5 if problem.cols > 2048 else 0.5
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+        multiple = row_multiple(problem.cols)
+        return Launch(
+            self.kernel,
+            grid=(problem.rows,),
+            args=(*self.operands, problem.cols // multiple),
+            constants={"MULTIPLE": multiple, **pass_constants(problem, config)},
+            options=options(config),
+        )
 
 
 def pass_reasons(problem: Problem) -> Iterator[str]:
     """Why a row cannot be read in passes: columns are counted in 32 bits."""
     if problem.cols > _MAX_COLS:
         yield f"a row of {problem.cols} is longer than {_MAX_COLS}"
-
-
-def max_warps(device: Device) -> int:
-    """A program has at most 1024 threads."""
-    return 1024 // threads(1, device)
-
-
-def register_space(problem: Problem, device: Device) -> Space:
-    """Warps, and rows a program where rows are short: between 2 and 64 elements a thread."""
-    block = next_power_of_2(problem.cols)
-    most = min(next_power_of_2(problem.rows), 32, max(1, 4096 // block))
-    rows = [count for count in (1, 2, 4, 8, 16, 32) if count <= most]
-    warps = [count for count in _WARPS if count <= max_warps(device)]
-
-    def balanced(config: Config) -> bool:
-        share = elements_per_thread(config["rows_per_program"] * block, config["num_warps"], device)
-        return share <= 64 and (share >= 2 or config["num_warps"] == 1)
-
-    return Space(rows_per_program=rows, num_warps=warps).require("2 to 64 elements a thread", balanced)
-
-
-def register_default(problem: Problem, device: Device) -> Config:
-    """About 16 elements a thread; short rows are gathered up to 1024 elements while every SM keeps several programs."""
-    block = next_power_of_2(problem.cols)
-    rows = 1
-    while rows * block < 1024 and rows < 32 and problem.rows >= 8 * rows * device.multiprocessors:
-        rows *= 2
-    valid = register_space(problem, device).configs
-
-    def distance(config: Config) -> tuple[float, float]:
-        share = elements_per_thread(config["rows_per_program"] * block, config["num_warps"], device)
-        return abs(config["rows_per_program"] - rows), abs(share - _DEFAULT_PER_THREAD)
-
-    return min(valid, key=distance)
-
-
-def pass_space(problem: Problem, device: Device, tensors: int) -> Space:
-    """BLOCK columns a step, warps, and how many steps are loaded ahead. ``tensors`` are read in each step."""
-    vector = vector_of(problem)
-    longest = max(1024, min(next_power_of_2(problem.cols), 32768))
-    blocks = [block for block in (1024, 2048, 4096, 8192, 16384, 32768) if block <= longest]
-    warps = [count for count in (4, 8, 16, 32) if count <= max_warps(device)]
-
-    def one_to_eight_vectors(config: Config) -> bool:
-        share = elements_per_thread(config["BLOCK"], config["num_warps"], device)
-        return share <= min(8 * vector, 32) and (share >= vector or config["num_warps"] == warps[0])
-
-    def shared(config: Config) -> bool:
-        stages = config["num_stages"]
-        return stages == 1 or fits_shared(tensors * stages * config["BLOCK"] * problem.torch_dtype.itemsize, device)
-
-    return (
-        Space(BLOCK=blocks, num_warps=warps, num_stages=[1, 2, 3, 4])
-        .require("one to eight 16-byte vectors a thread", one_to_eight_vectors)
-        .require("the stages fit in shared memory", shared)
-    )
-
-
-def pass_default(problem: Problem, device: Device, tensors: int) -> Config:
-    """16 warps and two vectors a thread where the row is long enough, no loading ahead."""
-    block = 16 * 32 * 2 * vector_of(problem)
-
-    def distance(config: Config) -> tuple[int, int, int]:
-        return abs(config["BLOCK"] - block), abs(config["num_warps"] - 16), config["num_stages"]
-
-    return min(pass_space(problem, device, tensors).configs, key=distance)
 
 
 def vector_of(problem: Problem) -> int:
@@ -102,3 +145,8 @@ def pass_constants(problem: Problem, config: Config) -> dict[str, int]:
     """LANES, VECTOR and STAGES of the kernels that read rows in passes."""
     vector = vector_of(problem)
     return {"LANES": config["BLOCK"] // vector, "VECTOR": vector, "STAGES": config["num_stages"]}
+
+
+def _max_warps(device: Device) -> int:
+    """A program has at most 1024 threads."""
+    return 1024 // threads(1, device)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from registry import Config, Device, Launch, Problem, Space, TensorSpec
-from registry.backends.estimate import next_power_of_2, row_multiple
+from registry.backends.estimate import row_multiple
 from registry.backends.triton import TritonImplementation
 
 from . import rows
@@ -15,67 +15,27 @@ from .kernels import softmax as kernels
 from .support import common_reasons, options
 
 
-class RowSoftmax(TritonImplementation):
+class RowSoftmax(rows.RegisterRows):
     """One or several whole rows a program, read once and kept in registers; fp32 accumulation."""
 
     op = "softmax"
     name = "triton.row"
-
-    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
-        yield from common_reasons(problem, device)
-        yield from rows.register_reasons(problem)
-
-    def space(self, problem: Problem, device: Device) -> Space:
-        return rows.register_space(problem, device)
-
-    def default(self, problem: Problem, device: Device) -> Config:
-        return rows.register_default(problem, device)
+    kernel = kernels.row_softmax
+    operands = ("y", "x")
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Reads every row once, which nothing beats while it fits comfortably; at 32000 the online form does."""
         return 2.0 if problem.cols <= 16384 else 1.0
 
-    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        count = config["rows_per_program"]
-        multiple = row_multiple(problem.cols)
-        return Launch(
-            kernels.row_softmax,
-            grid=(-(-problem.rows // count),),
-            args=("y", "x", problem.rows, problem.cols // multiple),
-            constants={"MULTIPLE": multiple, "ROWS": count, "BLOCK": next_power_of_2(problem.cols)},
-            options=options(config),
-        )
 
-
-class OnlineSoftmax(TritonImplementation):
+class OnlineSoftmax(rows.PassRows):
     """One row a program in two passes, online maximum and sum first; for rows that do not fit in registers."""
 
     op = "softmax"
     name = "triton.online"
-
-    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
-        yield from common_reasons(problem, device)
-        yield from rows.pass_reasons(problem)
-
-    def space(self, problem: Problem, device: Device) -> Space:
-        return rows.pass_space(problem, device, tensors=1)
-
-    def default(self, problem: Problem, device: Device) -> Config:
-        return rows.pass_default(problem, device, tensors=1)
-
-    def preference(self, problem: Problem, device: Device) -> float:
-        """Right for long rows; a row that fits in registers need not be read twice."""
-        return 1.5 if problem.cols > 2048 else 0.5
-
-    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        multiple = row_multiple(problem.cols)
-        return Launch(
-            kernels.online_softmax,
-            grid=(problem.rows,),
-            args=("y", "x", problem.cols // multiple),
-            constants={"MULTIPLE": multiple, **rows.pass_constants(problem, config)},
-            options=options(config),
-        )
+    kernel = kernels.online_softmax
+    operands = ("y", "x")
+    tensors = 1
 
 
 class SplitSoftmax(TritonImplementation):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import os
 import tempfile
 import threading
 import warnings
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ..paths import cache_folder
 from ..problem import TensorSpec
 
 Compiled = Callable[..., Any]
@@ -26,6 +28,7 @@ Compiled = Callable[..., Any]
 
 # Inductor's configuration is the process's, not the thread's
 _PATCHING = threading.Lock()
+_TRITON_CACHE = "TRITON_CACHE_DIR"
 
 
 def available() -> bool:
@@ -44,7 +47,8 @@ def compile_to_file(function: Compiled, tensors: Sequence[TensorSpec], threads: 
     from torch.fx.experimental.proxy_tensor import make_fx
 
     # one kernel a graph: a pool of compiler processes would cost more to start than it saves
-    with _PATCHING, _quiet(), config.patch({"cpp.threads": threads, "compile_threads": 1}), torch.no_grad():
+    patched = config.patch({"cpp.threads": threads, "compile_threads": 1})
+    with _PATCHING, _quiet(), _shared_triton_cache(), patched, torch.no_grad():
         with FakeTensorMode():
             fakes = [spec.empty() for spec in tensors]
             graph = make_fx(function)(*fakes)
@@ -62,13 +66,30 @@ def compile_to_file(function: Compiled, tensors: Sequence[TensorSpec], threads: 
 
 def load_file(file: Path) -> Compiled:
     """What ``compile_to_file`` saved, by this same torch; anything may be raised when it was another."""
-    with _quiet():
+    with _PATCHING, _quiet(), _shared_triton_cache():
         loaded: Compiled = _inductor().CompiledArtifact.load(path=str(file), format="binary")
     return loaded
 
 
 def _inductor() -> Any:
     return importlib.import_module("torch._inductor")
+
+
+@contextlib.contextmanager
+def _shared_triton_cache() -> Iterator[None]:
+    """Triton's disk cache in this package's folder, so that who loads finds what the compiling process compiled.
+
+    Inductor's own choice is a temporary folder a process: every configuration of every kernel was compiled again.
+    """
+    before = os.environ.get(_TRITON_CACHE)
+    os.environ[_TRITON_CACHE] = str(cache_folder("triton"))
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_TRITON_CACHE, None)
+        else:
+            os.environ[_TRITON_CACHE] = before
 
 
 @contextlib.contextmanager

@@ -39,8 +39,16 @@ def _row(result: Result) -> list[str]:
         text.ratio(result.fraction_of_floor),
         text.ratio(speedup_over(result, TORCH)),
         text.ratio(speedup_over(result, COMPILED)),
-        result.verdict,
+        verdict(result.verdict, result.implementation, result.ties),
     ]
+
+
+def verdict(name: str, winner: str, ties: Sequence[str]) -> str:
+    """``new``; a tie as a tie: ``tie: triton.row ≈ torch.native``, ``new ≈ torch.native``."""
+    if not ties:
+        return name
+    others = ", ".join(ties)
+    return f"tie: {winner} ≈ {others}" if name == "tie" else f"{name} ≈ {others}"
 
 
 def statuses(result: Result) -> str:

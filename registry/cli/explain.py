@@ -64,8 +64,8 @@ def _dimension(op: Op, pair: str) -> tuple[str, Any]:
         raise InvalidArgumentError(f"{pair!r} is not DIM=VALUE", hint=f"{op.name} has the dimensions {known}")
     try:
         return name, yaml.safe_load(value)  # the same reading as in a shapes file
-    except yaml.YAMLError:
-        return name, value
+    except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError):
+        return name, value  # dates that are none, brackets by the thousand: the check of dimensions tells
 
 
 def _data(value: object) -> object:

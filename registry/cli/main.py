@@ -7,11 +7,13 @@ import sys
 import typer
 
 from . import app as application
+from .dashboard import dashboard
 from .doctor import doctor
 from .exchange import export, import_
 from .explain import explain
 from .ops import ops
 from .plugins import plugins
+from .report import report
 from .results import results
 from .tune import tune
 
@@ -21,7 +23,7 @@ HELP = "Which kernel runs: the ops, who implements them, what was measured here,
 def new_registry_app() -> typer.Typer:
     """The ``registry`` program."""
     program = application.new_app(HELP)
-    for command in (tune, ops, plugins, explain, results, doctor, export):
+    for command in (tune, ops, plugins, explain, results, report, dashboard, doctor, export):
         program.command(name=command.__name__)(command)
     program.command(name="import")(import_)
     return program

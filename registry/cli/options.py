@@ -35,6 +35,22 @@ DeviceName = Annotated[
 ]
 
 
+def whole_number(text: str) -> int:
+    """An option's value; typer's own message would not show it."""
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no whole number") from None
+
+
+def number(text: str) -> float:
+    """The same for one that may be broken."""
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no number") from None
+
+
 def catalog_with(plugins: Iterable[Path] | None) -> Catalog:
     """Everything that is installed, and the implementations in the given files."""
     from ..discovery import Catalog
@@ -42,8 +58,9 @@ def catalog_with(plugins: Iterable[Path] | None) -> Catalog:
     catalog = Catalog()
     for path in plugins or ():
         if not path.is_file():
+            fault = "a folder" if path.is_dir() else "no such file"
             raise RegistryError(
-                f"--plugin {path}: no such file", hint="expected a Python file, see docs/writing-a-plugin.md"
+                f"--plugin {path}: {fault}", hint="expected a Python file, see docs/writing-a-plugin.md"
             )
         catalog.load_file(path)
     return catalog

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ..problem import Problem
 from ..tuner import events
-from . import closing, text
+from . import changes, closing, text
 
 SECONDS_BETWEEN_LINES = 10.0
 SHOWN_AT_ONCE = 8
@@ -78,6 +78,8 @@ def _data(value: object) -> object:
             held = as_json(value)
             del held["event"]
             return held | {"fraction_of_floor": value.fraction_of_floor}
+        case events.Incumbent():
+            return {field.name: getattr(value, field.name) for field in fields(value)}
         case tuple():
             return [_data(item) for item in value]
         case Counter():
@@ -115,9 +117,11 @@ class LiveDisplay(Display):
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
+            TextColumn("{task.fields[tried]}"),
             console=self._console,
         )
-        self._task = self._bar.add_task("problems decided", total=None)
+        self._task = self._bar.add_task("problems decided", total=None, tried="")
+        self._statuses: Counter[str] = Counter()
         self._searched: dict[Problem, events.TrialDone] = {}
         self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self._render)
 
@@ -136,6 +140,8 @@ class LiveDisplay(Display):
             case events.TrialDone():
                 self._searched.pop(event.problem, None)  # the latest stands last
                 self._searched[event.problem] = event
+                self._statuses[event.status] += 1
+                self._bar.update(self._task, tried=_tried(self._statuses))
                 return
             case events.RunStarted():
                 self._bar.update(self._task, total=len(event.problems) - len(event.known))
@@ -167,6 +173,12 @@ def _standing(trial: events.TrialDone) -> tuple[str, str, str, str]:
         text.ratio(fraction),
         text.duration(trial.seconds_left),
     )
+
+
+def _tried(statuses: Counter[str]) -> str:
+    """``412 trials, 3 wrong_result``: what is right is not worth a word, what is not is."""
+    failed = [f"{count} {status}" for status, count in statuses.most_common() if status != "ok"]
+    return ", ".join([text.plural(statuses.total(), "trial"), *failed])
 
 
 def _trial_line(trial: events.TrialDone) -> str:
@@ -205,7 +217,8 @@ def _decided(result: events.Result) -> str:
     problem = text.named(result.problem.op, result.problem.dims)
     if result.verdict == "none":
         return f"{problem}: no candidate is right ({closing.statuses(result)})"
+    against = f", incumbent / winner {changes.interval(result)}" if result.ratio is not None else ""
     return (
         f"{problem}: {result.implementation} {text.pairs(result.config)}: {text.microseconds(result.median_us)} µs, "
-        f"{text.ratio(result.fraction_of_floor)} of floor, {result.verdict} ({closing.statuses(result)})"
+        f"{text.ratio(result.fraction_of_floor)} of floor{against}, {result.verdict} ({closing.statuses(result)})"
     )

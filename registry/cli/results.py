@@ -9,12 +9,24 @@ import typer
 
 from tuning_db import Store
 
+from ..errors import RegistryError, UnknownNameError
 from . import text
-from .closing import COMPILED, TORCH
-from .options import Database, Json, check_stored_op
+from .closing import COMPILED, TORCH, verdict
+from .options import Database, Json, check_stored_op, split
 
 if TYPE_CHECKING:
-    from tuning_db import Decision, Trial
+    from tuning_db import Decision, Interval, Trial
+
+SEVERAL = "Repeatable, or separated by commas."
+STATUSES = frozenset(
+    {
+        "ok", "unsupported", "compile_error", "out_of_resources", "wrong_result", "nondeterministic", "timeout",
+        "crash", "out_of_memory", "error",
+    }
+)  # fmt: skip
+"""What a trial may end with."""
+
+_RATIOS = ["× default", "× torch", "× compile"]
 
 
 def results(
@@ -28,21 +40,41 @@ def results(
     trials: Annotated[
         bool, typer.Option("--trials", help="Every trial, also the failed ones, instead of the winners.")
     ] = False,
+    status: Annotated[
+        list[str] | None,
+        typer.Option("--status", metavar="STATUS", help=f"Only trials that ended so, e.g. wrong_result. {SEVERAL}"),
+    ] = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
     """List what won, or every trial.
 
-    With problem, hardware, config, median µs, fraction of the floor and speedups.
+    With problem, hardware, config, median µs, fraction of the floor and speedups. ``× default`` is the default's time
+    over the winner's, with the interval in which one more process should find it; ``≈`` names who could not be told
+    from the winner.
     """
+    wanted = _statuses(status, trials=trials)
     hardware = None if device is None else _hardware(device)
     with Store.open(db, create=False, migrate=False) as store:
         check_stored_op(op, store)
         if trials:
-            found = store.trials(op=op)
-            _print_trials([one for one in found if hardware in (None, one.environment.hardware)], json=json)
+            found = [
+                one
+                for one in store.trials(op=op)
+                if hardware in (None, one.environment.hardware) and (not wanted or one.status in wanted)
+            ]
+            _print_trials(found, json=json)
         else:
             _print_winners(store.winners(op=op, hardware=hardware), json=json)
+
+
+def _statuses(given: list[str] | None, *, trials: bool) -> frozenset[str]:
+    wanted = frozenset(split("--status", given))
+    if wanted and not trials:
+        raise RegistryError("--status without --trials: winners have no status", hint="add --trials")
+    for name in sorted(wanted - STATUSES):
+        raise UnknownNameError("status", name, STATUSES)
+    return wanted
 
 
 def _hardware(device: str) -> Mapping[str, Any]:
@@ -56,9 +88,9 @@ def _print_winners(winners: Sequence[Decision], *, json: bool) -> None:
         text.print_json([_winner_data(winner) for winner in winners])
         return
     text.print_table(
-        ["problem", "hardware", "winner", "config", "µs", "of floor", "× torch", "× compile", "verdict", "when"],
+        ["problem", "hardware", "winner", "config", "µs", "of floor", *_RATIOS, "verdict", "when"],
         [_winner_row(winner) for winner in winners],
-        right=["µs", "of floor", "× torch", "× compile"],
+        right=["µs", "of floor", *_RATIOS],
     )
 
 
@@ -70,9 +102,10 @@ def _winner_row(winner: Decision) -> list[str]:
         text.pairs(winner.candidate.config),
         text.microseconds(winner.median_us),
         text.ratio(_fraction(winner)),
+        _interval(winner.default_ratio),
         text.ratio(_over(winner, TORCH)),
         text.ratio(_over(winner, COMPILED)),
-        winner.verdict,
+        verdict(winner.verdict, winner.candidate.implementation, winner.ties),
         f"{winner.created:%Y-%m-%d %H:%M}",
     ]
 
@@ -91,7 +124,12 @@ def _winner_data(winner: Decision) -> dict[str, object]:
         "speedup": dict(winner.baselines),
         "ratio": winner.ratio,
         "interval": [winner.lo, winner.hi],
+        "default_ratio": None if winner.default_ratio is None else winner.default_ratio.value,
+        "default_interval": None
+        if winner.default_ratio is None
+        else [winner.default_ratio.low, winner.default_ratio.high],
         "noise": winner.aa,
+        "ties": list(winner.ties),
         "verdict": winner.verdict,
         "protocol": {"regime": winner.protocol.regime, **winner.protocol.details},
         "created": winner.created.isoformat(),
@@ -132,8 +170,17 @@ def _trial_data(trial: Trial) -> dict[str, object]:
         "message": trial.message,
         "median_us": trial.median_us,
         "samples": list(trial.samples),
+        "censored": trial.censored,
+        "stop_reason": trial.stop_reason,
+        "details": dict(trial.details),
+        "protocol": {"regime": trial.protocol.regime, **trial.protocol.details},
         "created": trial.created.isoformat(),
     }
+
+
+def _interval(ratio: Interval | None) -> str:
+    """``1.40 (1.36 to 1.44)``, or a dash."""
+    return "-" if ratio is None else f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
 def _name(record: Decision | Trial) -> str:

@@ -3,54 +3,66 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import app as application
-from .options import Database, DeviceName, Json, Plugins, catalog_with, split
+from .options import Database, DeviceName, Json, Plugins, catalog_with, number, split, whole_number
 
 if TYPE_CHECKING:
+    from ..device import Device
+    from ..discovery import Catalog
+    from ..problem import Problem
     from ..tuner.events import Result
+    from ..tuner.run import Budget
     from .progress import Display
 
 UNDECIDED = 1
 SEVERAL = "Repeatable, or separated by commas."
 
+Shapes = Annotated[
+    Path,
+    typer.Option(
+        "--shapes", metavar="FILE", help="The problems, e.g. configs/llm.yaml; docs/shapes.md has the grammar."
+    ),
+]
+Ops = Annotated[
+    list[str] | None, typer.Option("--op", metavar="OP", help=f"Only this op. {SEVERAL} Default: all in the file.")
+]
+Implementations = Annotated[
+    list[str] | None, typer.Option("--implementations", metavar="NAME", help=f"Only these, e.g. triton.row. {SEVERAL}")
+]
+Seconds = Annotated[
+    float | None,
+    typer.Option("--budget", metavar="SECONDS", parser=number, help="At most so long searching each problem."),
+]
+Trials = Annotated[
+    int | None,
+    typer.Option("--trials", metavar="N", parser=whole_number, help="At most so many candidates for each problem."),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="List problems, candidates and why others are out; compile and measure nothing."),
+]
+Retune = Annotated[
+    bool, typer.Option("--retune", help="Also problems that have a winner here already; it is the one to beat.")
+]
+
 
 def tune(  # noqa: PLR0913, PLR0917  (an option each)
-    shapes: Annotated[
-        Path,
-        typer.Option(
-            "--shapes", metavar="FILE", help="The problems, e.g. configs/llm.yaml; docs/shapes.md has the grammar."
-        ),
-    ],
-    op: Annotated[
-        list[str] | None, typer.Option("--op", metavar="OP", help=f"Only this op. {SEVERAL} Default: all in the file.")
-    ] = None,
-    implementations: Annotated[
-        list[str] | None,
-        typer.Option("--implementations", metavar="NAME", help=f"Only these, e.g. triton.row. {SEVERAL}"),
-    ] = None,
+    shapes: Shapes,
+    op: Ops = None,
+    implementations: Implementations = None,
     device: DeviceName = None,
     db: Database = None,
-    budget: Annotated[
-        float | None, typer.Option("--budget", metavar="SECONDS", help="At most so long searching each problem.")
-    ] = None,
-    trials: Annotated[
-        int | None, typer.Option("--trials", metavar="N", help="At most so many candidates for each problem.")
-    ] = None,
+    budget: Seconds = None,
+    trials: Trials = None,
     plugin: Plugins = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="List problems, candidates and why others are out; compile and measure nothing."
-        ),
-    ] = False,
-    retune: Annotated[
-        bool, typer.Option("--retune", help="Also problems that have a winner here already; it is the one to beat.")
-    ] = False,
+    dry_run: DryRun = False,
+    retune: Retune = False,
     json: Json = False,
 ) -> None:
     """Find the fastest right candidate for each problem, and remember it.
@@ -60,39 +72,70 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     """
     _check_positive("--budget", budget)
     _check_positive("--trials", trials)
+    work = _work(shapes, split("--op", op), split("--implementations", implementations), device, plugin)
+    if dry_run:
+        _show_plan(work, json=json)
+        return
+    from ..tuner.run import Budget
+
+    limits = Budget(seconds=budget, trials=trials)
+    with _display(json) as display:
+        results = _run(work, db, limits, retune, display)
+    _tell(results, display, json=json)
+    raise typer.Exit(_exit_code(results, display))
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What the options name: which problems, by whom, and where."""
+
+    problems: tuple[Problem, ...]
+    implementations: list[str]
+    catalog: Catalog
+    device: Device
+
+
+def _work(
+    shapes: Path, ops: list[str], implementations: list[str], device: str | None, plugins: list[Path] | None
+) -> _Work:
     from ..device import Device
-    from ..tuner.planning import plan
     from ..tuner.shapes import all_problems, load_shapes
 
     there = Device.best() if device is None else Device.of(device)
-    catalog = catalog_with(plugin)
-    problems = tuple(all_problems(load_shapes(shapes, catalog, split("--op", op))))
-    wanted = split("--implementations", implementations)
-    if dry_run:
-        from .dry_run import show
+    catalog = catalog_with(plugins)
+    problems = tuple(all_problems(load_shapes(shapes, catalog, ops)))
+    return _Work(problems, implementations, catalog, there)
 
-        show(plan(problems, catalog, there, wanted), there, json=json)
-        return
-    from ..tuner.run import Budget
+
+def _show_plan(work: _Work, *, json: bool) -> None:
+    from ..tuner.planning import plan
+    from .dry_run import show
+
+    show(plan(work.problems, work.catalog, work.device, work.implementations), work.device, json=json)
+
+
+def _run(work: _Work, db: str | None, limits: Budget, retune: bool, display: Display) -> tuple[Result, ...]:
     from ..tuner.run import tune as run
-    from .progress import say_results
 
-    with _display(json) as display:
-        results = run(
-            problems,
-            catalog=catalog,
-            device=there,
-            database=db,
-            budget=Budget(seconds=budget, trials=trials),
-            implementations=wanted,
-            retune=retune,
-            observer=display,
-        )
+    return run(
+        work.problems,
+        catalog=work.catalog,
+        device=work.device,
+        database=db,
+        budget=limits,
+        implementations=work.implementations,
+        retune=retune,
+        observer=display,
+    )
+
+
+def _tell(results: tuple[Result, ...], display: Display, *, json: bool) -> None:
     if json:
+        from .progress import say_results
+
         say_results(results)
     else:
         _conclude(results, display)
-    raise typer.Exit(_exit_code(results, display))
 
 
 def _check_positive(option: str, value: float | None) -> None:
@@ -109,25 +152,18 @@ def _display(json: bool) -> Display:
 
 
 def _conclude(results: tuple[Result, ...], display: Display) -> None:
-    from . import closing, text
+    from . import changes, closing, text
 
     if results:
         text.say()
         closing.print_results(results)
         text.say()
-    ended = display.ended
-    if ended is None:
-        return
-    skipped = f", {len(display.skipped)} skipped" if display.skipped else ""
-    text.say(
-        f"{text.plural(len(results), 'problem')}{skipped}, {text.plural(ended.trials, 'trial')} "
-        f"in {text.duration(ended.seconds)} ({text.duration(ended.device_seconds)} on the device)"
-    )
-    if ended.interrupted:
-        text.say(
-            f"interrupted: every finished trial is kept, {text.plural(ended.undecided, 'problem')} undecided; "
-            "the same command goes on from here"
-        )
+    if any(result.incumbent for result in results):
+        changes.print_changes(results)
+        text.say()
+    if display.ended is not None:
+        for line in changes.run_lines(display.ended, len(results), len(display.skipped)):
+            text.say(line)
 
 
 def _exit_code(results: tuple[Result, ...], display: Display) -> int:

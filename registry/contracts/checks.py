@@ -8,6 +8,7 @@ import torch
 
 from ..errors import InvalidArgumentError
 from ..problem import FULL_ALIGNMENT, Arguments, Problem, TensorSpec, Value, dtype_name
+from ..tracing import refuse
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 HALVES = (torch.float16, torch.bfloat16)
@@ -40,15 +41,17 @@ def same_dtype(op: str, one: tuple[str, TensorSpec], other: tuple[str, TensorSpe
         )
 
 
-def normalised_dim(op: str, dim: int, spec: TensorSpec, name: str = "x") -> int:
-    """``dim`` counted from the front. As in torch, a tensor without dimensions accepts 0 and -1."""
-    rank = max(len(spec.shape), 1)
-    if not -rank <= dim < rank:
-        raise InvalidArgumentError(
-            f"{op}: dim={dim} but {name} has {len(spec.shape)} dimensions (shape {shape_text(spec.shape)})",
-            hint=f"expected {-rank} to {rank - 1}",
-        )
-    return dim % rank
+def normalised_dim(op: str, dim: int, spec: TensorSpec) -> int:
+    """``dim`` counted from the front."""
+    check_dim(op, dim, len(spec.shape), f" (shape {shape_text(spec.shape)})")
+    return dim % max(len(spec.shape), 1)
+
+
+def check_dim(op: str, dim: int, rank: int, shown: str = "") -> None:
+    """``dim`` must be one of ``rank`` dimensions, counted from either end; as in torch, a scalar has one."""
+    most = max(rank, 1)
+    if not -most <= dim < most:
+        refuse(f"{op}: dim={dim} but x has {rank} dimensions{shown}", hint=f"expected {-most} to {most - 1}")
 
 
 def layout_traits(arguments: Arguments) -> dict[str, Value]:
@@ -65,15 +68,17 @@ def positive(problem: Problem, *names: str) -> None:
     for name in names:
         value = problem.dims[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidArgumentError(f"{problem.op}: {name} must be a positive integer, got {value!r}")
+            raise InvalidArgumentError(f"{problem.op}: {name} must be a positive integer, got {value!r:.80}")
 
 
 def one_of(problem: Problem, name: str, values: Iterable[Value]) -> None:
     """That dimension must be one of ``values``."""
     known = list(values)
-    if problem.dims[name] not in known:
+    given = problem.dims[name]
+    # 1 equals True and 1.0 to Python, but names another problem
+    if not any(type(given) is type(value) and given == value for value in known):
         raise InvalidArgumentError(
-            f"{problem.op}: {name} must be one of {', '.join(map(str, known))}, got {problem.dims[name]!r}"
+            f"{problem.op}: {name} must be one of {', '.join(map(str, known))}, got {given!r:.80}"
         )
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from ..contract import Floor, Op, Tolerance
-from ..errors import InvalidArgumentError
+from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..packed import LAYOUT, PER_WORD, PackedWeight, check_format, check_parts, column_pieces, dequantized
 from ..problem import Arguments, Problem, Value, dtype_name
+from ..tracing import refuse
 from . import fills
 from .checks import HALVES, float_dtype, float_tensor, layout_traits, one_of, positive, shape_text
 from .rounding import fp32_weight, underflow, units
@@ -56,15 +57,17 @@ def _flatten(*args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[st
         return args, attributes
     given = dict(zip(("a", "w"), args, strict=False))
     if repeated := given.keys() & attributes.keys():
-        raise InvalidArgumentError(f"gemm_int4: {', '.join(sorted(repeated))} was given twice")
+        refuse(f"gemm_int4: {', '.join(sorted(repeated))} was given twice", kind=ArgumentTypeError)
     given |= attributes
     if given.keys() != {"a", "w"}:
-        raise InvalidArgumentError(f"gemm_int4: got {', '.join(given) or 'no arguments'}", hint="expected a and w")
+        got = ", ".join(given) or "no arguments"
+        refuse(f"gemm_int4: got {got}", hint="expected a and w", kind=ArgumentTypeError)
     a, w = given["a"], given["w"]
     if not isinstance(w, PackedWeight):
-        raise InvalidArgumentError(
+        refuse(
             f"gemm_int4: w is a {type(w).__name__}, expected a PackedWeight",
             hint="w = registry.quantize(weight, bits=4, group_size=128)",
+            kind=ArgumentTypeError,
         )
     return _in_schema_order(a, w), {}
 

@@ -10,6 +10,7 @@ import torch
 from ..contract import Floor, Op, Tolerance
 from ..errors import InvalidArgumentError
 from ..problem import Arguments, Problem, Value, dtype_name
+from ..tracing import refuse
 from . import fills
 from .checks import FLOATS, float_dtype, float_tensor, layout_traits, positive, same_dtype, shape_text
 from .rounding import fp32_weight, underflow, units
@@ -19,6 +20,7 @@ KINDS = ("normal", "outliers", "spike_last", "constant", "near_zero")
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """``x / sqrt(mean(x * x) + eps) * weight`` (Zhang and Sennrich, 2019); halves in fp32, rounded once."""
+    _check_eps(eps)
     accumulator = torch.promote_types(x.dtype, torch.float32)
     wide = x.to(accumulator)
     inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -30,7 +32,14 @@ def rms_norm_fake(x: torch.Tensor, *_: object) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
+def _check_eps(eps: float) -> None:
+    # written so that NaN fails too
+    if not 0.0 <= eps < math.inf:
+        refuse(f"rms_norm: eps={eps}", hint="expected a finite number of at least 0, e.g. 1e-6")
+
+
 def _problem(arguments: Arguments) -> Problem:
+    _check_eps(arguments.number("eps"))
     x, weight = float_tensor(arguments, "x"), arguments.tensor("weight")
     if not x.shape:
         raise InvalidArgumentError(f"{arguments.op}: x has no dimension to normalise", hint="expected [..., cols]")

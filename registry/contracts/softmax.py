@@ -10,7 +10,7 @@ import torch
 from ..contract import Floor, Op, Tolerance
 from ..problem import Arguments, Problem, Value, dtype_name
 from . import fills
-from .checks import FLOATS, float_dtype, float_tensor, layout_traits, normalised_dim, positive
+from .checks import FLOATS, check_dim, float_dtype, float_tensor, layout_traits, normalised_dim, positive
 from .rounding import fp32_weight, underflow, units
 
 KINDS = ("normal", "outliers", "spike_last", "constant", "masked")
@@ -18,6 +18,7 @@ KINDS = ("normal", "outliers", "spike_last", "constant", "masked")
 
 def softmax_reference(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """``exp(x - max) / sum(exp(x - max))`` along ``dim``; halves in fp32, rounded once. Row-major output."""
+    check_dim("softmax", dim, x.dim())
     accumulator = torch.promote_types(x.dtype, torch.float32)
     return torch.softmax(x, dim, dtype=accumulator).to(x.dtype).contiguous()
 

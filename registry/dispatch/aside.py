@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Hashable
 
 from .plan import Candidate
-from .winners import DispatchWarning
+from .warning import warn_caller
 
 MOST_REASONS = 4096
 """Per op. What is older is tried again, at the cost of failing once more."""
@@ -42,8 +41,7 @@ class Aside:
             warn = (op, name) not in self._warned
             self._warned.add((op, name))
         if warn:
-            text = f"{op}: {candidate} failed and is put aside, something else runs instead: {reason}"
-            warnings.warn(text, DispatchWarning, stacklevel=5)
+            warn_caller(f"{op}: {candidate} failed and is put aside, something else runs instead: {reason}")
         return reason
 
     def reason(self, place: Hashable, candidate: Candidate) -> str:

@@ -74,7 +74,7 @@ class BoundOp:
             else:
                 given = args
                 entries = self._entries[len(args)][args[0].shape]
-        except (LookupError, AttributeError, TypeError):
+        except (LookupError, AttributeError, TypeError, RuntimeError):  # a nested tensor's shape raises the last
             entries = ()
         if not dispatch_modes() and forward_ad._current_level < 0 and not self._forcing.active:
             for matches, run, rest, grad, _ in entries:

@@ -11,13 +11,14 @@ from torch.compiler import is_dynamo_compiling
 
 from ..device import Device
 from ..discovery import Catalog
+from ..errors import ArgumentTypeError, RegistryError
 from ..implementation import Implementation
 from ..problem import Problem
+from ..tracing import constant_while_tracing, let_through
 from .bound_op import BoundOp
 from .explain import Explanation, explained_problem
 from .forcing import Forced, Forcing, Wanted
 from .prepared import forget_prepared
-from .torch_private import constant_while_tracing
 from .winners import Winners
 
 
@@ -38,14 +39,14 @@ class Dispatcher:
         """Run ``op`` on these arguments by whatever is the fastest known implementation here.
 
         Raises UnknownNameError for an op that nobody defines and InvalidArgumentError, before anything is launched,
-        for arguments that it does not accept.
+        for arguments that it does not accept (ArgumentTypeError, a TypeError too, for their number and types).
         """
         if is_dynamo_compiling():
             self._ensure(op)
             return self._bound[op].traced(args, attributes)
         try:
             run = self._calls[op]
-        except KeyError:
+        except (KeyError, TypeError):
             run = self.op(op)
         return run(*args, **attributes)
 
@@ -55,6 +56,10 @@ class Dispatcher:
 
     def bound(self, name: str) -> BoundOp:
         """One op's tables and counters."""
+        if not isinstance(name, str):
+            raise ArgumentTypeError(
+                f"the name of an op must be a str, got {name!r:.80}", hint='expected e.g. registry.call("softmax", x)'
+            )
         self._follow_catalog()
         with self._lock:
             if name not in self._bound:
@@ -118,7 +123,10 @@ def _finder(dispatcher: Dispatcher) -> Callable[[str], bool]:
     """Finds an op before torch.compile traces a call of it: plugins are not for dynamo to trace through."""
 
     def find(op: str) -> bool:
-        dispatcher.op(op)
+        try:
+            dispatcher.op(op)
+        except RegistryError as fault:
+            raise let_through(fault) from None
         return True
 
     # a function, since dynamo looks through partials and methods

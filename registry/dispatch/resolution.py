@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,8 @@ from ..problem import Problem
 from ..space import Config
 from .forcing import Forced
 from .plan import Candidate
-from .winners import DispatchWarning, OpWinners
+from .warning import warn_caller
+from .winners import OpWinners
 
 _Answer = TypeVar("_Answer")
 
@@ -176,7 +176,7 @@ def _asked(implementation: Implementation, what: str, ask: Callable[[], _Answer]
         return ask()
     except Exception as fault:
         text = f"{implementation.name}: {what}() raised {type(fault).__name__}: {fault}"
-        warnings.warn(text, DispatchWarning, stacklevel=2)
+        warn_caller(text)
         return text
 
 

@@ -69,7 +69,7 @@ class Table:
         """The entry that holds for a call, as the hot path would find it."""
         try:
             entries = self.entries[form][given[0].shape]
-        except (LookupError, AttributeError, TypeError):
+        except (LookupError, AttributeError, TypeError, RuntimeError):
             return None
         for entry in entries:
             if entry.matches(*given) and (entry.grad is None or entry.grad is grad_enabled):

@@ -124,15 +124,6 @@ def transforming() -> bool:
     return _functorch is not None and _functorch.peek_interpreter_stack() is not None
 
 
-def constant_while_tracing(function: Callable[[str], bool]) -> Callable[[str], bool]:
-    """Let torch.compile call ``function`` while it traces, instead of looking into it.
-
-    This is ``torch.compiler.assume_constant_result`` without its import of dynamo, which takes a second and Triton.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
 # --- allocation
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -13,13 +12,10 @@ from tuning_db import Decision, MissingDatabaseError, TuningDBError
 from ..contract import Op
 from ..device import Device
 from ..problem import Problem, Value, canonical_json
+from .warning import warn_caller
 
 REGIME = "cold"
 """What is compared: times with a cold L2, as in a model where other work ran between two calls."""
-
-
-class DispatchWarning(RuntimeWarning):
-    """Something that was tuned or declared cannot be used; the call is answered by something else."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,7 @@ class Winners:
             warn = bool(found.fault) and not self._warned
             self._warned = self._warned or warn
         if warn:
-            warnings.warn(f"winners are not used: {found.fault}", DispatchWarning, stacklevel=5)
+            warn_caller(f"winners are not used: {found.fault}")
         return found
 
     def _read(self, op: Op, device: Device) -> OpWinners:

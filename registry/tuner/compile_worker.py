@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import torch
+
 from ..discovery import Catalog
 from ..errors import OutOfResourcesError, RegistryError
 from .jobs import CompileJob, job_from_json
@@ -22,7 +24,7 @@ def compile_one(catalog: Catalog, job: CompileJob) -> dict[str, Any]:
         return {"failed": {"status": "out_of_resources", "message": fault.message}}
     except RegistryError as fault:
         return {"failed": {"status": "compile_error", "message": fault.message}}
-    except Exception as fault:  # a stranger's compile step; its fault is the candidate's
+    except BaseException as fault:  # a stranger's compile step; its fault, SystemExit too, is the candidate's
         return {"failed": {"status": "compile_error", "message": f"{type(fault).__name__}: {fault}"[:2000]}}
     return {"built": asdict(artifact)}
 
@@ -30,6 +32,7 @@ def compile_one(catalog: Catalog, job: CompileJob) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> None:
     """``compile_worker DESCRIPTOR PARENT [PLUGIN_FILE ...]``."""
     parent = Parent(int(arguments[0]), int(arguments[1]))
+    torch.set_num_threads(1)  # OMP_NUM_THREADS comes too late for a process that was forked
     catalog = Catalog()
     for path in arguments[2:]:
         catalog.load_file(path)

@@ -9,7 +9,8 @@ import torch
 
 from ..device import Device
 from .protocol import Protocol
-from .samplers import Sampler, copies_of, sampler_for
+from .samplers import Sampler, copies_of
+from .sampling import sampler_for
 
 _TRIALS = 5
 
@@ -23,10 +24,11 @@ def copy_sampler(floor_bytes: int, device: Device, protocol: Protocol) -> Sample
     for 500 MiB and the faster of the two 258 µs.
     """
     half = max(4, floor_bytes // 8 * 4)
-    sources = [torch.ones(half // 4, device=device.torch) for _ in range(copies_of(2 * half, protocol))]
+    # not of zeros or ones, which toggle fewer wires than data do
+    sources = [torch.rand(half // 4, device=device.torch) for _ in range(copies_of(2 * half, protocol))]
     pairs = [(torch.empty_like(source), source) for source in sources]
     samplers = [_sampler(copy, pairs, protocol, device) for copy in (_by_driver, _by_kernel)]
-    times = [statistics.median(sampler.sample() for _ in range(_TRIALS)) for sampler in samplers]
+    times = [statistics.median(us for us, _ in sampler.take(_TRIALS)) for sampler in samplers]
     slower = samplers.pop(times.index(max(times)))
     slower.close()
     return samplers[0]

@@ -55,11 +55,22 @@ class TrialDone:
 
 
 @dataclass(frozen=True)
+class Incumbent:
+    """What a winner had to beat: the stored winner of before (``stored``), or else the default."""
+
+    implementation: str
+    config: Config
+    stored: bool
+
+
+@dataclass(frozen=True)
 class Result:
     """A problem's outcome, as the closing table shows it.
 
     Ratios are of the finals, paired: ``speedup`` maps another implementation's name to its time over the winner's.
-    ``verdict`` is ``new``, ``replaced``, ``kept``, ``tie`` or ``none`` (no candidate was right).
+    ``verdict`` is ``new``, ``replaced``, ``kept``, ``tie`` or ``none`` (no candidate was right). ``ratio`` is the
+    ``incumbent``'s time over the winner's, with its interval ``low`` to ``high``; ``noise`` is relative. ``ties`` are the
+    candidates that could not be told from the winner.
     """
 
     problem: Problem
@@ -70,6 +81,12 @@ class Result:
     speedup: Mapping[str, float]
     verdict: str
     statuses: Counter[str] = field(default_factory=Counter)
+    incumbent: Incumbent | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    noise: float | None = None
+    ties: tuple[str, ...] = ()
 
     @property
     def fraction_of_floor(self) -> float | None:
@@ -101,13 +118,20 @@ class Note:
 
 @dataclass(frozen=True)
 class RunEnded:
-    """``interrupted``: stopped by Ctrl-C; what was measured is stored."""
+    """``interrupted``: stopped by Ctrl-C; what was measured is stored.
+
+    ``device_seconds``: how long the worker had a job. ``busy_share``: the part of the time that this makes once the
+    processes have started (None for a run that ended before). ``compile_seconds``: summed over the compiling
+    processes, by backend, e.g. ``inductor`` for torch.compile.
+    """
 
     seconds: float
     device_seconds: float
     trials: int
     interrupted: bool
     undecided: int
+    busy_share: float | None = None
+    compile_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 Event = RunStarted | ProblemSkipped | ProblemStarted | TrialDone | FinalsStarted | ProblemDecided | Note | RunEnded

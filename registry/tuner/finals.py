@@ -1,4 +1,4 @@
-"""Deciding: paired ratios over blocks in fresh processes, judged against the noise of a candidate with itself.
+"""The decision: paired ratios over blocks in fresh processes, judged against the noise of a candidate with itself.
 
 The unit of evidence is a block's median log ratio: between processes (allocation, placement) a time shifts by more
 than within one, so rounds of one process alone overstate what is known. See docs/tuning.md.
@@ -7,15 +7,22 @@ than within one, so rounds of one process alone overstate what is known. See doc
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from .noise import Noise, Pair
+from .student_t import t_quantile
+
 BLOCKS = 3
-ROUNDS = 10
-ALPHA = 0.05
-PAIRS_PER_DECADE = 10
+ROUNDS = 24
+ATTEMPTS = 3
+"""Finals of one problem at most, when other runs publish in between."""
+PRE_FINALISTS = 8
+FINALISTS = 2
+ALPHA = 0.04
 _RESAMPLES = 1000
 _CLIP = 0.1
 
@@ -41,77 +48,117 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who won. ``ratio`` is incumbent's time over the winner's (1 when the incumbent stays), with its interval."""
+    """Who won. ``ratio`` is incumbent's time over the winner's (1 when the incumbent stays), with its interval.
+
+    ``ties``: who else ran and cannot be told from the winner. ``noise`` is the relative A/A noise at this duration.
+    """
 
     winner: str
     verdict: str
     ratio: Ratio
     noise: float
+    ties: tuple[str, ...] = ()
 
 
-def judge(incumbent: str, challengers: Sequence[str], blocks: Sequence[Times], noise: float) -> Verdict:
+def judge(incumbent: str, challengers: Sequence[str], blocks: Sequence[Times], noise: Noise) -> Verdict:
     """The incumbent is replaced only if an interval, corrected for the number of challengers, excludes 1 and the
-    gain exceeds ``noise`` (a relative A/A difference); otherwise it is a tie and it stays."""
+    gain exceeds the A/A noise; otherwise it is a tie and it stays."""
     alpha = ALPHA / max(1, len(challengers))
     entered = [name for name in challengers if sum(name in block for block in blocks) > 1]
-    clear = {name: time_ratio(name, incumbent, blocks, alpha, clip=_CLIP) for name in entered}
-    ratios = {name: time_ratio(name, incumbent, blocks, alpha) for name in entered}
-    better = {name: ratios[name] for name in entered if clear[name].high < 1 and ratios[name].value < 1 / (1 + noise)}
+    clear = {name: time_ratio(name, incumbent, blocks, alpha, noise, clip=_CLIP) for name in entered}
+    aa = noise.aa(median_of(incumbent, blocks))
+    better = {name: ratio for name, ratio in clear.items() if ratio.high < 1 and ratio.value < 1 / (1 + aa)}
     if better:
-        winner = min(better, key=lambda name: better[name].value)
-        return Verdict(winner, "replaced", better[winner].inverse, noise)
-    own = time_ratio(INCUMBENT_COPY, incumbent, blocks, ALPHA)
-    beaten = bool(entered) and all(ratio.low > 1 for ratio in clear.values())
-    return Verdict(incumbent, "kept" if beaten else "tie", Ratio(1.0, own.inverse.low, own.inverse.high), noise)
+        ratios = {name: time_ratio(name, incumbent, blocks, alpha, noise) for name in better}
+        winner = min(ratios, key=lambda name: ratios[name].value)
+        against = {
+            name: time_ratio(name, winner, blocks, alpha, noise, clip=_CLIP) for name in entered if name != winner
+        }
+        return Verdict(winner, "replaced", ratios[winner].inverse, aa, _ties(against, aa))
+    own = time_ratio(INCUMBENT_COPY, incumbent, blocks, ALPHA, noise)
+    ties = _ties(clear, aa)
+    verdict = "kept" if entered and not ties else "tie"
+    return Verdict(incumbent, verdict, Ratio(1.0, own.inverse.low, own.inverse.high), aa, ties)
 
 
-def time_ratio(one: str, other: str, blocks: Sequence[Times], alpha: float, clip: float = math.inf) -> Ratio:
+def time_ratio(
+    one: str,
+    other: str,
+    blocks: Sequence[Times],
+    alpha: float,
+    noise: Noise,
+    *,
+    clip: float = math.inf,
+    fresh: bool = False,
+) -> Ratio:
     """``one``'s time over ``other``'s: the wider of a bootstrap within blocks and a t interval over blocks.
 
-    ``clip`` limits log ratios. The t interval grows with the spread of the gain itself: three blocks that show a gain
-    of 46, 5 and 36 leave no doubt about who is faster, but much about by how much.
+    The variance over blocks is moderated by what is usual in ``noise``. ``fresh``: where the ratio of one more process
+    is expected, instead of the mean of all. ``clip`` limits log ratios: the interval grows with the spread of the gain
+    itself, and three blocks that show a gain of 46, 5 and 36 leave no doubt about who is faster, but much about by how
+    much.
     """
     common = [block for block in blocks if {one, other} <= block.keys()]
     logs = [np.log(np.asarray(block[one]) / np.asarray(block[other])).clip(-clip, clip) for block in common]
     if not logs:
         return Ratio(1.0, 0.0, math.inf)
     medians = np.array([np.median(values) for values in logs])
-    centre = float(np.median(medians))
+    centre, mean = float(np.median(medians)), float(medians.mean())
+    reach = _reach(medians, median_of(other, common), alpha, noise, fresh=fresh)
     low, high = _bootstrap(logs, alpha)
-    if len(medians) > 1:
-        reach = t_quantile(1 - alpha / 2, len(medians) - 1) * float(medians.std(ddof=1)) / math.sqrt(len(medians))
-        mean = float(medians.mean())
-        low, high = min(low, mean - reach), max(high, mean + reach)
+    low, high = min(low, mean - reach, centre), max(high, mean + reach, centre)
     return Ratio(math.exp(centre), math.exp(low), math.exp(high))
 
 
-def t_quantile(probability: float, freedom: int) -> float:
-    """Quantile of Student's t. Exact for 1 and 2 degrees of freedom; those of more take 2's, which is wider."""
-    if freedom == 1:
-        return math.tan(math.pi * (probability - 0.5))
-    return (2 * probability - 1) * math.sqrt(2 / (4 * probability * (1 - probability)))
+def block_ratio(one: str, other: str, blocks: Sequence[Times]) -> float | None:
+    """``one``'s time over ``other``'s without an interval; None where they never met."""
+    logs = _block_medians(one, other, blocks)
+    return math.exp(statistics.median(logs)) if logs else None
 
 
-def aa_noise(pairs: Sequence[tuple[float, float]], median_us: float) -> float:
-    """Relative A/A noise at a duration: the 95th percentile over the same-candidate pairs of that decade.
+def observed(incumbent: str, challengers: Sequence[str], blocks: Sequence[Times]) -> Noise:
+    """What the finals of one problem add to what is known about noise."""
+    pairs = [block for block in blocks if {incumbent, INCUMBENT_COPY} <= block.keys()]
+    if not pairs:
+        return Noise()
+    medians = {name: _block_medians(name, incumbent, pairs) for name in (INCUMBENT_COPY, *challengers)}
+    own = medians.pop(INCUMBENT_COPY)
+    us = median_of(incumbent, pairs)
+    single = [Pair(float(np.median(block[incumbent])), math.exp(log)) for block, log in zip(pairs, own, strict=True)]
+    decided = (Pair(us, math.exp(float(np.median(own)))),) if len(own) == BLOCKS else ()
+    variances = [(us, float(np.var(logs, ddof=1))) for logs in medians.values() if len(logs) == BLOCKS]
+    return Noise(decided, tuple(single), tuple(variances))
 
-    ``pairs``: (duration in µs, ratio of a candidate's time to its own copy's). With fewer than ten pairs in the
-    decade all pairs count.
-    """
-    decade = [ratio for us, ratio in pairs if abs(math.log10(us / median_us)) <= 0.5]
-    chosen = decade if len(decade) >= PAIRS_PER_DECADE else [ratio for _, ratio in pairs]
-    if not chosen:
+
+def fastest(times: Mapping[str, Sequence[float]], keep: int = FINALISTS) -> list[str]:
+    """Who goes on from a pre-final: by the median time, fastest first; who has no times is out."""
+    return sorted((name for name in times if times[name]), key=lambda name: statistics.median(times[name]))[:keep]
+
+
+def median_of(name: str, blocks: Sequence[Times]) -> float:
+    """An entrant's median time in µs over all rounds of all blocks."""
+    return statistics.median(us for block in blocks for us in block.get(name, ()))
+
+
+def _ties(against: Mapping[str, Ratio], aa: float) -> tuple[str, ...]:
+    """Who is not beyond doubt slower than the winner: the rule that replaces an incumbent, the other way round."""
+    return tuple(name for name, ratio in against.items() if not (ratio.low > 1 and ratio.value > 1 + aa))
+
+
+def _block_medians(one: str, other: str, blocks: Sequence[Times]) -> list[float]:
+    common = [block for block in blocks if {one, other} <= block.keys()]
+    return [float(np.median(np.log(np.asarray(block[one]) / np.asarray(block[other])))) for block in common]
+
+
+def _reach(medians: np.ndarray, us: float, alpha: float, noise: Noise, *, fresh: bool) -> float:
+    """Half the width of the t interval, 0 where nothing is known of the variance."""
+    own, prior = len(medians) - 1, noise.prior(us)
+    freedom = own + prior.freedom
+    if freedom < 1:
         return 0.0
-    return float(np.expm1(np.percentile(np.abs(np.log(chosen)), 95)))
-
-
-def same_candidate_pairs(incumbent: str, blocks: Sequence[Times]) -> list[tuple[float, float]]:
-    """(duration, ratio of medians) of the incumbent and its copy, one a block."""
-    return [
-        (float(np.median(block[incumbent])), float(np.median(block[INCUMBENT_COPY]) / np.median(block[incumbent])))
-        for block in blocks
-        if {incumbent, INCUMBENT_COPY} <= block.keys()
-    ]
+    squares = float(((medians - medians.mean()) ** 2).sum())
+    variance = (squares + prior.freedom * prior.variance) / freedom
+    return t_quantile(1 - alpha / 2, freedom) * math.sqrt(variance * (1 / len(medians) + fresh))
 
 
 def _bootstrap(logs: Sequence[np.ndarray], alpha: float) -> tuple[float, float]:

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Any
 
+from .clocks import Clocks, Reading
 from .protocol import Protocol
-from .samplers import Sampler
+from .samplers import Sample, Sampler, ScreenedSampler
+
+HOPELESS = "hopeless"
+SCREENED = "screened"
+
+_SERIES = 3
+"""Series of samples at most: those taken while the device was throttled are taken again."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Samples in µs in the order taken, why sampling stopped, and how a sample was taken."""
+    """Samples in µs in the order taken, why sampling stopped, and what else there is to know (``how`` they were taken,
+    ``clocks`` after them, how many were ``dropped`` and ``spoiled``, whether the device was ``contended``)."""
 
     samples: tuple[float, ...]
     stop_reason: str
     censored: bool
-    how: str
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def median_us(self) -> float:
@@ -26,16 +35,107 @@ class Measurement:
         return statistics.median(self.samples)
 
 
-def measure(sampler: Sampler, protocol: Protocol, best_us: float | None = None) -> Measurement:
-    """Sample under ``protocol``; ``best_us`` is what a candidate must be near to be worth more than a few samples."""
-    _warm_up(sampler, protocol)
-    samples: list[float] = []
-    began = time.perf_counter()
-    while True:
-        samples.append(sampler.sample())
-        elapsed_us = (time.perf_counter() - began) * 1e6
-        if reason := _reason_to_stop(samples, elapsed_us, protocol, best_us):
-            return Measurement(tuple(samples), reason, reason == "hopeless", sampler.how)
+def measure(
+    sampler: Sampler, protocol: Protocol, best_us: float | None = None, clocks: Clocks | None = None
+) -> Measurement:
+    """Sample under ``protocol``; ``best_us`` is what a candidate must be near to be worth more than a few samples.
+
+    A series during which the device was throttled is dropped and taken again while time lasts.
+    """
+    details: dict[str, Any] = {"capture_refused": sampler.refused} if sampler.refused else {}
+    if isinstance(sampler, ScreenedSampler):
+        sampler.cover()
+        return Measurement(sampler.samples, SCREENED, True, details | {"how": sampler.how})
+    began = perf_counter_ns()
+    sampler.warm_up(protocol.warmup_us)
+    dropped = 0
+    for number in range(_SERIES):
+        series = Series(protocol, best_us, began)
+        reason = series.run(sampler)
+        reading = clocks.read() if clocks else None
+        if not (reading and reading.throttled) or reason == "limit" or number == _SERIES - 1:
+            break
+        dropped += len(series.samples)
+    sampler.cover()
+    details |= {"how": sampler.how, **_disturbances(series, reading, dropped, clocks)}
+    return Measurement(tuple(series.samples), reason, reason == HOPELESS, details)
+
+
+def _disturbances(series: Series, reading: Reading | None, dropped: int, clocks: Clocks | None) -> dict[str, Any]:
+    """Only what there was: details are stored with every trial."""
+    found: dict[str, Any] = {"clocks": reading.details} if reading else {}
+    found |= {"dropped": dropped} if dropped else {}
+    found |= {"spoiled": series.spoiled} if series.spoiled else {}
+    return found | ({"contended": True} if clocks and clocks.contended() else {})
+
+
+class Series:
+    """Samples until there is a reason to stop. Those that are not clean are left out, unless most are so."""
+
+    def __init__(self, protocol: Protocol, best_us: float | None, began_ns: int) -> None:
+        self._protocol = protocol
+        self._best_us = best_us
+        self._began_ns = began_ns
+        self._taken: list[Sample] = []
+        self._sample_us = 0.0
+
+    @property
+    def samples(self) -> list[float]:
+        """The samples that count, in µs."""
+        clean = [us for us, clean in self._taken if clean]
+        hardly = len(self._taken) >= 2 * self._protocol.min_samples and 2 * len(clean) < len(self._taken)
+        out_of_time = self._elapsed_us() >= self._protocol.limit_us and len(clean) < self._protocol.min_censor
+        return [us for us, _ in self._taken] if hardly or out_of_time else clean
+
+    @property
+    def spoiled(self) -> int:
+        """Samples taken that were not clean, whether or not they count."""
+        return sum(not clean for _, clean in self._taken)
+
+    def run(self, sampler: Sampler) -> str:
+        """Take samples in growing batches; returns the reason to stop."""
+        while True:
+            before = perf_counter_ns()
+            batch = sampler.take(self._batch())
+            self._taken += batch
+            self._sample_us = (perf_counter_ns() - before) / 1e3 / len(batch)
+            samples, elapsed_us = self.samples, self._elapsed_us()
+            if reason := reason_to_stop(samples, elapsed_us, self._protocol, self._best_us):
+                return reason
+
+    def _batch(self) -> int:
+        """To the next decision, but not far past the limit."""
+        protocol, count = self._protocol, len(self.samples)
+        goals = [goal - count for goal in (protocol.min_censor, protocol.min_samples) if goal > count]
+        wanted = goals[0] if goals else min(max(2, count // 2), protocol.max_samples - count)
+        left_us = protocol.limit_us - self._elapsed_us()
+        affordable = int(left_us / self._sample_us) if self._sample_us else wanted
+        return max(1, min(wanted, affordable))
+
+    def _elapsed_us(self) -> float:
+        return (perf_counter_ns() - self._began_ns) / 1e3
+
+
+def reason_to_stop(samples: Sequence[float], elapsed_us: float, protocol: Protocol, best_us: float | None) -> str:
+    """``hopeless``, ``max_samples``, ``interval``, ``settled`` or ``limit``; "" to go on."""
+    count = len(samples)
+    if (
+        best_us is not None
+        and protocol.min_censor <= count < protocol.min_samples
+        and min(samples) > protocol.hopeless * best_us
+    ):
+        return HOPELESS
+    if count >= protocol.max_samples:
+        return "max_samples"
+    if count >= protocol.min_samples:
+        low, high = median_interval(samples)
+        if high - low <= protocol.interval * statistics.median(samples):
+            return "interval"
+        if count >= 2 * protocol.min_samples and has_settled(samples, protocol):
+            return "settled"
+    if elapsed_us >= protocol.limit_us and count >= protocol.min_censor:
+        return "limit"
+    return ""
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:
@@ -48,23 +148,14 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     return ordered[low], ordered[high]
 
 
-def _warm_up(sampler: Sampler, protocol: Protocol) -> None:
-    began = time.perf_counter()
-    sampler.sample()
-    while (time.perf_counter() - began) * 1e6 < protocol.warmup_us:
-        sampler.sample()
+def has_settled(samples: Sequence[float], protocol: Protocol) -> bool:
+    """Whether the second half of the samples has told nothing new: neither about the median nor about the noise."""
+    half, half_noise = _median_and_noise(samples[: len(samples) // 2])
+    whole, noise = _median_and_noise(samples)
+    return abs(whole - half) <= protocol.interval / 2 * whole and abs(noise - half_noise) <= protocol.settled * noise
 
 
-def _reason_to_stop(samples: Sequence[float], elapsed_us: float, protocol: Protocol, best_us: float | None) -> str:
-    count = len(samples)
-    if best_us is not None and count == protocol.min_censor and min(samples) > protocol.hopeless * best_us:
-        return "hopeless"
-    if count >= protocol.max_samples:
-        return "max_samples"
-    if count >= protocol.min_samples:
-        low, high = median_interval(samples)
-        if high - low <= protocol.interval * statistics.median(samples):
-            return "interval"
-    if elapsed_us >= protocol.limit_us and count >= protocol.min_censor:
-        return "limit"
-    return ""
+def _median_and_noise(samples: Sequence[float]) -> tuple[float, float]:
+    """The median, and the median distance from it."""
+    median = statistics.median(samples)
+    return median, statistics.median(abs(sample - median) for sample in samples)

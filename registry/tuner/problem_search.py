@@ -19,8 +19,6 @@ from .search import Searcher
 
 DEFAULT_TRIALS = 64
 DEFAULT_SECONDS = 30.0
-PRE_FINALISTS = 8
-FINALISTS = 2
 
 
 @dataclass(frozen=True)

@@ -8,97 +8,145 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+from . import spawning
+from .spawning import Command, Ending
 
 Message = Mapping[str, Any]
 
 _LOG_LIMIT = 1 << 20
+_LONGEST_LINE = 64 << 20
 _PR_SET_PDEATHSIG = 1
+_GONE_S = 20.0
 
 
 class Child:
     """``python -m module`` in a process group of its own; its stdout and stderr go to a capped file.
 
     Not ``multiprocessing``: its spawn imports the user's script again, and one abort breaks every future of a pool.
+    ``memory_bytes``: killed when it holds more (0: no limit). ``fresh``: executed, not forked from a template.
     """
 
     def __init__(
-        self, module: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+        self,
+        module: str,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        *,
+        memory_bytes: int = 0,
+        fresh: bool = False,
     ) -> None:
         ours, theirs = socket.socketpair()
         # deleted by name at once; appending, so that truncating it while the child writes is safe
         self._log = tempfile.TemporaryFile(mode="a+b")  # noqa: SIM115
+        command = Command(module, tuple(arguments), environment, memory_bytes, fresh)
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid()), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env={**os.environ, **(environment or {})},
-            )
+            self._started = spawning.start(command, theirs, self._log)
+        ours.setblocking(False)
         self._socket = ours
-        self._buffer = b""
+        self._buffer = bytearray()
+        self._unsent = bytearray()
+        self._nonsense = ""
+
+    @property
+    def pid(self) -> int:
+        """Its process id; waits until it has one."""
+        return self._started.pid
 
     def fileno(self) -> int:
         """For ``selectors``."""
         return self._socket.fileno()
 
-    def send(self, message: Message) -> bool:
-        """Send one message; False when the child is gone."""
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something waits for room in the socket: then also watch for writing, and call :meth:`flush`."""
+        return bool(self._unsent)
+
+    def send(self, message: Message) -> None:
+        """Send one message, without waiting for a child that does not read."""
+        self._unsent += json.dumps(message).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what there is room for. To a child that is gone nothing is sent: its end is noticed elsewhere."""
         try:
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            return
         except OSError:
-            return False
-        return True
+            self._unsent.clear()
 
     def receive(self) -> tuple[list[Message], bool]:
-        """The messages that have arrived and whether the child is still there. Call when readable."""
+        """The messages that have arrived, and whether more may come: not after nonsense or the child's end."""
         try:
             data = self._socket.recv(1 << 20)
+        except BlockingIOError:
+            return [], True
         except OSError:
             data = b""
         self._buffer += data
-        *lines, self._buffer = self._buffer.split(b"\n")
         if os.fstat(self._log.fileno()).st_size > _LOG_LIMIT:
             self._log.truncate(0)
-        return [json.loads(line) for line in lines], bool(data)
+        messages: list[Message] = []
+        *lines, rest = self._buffer.split(b"\n")
+        self._buffer = rest
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except ValueError:
+                message = None
+            if not isinstance(message, dict):
+                return messages, self._refuse(bytes(line))
+            messages.append(message)
+        if len(rest) > _LONGEST_LINE:
+            return messages, self._refuse(bytes(rest))
+        return messages, bool(data)
 
-    def end(self, seconds: float = 2.0) -> str:
-        """For a child whose socket has closed: how it ended, and the last lines it printed."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=seconds)
-        ended = self._process.poll()
+    def ended(self, seconds: float = 0.0) -> Ending | None:
+        """How it ended, waiting at most ``seconds``; None while it runs."""
+        return self._started.ended(seconds)
+
+    def end(self, seconds: float = 0.5) -> Ending:
+        """For a child of which nothing more is to come: kill what is left of it, and say how and why it ended."""
+        by_itself = None if self._nonsense else self._started.ended(seconds)
         words = self._last_words()
         self.stop()
-        how = "it closed its pipe" if ended is None else _how(ended)
-        return f"{how}: {words}" if words else how
+        ending = by_itself or Ending(0, self._nonsense or "it closed its pipe")
+        why = ending.why or _how(ending.code)
+        return replace(ending, why=f"{why}: {words}" if words else why)
 
-    def stop(self) -> None:
-        """Kill the group, reap it, free what is held here. May be called again."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+    def stop(self) -> bool:
+        """Kill the group, wait until it is reaped, free what is held here; whether it is gone. May be called again."""
+        self._started.kill()
+        gone = self._started.ended(_GONE_S) is not None
+        self._started.close()
         self._socket.close()
         self._log.close()
-
-    def _last_words(self, lines: int = 6) -> str:
-        self._log.seek(max(0, os.fstat(self._log.fileno()).st_size - 4096))
-        text = self._log.read().decode(errors="replace")
-        return "\n".join(text.strip().splitlines()[-lines:])[-2000:]
+        return gone
 
     def close(self) -> None:
         """Let an idle child end by itself, then make sure."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=2)
+        self._started.ended(2.0)
         self.stop()
+
+    def _refuse(self, line: bytes) -> bool:
+        self._nonsense = f"it sent what is no message: {line[:80]!r}"
+        return False
+
+    def _last_words(self, lines: int = 6) -> str:
+        if self._log.closed:
+            return ""
+        self._log.seek(max(0, os.fstat(self._log.fileno()).st_size - 4096))
+        text = self._log.read().decode(errors="replace")
+        return "\n".join(text.strip().splitlines()[-lines:])[-2000:]
 
 
 def _how(code: int) -> str:
@@ -116,6 +164,7 @@ class Parent:
     def __init__(self, descriptor: int, parent: int) -> None:
         _die_with(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+        os.set_inheritable(descriptor, False)
         self._socket = socket.socket(fileno=descriptor)
         self._file = self._socket.makefile("rb")
 

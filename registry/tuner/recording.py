@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Store, Trial
@@ -15,10 +16,22 @@ from ..implementation import Implementation
 from ..problem import Problem
 from .jobs import Outcome
 from .planning import Choice, ProblemPlan
-from .protocol import REGIME, Protocol
+from .protocol import Protocol
 
 LASTING = frozenset({"ok", "wrong_result", "nondeterministic", "compile_error", "out_of_resources", "unsupported"})
 """Statuses that a second trial would give again. A timeout, a crash or a full memory may have been bad luck."""
+
+_LATE_ROWS = 64
+"""On a server so many rows, at most, become visible after one with a greater number."""
+
+
+@dataclass
+class _Seen:
+    """What a run has read of one problem's trials: rows after ``began``, and so far to ``newest``."""
+
+    began: int
+    newest: int
+    uids: set[str] = field(default_factory=set)
 
 
 class Recorder:
@@ -27,9 +40,12 @@ class Recorder:
     def __init__(self, store: Store, device: Device, protocol: Protocol, details: Mapping[str, Any]) -> None:
         self._store = store
         self.environment = Environment(device.hardware(), device.software())
-        self._protocol = StoredProtocol(REGIME, protocol.details)
+        self._protocol = StoredProtocol(protocol.regime, protocol.details)
         self._fingerprints: dict[str, str] = {}
         self._run = store.start_run(self.environment, details)
+        self._began, _ = store.newest_trial()
+        self._newest = self._began
+        self._seen: dict[ProblemKey, _Seen] = {}
 
     def end(self, details: Mapping[str, Any]) -> None:
         """Close the run's record."""
@@ -58,6 +74,8 @@ class Recorder:
             details=outcome.details,
         )
         self._store.add_trials(self._run, [trial])
+        if trial.problem in self._seen:
+            self._seen[trial.problem].uids.add(trial.uid)
         return trial.uid
 
     def known_trials(self, plan: ProblemPlan) -> list[tuple[Candidate, Trial]]:
@@ -66,17 +84,29 @@ class Recorder:
         Oldest first, so that the newest of a candidate is the one that stays. What may have been the machine's fault
         is left out, to be tried again.
         """
-        found = self._store.trials(
-            problem_key(plan.op, plan.problem), environment=self.environment, protocol=self._protocol
-        )
-        lasting = [trial for trial in reversed(found) if trial.status in LASTING]
+        self._seen[problem_key(plan.op, plan.problem)] = _Seen(0, 0)
+        return self.news(plan)
+
+    def has_news(self) -> bool:
+        """Whether another run has stored a trial of any problem since this was asked last; a look at an index."""
+        self._newest, others = self._store.newest_trial(self._newest, self._run)
+        return others
+
+    def news(self, plan: ProblemPlan) -> list[tuple[Candidate, Trial]]:
+        """As :meth:`known_trials`, but only what other runs have stored since that, or else since this run began."""
+        problem = problem_key(plan.op, plan.problem)
+        seen = self._seen.setdefault(problem, _Seen(self._began, self._began))
+        since = max(seen.began, seen.newest - _LATE_ROWS)
+        seen.newest, found = self._store.trials_since(since, problem, self.environment, self._protocol)
+        lasting = [trial for trial in found if trial.uid not in seen.uids and trial.status in LASTING]
+        seen.uids.update(trial.uid for trial in found)
         pairs = ((self._candidate(plan.choices, trial.candidate), trial) for trial in lasting)
         return [(candidate, trial) for candidate, trial in pairs if candidate is not None]
 
     def winner(self, op: Op, problem: Problem) -> Decision | None:
         """The stored decision for this problem on this hardware and software."""
         found = self._store.winner(
-            problem_key(op, problem), self.environment.hardware, self.environment.software, REGIME
+            problem_key(op, problem), self.environment.hardware, self.environment.software, self._protocol.regime
         )
         if found is None or dict(found.environment.software) != dict(self.environment.software):
             return None
@@ -100,7 +130,7 @@ class Recorder:
             op_version=plan.op.version,
             static_key=key.static_key,
             hardware=self.environment.hardware,
-            regime=REGIME,
+            regime=self._protocol.regime,
         )
         pairs = (
             (decision.problem.dims, self._candidate(plan.choices, decision.candidate, same_source=False))

@@ -12,12 +12,18 @@ import torch
 
 from ..contract import Op
 from ..device import Device
-from ..dispatch.plan import Plan
-from ..implementation import Tensors
-from ..numerics import Bounds, bounds_of, compare, own_error, reference64
+from ..numerics import Bounds, Comparison, bounds_of, compare, own_error, reference64
 from ..problem import Arguments, Problem
 from .protocol import Protocol
-from .samplers import Enqueue, copies_of
+from .rotation import Rotation
+from .samplers import copies_of
+
+PARTLY = "partly other"
+"""The kind of inputs that timed copies are overwritten with: the timed ones, but for a few elements."""
+
+_OTHER_PART = 1 / 64
+"""So few, that who remembers a result by some of its inputs believes that it knows it; so many, that every output that
+is a sum over inputs differs by more than its tolerance."""
 
 _CACHE_SHARE = 0.35
 """Part of the device's memory that the cases of one problem may keep between trials."""
@@ -25,11 +31,18 @@ _CACHE_SHARE = 0.35
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of inputs, and the bounds within which an answer is right."""
+    """One kind of inputs, and the bounds within which an answer is right. ``pristine`` is never handed out."""
 
     kind: str
     values: tuple[Any, ...]
+    pristine: tuple[Any, ...]
     bounds: tuple[Bounds, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        tensors = [value for value in (*self.values, *self.pristine) if isinstance(value, torch.Tensor)]
+        return sum(tensor.nbytes for tensor in tensors) + sum(bounds.nbytes for bounds in self.bounds)
 
 
 class Session:
@@ -43,67 +56,107 @@ class Session:
         self._seed = seed
         self._cases: dict[str, Case] = {}
 
+    @property
+    def timed_kind(self) -> str:
+        """The kind of inputs that is timed."""
+        return self.op.kinds[0]
+
     def case(self, kind: str) -> Case:
-        """Inputs of that kind and their reference; the same at every call."""
+        """Inputs of that kind, one of the op's or PARTLY, and their reference; the same at every call."""
         if kind in self._cases:
             return self._cases[kind]
-        values = self._usual if kind == self.op.kinds[0] else self._drawn(kind)
-        reference = reference64(self.op, values)
-        error = own_error(self.op, self.problem, values, reference)
-        case = Case(kind, values, bounds_of(self.op, self.problem, values, reference, error))
-        if self._nbytes(case) * len(self.op.kinds) <= _CACHE_SHARE * self.device.memory_bytes:
+        case = self._make(kind, self._partly_other() if kind == PARTLY else self._drawn(kind))
+        if self.is_roomy:
             self._cases[kind] = case
         return case
 
-    def judge(self, case: Case, outputs: Tensors) -> str:
-        """What is wrong with the outputs of a case, "" when nothing is."""
+    def judge(self, case: Case, outputs: tuple[torch.Tensor, ...]) -> str:
+        """What is wrong with the outputs of a case, looked at closely; "" when nothing is."""
         if all(bounds.hold(output) for bounds, output in zip(case.bounds, outputs, strict=True)):
             return ""
-        reference = reference64(self.op, case.values)
-        error = own_error(self.op, self.problem, case.values, reference)
-        return compare(self.op, self.problem, outputs, reference, error).message
+        return self.compared(case, outputs).message
 
-    def _drawn(self, kind: str) -> tuple[Any, ...]:
+    def compared(self, case: Case, outputs: tuple[torch.Tensor, ...]) -> Comparison:
+        """The outputs of a case against its reference, element by element."""
+        reference = reference64(self.op, case.pristine)
+        error = own_error(self.op, self.problem, case.pristine, reference)
+        return compare(self.op, self.problem, outputs, reference, error)
+
+    def _make(self, kind: str, values: tuple[Any, ...]) -> Case:
+        reference = reference64(self.op, values)
+        error = own_error(self.op, self.problem, values, reference)
+        # what is never handed to a candidate needs no second copy
+        pristine = clone(values) if kind in self.op.kinds else values
+        return Case(kind, values, pristine, bounds_of(self.op, self.problem, values, reference, error))
+
+    def _drawn(self, kind: str, again: int = 0) -> tuple[Any, ...]:
         generator = torch.Generator(device=self.device.torch)
-        generator.manual_seed(self._seed + self.op.kinds.index(kind))
+        generator.manual_seed(self._seed + self.op.kinds.index(kind) + 1_000_003 * again)
         return self.op.inputs(self.problem, kind, generator)
 
-    @cached_property
-    def _usual(self) -> tuple[Any, ...]:
-        """Inputs of the first kind: what is timed, whether or not anybody needs their reference."""
-        return self._drawn(self.op.kinds[0])
+    def _partly_other(self) -> tuple[Any, ...]:
+        """The timed inputs with a few numbers of another draw; what is not floating, such as indices, all of it."""
+        values, others = self._drawn(self.timed_kind), self._drawn(self.timed_kind, again=1)
+        generator = torch.Generator(device=self.device.torch).manual_seed(self._seed)
+        mixed = tuple(
+            _mixed(value, other, generator) if isinstance(value, torch.Tensor) else value
+            for value, other in zip(values, others, strict=True)
+        )
+        return mixed if self._is_sound(mixed) else others
+
+    def _is_sound(self, values: tuple[Any, ...]) -> bool:
+        """Whether the op makes sense of them: a mixture of two draws need not be one."""
+        try:
+            return all(bool(output.isfinite().all()) for output in reference64(self.op, values))
+        except Exception:  # whatever an op raises when its inputs contradict each other
+            return False
 
     @cached_property
     def arguments(self) -> Arguments:
         """Specs of the inputs."""
-        return self.op.arguments(self._usual)
+        timed = self._cases.get(self.timed_kind)
+        return self.op.arguments(timed.values if timed else self._drawn(self.timed_kind))
 
     @cached_property
-    def copies(self) -> list[tuple[Any, ...]]:
-        """The rotating copies: the same values at other addresses, so that one reference serves all."""
-        _ = self.pristine
-        return [self._usual, *(clone(self._usual) for _ in range(copies_of(self.working_set, self.protocol) - 1))]
+    def rotation(self) -> Rotation:
+        """The rotating copies that are timed. What they hold is told to ``show``."""
+        values = self.values(self.timed_kind)
+        rotation = Rotation(values, copies_of(self.working_set, self.protocol))
+        rotation.show(self.timed_kind, values)
+        return rotation
+
+    def show(self, kind: str) -> None:
+        """Let the rotating copies hold inputs of that kind."""
+        self.rotation.show(kind, self.values(kind))
+
+    def values(self, kind: str) -> tuple[Any, ...]:
+        """Inputs of that kind, whether or not anybody needs their reference."""
+        if kind in self._cases or kind == PARTLY:
+            return self.case(kind).pristine
+        return self._drawn(kind)
 
     @cached_property
-    def pristine(self) -> tuple[Any, ...]:
-        """What the timed inputs were before anybody could write to them."""
-        return clone(self._usual)
+    def unmutated(self) -> tuple[int, ...]:
+        """Places of the arguments that the op must leave alone."""
+        return tuple(place for place, parameter in enumerate(self.op.parsed.parameters) if not parameter.mutated)
+
+    @cached_property
+    def is_roomy(self) -> bool:
+        """Whether there is memory to keep what one trial needs for the next."""
+        outputs = self.op.output_specs(self.arguments, self.device.torch).values()
+        case = 2 * sum(spec.nbytes for spec in self.arguments.tensors.values()) + 8 * sum(o.numel for o in outputs)
+        return case * (len(self.op.kinds) + 1) <= _CACHE_SHARE * self.device.memory_bytes
 
     @property
     def nbytes(self) -> int:
         """Bytes that its cases hold."""
-        return sum(self._nbytes(case) for case in self._cases.values())
+        return sum(case.nbytes for case in self._cases.values())
 
     @cached_property
     def working_set(self) -> int:
         """Bytes of one copy's arguments and outputs."""
         outputs = self.op.output_specs(self.arguments, self.device.torch)
         return sum(spec.nbytes for spec in [*self.arguments.tensors.values(), *outputs.values()])
-
-    @staticmethod
-    def _nbytes(case: Case) -> int:
-        tensors = [value for value in case.values if isinstance(value, torch.Tensor)]
-        return sum(tensor.nbytes for tensor in tensors) + sum(bounds.nbytes for bounds in case.bounds)
 
 
 class Sessions:
@@ -147,37 +200,16 @@ class Sessions:
         self._sessions.clear()
 
 
-class TimedPlan:
-    """A plan on the rotating copies: what is launched, and the outputs that the timed launches left."""
-
-    def __init__(self, plan: Plan, session: Session) -> None:
-        self._functional = plan.candidate.implementation.returns_outputs
-        self._outputs: list[Tensors] = [() if self._functional else plan.allocate() for _ in session.copies]
-        self.launches: list[Enqueue] = [
-            self._launch(plan, place, values) for place, values in enumerate(session.copies)
-        ]
-
-    @property
-    def outputs(self) -> list[Tensors]:
-        """What the latest launch on each copy wrote; empty where a copy was not launched."""
-        return self._outputs
-
-    def _launch(self, plan: Plan, place: int, values: tuple[Any, ...]) -> Enqueue:
-        scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
-        extended = plan.prepared.extend(values)
-        run, outputs = plan.run, self._outputs
-
-        def write() -> None:
-            run(outputs[place], extended, scratch)
-
-        def keep() -> None:
-            # kept, so that the allocator gives every copy its own output and the rotation stays cold
-            returned = run((), extended, scratch)
-            outputs[place] = returned if isinstance(returned, tuple) else (returned,)
-
-        return keep if self._functional else write
-
-
 def clone(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """The same arguments at other addresses."""
     return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in values)
+
+
+def _mixed(value: torch.Tensor, other: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if not value.is_floating_point() or value.numel() == 0:
+        return other
+    taken = torch.rand(value.shape, device=value.device, generator=generator) < _OTHER_PART
+    # at least one: a small tensor may have been spared
+    place = torch.randint(value.numel(), (1,), device=value.device, generator=generator)
+    taken.view(-1)[place] = True
+    return torch.where(taken, other, value)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
 
 import torch
-import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from ..contract import Op
 from ..errors import RegistryError, ShapesFileError, UnknownNameError
 from ..problem import Problem
+from .yaml_document import Document
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -25,10 +25,8 @@ MOST_PROBLEMS = 100_000
 """A file that stands for more is a slip: tuning them would take days."""
 
 _LARGEST = 2**63 - 1
-_DEEPEST = 8
-_PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
-
-Place = tuple[Hashable, ...]
+_MOST_BITS_SHOWN = 256
+"""Python itself refuses to write an integer of 4300 digits."""
 
 
 class Ops(Protocol):
@@ -57,23 +55,25 @@ def load_shapes(path: str | Path, catalog: Ops, ops: Iterable[str] = ()) -> dict
 
 
 class _File:
-    """One file being read: its data, and the line of each place in it, for the messages."""
+    """One file: which problems its data stand for."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.lines: dict[Place, int] = {}
-        self.data = self._data(self._text())
+        self._document = Document(path)
+        self._fault = self._document.fault
 
     def problems(self, known: Mapping[str, Op]) -> dict[str, list[Problem]]:
-        if self.data is None:
-            raise self.fault((), "the file is empty", "expected an op with a list of entries, see docs/shapes.md")
-        if not isinstance(self.data, dict):
-            raise self.fault((), f"got a {_kind(self.data)}", "expected a mapping from ops to lists of entries")
-        for name in self.data:
+        data = self._document.data
+        if data is None:
+            raise self._fault((), "the file is empty", "expected an op with a list of entries, see docs/shapes.md")
+        if not isinstance(data, dict):
+            raise self._fault((), f"got a {_kind(data)}", "expected a mapping from ops to lists of entries")
+        for name in data:
             if name not in known:
-                unknown = UnknownNameError("op", str(name), known)
-                raise self.fault((name,), unknown.message, unknown.hint)
-        return {name: self._of(known[name], entries) for name, entries in self.data.items()}
+                unknown = UnknownNameError("op", name, known)
+                vendor, stranger, _ = name.partition("::")
+                hint = f"is the plugin of {vendor} installed? `registry plugins` lists what is" if stranger else ""
+                raise self._fault((name,), unknown.message, hint or unknown.hint)
+        return {name: self._of(known[name], entries) for name, entries in data.items()}
 
     def _of(self, op: Op, entries: Any) -> list[Problem]:
         try:
@@ -81,93 +81,23 @@ class _File:
         except ValidationError as fault:
             raise self._invalid(op, fault) from None
         found: dict[Problem, None] = {}
+        count = 0  # with duplicates: it takes its time to find out that they are
         for number, (entry, written) in enumerate(zip(checked, entries, strict=True)):
             names = list(written)  # the order of the file, which the validated entry has lost
-            if math.prod(map(len, entry.values())) + len(found) > MOST_PROBLEMS:
-                raise self.fault((op.name, number), f"more than {MOST_PROBLEMS} problems", "list fewer values")
+            count += math.prod(map(len, entry.values()))
+            if count > MOST_PROBLEMS:
+                raise self._fault((op.name, number), f"more than {MOST_PROBLEMS} problems", "list fewer values")
             for values in itertools.product(*(entry[name] for name in names)):
                 try:
                     found[op.problem_of(dict(zip(names, values, strict=True)))] = None
                 except RegistryError as refused:
-                    raise self.fault((op.name, number), refused.message, refused.hint) from None
+                    raise self._fault((op.name, number), refused.message, refused.hint) from None
         return list(found)
 
     def _invalid(self, op: Op, invalid: ValidationError) -> ShapesFileError:
-        fault = min(invalid.errors(include_url=False), key=lambda error: self._line((op.name, *error["loc"])))
+        fault = min(invalid.errors(include_url=False), key=lambda error: self._document.line((op.name, *error["loc"])))
         message, hint = _explained(op, fault)
-        return self.fault((op.name, *fault["loc"]), message, hint)
-
-    def _written(self, place: Place) -> Place:
-        """The innermost place around this one that stands in the file: a single value has no index there."""
-        while place and place not in self.lines:
-            place = place[:-1]
-        return place
-
-    def _line(self, place: Place) -> int:
-        return self.lines.get(self._written(place), 1)
-
-    def fault(self, place: Place, message: str, hint: str) -> ShapesFileError:
-        """``FILE, line N, KEY: MESSAGE`` with what was expected as the hint."""
-        key = ".".join(f"[{part}]" if isinstance(part, int) else str(part) for part in self._written(place)).replace(
-            ".[", "["
-        )
-        where = f"{self.path}, line {self._line(place)}" + (f", {key}" if key else "")
-        return ShapesFileError(f"{where}: {message}", hint=hint)
-
-    def _text(self) -> str:
-        try:
-            return self.path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise ShapesFileError(f"{self.path}: no such file", hint="expected a YAML file of shapes") from None
-        except UnicodeDecodeError as fault:
-            raise ShapesFileError(f"{self.path}: not UTF-8 text (byte {fault.start})", hint="expected YAML") from None
-        except OSError as fault:
-            raise ShapesFileError(f"{self.path}: {fault.strerror}", hint="expected a readable YAML file") from None
-
-    def _data(self, text: str) -> object:
-        try:
-            loader = yaml.SafeLoader(text)
-            node = loader.get_single_node()
-            return None if node is None else self._plain(loader, node, (), ())
-        except yaml.MarkedYAMLError as fault:
-            line = fault.problem_mark.line + 1 if fault.problem_mark else 1
-            problem = " ".join(part for part in (fault.context, fault.problem) if part)
-            raise ShapesFileError(f"{self.path}, line {line}: not YAML: {problem}", hint="see docs/shapes.md") from None
-        except (yaml.YAMLError, ValueError) as fault:
-            shown = str(fault).splitlines()[0]
-            raise ShapesFileError(f"{self.path}: not YAML: {shown}", hint="see docs/shapes.md") from None
-
-    def _plain(self, loader: yaml.SafeLoader, node: yaml.Node, place: Place, above: tuple[yaml.Node, ...]) -> object:
-        """The node's value; remembers its line, refuses repeated keys and aliases of a node within itself."""
-        self.lines.setdefault(place, node.start_mark.line + 1)
-        if any(node is other for other in above):
-            raise self.fault(place, "an alias refers to what it stands in", "write the values out")
-        if len(above) > _DEEPEST:
-            raise self.fault(place, "nested too deeply", "expected op: [{dimension: [value, ...]}, ...]")
-        if isinstance(node, yaml.CollectionNode) and node.tag not in _PLAIN_TAGS:
-            raise self.fault(place, f"the tag {node.tag!r} has no meaning here", "write the values without it")
-        above = (*above, node)
-        if isinstance(node, yaml.SequenceNode):
-            return [self._plain(loader, item, (*place, n), above) for n, item in enumerate(node.value)]
-        if not isinstance(node, yaml.MappingNode):
-            return loader.construct_object(node)
-        found: dict[object, object] = {}
-        for key_node, value_node in node.value:
-            key = loader.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                raise self.fault(
-                    (*place, str(key)), f"{key!r} is not a name", "expected the name of an op or dimension"
-                )
-            inner = (*place, key)
-            if key in found:
-                raise self.fault(
-                    place,
-                    f"{key} stands here twice, on line {self.lines[inner]} and line {key_node.start_mark.line + 1}",
-                    "join the two lists",
-                )
-            self.lines[inner] = key_node.start_mark.line + 1
-            found[key] = self._plain(loader, value_node, inner, above)
-        return found
+        return self._fault((op.name, *fault["loc"]), message, hint)
 
 
 def _entries_of(op: Op) -> TypeAdapter[list[dict[str, list[Any]]]]:
@@ -249,13 +179,15 @@ def _explained(op: Op, fault: ErrorDetails) -> tuple[str, str]:
 def _shown(value: object) -> str:
     if value is None:
         return "nothing"
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS_SHOWN:
+        return f"a number of {value.bit_length()} bits"
     return f"a {_kind(value)}" if isinstance(value, dict | list) else repr(value)[:80]
 
 
 def _kind(value: object) -> str:
     if isinstance(value, dict):
         return "mapping"
-    return "list" if isinstance(value, list) else f"single value ({value!r:.60})"
+    return "list" if isinstance(value, list) else f"single value ({_shown(value):.60})"
 
 
 def all_problems(shapes: Mapping[str, list[Problem]]) -> Iterator[Problem]:

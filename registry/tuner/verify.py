@@ -1,64 +1,159 @@
-"""Is it right? Every kind of input against the float64 reference, into poisoned outputs, before and after timing."""
+"""Is it right? Every kind of input against the float64 reference, into poisoned outputs, before and after timing.
+
+What is checked, and what each check is for, is in docs/tuning.md.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
+from ..contract import Op
 from ..dispatch.plan import Plan
 from ..implementation import Tensors
-from ..numerics import output_faults, overlap, poison, same_bits
+from ..numerics import output_faults, overlap, poison
+from .checks import Checks, WrongError
 from .samplers import Sampler
-from .session import Case, Session, TimedPlan, clone
+from .session import PARTLY, Case, Session, clone
+from .timed import LATE, TimedPlan, same_shape_and_bits
+
+__all__ = ["WrongError", "check_unchanged", "run_poisoned", "verify", "verify_timed"]
+
+# bound at import: what a candidate patches later is not called
+_sleep: Callable[[int], None] = torch.cuda._sleep
+
+_DELAY_CYCLES = 400_000
+"""About 0.2 ms: what a launch on the wrong stream, or on none, does meanwhile, it does to inputs that are not there."""
 
 
-class WrongError(Exception):
-    """A candidate that is wrong. ``status`` is ``wrong_result`` or ``nondeterministic``."""
-
-    def __init__(self, status: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
+_BY_ROUNDING = 100.0
+"""Times the tolerance: an error beyond that comes from no other order of additions."""
 
 
 def verify(plan: Plan, session: Session) -> None:
-    """Run the plan on every kind of input; raises WrongError."""
+    """Run the plan on every kind of input, and twice on the first; raises WrongError."""
+    checks = Checks()
     for kind in session.op.kinds:
         case = session.case(kind)
-        outputs = _run_untouched(plan, session, case)
-        faults = output_faults(outputs, plan.signature.outputs, case.values)
-        if faults:
-            raise WrongError("wrong_result", "; ".join(faults))
-        if kind == session.op.kinds[0]:
-            _check_second_run(plan, outputs, _run_untouched(plan, session, case))
-        if fault := session.judge(case, outputs):
-            raise WrongError("wrong_result", f"{case.kind} inputs: {fault}")
+        outputs = _run_on(plan, session, case, checks)
+        if kind == session.timed_kind:
+            _run_again(plan, session, case, outputs, checks)
+        checks.add(_hold(case, outputs), "wrong_result", partial(_why, session, case, outputs))
+        if kind == session.timed_kind or not session.is_roomy:
+            checks.settle()
+    checks.settle()
 
 
-def verify_timed(timed: TimedPlan, sampler: Sampler, session: Session) -> None:
-    """Check what was timed: poison the outputs, launch once more just as samples did, compare; raises WrongError."""
-    case = session.case(session.op.kinds[0])
-    for outputs in timed.outputs:
-        poison(outputs)
-    sampler.replay()
-    for outputs in timed.outputs:
-        if fault := session.judge(case, outputs):
-            raise WrongError("wrong_result", f"after timing: {fault}")
-    _check_unchanged(session, session.copies[0], session.pristine)
+def verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, *, alone: bool = True) -> None:
+    """Check what was timed, as it was timed; raises WrongError.
 
+    First the outputs that timing left. Then the inputs are overwritten in place and everything is launched once more
+    just as samples did, the old outputs still in place; and again, launch by launch, into poisoned outputs.
 
-def _run_untouched(plan: Plan, session: Session, case: Case) -> Tensors:
-    """Run once into poisoned memory, and see that the inputs are what they were (what mutates is given copies)."""
+    ``alone`` is False when others were timed on the same inputs: who has changed them is then seen only afterwards.
+    """
+    checks = Checks()
     if session.op.parsed.mutates:
-        return _run(plan, clone(case.values))
-    before = clone(case.values)
-    outputs = _run(plan, case.values)
-    _check_unchanged(session, case.values, before)
+        _verify_mutating(timed, session, checks)
+        return
+    case, other = session.case(session.timed_kind), session.case(PARTLY)
+    if alone:
+        _check_copies(session, case, checks)
+        timed.check_first(checks, case, "after timing")
+        timed.check_margins(checks)
+        checks.settle()
+    _delay(session)
+    timed.show(PARTLY, other.pristine)
+    sampler.replay()
+    timed.check(checks, other, "after timing, other inputs at the same addresses")
+    _check_copies(session, other, checks)
+    checks.settle()
+    timed.poison()
+    _delay(session)
+    timed.show(case.kind, case.pristine)
+    for launch in timed.launches:
+        launch()
+    timed.check(checks, case, "after timing")
+    _check_copies(session, case, checks)
+    timed.check_margins(checks)
+    checks.settle()
+
+
+def _verify_mutating(timed: TimedPlan, session: Session, checks: Checks) -> None:
+    """What mutates has gone on from its own results: it starts afresh, and runs once."""
+    for kind in (PARTLY, session.timed_kind):
+        case = session.case(kind)
+        session.rotation.spoil()
+        timed.poison()
+        timed.show(kind, case.pristine)
+        for launch in timed.launches:
+            launch()
+        timed.check(checks, case, "after timing")
+        _check_copies(session, case, checks)
+    timed.check_margins(checks)
+    checks.settle()
+
+
+def _run_on(plan: Plan, session: Session, case: Case, checks: Checks) -> Tensors:
+    """Run once into poisoned memory, and see that the inputs are what they were (what mutates is given copies)."""
+    values = clone(case.values) if session.op.parsed.mutates else case.values
+    outputs = run_poisoned(plan, values)
+    check_unchanged(session.op, values, case.pristine, checks)
+    if faults := output_faults(outputs, plan.signature.outputs, values):
+        # inputs first: who changes them is wrong everywhere
+        checks.settle()
+        raise WrongError("wrong_result", "; ".join(faults))
     return outputs
 
 
-def _run(plan: Plan, values: tuple[Any, ...]) -> Tensors:
+def _run_again(plan: Plan, session: Session, case: Case, outputs: Tensors, checks: Checks) -> None:
+    """A second run, elsewhere: at another address, and on a GPU on another stream, behind a delay, ahead of which the
+    inputs are nonsense. What is compared is what the very next kernel on that stream reads."""
+    early, rotation = clone(outputs), session.rotation
+    with _other_stream(session):
+        rotation.spoil()
+        _delay(session)
+        rotation.show(case.kind, case.pristine)
+        if plan.prepared:
+            rotation.announce()
+        again = run_poisoned(plan, rotation.copies[0])
+        read = clone(again)
+        if faults := output_faults(again, plan.signature.outputs, rotation.copies[0]):
+            raise WrongError("wrong_result", f"its second run: {'; '.join(faults)}")
+        same = [same_shape_and_bits(one, other) for one, other in zip(outputs, read, strict=True)]
+    if any(overlap(one, other) for one, other in zip(outputs, again, strict=True)):
+        raise WrongError("wrong_result", "two calls return the same memory: the second overwrites the first's result")
+    if plan.candidate.implementation.deterministic:
+        checks.add(same, "nondeterministic", partial(_differing, session, case, read, again))
+    checks.add(_hold(case, read), "wrong_result", partial(_why_again, session, case, read, again))
+    _check_memory((*outputs, *again), (*early, *read), checks)
+    if session.op.parsed.mutates:
+        rotation.spoil()
+        session.show(case.kind)
+
+
+def _check_memory(outputs: Tensors, early: Tensors, checks: Checks) -> None:
+    """Outputs must stay what they were when the memory that is free by now is used, and without another write."""
+    fillers = [torch.empty_like(output) for output in outputs for _ in range(2)]
+    poison(tuple(fillers))
+    for output, was in zip(outputs, early, strict=True):
+        fault = "its output changes after it has returned: the memory is used again, or something still writes to it"
+        checks.add([same_shape_and_bits(output, was)], "wrong_result", fault)
+
+
+def _check_copies(session: Session, case: Case, checks: Checks) -> None:
+    flags = session.rotation.unchanged(case.pristine, session.unmutated)
+    for place, flag in flags.items():
+        name = session.op.parsed.names[place]
+        checks.add([flag], "wrong_result", f"it changes its input {name} in some of the timed copies")
+
+
+def run_poisoned(plan: Plan, values: tuple[Any, ...]) -> Tensors:
+    """Run once; outputs and scratch hold NaN, or the largest integer, before."""
     functional = plan.candidate.implementation.returns_outputs
     outputs = () if functional else plan.allocate()
     scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
@@ -69,15 +164,70 @@ def _run(plan: Plan, values: tuple[Any, ...]) -> Tensors:
     return returned if isinstance(returned, tuple) else (returned,)
 
 
-def _check_unchanged(session: Session, values: tuple[Any, ...], before: tuple[Any, ...]) -> None:
-    for name, value, was in zip(session.op.parsed.names, values, before, strict=True):
-        if isinstance(value, torch.Tensor) and not same_bits(value, was):
-            raise WrongError("wrong_result", f"it changes its input {name}")
+def check_unchanged(op: Op, values: tuple[Any, ...], pristine: tuple[Any, ...], checks: Checks) -> None:
+    """See whether each argument that must be left alone was."""
+    for parameter, value, was in zip(op.parsed.parameters, values, pristine, strict=True):
+        if isinstance(value, torch.Tensor) and not parameter.mutated:
+            flag = same_shape_and_bits(value, was)
+            checks.add([flag], "wrong_result", f"it changes its input {parameter.name}")
 
 
-def _check_second_run(plan: Plan, outputs: Tensors, again: Tensors) -> None:
-    if any(overlap(one, other) for one, other in zip(outputs, again, strict=True)):
-        raise WrongError("wrong_result", "two calls return the same memory: the second overwrites the first's result")
-    same = all(same_bits(one, other) for one, other in zip(outputs, again, strict=True))
-    if plan.candidate.implementation.deterministic and not same:
-        raise WrongError("nondeterministic", "two runs on the same input differ, and it does not say so")
+def _hold(case: Case, outputs: Tensors) -> list[torch.Tensor]:
+    return [bounds.holding(output) for bounds, output in zip(case.bounds, outputs, strict=True)]
+
+
+def _why(session: Session, case: Case, outputs: Tensors) -> str:
+    if fault := session.judge(case, outputs):
+        return f"{case.kind} inputs: {fault}"
+    return f"{case.kind} inputs: {LATE}" if all(map(bool, _hold(case, outputs))) else ""
+
+
+def _why_again(session: Session, case: Case, read: Tensors, outputs: Tensors) -> str:
+    fault = session.judge(case, read)
+    if fault and session.device.type == "cuda":
+        torch.cuda.synchronize(session.device.torch)
+    if not fault:
+        return ""
+    if not session.judge(case, outputs):
+        return f"its second run: {LATE}"
+    where = "on another stream and " if session.device.type == "cuda" else ""
+    return f"its second run, {where}at another address, is wrong: {case.kind} inputs: {fault}"
+
+
+def _differing(session: Session, case: Case, read: Tensors, outputs: Tensors) -> str:
+    """Two runs differ: by rounding, or because one of them is wrong altogether."""
+    if session.compared(case, read).ratio > _BY_ROUNDING:
+        raise WrongError("wrong_result", _why_again(session, case, read, outputs))
+    return "two runs on the same input differ, and it does not say so"
+
+
+def _check_stream(device: torch.device, stream: torch.cuda.Stream) -> None:
+    if torch.cuda.current_stream(device) != stream:
+        raise WrongError("wrong_result", "it leaves another stream the current one")
+
+
+@contextlib.contextmanager
+def _other_stream(session: Session) -> Iterator[None]:
+    """On a GPU: a stream of high priority, so that what reads on it comes before what a candidate puts elsewhere."""
+    if session.device.type != "cuda":
+        yield
+        return
+    stream, before = _stream(session.device.torch), torch.cuda.current_stream(session.device.torch)
+    stream.wait_stream(before)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+            _check_stream(session.device.torch, stream)
+    finally:
+        before.wait_stream(stream)
+
+
+@lru_cache(maxsize=16)
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One a device: libraries keep a workspace for every stream that they have seen."""
+    return torch.cuda.Stream(device, priority=-1)
+
+
+def _delay(session: Session) -> None:
+    if session.device.type == "cuda":
+        _sleep(_DELAY_CYCLES)

@@ -5,28 +5,36 @@ Everything that can hang, crash or poison a CUDA context happens here; the tunin
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import random
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
+from ..artifact import Artifact
 from ..device import Device
 from ..discovery import Catalog
 from ..dispatch.plan import Candidate, Plan, build
 from ..errors import CompileError, OutOfResourcesError, RegistryError, UnsupportedError
+from .clocks import Clocks
 from .copying import copy_sampler
+from .device_lock import DeviceLock
+from .integrity import Integrity, Trust
 from .jobs import BlockJob, Entrant, Outcome, TrialJob, job_from_json
 from .jobs import Timed as TimedBlock
-from .measure import measure
+from .measure import Measurement, measure
+from .probes import Probes
 from .process import Parent
 from .protocol import Protocol
-from .samplers import Sampler, sampler_for
-from .session import Session, Sessions, TimedPlan
+from .samplers import Sampler
+from .sampling import sampler_for
+from .session import Session, Sessions
+from .timed import TimedPlan
+from .turns import in_turns
 from .verify import WrongError, verify, verify_timed
 
 Announce = Callable[[str], None]
@@ -67,14 +75,20 @@ class Worker:
         self._catalog = catalog
         self._device = device
         self._sessions = Sessions(catalog.op, device)
+        self._clocks = Clocks.of(device)
+        self._uncapturable: set[tuple[str, str]] = set()
+        self._probes = Probes(device)
+        self.trust = Trust(INTEGRITY)
 
     def trial(self, job: TrialJob, announce: Announce) -> Outcome:
         """Verify, time, verify what was timed."""
         steps = Steps(announce)
         try:
             outcome = self._trial(job, steps)
-        except Exception as fault:  # whatever a stranger's code raises is that candidate's outcome
+        except BaseException as fault:  # whatever a stranger's code raises, SystemExit too, is that candidate's outcome
             outcome = Outcome(*_status_of(fault))
+        if breach := self.trust.breach():
+            outcome = Outcome("error", breach)
         if outcome.status != "ok":
             # here, where no traceback holds the tensors any more
             self._start_afresh(job, outcome)
@@ -86,20 +100,23 @@ class Worker:
         session = self._sessions.get(job.op, dict(job.dims), protocol, job.seed)
         if job.entrant.role == "floor":
             announce("measure")
-            return _outcome(*_measure_copy(session, protocol))
+            self._clocks.warm()
+            return _measure_copy(session, protocol, self._clocks)
         plan = self._plan(session, job.entrant)
         announce("verify")
         verify(plan, session)
+        self._probes.check(plan, _by_key(job.entrant))
         announce("measure")
+        self._clocks.warm()
         timed = TimedPlan(plan, session)
-        sampler = self._sampler(plan, timed, session, protocol)
+        sampler = self._sampler(plan, timed, session, protocol, job.best_us)
         try:
-            found = measure(sampler, protocol, job.best_us)
+            found = measure(sampler, protocol, job.best_us, self._clocks)
             announce("verify")
             verify_timed(timed, sampler, session)
         finally:
             sampler.close()
-        return _outcome(found.samples, found.median_us, found.censored, found.stop_reason, {"how": found.how})
+        return _outcome(found)
 
     def block(self, job: BlockJob, announce: Announce) -> TimedBlock:
         """Time entrants in turns; one that cannot run, or is wrong now, is left out with its fault."""
@@ -107,20 +124,30 @@ class Worker:
         announce("load")
         protocol = Protocol(**job.protocol)
         session = self._sessions.get(job.op, dict(job.dims), protocol, job.seed)
+        self._clocks.warm()
         entries: dict[int, _Entry] = {}
         faults = [""] * len(job.entrants)
         for place, entrant in enumerate(job.entrants):
             announce("load")
             try:
                 entries[place] = self._entry(entrant, session, protocol)
-            except Exception as fault:  # as in trial: one entrant's fault is not the block's
+            except BaseException as fault:  # as in trial: one entrant's fault is not the block's
                 faults[place] = ": ".join(_status_of(fault))
+            if breach := self.trust.breach():
+                entries.pop(place, None)
+                faults[place] = f"error: {breach}"
         announce("measure")
-        times, positions = _rounds({place: entry.sampler for place, entry in entries.items()}, job)
+        turns = in_turns({place: entry.sampler for place, entry in entries.items()}, job.rounds, job.seed, self._clocks)
+        times = tuple(tuple(turns.times.get(place, ())) for place in range(len(job.entrants)))
+        positions = tuple(tuple(turns.positions.get(place, ())) for place in range(len(job.entrants)))
         announce("verify")
         for place, entry in entries.items():
-            faults[place] = entry.check(session)
+            raised = turns.faults.get(place)
+            faults[place] = ": ".join(_status_of(raised)) if raised else entry.check(session)
             entry.sampler.close()
+        if breach := self.trust.breach():
+            # whichever did it, it was timed among all the others
+            faults = [f"error: {breach}"] * len(faults)
         times = tuple(() if fault else taken for taken, fault in zip(times, faults, strict=True))
         return TimedBlock(times, tuple(faults), positions, time.perf_counter() - began)
 
@@ -131,23 +158,30 @@ class Worker:
             plan = self._plan(session, entrant)
             timed = TimedPlan(plan, session)
             entry = _Entry(self._sampler(plan, timed, session, protocol), timed)
-        entry.sampler.sample()
+        entry.sampler.warm_up(protocol.warmup_us)
         return entry
 
     def _plan(self, session: Session, entrant: Entrant) -> Plan:
         implementation = self._catalog.implementation(session.op.name, entrant.implementation)
-        artifacts = {artifact.variant.key: artifact for artifact in entrant.artifacts}
+        self.trust.admit(implementation)
         candidate = Candidate(implementation, entrant.config)
-        return build(session.op, candidate, session.problem, session.arguments, self._device, artifacts)
+        return build(session.op, candidate, session.problem, session.arguments, self._device, _by_key(entrant))
 
-    def _sampler(self, plan: Plan, timed: TimedPlan, session: Session, protocol: Protocol) -> Sampler:
-        return sampler_for(
+    def _sampler(
+        self, plan: Plan, timed: TimedPlan, session: Session, protocol: Protocol, best_us: float | None = None
+    ) -> Sampler:
+        name = session.op.name, plan.candidate.key
+        sampler = sampler_for(
             timed.launches,
-            capturable=plan.candidate.implementation.capturable,
+            capturable=plan.candidate.implementation.capturable and name not in self._uncapturable,
             working_set=session.working_set,
             protocol=protocol,
             device=self._device,
+            best_us=best_us,
         )
+        if sampler.refused:
+            self._uncapturable.add(name)
+        return sampler
 
     def _start_afresh(self, job: TrialJob, outcome: Outcome) -> None:
         """What went wrong may have written to the inputs or filled the memory; the next candidate must not suffer."""
@@ -155,6 +189,7 @@ class Worker:
             self._sessions.drop(self._catalog.op(job.op).problem_of(job.dims))
             return
         self._sessions.clear()
+        self._probes.forget()
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -171,44 +206,30 @@ class _Entry:
         """What is wrong with what was timed, "" when nothing is."""
         try:
             if self.timed is not None:
-                verify_timed(self.timed, self.sampler, session)
-        except Exception as fault:  # a stranger's code runs here once more
+                verify_timed(self.timed, self.sampler, session, alone=False)
+        except BaseException as fault:  # a stranger's code runs here once more
             return ": ".join(_status_of(fault))
         return ""
 
 
-def _rounds(
-    samplers: dict[int, Sampler], job: BlockJob
-) -> tuple[tuple[tuple[float, ...], ...], tuple[tuple[int, ...], ...]]:
-    shuffle = random.Random(job.seed)
-    times: list[list[float]] = [[] for _ in job.entrants]
-    positions: list[list[int]] = [[] for _ in job.entrants]
-    for _ in range(job.rounds):
-        order = list(samplers)
-        shuffle.shuffle(order)
-        for position, place in enumerate(order):
-            times[place].append(samplers[place].sample())
-            positions[place].append(position)
-    return tuple(map(tuple, times)), tuple(map(tuple, positions))
+def _by_key(entrant: Entrant) -> dict[str, Artifact]:
+    return {artifact.variant.key: artifact for artifact in entrant.artifacts}
 
 
 def _copy_sampler(session: Session, protocol: Protocol) -> Sampler:
     return copy_sampler(session.op.floor(session.problem).bytes, session.device, protocol)
 
 
-def _measure_copy(session: Session, protocol: Protocol) -> tuple[Any, ...]:
+def _measure_copy(session: Session, protocol: Protocol, clocks: Clocks) -> Outcome:
     sampler = _copy_sampler(session, protocol)
     try:
-        found = measure(sampler, protocol)
+        return _outcome(measure(sampler, protocol, clocks=clocks))
     finally:
         sampler.close()
-    return found.samples, found.median_us, False, found.stop_reason, {"how": found.how}
 
 
-def _outcome(
-    samples: Sequence[float], median_us: float, censored: bool, stop_reason: str, details: dict[str, Any]
-) -> Outcome:
-    return Outcome("ok", "", tuple(samples), median_us, censored, stop_reason, 0.0, details)
+def _outcome(found: Measurement) -> Outcome:
+    return Outcome("ok", "", found.samples, found.median_us, found.censored, found.stop_reason, 0.0, found.details)
 
 
 _STATUSES: tuple[tuple[type[BaseException], str], ...] = (
@@ -221,10 +242,12 @@ _STATUSES: tuple[tuple[type[BaseException], str], ...] = (
 """The first that a fault is an instance of; anything else is an ``error``."""
 
 
-def _status_of(fault: Exception) -> tuple[str, str]:
+def _status_of(fault: BaseException) -> tuple[str, str]:
     message = fault.message if isinstance(fault, RegistryError | WrongError) else f"{type(fault).__name__}: {fault}"
     if isinstance(fault, WrongError):
         return fault.status, message
+    if isinstance(fault, RuntimeError) and "DefaultCPUAllocator" in message:
+        return "out_of_memory", message[:2000]
     return next((status for kind, status in _STATUSES if isinstance(fault, kind)), "error"), message[:2000]
 
 
@@ -240,8 +263,14 @@ def _is_poisoned(device: Device) -> bool:
     return False
 
 
+_MEMORY_SHARE = 0.95
+"""Of the device's memory: a candidate that wants more fails by itself, before others on the device do."""
+
 _POISONED = 3
 """Exit code of a worker whose CUDA context has died."""
+
+_UNTRUSTED = 4
+"""Exit code of a worker in which a candidate has replaced what measures it."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -250,6 +279,8 @@ def main(arguments: Sequence[str]) -> None:
     catalog = Catalog()
     for path in arguments[3:]:
         catalog.load_file(path)
+    # what is loaded by now stays: the garbage collector need not go through it while something is timed
+    gc.freeze()
     parent.send({"ready": True})
     worker: Worker | None = None
     for message in parent:
@@ -260,24 +291,33 @@ def main(arguments: Sequence[str]) -> None:
             announce("start")
             device = _claimed(arguments[2])
             worker = Worker(catalog, device)
-        if isinstance(job, TrialJob):
-            outcome = worker.trial(job, announce)
-            if outcome.status not in {"ok", "unsupported"} and _is_poisoned(device):
-                parent.send(
-                    {"id": job.id, "outcome": vars(Outcome("crash", f"the CUDA context died: {outcome.message}"))}
-                )
-                sys.exit(_POISONED)
-            parent.send({"id": job.id, "outcome": vars(outcome)})
-        elif isinstance(job, BlockJob):
-            parent.send({"id": job.id, "timed": vars(worker.block(job, announce))})
-            if _is_poisoned(device):
-                sys.exit(_POISONED)
+            lock, folder = DeviceLock(device), os.getcwd()
+        with lock.held(lambda announce=announce: announce("wait")):
+            if isinstance(job, TrialJob):
+                outcome = worker.trial(job, announce)
+                if outcome.status not in {"ok", "unsupported"} and _is_poisoned(device):
+                    parent.send(
+                        {"id": job.id, "outcome": vars(Outcome("crash", f"the CUDA context died: {outcome.message}"))}
+                    )
+                    sys.exit(_POISONED)
+                parent.send({"id": job.id, "outcome": vars(outcome)})
+                if worker.trust.lost:
+                    sys.exit(_UNTRUSTED)
+            elif isinstance(job, BlockJob):
+                parent.send({"id": job.id, "timed": vars(worker.block(job, announce))})
+                if _is_poisoned(device):
+                    sys.exit(_POISONED)
+                if worker.trust.lost:
+                    sys.exit(_UNTRUSTED)
+        with contextlib.suppress(OSError):
+            os.chdir(folder)  # the next candidate must not start where this one went
 
 
 def _claimed(name: str) -> Device:
     device = Device.of(name)
     if device.type == "cuda":
         torch.cuda.set_device(device.index)
+        torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE, device.index)
         torch.zeros(1, device=device.torch)
     return device
 
@@ -287,6 +327,10 @@ def _announcer(parent: Parent, job: int) -> Announce:
         parent.send({"id": job, "step": step})
 
     return announce
+
+
+INTEGRITY = Integrity()
+"""Taken when this module has been imported: before any plugin, wherever it is imported first."""
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ from tuning_db import Store
 from .conftest import Command, Told
 
 
+SQUARE = "square: [{n: 1, dtype: float32}]\n"
+
+
 def assert_refused(told: Told, message: str, hint: str) -> None:
     first, _, rest = told.err.rstrip("\n").partition("\n")
     assert told.code == 2, told
@@ -35,10 +38,14 @@ def assert_refused(told: Told, message: str, hint: str) -> None:
         (["--device", ""], "'' is not a device", "expected cpu, cuda or cuda:INDEX"),
         (["--implementations", "torch.nativ"], "unknown implementation of square 'torch.nativ'", "torch.native"),
         (["--device", "cuda:77"], "cuda:77", "use "),
+        (["--device", "cpu:3"], "cpu:3: all of this machine's cores are one device", "use cpu"),
         (["--device", "gpu"], "'gpu' is not a device", "expected cpu, cuda or cuda:INDEX"),
         (["--budget", "0"], "--budget 0: expected more than 0", "see tune --help"),
-        (["--budget", "soon"], "--budget", "see tune --help"),
+        (["--budget", "soon"], "'--budget': 'soon' is no number", "see tune --help"),
+        (["--budget", "nan"], "--budget nan: expected more than 0", "see tune --help"),
+        (["--trials", "1.5"], "'--trials': '1.5' is no whole number", "see tune --help"),
         (["--trials", "-3"], "--trials -3: expected more than 0", "see tune --help"),
+        (["--plugin", "/"], "--plugin /: a folder", "expected a Python file"),
         (["--plugin", "absent.py"], "absent.py: no such file", "expected a Python file"),
         (["--nonsense"], "--nonsense", "see tune --help"),
         (["softmax"], "softmax", "see tune --help"),
@@ -59,6 +66,28 @@ def test_a_slip_in_the_shapes_is_told_with_its_line(command: Command, tmp_path: 
         command("tune", "--shapes", path), "slip.yaml, line 3, softmax[1].rows: got 0", "expected a positive integer"
     )
     assert_refused(command("tune", "--shapes", tmp_path / "no.yaml"), "no.yaml: no such file", "expected a YAML file")
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("[" * 5000, "slip.yaml, line 1: nested too deeply", "expected op: [{dimension: [value, ...]}, ...]"),
+        (f"{SQUARE}sqare: []\n", "slip.yaml, line 2, sqare: unknown op 'sqare'", "did you mean square?"),
+        (f"{SQUARE}acme::row_sum: []\n", "line 2, acme::row_sum: unknown op", "is the plugin of acme installed?"),
+        (
+            f"{SQUARE}gelu: [{{n: 0, dtype: float32, approximate: tanh}}]\n",
+            "line 2, gelu[0].n: got 0",
+            "expected a pos",
+        ),
+    ],
+    ids=["bomb", "unknown", "stranger", "other"],
+)
+def test_a_slip_anywhere_in_the_file_is_one_line_even_when_another_op_is_asked_for(
+    command: Command, tmp_path: Path, text: str, message: str, hint: str
+) -> None:
+    path = tmp_path / "slip.yaml"
+    path.write_text(text)
+    assert_refused(command("tune", "--shapes", path, "--op", "square"), message, hint)
 
 
 def test_dimensions_that_no_call_could_have_are_refused(command: Command, tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def test_explain_needs_no_data(command: Command) -> None:
         (["softmax", "rows"], "'rows' is not DIM=VALUE"),
         (["softmax", "rows=1", "cols=8", "dtype=float32", "depth=3"], "unknown dimension of softmax 'depth'"),
         (["softmax", "rows=0", "cols=8", "dtype=float32"], "rows must be a positive integer"),
+        (["softmax", f"rows={'[' * 3000}", "cols=8", "dtype=float32"], "rows must be a positive integer, got '[[["),
+        (["softmax", "rows=2024-13-45", "cols=8", "dtype=float32"], "rows must be a positive integer, got '2024-13"),
         (["softmax", "rows=1"], "dimensions missing: cols, dtype"),
         (["softmax", "rows=1", "rows=2", "cols=8", "dtype=float32"], "rows was given twice"),
     ],

@@ -3,12 +3,45 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import pytest
+
+import kernel_registry
 from tuning_db import Store
+
+INTERRUPTED_WHILE_IMPORTING = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "{module}":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["{program}", "--help"]
+import kernel_registry
+kernel_registry.{program}()
+"""
+
+
+@pytest.mark.parametrize("program", ["tune", "registry"])
+@pytest.mark.parametrize("module", ["torch", "registry.cli.options"])
+def test_ctrl_c_while_the_program_is_imported_is_one_line(program: str, module: str) -> None:
+    code = INTERRUPTED_WHILE_IMPORTING.format(program=program, module=module)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{program}: interrupted\n")
+
+
+def test_the_installed_scripts_start_where_ctrl_c_is_told() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    started = {name: pkgutil.resolve_name(place) for name, place in project["scripts"].items()}
+    assert started == {"tune": kernel_registry.tune, "registry": kernel_registry.registry}
 
 
 def test_ctrl_c_keeps_the_trials(tmp_path: Path, shapes: Path) -> None:

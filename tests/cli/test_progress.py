@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from registry.cli import progress, text
+from registry.cli.changes import print_changes, run_lines
 from registry.cli.closing import print_results, speedup_over
 from registry.cli.progress import JsonLines, LiveDisplay, PlainLines, say_results
 from registry.problem import Problem
 from registry.tuner.events import (
     Event,
     FinalsStarted,
+    Incumbent,
     Note,
     ProblemDecided,
     ProblemSkipped,
@@ -37,6 +40,17 @@ RESULT = Result(
     speedup={"torch.native": 2.5, "torch.compile": 3.25},
     verdict="new",
     statuses=Counter(ok=38, wrong_result=2),
+)
+DEFAULT = Incumbent("triton.row", {"num_warps": 4}, stored=False)
+FASTER = replace(RESULT, incumbent=DEFAULT, ratio=1.4, low=1.36, high=1.44, noise=0.017)
+SAME = replace(
+    RESULT,
+    verdict="tie",
+    incumbent=Incumbent("triton.online", {"BLOCK": 8192, "num_warps": 16}, stored=True),
+    ratio=1.0,
+    low=0.99,
+    high=1.01,
+    noise=0.02,
 )
 FAILED = Result(LARGE, "", {}, None, None, {}, "none", Counter(timeout=3))
 TRIAL = TrialDone(PROBLEM, "triton.row", {"num_warps": 4}, "ok", "", 700.0, 12, 40, 650.0, 585.0, 61.0)
@@ -114,8 +128,27 @@ def test_the_live_display_shows_the_search_and_leaves_the_decisions() -> None:
         for event in EVENTS[5:]:
             display(event)
     shown = screen.getvalue()
-    for part in ("12/40", "650", "0.90", "1 min 01 s", "triton.online BLOCK=8192", "problems decided", "1/1"):
+    for part in (
+        "12/40",
+        "650",
+        "0.90",
+        "1 min 01 s",
+        "triton.online BLOCK=8192",
+        "problems decided",
+        "1/1",
+        "1 trial",
+    ):
         assert part in shown
+
+
+def test_the_live_display_counts_what_failed() -> None:
+    screen = io.StringIO()
+    with LiveDisplay(Console(file=screen, force_terminal=True, width=120, color_system=None)) as display:
+        display(EVENTS[0])
+        for status in ("ok", "crash", "wrong_result", "crash"):
+            display(replace(TRIAL, status=status))
+        display._live.refresh()
+    assert "4 trials, 2 crash, 1 wrong_result" in screen.getvalue()
 
 
 def test_the_closing_table_has_a_line_a_problem_and_never_wraps_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,3 +177,45 @@ def test_durations_read_well(seconds: float | None, shown: str) -> None:
 @pytest.mark.parametrize(("value", "shown"), [(None, "-"), (0.123456, "0.1235"), (12.3456, "12.35"), (1234.5, "1234")])
 def test_times_have_four_digits(value: float | None, shown: str) -> None:
     assert text.microseconds(value) == shown
+
+
+def test_what_changed_is_told_a_problem_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_changes([FASTER, SAME, RESULT, FAILED])
+    header, new, tied, summary = capsys.readouterr().out.splitlines()
+    assert header.split()[:2] == ["problem", "incumbent"]
+    for part in ("triton.row num_warps=4 (default)", "triton.online BLOCK=8192", "1.40 (1.36 to 1.44)", "1.7%", "new"):
+        assert part in new
+    for part in ("triton.online BLOCK=8192 num_warps=16  ", "the same", "1.00 (0.99 to 1.01)", "2.0%", "tie"):
+        assert part in tied
+    assert "(default)" not in tied
+    assert summary == "1 new, 1 tied; 1 of 2 incumbents beaten, 1.40 times as fast"
+
+
+def test_nothing_is_told_of_problems_that_had_no_finals(capsys: pytest.CaptureFixture[str]) -> None:
+    print_changes([RESULT, FAILED])
+    assert capsys.readouterr().out == ""
+
+
+def test_a_decision_is_told_with_its_interval_and_a_machine_gets_the_incumbent(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines: list[str] = []
+    PlainLines(lines.append)(ProblemDecided(FASTER))
+    assert "0.91 of floor, incumbent / winner 1.40 (1.36 to 1.44), new (38 ok, 2 wrong_result)" in lines[0]
+    JsonLines()(ProblemDecided(FASTER))
+    told = json.loads(capsys.readouterr().out)["result"]
+    assert told["incumbent"] == {"implementation": "triton.row", "config": {"num_warps": 4}, "stored": False}
+    assert (told["ratio"], told["low"], told["high"], told["noise"]) == (1.4, 1.36, 1.44, 0.017)
+
+
+def test_totals_tell_how_busy_the_device_was_and_torch_compile_apart() -> None:
+    ended = RunEnded(59.0, 41.0, 3183, False, 0, 0.72, {"triton": 227.0, "inductor": 62.0})
+    assert list(run_lines(ended, 52, 1)) == [
+        "52 problems, 1 skipped, 3183 trials in 59 s (41 s on the device, 72% of the time once it had started)",
+        "compiled meanwhile, summed over the processes: triton 3 min 47 s",
+        "torch.compile's own compilation: 1 min 02 s",
+    ]
+    (line,) = run_lines(RunEnded(2.0, 1.0, 1, False, 0), 1, 0)
+    assert line == "1 problem, 1 trial in 2.0 s (1.0 s on the device)"
+    told = list(run_lines(RunEnded(2.0, 1.0, 1, True, 3), 1, 0))
+    assert "3 problems undecided" in told[-1]

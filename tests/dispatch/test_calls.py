@@ -11,10 +11,18 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 
-from registry import CompileError, DispatchWarning, InvalidArgumentError, UnknownNameError, UnsupportedError, quantize
+from registry import (
+    CompileError,
+    DispatchWarning,
+    InvalidArgumentError,
+    RegistryError,
+    UnknownNameError,
+    UnsupportedError,
+    quantize,
+)
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.table import Entry, Table
-from registry.errors import NotReadyError
+from registry.errors import ArgumentTypeError, NotReadyError
 
 
 @pytest.fixture
@@ -104,6 +112,72 @@ def test_bad_calls_fail_before_anything_runs(dispatcher: Dispatcher, one: Any) -
     with pytest.raises(InvalidArgumentError, match="several devices"):
         dispatcher.call("rms_norm", x, torch.randn(8, device="meta"))
     assert not one.runs
+
+
+STRANGE = {
+    "a sparse_coo tensor": (lambda x: x.to_sparse(), r"convert it: \.to_dense\(\)"),
+    "a sparse_csr tensor": (lambda x: x.to_sparse_csr(), r"convert it: \.to_dense\(\)"),
+    "a mkldnn tensor": (lambda x: x.to_mkldnn(), r"convert it: \.to_dense\(\)"),
+    "a quantized tensor": (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8), r"\.dequantize\(\)"),
+    "a nested tensor": (lambda x: torch.nested.nested_tensor([x, x[:2]]), r"\.to_padded_tensor\(0\.0\)"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(beta|prototype|deprecated)")
+@pytest.mark.parametrize("kind", STRANGE)
+def test_a_tensor_that_is_not_dense_is_refused_before_anything_runs(
+    dispatcher: Dispatcher, one: Any, kind: str
+) -> None:
+    make, remedy = STRANGE[kind]
+    x = torch.randn(4, 8)
+    check(dispatcher, x)
+    strange = make(x)
+    for ask in (dispatcher.call, dispatcher.explain):
+        with pytest.raises(InvalidArgumentError, match=f"^softmax: x is {kind}, expected a dense one\n  .*{remedy}"):
+            ask("softmax", strange)
+    with pytest.raises(InvalidArgumentError, match=f"^vector_add: y is {kind}"):
+        dispatcher.call("vector_add", x, strange)
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(InvalidArgumentError, match=kind):
+        dispatcher.call("softmax", strange)
+    assert len(one.runs) == 1
+
+
+@pytest.mark.parametrize("name", [None, 5, [], torch.softmax])
+def test_the_name_of_an_op_must_be_a_string(dispatcher: Dispatcher, name: Any) -> None:
+    for ask in (dispatcher.call, dispatcher.explain, dispatcher.op):
+        with pytest.raises(InvalidArgumentError, match="the name of an op must be a str, got ") as caught:
+            ask(name)
+        assert isinstance(caught.value, TypeError)
+        assert 'registry.call("softmax", x)' in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("args", "attributes", "message"),
+    [
+        ((), {}, "softmax: missing x"),
+        ((1, 2, 3), {}, "softmax: 3 positional arguments given, at most 2 expected"),
+        ((torch.ones(2),), {"x": 1}, "softmax: x was given twice"),
+        ((torch.ones(2),), {"dmi": 0}, "softmax: no argument 'dmi'"),
+    ],
+)
+def test_a_call_of_the_wrong_form_is_a_type_error_that_shows_the_schema(
+    dispatcher: Dispatcher, args: tuple[Any, ...], attributes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ArgumentTypeError, match=f"^{message}\n  schema: softmax"):
+        dispatcher.call("softmax", *args, **attributes)
+    assert issubclass(ArgumentTypeError, TypeError)
+
+
+@pytest.mark.parametrize("eps", [float("nan"), float("inf"), -1e-6])
+def test_an_epsilon_that_is_no_small_number_is_refused_in_every_state(dispatcher: Dispatcher, eps: float) -> None:
+    x, weight = torch.randn(4, 8), torch.ones(8)
+    states = (x, x.clone().requires_grad_(), x.to("meta"))
+    for given in states:
+        with pytest.raises(InvalidArgumentError, match=r"^rms_norm: eps=.*\n  expected a finite number of at least 0"):
+            dispatcher.call("rms_norm", given, weight.to(given.device), eps)
+    with pytest.raises(InvalidArgumentError, match="rms_norm: eps="):
+        torch.vmap(lambda row: dispatcher.call("rms_norm", row, weight, eps))(x)
+    assert dispatcher.call("rms_norm", x, weight, 0.0).shape == x.shape
 
 
 def test_one_tensor_twice(dispatcher: Dispatcher, told: Any) -> None:
@@ -231,6 +305,37 @@ def test_torch_compile_traces_through_in_one_graph(dispatcher: Dispatcher, one: 
     for rows in (4, 5):
         x = torch.randn(rows, 8)
         torch.testing.assert_close(compiled(x), torch.softmax(x, 0) + 1)
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize(
+    ("op", "args", "kind", "message"),
+    [
+        ("softmax", (7,), InvalidArgumentError, "^softmax: dim=7 but x has 2 dimensions\n  expected -2 to 1"),
+        ("softmax", ("last",), ArgumentTypeError, "^softmax: dim must be a int, got 'last'"),
+        ("softmax", (0, 1), ArgumentTypeError, "^softmax: 3 positional arguments given, at most 2"),
+        ("rms_norm", (torch.ones(8), -1.0), InvalidArgumentError, "^rms_norm: eps=-1.0\n  expected a finite number"),
+        ("gemm_int4", (torch.ones(8),), ArgumentTypeError, "^gemm_int4: w is a Tensor, expected a PackedWeight"),
+        ("sofmax", (), UnknownNameError, "^unknown op 'sofmax'\n  did you mean softmax?"),
+        (None, (), ArgumentTypeError, "^the name of an op must be a str, got None"),
+    ],
+)
+def test_a_bad_call_under_torch_compile_is_the_same_error(
+    dispatcher: Dispatcher, op: Any, args: tuple[Any, ...], kind: type[Exception], message: str, fullgraph: bool
+) -> None:
+    compiled = torch.compile(lambda t: dispatcher.call(op, t, *args) + 1, fullgraph=fullgraph, backend="aot_eager")
+    with pytest.raises(kind, match=message) as caught:
+        compiled(torch.randn(4, 8))
+    assert isinstance(caught.value, RegistryError)
+    assert "\n" not in caught.value.message
+
+
+def test_a_good_call_after_a_bad_one_is_compiled(dispatcher: Dispatcher, one: Any) -> None:
+    compiled = torch.compile(lambda t, dim: dispatcher.call("softmax", t, dim), fullgraph=True, backend="eager")
+    x = torch.randn(4, 8)
+    with pytest.raises(InvalidArgumentError, match="dim=2"):
+        compiled(x, 2)
+    torch.testing.assert_close(compiled(x, 0), torch.softmax(x, 0))
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (4, 0), (1,), (), (2, 3, 4, 5)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,32 @@ def test_a_failing_plan_is_put_aside_with_one_warning(
     assert broken.bound == 2, "once for each problem"
     others = {other.name: other.reasons for other in dispatcher.explain("softmax", x).others}
     assert "no such intrinsic" in others["a.broken"][0]
+
+
+@pytest.mark.parametrize("told_of", ["bind_fault", "run_fault", "unsupported", "database"])
+def test_a_warning_points_at_the_line_of_the_call(
+    dispatcher: Dispatcher, told: Any, x: torch.Tensor, tmp_path: Path, told_of: str
+) -> None:
+    def slip(problem: Any) -> list[str]:
+        raise ZeroDivisionError
+
+    if told_of == "database":
+        (tmp_path / "bad.db").write_bytes(b"not a database" * 100)
+        dispatcher.configure(database=str(tmp_path / "bad.db"))
+    else:
+        fault = slip if told_of == "unsupported" else CompileError("no such intrinsic")
+        dispatcher.register(told("a.broken", 5.0, **{told_of: fault}))
+    calls: list[Callable[[], Any]] = [
+        lambda: dispatcher.call("softmax", x),
+        lambda: dispatcher.op("softmax")(x, dim=0),
+    ]
+    if told_of != "run_fault":  # explain launches nothing
+        calls.append(lambda: dispatcher.explain("softmax", x.t()))
+    for call in calls:
+        dispatcher.forget()
+        with pytest.warns(DispatchWarning) as seen:
+            call()
+        assert {(one.filename, one.lineno) for one in seen} == {(__file__, call.__code__.co_firstlineno)}
 
 
 def test_wrong_outputs_of_functional_code_are_put_aside(dispatcher: Dispatcher, told: Any, x: torch.Tensor) -> None:

@@ -7,7 +7,26 @@ import math
 import numpy as np
 import pytest
 
-from registry.tuner.finals import BLOCKS, INCUMBENT_COPY, ROUNDS, aa_noise, judge, t_quantile, time_ratio
+from registry.tuner.finals import (
+    ALPHA,
+    BLOCKS,
+    INCUMBENT_COPY,
+    ROUNDS,
+    Ratio,
+    block_ratio,
+    fastest,
+    judge,
+    observed,
+    time_ratio,
+)
+from registry.tuner.noise import Noise, Pair
+
+NOTHING_KNOWN = Noise()
+QUIET = Noise(single=(Pair(20.0, 1.001),) * 10)
+
+
+def noise_of(relative: float) -> Noise:
+    return Noise(single=(Pair(20.0, 1 + relative),) * 10)
 
 
 def blocks_of(
@@ -23,14 +42,40 @@ def blocks_of(
     ]
 
 
+def batch_of(seed: int, count: int, speed: dict[str, float]) -> tuple[list[list[dict[str, list[float]]]], Noise]:
+    """The finals of several problems, and what they show of noise together."""
+    generator = np.random.default_rng(seed)
+    batch = [blocks_of(generator, speed, 0.012, 0.004) for _ in range(count)]
+    challengers = [name for name in speed if name != "incumbent"]
+    return batch, sum((observed("incumbent", challengers, blocks) for blocks in batch), Noise())
+
+
 def test_a_clear_gain_replaces_the_incumbent_and_the_interval_holds_the_truth() -> None:
-    generator = np.random.default_rng(1)
-    verdicts = [
-        judge("incumbent", ["better"], blocks_of(generator, {"incumbent": 1.0, "better": 1.2}, 0.004, 0.002), 0.01)
-        for _ in range(50)
-    ]
-    assert sum(verdict.verdict == "replaced" for verdict in verdicts) >= 45
-    assert sum(verdict.ratio.low <= 1.2 <= verdict.ratio.high for verdict in verdicts) >= 45
+    batch, noise = batch_of(1, 50, {"incumbent": 1.0, "better": 1.2})
+    verdicts = [judge("incumbent", ["better"], blocks, noise) for blocks in batch]
+    assert {verdict.verdict for verdict in verdicts} == {"replaced"}
+    assert sum(verdict.ratio.low <= 1.2 <= verdict.ratio.high for verdict in verdicts) >= 46
+
+
+def test_a_gain_of_two_percent_is_seldom_missed_in_a_batch() -> None:
+    batch, noise = batch_of(2, 60, {"incumbent": 1.0, "better": 1.02, "equal": 1.0})
+    winners = [judge("incumbent", ["better", "equal"], blocks, noise).winner for blocks in batch]
+    assert winners.count("better") >= 48
+    assert winners.count("equal") == 0
+
+
+def test_what_is_usual_in_the_batch_decides_what_three_blocks_alone_cannot() -> None:
+    batch, noise = batch_of(3, 40, {"incumbent": 1.0, "better": 1.02, "equal": 1.0})
+    alone = [judge("incumbent", ["better", "equal"], blocks, QUIET).winner for blocks in batch]
+    together = [judge("incumbent", ["better", "equal"], blocks, noise).winner for blocks in batch]
+    assert together.count("better") > alone.count("better") + 5
+
+
+def test_three_blocks_that_agree_by_chance_are_no_proof() -> None:
+    times = {"incumbent": [20.0] * ROUNDS, INCUMBENT_COPY: [20.0] * ROUNDS, "lucky": [19.7] * ROUNDS}
+    usual = Noise(single=QUIET.single, variances=((20.0, 0.012**2),) * 20)
+    assert judge("incumbent", ["lucky"], [times] * BLOCKS, QUIET).winner == "lucky"
+    assert judge("incumbent", ["lucky"], [times] * BLOCKS, usual).winner == "incumbent"
 
 
 def test_a_huge_gain_wins_however_much_it_varies() -> None:
@@ -38,53 +83,85 @@ def test_a_huge_gain_wins_however_much_it_varies() -> None:
         {"incumbent": [20.0 * gain] * ROUNDS, INCUMBENT_COPY: [20.0 * gain] * ROUNDS, "fast": [20.0] * ROUNDS}
         for gain in (46.0, 5.0, 36.0)
     ]
-    verdict = judge("incumbent", ["fast"], blocks, 0.01)
+    verdict = judge("incumbent", ["fast"], blocks, QUIET)
     assert (verdict.winner, verdict.verdict) == ("fast", "replaced")
     assert verdict.ratio.value == pytest.approx(36.0)
 
 
 def test_without_its_own_copy_the_incumbent_has_no_upper_bound() -> None:
     blocks = [{"incumbent": [20.0] * ROUNDS, "slow": [40.0] * ROUNDS}] * BLOCKS
-    verdict = judge("incumbent", ["slow"], blocks, 0.0)
+    verdict = judge("incumbent", ["slow"], blocks, NOTHING_KNOWN)
     assert (verdict.winner, verdict.verdict, verdict.ratio.high) == ("incumbent", "kept", math.inf)
 
 
 def test_equal_challengers_are_ties() -> None:
-    generator = np.random.default_rng(2)
     speed = {"incumbent": 1.0, "one": 1.0, "two": 1.0, "three": 1.0}
-    verdicts = [
-        judge("incumbent", ["one", "two", "three"], blocks_of(generator, speed, 0.004, 0.005), 0.01) for _ in range(200)
-    ]
-    assert sum(verdict.winner != "incumbent" for verdict in verdicts) <= 5
-    assert all(verdict.ratio.value == 1.0 for verdict in verdicts if verdict.winner == "incumbent")
+    batch, noise = batch_of(4, 120, speed)
+    verdicts = [judge("incumbent", ["one", "two", "three"], blocks, noise) for blocks in batch]
+    assert sum(verdict.winner != "incumbent" for verdict in verdicts) <= 3
+    stayed = [verdict for verdict in verdicts if verdict.winner == "incumbent"]
+    assert all(verdict.ratio.value == 1.0 for verdict in stayed)
+    assert sum(verdict.ties == ("one", "two", "three") for verdict in stayed) > 100
+
+
+def test_a_tie_names_who_cannot_be_told_from_the_winner_and_nobody_else() -> None:
+    base = {"incumbent": [20.0] * ROUNDS, INCUMBENT_COPY: [20.0] * ROUNDS, "slow": [25.0] * ROUNDS}
+    verdict = judge("incumbent", ["same", "slow"], [{**base, "same": [20.01] * ROUNDS}] * BLOCKS, QUIET)
+    assert (verdict.winner, verdict.verdict, verdict.ties) == ("incumbent", "tie", ("same",))
+    fast = {**base, "fast": [15.0] * ROUNDS, "near": [15.01] * ROUNDS}
+    verdict = judge("incumbent", ["near", "slow", "fast"], [fast] * BLOCKS, QUIET)
+    assert (verdict.winner, verdict.verdict, verdict.ties) == ("fast", "replaced", ("near",))
 
 
 def test_a_gain_within_the_noise_is_a_tie() -> None:
     blocks = [{"incumbent": [20.0] * ROUNDS, INCUMBENT_COPY: [20.0] * ROUNDS, "one": [19.9] * ROUNDS}] * BLOCKS
-    assert judge("incumbent", ["one"], blocks, 0.01).winner == "incumbent"
-    assert judge("incumbent", ["one"], blocks, 0.001).winner == "one"
+    assert judge("incumbent", ["one"], blocks, noise_of(0.01)).winner == "incumbent"
+    assert judge("incumbent", ["one"], blocks, noise_of(0.001)).winner == "one"
+
+
+def test_more_challengers_need_stronger_evidence() -> None:
+    generator = np.random.default_rng(5)
+    blocks = blocks_of(generator, {"incumbent": 1.0, "one": 1.0}, 0.01, 0.005)
+    ratios = [time_ratio("one", "incumbent", blocks, ALPHA / count, NOTHING_KNOWN) for count in (1, 2, 3)]
+    widths = [ratio.high / ratio.low for ratio in ratios]
+    assert widths == sorted(widths)
 
 
 def test_a_challenger_seen_in_one_process_only_cannot_win() -> None:
     both = {"incumbent": [20.0] * ROUNDS, INCUMBENT_COPY: [20.0] * ROUNDS}
     blocks = [{**both, "lucky": [10.0] * ROUNDS}, both, both]
-    assert judge("incumbent", ["lucky"], blocks, 0.0).winner == "incumbent"
+    assert judge("incumbent", ["lucky"], blocks, QUIET).winner == "incumbent"
 
 
-@pytest.mark.parametrize(
-    ("probability", "freedom", "known"), [(0.975, 1, 12.706), (0.975, 2, 4.303), (0.995, 2, 9.925)]
-)
-def test_quantiles_of_student_t(probability: float, freedom: int, known: float) -> None:
-    assert t_quantile(probability, freedom) == pytest.approx(known, abs=1e-3)
+def test_one_more_process_is_expected_farther_away_than_the_mean() -> None:
+    generator = np.random.default_rng(6)
+    inside = 0
+    for _ in range(100):
+        blocks = blocks_of(generator, {"incumbent": 1.0, "one": 1.3}, 0.002, 0.005)
+        mean = time_ratio("one", "incumbent", blocks, 0.05, NOTHING_KNOWN)
+        fresh = time_ratio("one", "incumbent", blocks, 0.05, NOTHING_KNOWN, fresh=True)
+        assert fresh.low <= mean.low < mean.high <= fresh.high
+        another = blocks_of(generator, {"incumbent": 1.0, "one": 1.3}, 0.002, 0.005)[0]
+        inside += fresh.low <= np.median(np.divide(another["one"], another["incumbent"])) <= fresh.high
+    assert inside >= 90
 
 
-def test_noise_is_taken_from_pairs_of_the_same_duration() -> None:
-    pairs = [(20.0, 1.02)] * 12 + [(2000.0, 1.0)] * 12
-    assert aa_noise(pairs, 25.0) == pytest.approx(0.02, abs=1e-6)
-    assert aa_noise(pairs, 1500.0) == pytest.approx(0.0, abs=1e-6)
-    assert aa_noise([], 10.0) == 0.0
+def test_what_finals_show_of_noise() -> None:
+    base = {"incumbent": [20.0] * 4, "far": [40.0] * 4}
+    blocks = [{**base, INCUMBENT_COPY: [20.0 * shift] * 4} for shift in (1.01, 0.99, 1.02)]
+    noise = observed("incumbent", ["far", "absent"], blocks)
+    assert [pair.ratio for pair in noise.single] == pytest.approx([1.01, 0.99, 1.02])
+    assert [pair.ratio for pair in noise.decided] == pytest.approx([1.01])
+    assert noise.variances == ((20.0, 0.0),)
+    assert observed("incumbent", ["far"], blocks[:2]).decided == ()
+    assert observed("incumbent", ["far"], [base]) == Noise()
+
+
+def test_a_pre_final_keeps_the_fastest_that_ran() -> None:
+    assert fastest({"a": [3.0, 3.0], "b": [], "c": [1.0, 9.0, 1.0], "d": [2.0]}, keep=2) == ["c", "d"]
 
 
 def test_a_ratio_without_common_blocks_is_unknown() -> None:
-    ratio = time_ratio("one", "other", [{"one": [1.0]}, {"other": [1.0]}], 0.05)
-    assert (ratio.value, ratio.low, ratio.high) == (1.0, 0.0, math.inf)
+    apart = [{"one": [1.0]}, {"other": [1.0]}]
+    assert time_ratio("one", "other", apart, 0.05, NOTHING_KNOWN) == Ratio(1.0, 0.0, math.inf)
+    assert block_ratio("one", "other", apart) is None

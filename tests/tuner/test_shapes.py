@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -135,6 +136,12 @@ def test_ops_keeps_only_those(load: Load) -> None:
         ("softmax: [{rows: 1, rows: 2}]", "softmax[0]: rows stands here twice, on line 1 and line 1"),
         ("softmax: []\nsoftmax: []\n", "softmax stands here twice, on line 1 and line 2"),
         ("softmax: [{1: 2}]", "softmax[0]: 1 is not a name\n  expected the name of an op or dimension"),
+        ("softmax: [{[1, 2]: 3}]", "softmax[0]: a list is not a name\n  expected the name of an op or dimension"),
+        ("softmax:\n  - rows: 1\n    cols: 2024-13-45", "line 3, softmax[0].cols: got '2024-13-45': month must be in"),
+        ("softmax: [{rows: " + "9" * 5000 + ", cols: 1, dtype: float32}]", "line 1, softmax[0].rows: got '9999"),
+        ("softmax: [{rows: 0x" + "f" * 5000 + ", cols: 1, dtype: float32}]", "got a number of 20000 bits\n  expected"),
+        ("softmax: [{rows: 1, cols: !!python/name:os.x y}]", "cols: 'y' cannot be read as 'tag:yaml.org,2002:python"),
+        ("a: &a {rows: 1}\nsoftmax: [{<<: *a}]", "line 2, softmax[0]: << has no meaning here\n  write the dim"),
         ("softmax: [\n", "line 2: not YAML: while parsing a flow node"),
         ("softmax: !!python/object:os.system {}\n", "line 1, softmax: the tag 'tag:yaml.org,2002:python/"),
         ("softmax: []\n---\ngelu: []\n", "line 2: not YAML: expected a single document"),
@@ -146,6 +153,35 @@ def test_ops_keeps_only_those(load: Load) -> None:
 )  # fmt: skip
 def test_a_slip_is_told_with_file_line_key_and_what_was_expected(load: Load, text: str, told: str) -> None:
     assert told in fault_of(load, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 5000, "{a: " * 5000, "- " * 3000, "".join(f"{' ' * depth}a:\n" for depth in range(2000))],
+    ids=["lists", "mappings", "items", "indentation"],
+)
+def test_a_file_nested_thousands_deep_is_one_error_with_its_line(load: Load, text: str) -> None:
+    assert re.match(r"shapes\.yaml, line \d+: nested too deeply\n  expected op: ", fault_of(load, text))
+
+
+def test_aliases_of_aliases_are_written_out_only_so_far(load: Load) -> None:
+    laughs = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+    for before, name in itertools.pairwise("abcdefgh"):
+        laughs += f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    assert re.search(r"more than 400000 values, aliases written out\n  list fewer values", fault_of(load, laughs))
+    # as a key it is never written out
+    assert "softmax: a list is not a name" in fault_of(load, "x: &x [1]\nsoftmax: {? [*x, *x]\n  : 1}\n")
+
+
+def test_the_same_entry_many_times_over_is_bounded_too(load: Load) -> None:
+    sizes = ", ".join(map(str, range(1, 300)))
+    text = f"softmax:\n  - &e {{rows: [{sizes}], cols: [{sizes}], dtype: float32}}\n" + "  - *e\n" * 50
+    assert "line 2, softmax[1]: more than 100000 problems" in fault_of(load, text)
+
+
+def test_a_file_that_never_ends_is_refused() -> None:
+    with pytest.raises(ShapesFileError, match="longer than 16777216 characters"):
+        load_shapes("/dev/zero", Ops())
 
 
 def test_a_slip_is_told_even_when_other_ops_are_wanted(load: Load) -> None:

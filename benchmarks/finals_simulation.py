@@ -1,0 +1,200 @@
+"""False wins and missed gains of the decision rule, on the noise of real finals with a known truth. No GPU needed.
+
+    python -m benchmarks.finals_simulation [--runs 40] [--seed 0] [--write benchmarks/results/h200]
+
+A simulated run is a batch of problems of the durations that were measured. An entrant's times are the incumbent's times
+a true ratio and noise: rounds are drawn from those of one block, around the block's median, and each process has a
+shift. There are two kinds of noise:
+
+- twin: that of an incumbent and its copy, in another problem of that duration. Their true ratio is 1 beyond doubt, so
+  the shifts are the block medians themselves, all three of one problem, who is who drawn by lot.
+- real: that of a real challenger and its incumbent, whose true ratio nobody knows: the shifts are normal, with the
+  standard deviation of its three block medians. (That these three know it badly makes some challengers of the
+  simulation steadier and some wilder than any real one is.)
+
+Shifts are made smaller by what the rounds alone explain of their spread.
+
+Then ``observed``, ``fastest`` and ``judge`` of registry.tuner.finals do what they do in a run. A false win: a
+challenger that is no better replaces the incumbent. A missed gain: of the challengers one is 2% faster, and it does not
+win. More than three challengers meet in a pre-final, of which two go on and the default joins them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from registry.tuner.finals import BLOCKS, FINALISTS, INCUMBENT_COPY, ROUNDS, fastest, judge, observed
+from registry.tuner.noise import Noise
+
+from .finals_noise import Measured, load
+
+GAIN = 1.02
+PROBLEMS = 24
+ENTERING = (1, 2, 3, 8)
+KINDS = ("twin", "real")
+_INCUMBENT, _BETTER, _DEFAULT = "incumbent", "better", "default"
+_MOST_IN_FINALS = FINALISTS + 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """One measured problem, ready to be drawn from: log ratios to the incumbent, of shape (blocks, rounds)."""
+
+    us: float
+    twin: np.ndarray
+    challengers: tuple[np.ndarray, ...]
+
+    @classmethod
+    def of(cls, measured: Measured) -> Source:
+        """From times in µs."""
+        incumbent = np.array(measured.incumbent)
+        challengers = tuple(np.log(np.array(blocks) / incumbent) for blocks in measured.challengers)
+        return cls(float(np.median(incumbent)), np.log(np.array(measured.copy) / incumbent), challengers)
+
+
+class World:
+    """Where noise is drawn from: the finals that were measured."""
+
+    def __init__(self, finals: Sequence[Measured], seed: int, rounds: int = ROUNDS) -> None:
+        self.draw = np.random.default_rng(seed)
+        self.rounds = rounds
+        self.sources = [Source.of(one) for one in finals if len(one.incumbent) == BLOCKS and one.challengers]
+        self._near = {
+            one.us: [other for other in self.sources if abs(math.log10(one.us / other.us)) <= 0.5]
+            for one in self.sources
+        }
+        self._shares = {
+            (kind, us): _process_share([series for one in near for series in _series(kind, one)])
+            for us, near in self._near.items()
+            for kind in KINDS
+        }
+
+    def ratios(self, kind: str, us: float, blocks: int = BLOCKS) -> np.ndarray:
+        """Log ratios to an incumbent of that duration of a challenger as fast as it, shape (blocks, rounds)."""
+        near = self._near[us]
+        other = near[self.draw.integers(len(near))]
+        series = _series(kind, other)
+        measured = series[self.draw.integers(len(series))]
+        medians = np.median(measured, axis=1)
+        if kind == "twin":
+            shifts = self.draw.permutation(medians)[:blocks] * self.draw.choice((-1, 1))
+        else:
+            shifts = self.draw.normal(0.0, medians.std(ddof=1), blocks)
+        residuals = (measured - medians[:, None])[self.draw.integers(BLOCKS, size=blocks)]
+        drawn = np.stack([self.draw.choice(block, self.rounds) for block in residuals])
+        shifted: np.ndarray = drawn + shifts[:, None] * self._shares[kind, us]
+        return shifted
+
+
+def _series(kind: str, source: Source) -> tuple[np.ndarray, ...]:
+    return (source.twin,) if kind == "twin" else source.challengers
+
+
+def _process_share(series: Sequence[np.ndarray]) -> float:
+    """The part of the spread of block medians (as a factor of it) that their rounds do not explain."""
+    draw = np.random.default_rng(0)
+    total = np.mean([np.var(np.median(one, axis=1), ddof=1) for one in series])
+    resampled = [np.var(np.median(draw.choice(block, (200, len(block))), axis=1)) for one in series for block in one]
+    return math.sqrt(max(0.0, 1 - float(np.mean(resampled) / total)))
+
+
+Blocks = list[dict[str, list[float]]]
+
+
+def finals(world: World, us: float, kind: str, truth: Mapping[str, float]) -> tuple[list[str], Blocks]:
+    """The challengers (of name -> true ratio to the incumbent) that reach the finals, and the blocks they meet in."""
+    names = list(truth)
+    if len(names) > _MOST_IN_FINALS:
+        names = fastest({name: _times(us * truth[name], world.ratios(kind, us, 1))[0] for name in names})
+        names += [_DEFAULT] if _DEFAULT not in names else []
+    times = {
+        _INCUMBENT: [[us] * world.rounds] * BLOCKS,
+        INCUMBENT_COPY: _times(us, world.ratios("twin", us)),
+        **{name: _times(us * truth[name], world.ratios(kind, us)) for name in names},
+    }
+    return names, [{name: blocks[number] for name, blocks in times.items()} for number in range(BLOCKS)]
+
+
+def _times(us: float, ratios: np.ndarray) -> list[list[float]]:
+    times: list[list[float]] = (us * np.exp(ratios)).tolist()
+    return times
+
+
+@dataclass
+class Tally:
+    """How often the truth was missed, by the incumbent's duration in µs."""
+
+    durations: list[float]
+    wrong: list[bool]
+
+    def rate(self, low: float = 0.0, high: float = math.inf) -> float:
+        """The part of the decisions that was wrong, of incumbents of ``low`` to ``high`` µs."""
+        chosen = [wrong for us, wrong in zip(self.durations, self.wrong, strict=True) if low <= us < high]
+        return sum(chosen) / len(chosen) if chosen else math.nan
+
+
+def simulate(world: World, kind: str, entering: int, *, gain: bool, runs: int, problems: int = PROBLEMS) -> Tally:
+    """Decide ``runs`` batches of ``problems`` problems, with ``entering`` challengers each."""
+    tally = Tally([], [])
+    names = [_BETTER if gain else "one", _DEFAULT, *(f"other {place}" for place in range(entering))][:entering]
+    truth = {name: 1 / GAIN if name == _BETTER else 1.0 for name in names}
+    for _ in range(runs):
+        chosen = world.draw.choice(len(world.sources), problems, replace=problems > len(world.sources))
+        durations = [world.sources[place].us for place in chosen]
+        held = [finals(world, us, kind, truth) for us in durations]
+        noise = sum((observed(_INCUMBENT, challengers, blocks) for challengers, blocks in held), Noise())
+        for us, (challengers, blocks) in zip(durations, held, strict=True):
+            winner = judge(_INCUMBENT, challengers, blocks, noise).winner
+            tally.durations.append(us)
+            tally.wrong.append(winner != _BETTER if gain else winner != _INCUMBENT)
+    return tally
+
+
+_DECADES = ((0.0, 10.0), (10.0, 100.0), (100.0, math.inf))
+
+
+def table(world: World, runs: int, problems: int) -> list[str]:
+    """The figures, in Markdown."""
+    lines = [
+        "| noise | entering | false wins | missed 2% gains | below 10 µs | 10 to 100 µs | above |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for kind in KINDS:
+        for entering in ENTERING:
+            false = simulate(world, kind, entering, gain=False, runs=runs, problems=problems)
+            missed = simulate(world, kind, entering, gain=True, runs=runs, problems=problems)
+            rates = [false.rate(), missed.rate(), *(missed.rate(low, high) for low, high in _DECADES)]
+            lines.append(f"| {kind} | {entering} | " + " | ".join(f"{100 * rate:.1f}%" for rate in rates) + " |")
+    return lines
+
+
+def main() -> None:
+    """Print the figures, and write them if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--problems", type=int, default=PROBLEMS, help="decided together in one batch")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write", type=Path, metavar="FOLDER")
+    options = parser.parse_args()
+    environment, measured = load()
+    world = World(measured, options.seed)
+    lines = [
+        f"Noise of the finals of {len(world.sources)} problems, measured on: {json.dumps(environment)}",
+        f"{BLOCKS} blocks of {ROUNDS} rounds; {options.runs} runs of {options.problems} problems a figure",
+        "",
+        *table(world, options.runs, options.problems),
+    ]
+    print("\n".join(lines))
+    if options.write:
+        (options.write / "finals_simulation.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Landscapes: problems whose every candidate was measured, and searches replayed on them without a GPU."""

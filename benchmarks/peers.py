@@ -1,0 +1,97 @@
+"""What a user would run instead: other projects' implementations of the ops, on the op's own arguments.
+
+Each is installed by hand (`pip install liger-kernel flag-gems gemlite`); one that is missing is reported as missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from registry import PackedWeight, Problem
+from registry.packed import LAYOUT
+
+from .device_timing import Call
+
+Maker = Callable[[Problem, tuple[Any, ...]], Call]
+
+
+def calls(problem: Problem, values: tuple[Any, ...]) -> Iterator[tuple[str, Call | str]]:
+    """(name, callable on the op's values) of every peer of the op; a text where it is not usable, with the reason."""
+    for name, maker in _PEERS.get(problem.op, {}).items():
+        try:
+            yield name, maker(problem, values)
+        except Exception as fault:  # a peer that does not import or refuses the shape is a row of the table
+            yield name, f"{type(fault).__name__}: {fault}".splitlines()[0][:160]
+
+
+def _max_autotune(function: Callable[..., Any]) -> Call:
+    torch._dynamo.reset()
+    compiled: Call = torch.compile(function, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
+    return compiled
+
+
+def _compiled_softmax(*_: object) -> Call:
+    compiled = _max_autotune(lambda x: torch.softmax(x, -1))
+    return lambda x, _dim: compiled(x)
+
+
+def _compiled_norm(_: Problem, values: tuple[Any, ...]) -> Call:
+    eps = values[2]
+    compiled = _max_autotune(lambda x, weight: torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps))
+    return lambda x, weight, _eps: compiled(x, weight)
+
+
+def _liger_softmax(*_: object) -> Call:
+    forward = importlib.import_module("liger_kernel.ops.softmax")._softmax_forward
+    return lambda x, _dim: forward(x)[0]
+
+
+def _liger_norm(*_: object) -> Call:
+    apply: Call = importlib.import_module("liger_kernel.ops.rms_norm").LigerRMSNormFunction.apply
+    return apply
+
+
+def _gems_softmax(*_: object) -> Call:
+    softmax: Call = importlib.import_module("flag_gems").ops.softmax
+    return softmax
+
+
+def _gems_norm(*_: object) -> Call:
+    rms_norm = importlib.import_module("flag_gems").ops.rms_norm
+    return lambda x, weight, eps: rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def _gemlite(problem: Problem, values: tuple[Any, ...]) -> Call:
+    """GemLite's layer over the same quantised weight; its own autotuning happens at the first call."""
+    core = importlib.import_module("gemlite.core")
+    a, qweight, scales, zeros, bits, group_size, k, _ = values
+    dtype = core.TORCH_TO_DTYPE[a.dtype]
+    layer = core.GemLiteLinearTriton(
+        W_nbits=bits,
+        group_size=group_size,
+        in_features=k,
+        out_features=problem.n,
+        input_dtype=dtype,
+        output_dtype=dtype,
+    )
+    weight = PackedWeight(qweight, scales, zeros, bits, group_size, (problem.n, k), LAYOUT)
+    layer.pack(_integers(weight), scales.t().contiguous(), zeros.t().to(a.dtype).contiguous())
+    return lambda a, *_: layer.forward(a)
+
+
+def _integers(weight: PackedWeight) -> torch.Tensor:
+    """``[N, K]`` uint8, one element a number."""
+    words = weight.qweight
+    nibbles = torch.stack([(words >> (4 * place)) & 15 for place in range(8)], dim=1)
+    return nibbles.reshape(-1, words.shape[1]).t().contiguous().to(torch.uint8)
+
+
+_PEERS: Mapping[str, Mapping[str, Maker]] = {
+    "softmax": {"torch.compile max-autotune": _compiled_softmax, "Liger": _liger_softmax, "FlagGems": _gems_softmax},
+    "rms_norm": {"torch.compile max-autotune": _compiled_norm, "Liger": _liger_norm, "FlagGems": _gems_norm},
+    "gemm_int4": {"GemLite": _gemlite},
+}

@@ -1,0 +1,173 @@
+"""Are the stored winners really the fastest? An independent answer, in a process and with timing code of its own.
+
+    tune --shapes benchmarks/truth.yaml --db truth.db
+    python -m benchmarks.truth --db truth.db [--write benchmarks/results/h200]
+
+For every tuned problem it times the stored winner, the default, the best few candidates of every implementation that
+the run measured, and other projects' kernels (benchmarks/peers.py), with benchmarks/device_timing.py, and says how far
+the winner is from the best of them all, and whether the stored interval of default over winner holds its own ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import registry
+from registry import Device, Op, Problem
+from registry.dispatch.plan import Candidate, build
+from tuning_db import CandidateKey, Decision, Store, Trial
+
+from . import peers
+from .device_timing import Call, Race, ratio
+
+ROUNDS = 40
+EACH = 2
+WINNER = "winner"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One problem. ``behind``: the winner's time over the best's; the interval is the stored one of default/winner."""
+
+    problem: str
+    winner: str
+    winner_us: float
+    best: str
+    behind: float
+    default: str
+    default_ratio: float
+    stored_ratio: float | None
+    stored_low: float | None
+    stored_high: float | None
+    times: dict[str, float]
+    faults: dict[str, str]
+
+    @property
+    def covered(self) -> bool:
+        """Whether the stored interval holds this script's ratio of default to winner."""
+        if self.stored_low is None or self.stored_high is None:
+            return False
+        return self.stored_low <= self.default_ratio <= self.stored_high
+
+
+def measure(decision: Decision, trials: list[Trial], device: Device) -> Row:
+    """Race everybody on one tuned problem."""
+    op = registry.ops()[decision.problem.op]
+    problem = op.problem_of(decision.problem.dims)
+    values = op.inputs(problem, op.kinds[0], torch.Generator(device.torch).manual_seed(7))
+    default = _default(op, problem, device)
+    contestants: dict[str, Call] = {}
+    faults: dict[str, str] = {}
+    for name, candidate in _candidates(op, decision, trials, default).items():
+        contestants[name] = build(op, candidate, problem, op.arguments(values), device)
+    for name, call in peers.calls(problem, values):
+        if isinstance(call, str):
+            faults[name] = call
+        else:
+            contestants[name] = call
+    race = Race(contestants, values, op.floor(problem).bytes)
+    times = race.times(ROUNDS)
+    race.close()
+    return _row(problem, decision, default, times, faults | race.faults)
+
+
+def _row(
+    problem: Problem, decision: Decision, default: Candidate, times: dict[str, list[float]], faults: dict[str, str]
+) -> Row:
+    medians = {name: statistics.median(us) for name, us in times.items()}
+    best = min(medians, key=lambda name: medians[name])
+    stored = decision.default_ratio
+    return Row(
+        str(problem), str(_named(decision.candidate)), medians[WINNER], best, ratio(times, WINNER, best),
+        str(default), ratio(times, "default", WINNER),
+        stored.value if stored else None, stored.low if stored else None, stored.high if stored else None,
+        {name: round(us, 3) for name, us in medians.items()}, faults,
+    )  # fmt: skip
+
+
+def _default(op: Op, problem: Problem, device: Device) -> Candidate:
+    """What dispatch would run untuned, by the declared heuristic."""
+    able = [
+        implementation
+        for implementation in registry.implementations(op.name)
+        if device.type in implementation.device_types and not tuple(implementation.unsupported(problem, device))
+    ]
+    first = max(able, key=lambda implementation: implementation.preference(problem, device))
+    return Candidate(first, first.default(problem, device))
+
+
+def _candidates(op: Op, decision: Decision, trials: list[Trial], default: Candidate) -> dict[str, Candidate]:
+    known = {implementation.name: implementation for implementation in registry.implementations(op.name)}
+    found = {WINNER: Candidate(known[decision.candidate.implementation], decision.candidate.config), "default": default}
+    taken: dict[str, int] = {}
+    for trial in sorted((t for t in trials if t.status == "ok"), key=lambda trial: trial.median_us or 0.0):
+        name = trial.candidate.implementation
+        taken[name] = taken.get(name, 0) + 1
+        candidate = Candidate(known[name], trial.candidate.config)
+        if taken[name] <= EACH and candidate.key != found[WINNER].key:
+            found[str(candidate)] = candidate
+    return found
+
+
+def _named(key: CandidateKey) -> str:
+    return f"{key.implementation}({', '.join(f'{name}={value}' for name, value in key.config.items())})"
+
+
+def report(rows: list[Row]) -> str:
+    """A markdown table and the three counts."""
+    lines = ["| problem | winner | µs | best | winner over best | default over winner: stored | here |"]
+    lines.append("|" + " --- |" * 7)
+    for row in rows:
+        stored = "-" if row.stored_low is None else f"{row.stored_low:.3f} to {row.stored_high:.3f}"
+        best = "the winner" if row.best == WINNER else row.best
+        lines.append(
+            f"| {row.problem} | {row.winner} | {row.winner_us:.4g} | {best} | {row.behind:.3f} | {stored} | "
+            f"{row.default_ratio:.3f}{'' if row.covered else ' (outside)'} |"
+        )
+    within = [sum(row.behind <= limit for row in rows) for limit in (1.02, 1.05)]
+    covered = sum(row.covered for row in rows)
+    lines.append(
+        f"\n{len(rows)} problems: winner within 2% of the best in {within[0]}, within 5% in {within[1]}; "
+        f"stored interval holds this script's ratio in {covered}."
+    )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure every winner of the database on this device."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--db", required=True, help="the tuning database")
+    parser.add_argument("--write", type=Path, help="folder for truth.json and truth.md")
+    options = parser.parse_args()
+    device = Device.best()
+    if device.type != "cuda":
+        print("truth: needs a GPU", file=sys.stderr)
+        return 2
+    with Store.open(options.db, create=False, migrate=False) as store:
+        pairs = [(each, store.trials(each.problem)) for each in store.winners(hardware=device.hardware())]
+    rows = [measure(decision, list(trials), device) for decision, trials in pairs]
+    text = f"{report(rows)}\n\n{device.name}; {_software(device.software())}"
+    print(text)
+    for row in rows:
+        for name, fault in row.faults.items():
+            print(f"{row.problem}: {name}: {fault}", file=sys.stderr)
+    if options.write:
+        (options.write / "truth.md").write_text(text + "\n")
+        (options.write / "truth.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return 0
+
+
+def _software(software: Any) -> str:
+    return ", ".join(f"{name} {version}" for name, version in software.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""How a tuning run ends beside its table: what changed against the incumbents, and where the time went."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..tuner.events import Result, RunEnded
+from . import text
+
+TORCH_COMPILE = "inductor"
+"""The backend whose compile time is told apart: it is torch.compile's, not ours to shorten."""
+
+_CALLED = {"new": "new", "replaced": "replaced", "kept": "kept", "tie": "tied"}
+
+
+def print_changes(results: Sequence[Result]) -> None:
+    """A line a problem that went through finals: what had to be beaten, what is there now, by how much.
+
+    Problems that were tuned before are not among them. Prints nothing when there was no final.
+    """
+    decided = [result for result in results if result.incumbent is not None]
+    if not decided:
+        return
+    text.print_table(
+        ["problem", "incumbent", "winner now", "incumbent / winner", "A/A noise", "verdict"],
+        [_row(result) for result in decided],
+        right=["incumbent / winner", "A/A noise"],
+    )
+    text.say(_summary(decided))
+
+
+def _row(result: Result) -> list[str]:
+    met = result.incumbent
+    assert met is not None
+    return [
+        text.named(result.problem.op, result.problem.dims),
+        f"{_candidate(met.implementation, met.config)}{'' if met.stored else ' (default)'}",
+        "the same" if _stays(result) else _candidate(result.implementation, result.config),
+        interval(result),
+        "-" if result.noise is None else f"{100 * result.noise:.1f}%",
+        result.verdict,
+    ]
+
+
+def interval(result: Result) -> str:
+    """``1.40 (1.36 to 1.44)``: the incumbent's time over the winner's; a dash where it is not known."""
+    if result.ratio is None:
+        return "-"
+    if result.low is None or result.high is None:
+        return text.ratio(result.ratio)
+    return f"{text.ratio(result.ratio)} ({text.ratio(result.low)} to {text.ratio(result.high)})"
+
+
+def _candidate(implementation: str, config: Mapping[str, object]) -> str:
+    return f"{implementation} {text.pairs(config)}" if config else implementation
+
+
+def _stays(result: Result) -> bool:
+    met = result.incumbent
+    return met is not None and (met.implementation, dict(met.config)) == (result.implementation, dict(result.config))
+
+
+def _summary(decided: Sequence[Result]) -> str:
+    """``3 new, 1 tied; 3 of 4 incumbents replaced, 1.03 to 2.70 times as fast``."""
+    counts = Counter(_CALLED.get(result.verdict, result.verdict) for result in decided)
+    told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    gains = sorted(result.ratio for result in decided if not _stays(result) and result.ratio is not None)
+    if not gains:
+        return f"{told}; every incumbent stays"
+    times = text.ratio(gains[0]) if len(gains) == 1 else f"{text.ratio(gains[0])} to {text.ratio(gains[-1])}"
+    return f"{told}; {len(gains)} of {text.plural(len(decided), 'incumbent')} beaten, {times} times as fast"
+
+
+def run_lines(ended: RunEnded, problems: int, skipped: int) -> Iterable[str]:
+    """Totals: problems, trials, time; the device's share of it; what compiling took, torch.compile's own apart."""
+    out = f", {skipped} skipped" if skipped else ""
+    busy = "" if ended.busy_share is None else f", {ended.busy_share:.0%} of the time once it had started"
+    yield (
+        f"{text.plural(problems, 'problem')}{out}, {text.plural(ended.trials, 'trial')} "
+        f"in {text.duration(ended.seconds)} ({text.duration(ended.device_seconds)} on the device{busy})"
+    )
+    ours = {name: seconds for name, seconds in ended.compile_seconds.items() if name != TORCH_COMPILE}
+    if ours:
+        each = ", ".join(f"{name} {text.duration(seconds)}" for name, seconds in sorted(ours.items()))
+        yield f"compiled meanwhile, summed over the processes: {each}"
+    if TORCH_COMPILE in ended.compile_seconds:
+        yield f"torch.compile's own compilation: {text.duration(ended.compile_seconds[TORCH_COMPILE])}"
+    if ended.interrupted:
+        yield (
+            f"interrupted: every finished trial is kept, {text.plural(ended.undecided, 'problem')} undecided; "
+            "the same command goes on from here"
+        )

@@ -1,0 +1,52 @@
+"""``registry dashboard``: the searches, opened in optuna-dashboard."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tuning_db import Store
+
+from . import text
+from .options import Database, split
+from .stored import stored_facts
+
+_HIGHEST_PORT = 65535
+
+
+def dashboard(
+    op: Annotated[
+        list[str] | None,
+        typer.Option("--op", metavar="OP", help="Only this op. Repeatable, or separated by commas. Default: all."),
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="The port to listen on; 0 takes a free one.")] = 8080,
+    db: Database = None,
+) -> None:
+    """Open the searches in optuna-dashboard.
+
+    One study a problem, rebuilt from the stored trials. It is a copy: what is changed in the browser is not stored.
+    """
+    if not 0 <= port <= _HIGHEST_PORT:
+        raise typer.BadParameter(f"--port {port}: expected 0 to {_HIGHEST_PORT}")
+    ops = split("--op", op)
+    from ..dashboard.serving import require, serve
+
+    require()
+    from ..dashboard.studies import rebuild
+
+    with Store.open(db, create=False, migrate=False) as store:
+        facts = stored_facts(store, ops)
+    storage = rebuild(facts)
+    studies = sum(1 for section in facts.sections for problem in section.problems if problem.trials)
+    trials = sum(section.trials for section in facts.sections)
+
+    def opened(url: str) -> None:
+        text.say(f"{_plural(studies)} with {text.plural(trials, 'trial')} at {url} (Ctrl-C ends it)")
+
+    serve(storage, host, port, opened)
+
+
+def _plural(studies: int) -> str:
+    return "1 study" if studies == 1 else f"{studies} studies"

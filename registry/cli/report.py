@@ -1,0 +1,111 @@
+"""``registry report``: what the database holds, as one HTML file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tuning_db import Store
+
+from ..errors import RegistryError
+from . import text
+from .options import Database, split
+from .stored import stored_facts
+
+if TYPE_CHECKING:
+    from ..report.facts import Facts
+
+_HEAD_BYTES = 2048
+
+
+def report(
+    op: Annotated[
+        list[str] | None,
+        typer.Option("--op", metavar="OP", help="Only this op. Repeatable, or separated by commas. Default: all."),
+    ] = None,
+    db: Database = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="Where to write; - is stdout. An older report is replaced.")
+    ] = Path("report.html"),
+    force: Annotated[bool, typer.Option("--force", help="Replace the file also if it is not a report.")] = False,
+) -> None:
+    """Write a report as one HTML file.
+
+    Winners, times, the search, the finals and the environment; it needs no network and can be mailed.
+    """
+    ops = split("--op", op)
+    if str(out) != "-":
+        check_out(out, force=force)
+    with Store.open(db, create=False, migrate=False) as store:
+        page = _page(stored_facts(store, ops))
+    if str(out) == "-":
+        sys.stdout.write(page)
+        return
+    write(page, out)
+    text.say(f"{out.resolve()} written ({len(page.encode()) / 1e6:.1f} MB)")
+
+
+def _page(facts: Facts) -> str:
+    from tuning_db.records import now
+
+    from .. import __version__
+    from ..report.page import render
+
+    return render(facts, version=__version__, created=now())
+
+
+def check_out(path: Path, *, force: bool) -> None:
+    """Raises RegistryError for what must not or cannot be replaced, before any work is done."""
+    if path.is_dir():
+        raise RegistryError(f"--out {path}: a folder", hint=f"name the file, e.g. {path / 'report.html'}")
+    if not path.resolve().parent.is_dir():
+        raise RegistryError(f"--out {path}: no such folder", hint=f"make {path.parent} first")
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise RegistryError(f"--out {path}: not a regular file", hint="use --out - for stdout")
+    if not force and not _is_report(path):
+        raise RegistryError(
+            f"--out {path}: there is a file that is not a report", hint="choose another name, or replace it by --force"
+        )
+
+
+def _is_report(path: Path) -> bool:
+    from ..report.page import GENERATOR
+
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(_HEAD_BYTES)
+    except OSError as fault:
+        raise RegistryError(f"--out {path}: {fault.strerror}", hint="expected a file that can be written") from None
+    return not head or f'name="generator" content="{GENERATOR}"'.encode() in head
+
+
+def write(page: str, path: Path) -> None:
+    """Whole or not at all: whoever has the report open never sees half of one."""
+    target = path.resolve()
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(page)
+            mode = target.stat().st_mode if target.exists() else 0o666 & ~_umask()
+            Path(temporary).chmod(mode & 0o777)
+            Path(temporary).replace(target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as fault:
+        raise RegistryError(f"--out {path}: {fault.strerror}", hint="expected a file that can be written") from None
+
+
+def _umask() -> int:
+    """There is no way to read it but to set it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

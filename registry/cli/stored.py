@@ -1,0 +1,31 @@
+"""What the report and the dashboard read: the same facts, the same refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import RegistryError
+from .options import check_stored_op
+
+if TYPE_CHECKING:
+    from tuning_db import Store
+
+    from ..report.facts import Facts
+
+
+def stored_facts(store: Store, ops: Sequence[str]) -> Facts:
+    """Everything about ``ops``, or about all there are. Raises RegistryError where there is nothing of one of them."""
+    from ..report.facts import read
+
+    facts = read(store, ops)
+    there = {section.op for section in facts.sections}
+    for op in ops:
+        if op not in there:
+            check_stored_op(op, store)  # a misspelt name is told as such
+            others = sorted({section.op for section in read(store).sections})
+            hint = f"it has {', '.join(others)}" if others else "it has none of any op: run tune first"
+            raise RegistryError(f"no trials of {op} in {store.url}", hint=hint)
+    if not there:
+        raise RegistryError(f"no trials in {store.url}", hint="run tune first, or name another database with --db")
+    return facts

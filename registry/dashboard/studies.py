@@ -1,0 +1,150 @@
+"""Optuna studies in memory, rebuilt from stored trials: one a problem.
+
+A study is over the joint space, as the search was: the implementation, and its parameters under its name. The value
+is the median in µs. A candidate that was given up is PRUNED, one that failed is FAIL; status, message and the rest are
+user attributes.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from tuning_db import Trial
+
+from ..report import formats
+from ..report.facts import Facts, ProblemFacts, Section
+
+IMPLEMENTATION = "implementation"
+
+_Choice = None | bool | int | float | str
+
+
+def rebuild(facts: Facts) -> optuna.storages.InMemoryStorage:
+    """A storage with a study for every problem that has trials."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = optuna.storages.InMemoryStorage()
+    several = len({str(section.hardware) for section in facts.sections}) > 1
+    names: set[str] = set()
+    for section in facts.sections:
+        for problem in section.problems:
+            if problem.trials:
+                name = _unique(_name(section, problem, several), names)
+                _study(storage, name, problem)
+    return storage
+
+
+def _name(section: Section, facts: ProblemFacts, several: bool) -> str:
+    place = [formats.device(section.hardware)] if several else []
+    regime = [section.regime] if section.regime != "cold" else []
+    dims = {name: facts.problem.dims[name] for name in section.varying if name in facts.problem.dims}
+    return ", ".join([f"{section.op} {formats.pairs(dims)}", *place, *regime])
+
+
+def _unique(name: str, names: set[str]) -> str:
+    """Hardware of one name may differ in its memory, for instance."""
+    number, found = 2, name
+    while found in names:
+        found, number = f"{name} ({number})", number + 1
+    names.add(found)
+    return found
+
+
+def _study(storage: optuna.storages.InMemoryStorage, name: str, facts: ProblemFacts) -> None:
+    study = optuna.create_study(storage=storage, study_name=name, direction="minimize")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study.set_metric_names(["median µs"])
+    for key, value in _about(facts).items():
+        study.set_user_attr(key, value)
+    distributions = _distributions(facts.trials)
+    study.add_trials(_frozen(number, trial, distributions) for number, trial in enumerate(facts.trials))
+
+
+def _about(facts: ProblemFacts) -> Mapping[str, Any]:
+    told: dict[str, Any] = {
+        "op": facts.problem.op,
+        **facts.problem.dims,
+        "hardware": formats.device(facts.environment.hardware),
+        **{name: str(version) for name, version in facts.environment.software.items()},
+    }
+    if facts.decision is not None:
+        told["winner"] = f"{facts.decision.candidate.implementation} {formats.pairs(facts.decision.candidate.config)}"
+        told["winner µs"] = facts.decision.median_us
+        told["floor µs"] = facts.decision.floor_us
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _parameters(trial: Trial) -> dict[str, _Choice]:
+    candidate = trial.candidate
+    config = {f"{candidate.implementation}.{name}": _choice(value) for name, value in candidate.config.items()}
+    return {IMPLEMENTATION: candidate.implementation, **config}
+
+
+def _choice(value: object) -> _Choice:
+    """What Optuna takes for a choice; anything else as JSON."""
+    return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value, sort_keys=True)
+
+
+def _distributions(trials: Iterable[Trial]) -> dict[str, BaseDistribution]:
+    """Every value that was tried, in order; 1 and True are choices of their own by their text."""
+    seen: dict[str, dict[str, _Choice]] = {}
+    for trial in trials:
+        for name, value in _parameters(trial).items():
+            seen.setdefault(name, {})[repr(value)] = value
+    return {name: CategoricalDistribution(_ordered(list(values.values()))) for name, values in seen.items()}
+
+
+def _ordered(values: Sequence[_Choice]) -> list[_Choice]:
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return sorted(values, key=(lambda value: (float(str(value)), "")) if numbers else (lambda value: (0.0, str(value))))
+
+
+def _frozen(number: int, trial: Trial, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
+    parameters = _parameters(trial)
+    state = _state(trial)
+    return FrozenTrial(
+        number=number,
+        trial_id=number,
+        state=state,
+        value=None if state == TrialState.FAIL else trial.median_us,
+        datetime_start=trial.created - timedelta(seconds=_seconds(trial)),
+        datetime_complete=trial.created,
+        params=parameters,
+        distributions={name: distributions[name] for name in parameters},
+        user_attrs=_attributes(trial),
+        system_attrs={},
+        intermediate_values={},
+    )
+
+
+def _state(trial: Trial) -> TrialState:
+    if trial.status != "ok" or trial.median_us is None:
+        return TrialState.FAIL
+    return TrialState.PRUNED if trial.censored else TrialState.COMPLETE
+
+
+def _seconds(trial: Trial) -> float:
+    """What the trial took on the device, where that is stored."""
+    steps = trial.details.get("seconds")
+    taken = steps.values() if isinstance(steps, Mapping) else [steps]
+    return sum(float(one) for one in taken if isinstance(one, int | float))
+
+
+def _attributes(trial: Trial) -> dict[str, Any]:
+    told = {
+        "status": trial.status,
+        "message": trial.message,
+        "median µs": trial.median_us,
+        "samples": len(trial.samples),
+        "stopped by": trial.stop_reason,
+        "uid": trial.uid,
+    }
+    return {name: value for name, value in told.items() if value not in {None, ""}}

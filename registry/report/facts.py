@@ -1,0 +1,209 @@
+"""What a report is about: the store's records, grouped so that nothing is compared that was not measured alike.
+
+A section is one op on one hardware under one regime. Of each problem it shows the newest decision, and the trials of
+the software and protocol of that decision; microseconds of other software are left out, and counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tuning_db import Decision, Environment, ProblemKey, Protocol, Run, Store, Trial
+
+
+@dataclass(frozen=True)
+class Timed:
+    """An implementation's best time on one problem; ``in_finals`` when it is paired with the winner's."""
+
+    us: float
+    config: Mapping[str, Any] | None
+    in_finals: bool
+
+
+@dataclass(frozen=True)
+class ProblemFacts:
+    """One problem: the decision that holds, if any, and its trials, oldest first."""
+
+    problem: ProblemKey
+    environment: Environment
+    protocol: Protocol
+    decision: Decision | None
+    trials: tuple[Trial, ...]
+
+    @cached_property
+    def timed(self) -> Mapping[str, Timed]:
+        """Each implementation's best: of the finals where it entered them, else of the search."""
+        best = {name: Timed(float(trial.median_us or 0), trial.candidate.config, False) for name, trial in self._best()}
+        if self.decision is None:
+            return best
+        winner = self.decision.candidate.implementation
+        for name, ratio in self.decision.baselines.items():
+            config = best[name].config if name in best else None
+            best[name] = Timed(ratio * self.decision.median_us, config, True)
+        best[winner] = Timed(self.decision.median_us, self.decision.candidate.config, True)
+        return best
+
+    @property
+    def fraction_of_floor(self) -> float | None:
+        """The floor's time over the winner's."""
+        if self.decision is None or not self.decision.floor_us or not self.decision.median_us:
+            return None
+        return self.decision.floor_us / self.decision.median_us
+
+    def speedup(self, implementation: str) -> float | None:
+        """Another implementation's time over the winner's, paired in the finals; None where it did not enter."""
+        if self.decision is None:
+            return None
+        if self.decision.candidate.implementation == implementation:
+            return 1.0
+        return self.decision.baselines.get(implementation)
+
+    def _best(self) -> Iterable[tuple[str, Trial]]:
+        found: dict[str, Trial] = {}
+        for trial in self.trials:
+            name = trial.candidate.implementation
+            if is_timed(trial) and (name not in found or _us(trial) < _us(found[name])):
+                found[name] = trial
+        return found.items()
+
+
+@dataclass(frozen=True)
+class Section:
+    """One op on one hardware under one regime."""
+
+    op: str
+    hardware: Mapping[str, Any]
+    regime: str
+    problems: tuple[ProblemFacts, ...]
+    left_out: int
+
+    @property
+    def decided(self) -> list[ProblemFacts]:
+        """Problems that have a winner."""
+        return [facts for facts in self.problems if facts.decision is not None]
+
+    @property
+    def trials(self) -> int:
+        """Trials shown."""
+        return sum(len(facts.trials) for facts in self.problems)
+
+    @cached_property
+    def implementations(self) -> list[str]:
+        """Every implementation that was tried or timed, in alphabetical order."""
+        tried = {trial.candidate.implementation for facts in self.problems for trial in facts.trials}
+        return sorted(tried | {name for facts in self.problems for name in facts.timed})
+
+    @cached_property
+    def varying(self) -> list[str]:
+        """Dimensions that differ between the problems, in the op's order."""
+        return [name for name in self._dims if len(set(self._dims[name])) > 1] or list(self._dims)[:1]
+
+    @cached_property
+    def constant(self) -> Mapping[str, Any]:
+        """Dimensions that all problems share."""
+        first = self.problems[0].problem.dims
+        return {name: first[name] for name in self._dims if name not in self.varying}
+
+    @cached_property
+    def _dims(self) -> Mapping[str, list[str]]:
+        dims: dict[str, list[str]] = {}
+        for facts in self.problems:
+            for name in facts.problem.dims:
+                dims.setdefault(name, [])
+        for name, values in dims.items():
+            values += [repr(facts.problem.dims.get(name)) for facts in self.problems]
+        return dims
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A whole report's content."""
+
+    database: str
+    sections: tuple[Section, ...]
+    runs: tuple[Run, ...]
+
+
+def is_timed(trial: Trial) -> bool:
+    """Right, and timed to the end."""
+    return trial.status == "ok" and not trial.censored and trial.median_us is not None and trial.median_us > 0
+
+
+def read(store: Store, ops: Sequence[str] = ()) -> Facts:
+    """Everything about ``ops``, or about all there are. Sections are in the order of op, hardware, regime."""
+    wanted: Sequence[str | None] = list(dict.fromkeys(ops)) or [None]
+    trials = [trial for op in wanted for trial in store.trials(op=op)]
+    regimes = sorted({trial.protocol.regime for trial in trials} | {"cold"})
+    winners = [winner for op in wanted for regime in regimes for winner in store.winners(op=op, regime=regime)]
+    sections = _sections(trials, winners)
+    shown = {
+        facts.environment.key for section in sections for facts in section.problems
+    }  # a run knows its environment, not its ops
+    runs = tuple(run for run in store.runs() if run.environment.key in shown)
+    return Facts(store.url, sections, runs)
+
+
+_Place = tuple[str, str, str]
+
+
+def _sections(trials: Sequence[Trial], winners: Sequence[Decision]) -> tuple[Section, ...]:
+    newest = _newest_versions([*trials, *winners])
+    decisions: dict[tuple[_Place, str], Decision] = {}
+    for winner in winners:  # newest first: under several versions of the software, the newest is shown
+        if winner.problem.op_version == newest[winner.problem.op]:
+            decisions.setdefault((_place(winner), winner.problem.key), winner)
+    tried: dict[tuple[_Place, str], list[Trial]] = defaultdict(list)
+    left_out: Counter[_Place] = Counter()
+    for trial in trials:
+        if trial.problem.op_version == newest[trial.problem.op]:
+            tried[_place(trial), trial.problem.key].append(trial)
+        else:
+            left_out[_place(trial)] += 1
+    places: dict[_Place, list[ProblemFacts]] = defaultdict(list)
+    for place, problem in dict.fromkeys([*decisions, *tried]):
+        found = tried.get((place, problem), [])
+        facts = _problem_facts(decisions.get((place, problem)), found)
+        left_out[place] += len(found) - len(facts.trials)
+        places[place].append(facts)
+    return tuple(_section(place, places[place], left_out[place]) for place in sorted(places))
+
+
+def _section(place: _Place, problems: Sequence[ProblemFacts], left_out: int) -> Section:
+    ordered = sorted(problems, key=lambda facts: _order(facts.problem))
+    return Section(place[0], ordered[0].environment.hardware, place[2], tuple(ordered), left_out)
+
+
+def _problem_facts(decision: Decision | None, trials: Sequence[Trial]) -> ProblemFacts:
+    """``trials`` come newest first."""
+    like = decision or trials[0]
+    same = [trial for trial in trials if trial.environment == like.environment and trial.protocol == like.protocol]
+    return ProblemFacts(like.problem, like.environment, like.protocol, decision, tuple(reversed(same)))
+
+
+def _newest_versions(records: Iterable[Trial | Decision]) -> Mapping[str, int]:
+    newest: dict[str, int] = {}
+    for record in records:
+        problem = record.problem
+        newest[problem.op] = max(problem.op_version, newest.get(problem.op, problem.op_version))
+    return newest
+
+
+def _place(record: Trial | Decision) -> _Place:
+    return record.problem.op, record.environment.hardware_key, record.protocol.regime
+
+
+def _order(problem: ProblemKey) -> tuple[tuple[bool, float, str], ...]:
+    """Static dimensions first, numbers by size, so that neighbours stand together."""
+    names = sorted(problem.dims, key=lambda name: name not in problem.static)
+    values = [problem.dims[name] for name in names]
+    return tuple(
+        (isinstance(value, str), 0.0 if isinstance(value, str) else float(value), str(value)) for value in values
+    )
+
+
+def _us(trial: Trial) -> float:
+    return float(trial.median_us or 0)

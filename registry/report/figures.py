@@ -1,0 +1,166 @@
+"""Numbers that stand for many: wins, means of ratios, how fast the search came close, what failed and why."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .facts import ProblemFacts, Section, is_timed
+
+TORCH = "torch.native"
+COMPILED = "torch.compile"
+NEAR = 0.01
+"""What counts as having found the best: within 1% of it."""
+_MOST_MESSAGES = 3
+_LONGEST_MESSAGE = 240
+
+
+@dataclass(frozen=True)
+class Overview:
+    """One section in a line. Ratios are geometric means over the problems where both took part."""
+
+    section: Section
+    wins: list[tuple[str, int]]
+    over_torch: float | None
+    over_compile: float | None
+    of_floor: float | None
+    noise: tuple[float, float] | None
+
+
+def overview(section: Section) -> Overview:
+    """Who wins how often, by how much, how close to the floor (median), and the A/A noise (median, largest)."""
+    decisions = [facts.decision for facts in section.decided if facts.decision is not None]
+    noise = [decision.aa for decision in decisions if decision.aa is not None]
+    fractions = [fraction for facts in section.decided if (fraction := facts.fraction_of_floor) is not None]
+    return Overview(
+        section,
+        Counter(decision.candidate.implementation for decision in decisions).most_common(),
+        geometric_mean(facts.speedup(TORCH) for facts in section.decided),
+        geometric_mean(facts.speedup(COMPILED) for facts in section.decided),
+        statistics.median(fractions) if fractions else None,
+        (statistics.median(noise), max(noise)) if noise else None,
+    )
+
+
+def geometric_mean(ratios: Iterable[float | None]) -> float | None:
+    """Of those that are known and positive."""
+    logs = [math.log(ratio) for ratio in ratios if ratio]
+    return math.exp(statistics.fmean(logs)) if logs else None
+
+
+@dataclass(frozen=True)
+class Descent:
+    """One problem's search: (trial number from 1, regret) wherever the best so far improved; the last regret is 0."""
+
+    facts: ProblemFacts
+    trials: int
+    steps: tuple[tuple[int, float], ...]
+
+    def at(self, trial: int) -> float | None:
+        """The regret after so many trials; None while nothing right was found."""
+        reached = [regret for number, regret in self.steps if number <= trial]
+        return reached[-1] if reached else None
+
+    @property
+    def near_after(self) -> int:
+        """Trials until the best so far was within NEAR of the final best."""
+        return next(number for number, regret in self.steps if regret <= NEAR)
+
+
+def descents(section: Section) -> list[Descent]:
+    """Of every problem where something right was found. Regret: best so far over the search's final best, less 1."""
+    found = []
+    for facts in section.problems:
+        steps: list[tuple[int, float]] = []
+        for number, trial in enumerate(facts.trials, 1):
+            us = trial.median_us
+            if is_timed(trial) and us is not None and (not steps or us < steps[-1][1]):
+                steps.append((number, us))
+        if steps:
+            final = steps[-1][1]
+            relative = tuple((number, us / final - 1) for number, us in steps)
+            found.append(Descent(facts, len(facts.trials), relative))
+    return found
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A message, and how many trials ended with it."""
+
+    implementation: str
+    status: str
+    message: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Statuses:
+    """Trials of a section. ``given_up`` are those of ``ok`` that were right but hopelessly slow."""
+
+    names: list[str]
+    counts: dict[str, Counter[str]]
+    failures: list[Failure]
+    total: int
+
+
+GIVEN_UP = "ok, given up"
+
+
+def statuses(section: Section) -> Statuses:
+    """Counts by implementation and status, and the most frequent messages of what failed."""
+    counts: dict[str, Counter[str]] = {}
+    messages: Counter[tuple[str, str, str]] = Counter()
+    for facts in section.problems:
+        for trial in facts.trials:
+            name = trial.candidate.implementation
+            status = GIVEN_UP if trial.status == "ok" and trial.censored else trial.status
+            counts.setdefault(name, Counter())[status] += 1
+            if trial.status != "ok":
+                messages[name, trial.status, _first_line(trial.message)] += 1
+    names = {status for counter in counts.values() for status in counter}
+    ordered = [name for name in ("ok", GIVEN_UP) if name in names]
+    ordered += sorted(names - set(ordered))
+    total = sum(sum(counter.values()) for counter in counts.values())
+    return Statuses(ordered, dict(sorted(counts.items())), _most_frequent(messages), total)
+
+
+def _most_frequent(messages: Counter[tuple[str, str, str]]) -> list[Failure]:
+    """A few of each implementation and status, the most frequent first."""
+    taken: Counter[tuple[str, str]] = Counter()
+    failures = []
+    for (name, status, message), count in messages.most_common():
+        taken[name, status] += 1
+        if taken[name, status] <= _MOST_MESSAGES:
+            failures.append(Failure(name, status, message, count))
+    return sorted(failures, key=lambda failure: (failure.implementation, failure.status, -failure.count))
+
+
+def _first_line(message: str) -> str:
+    text = " ".join(message.split()) or "(no message)"
+    return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1] + "…"
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least ``share`` of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+@dataclass(frozen=True)
+class Rival:
+    """The fastest other implementation in a problem's finals; ``tied`` when A/A noise hides the difference."""
+
+    implementation: str
+    ratio: float
+    tied: bool
+
+
+def rival(facts: ProblemFacts) -> Rival | None:
+    """None where no other implementation entered."""
+    if facts.decision is None or not facts.decision.baselines:
+        return None
+    name, ratio = min(facts.decision.baselines.items(), key=lambda entry: entry[1])
+    return Rival(name, ratio, abs(math.log(ratio)) <= math.log1p(facts.decision.aa or 0.0))

@@ -1,0 +1,117 @@
+"""How numbers read on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+NONE = "–"
+
+
+def microseconds(value: float | None) -> str:
+    """Four significant digits: ``12.34``, ``1,234``."""
+    if value is None:
+        return NONE
+    if value >= 1000:
+        return f"{value:,.0f}"
+    decimals = 1 if value >= 100 else 2 if value >= 10 else 3
+    return f"{value:.{decimals}f}"
+
+
+def short_us(value: float) -> str:
+    """An axis label: ``5 µs``, ``2 ms``."""
+    if value >= 1e6:
+        return f"{value / 1e6:g} s"
+    return f"{value / 1e3:g} ms" if value >= 1000 else f"{value:g} µs"
+
+
+def ratio(value: float | None) -> str:
+    """Two decimals; one where they would be noise."""
+    if value is None:
+        return NONE
+    return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+
+
+def percent(value: float | None) -> str:
+    """``1.3%`` of 0.013."""
+    if value is None:
+        return NONE
+    return f"{100 * value:.1f}%" if value < 0.1 else f"{100 * value:.0f}%"
+
+
+def excess(value: float) -> str:
+    """``+40%`` of a ratio of 1.4, ``−3.0%`` of 0.97."""
+    return f"{'+' if value >= 1 else '−'}{percent(abs(value - 1))}"
+
+
+def dimension(value: object) -> str:
+    """``4096``, ``128Ki``, ``32000``, ``256Mi``, ``true``: exact, but powers of two are short."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | float() if value >= 10_000 and value == int(value):
+            whole = int(value)
+            if whole % 2**20 == 0:
+                return f"{whole // 2**20}Mi"
+            return f"{whole // 2**10}Ki" if whole % 2**10 == 0 else str(whole)
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)
+
+
+def pairs(values: Mapping[str, Any] | None) -> str:
+    """``num_warps=4 num_stages=1``, or a dash when there is nothing."""
+    return " ".join(f"{name}={plain(value)}" for name, value in (values or {}).items()) or NONE
+
+
+def plain(value: object) -> str:
+    """A value as it is; booleans as in JSON."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def duration(seconds: float | None) -> str:
+    """``4.2 s``, ``3 min 04 s``, ``2 h 05 min``."""
+    if seconds is None:
+        return NONE
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    return f"{whole // 60} min {whole % 60:02} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def bytes_(value: float) -> str:
+    """``141 GB``-like, in powers of two: ``140.0 GiB``."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if value >= size:
+            return f"{value / size:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{value:g} B"
+
+
+def named(value: object, name: str) -> str:
+    """A value of an identity, a protocol or a summary; its name tells the unit, also of what a mapping holds."""
+    if isinstance(value, Mapping):
+        told = [f"{key} {named(one, name if _unit(name) else str(key))}" for key, one in value.items()]
+        return ", ".join(told) or NONE
+    if isinstance(value, list | tuple):
+        return ", ".join(named(one, name) for one in value) or NONE
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        unit = _unit(name)
+        if unit is not None:
+            return unit(float(value))
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    return plain(value) if value is not None else NONE
+
+
+def _unit(name: str) -> Callable[[float], str] | None:
+    words = name.replace("_", " ").split() or [""]
+    if words[-1] == "bytes":
+        return bytes_
+    if words[-1] == "seconds":
+        return duration
+    return percent if words[0] == "busy" or words[-1] in {"share", "noise"} else None
+
+
+def device(hardware: Mapping[str, Any]) -> str:
+    """What a hardware identity calls itself."""
+    return str(hardware.get("name") or hardware.get("type") or "unknown hardware")

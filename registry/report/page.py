@@ -1,0 +1,155 @@
+"""The page: facts into templates. Every text that comes from a database is escaped by the template engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from tuning_db import Run
+
+from . import chart, descent_chart, figures, formats, intervals, time_charts
+from .facts import Facts, Section
+
+GENERATOR = "kernel-registry report"
+"""Named in the page's head, so that a report is known as one."""
+
+PALETTE = 10
+"""Colours of series; style.css has as many."""
+
+SHOWN_CHARTS = 6
+"""The charts with the most points; the others are folded."""
+
+_FIXED = {figures.TORCH: 0, figures.COMPILED: 1}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One section as the template shows it."""
+
+    anchor: str
+    section: Section
+    overview: figures.Overview
+    colors: Mapping[str, int]
+    x_name: str | None
+    charts: list[chart.Chart]
+    too_few: int
+    descent: chart.Chart | None
+    descents: list[figures.Descent]
+    statuses: figures.Statuses
+    intervals: Mapping[str, intervals.Interval]
+
+
+def render(facts: Facts, *, version: str, created: datetime) -> str:
+    """The whole page as HTML."""
+    taken: dict[str, int] = {}
+    parts = [_part(f"s{number}", section, _colors(section, taken)) for number, section in enumerate(facts.sections)]
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            facts=facts,
+            parts=parts,
+            noise=[part for part in parts if part.overview.noise is not None],
+            identities=_identities(facts),
+            version=version,
+            created=created,
+            generator=GENERATOR,
+        )
+    )
+
+
+def _part(anchor: str, section: Section, colors: Mapping[str, int]) -> Part:
+    drawn, too_few = time_charts.time_charts(section)
+    found = figures.descents(section)
+    return Part(
+        anchor,
+        section,
+        figures.overview(section),
+        colors,
+        time_charts.x_dimension(section),
+        drawn,
+        too_few,
+        descent_chart.descent_chart(found),
+        found,
+        figures.statuses(section),
+        intervals.intervals(section),
+    )
+
+
+def _colors(section: Section, taken: dict[str, int]) -> dict[str, int]:
+    """torch's two always look the same; the others keep their colour from section to section where they can."""
+    colors = dict(_FIXED)
+    names = [name for name in section.implementations if name not in _FIXED]
+    for name in sorted(names, key=lambda name: name not in taken):
+        used = Counter(colors.values())
+        kept = taken.get(name)
+        if kept is None or used[kept]:
+            elsewhere = Counter(taken.values())
+            kept = min(range(PALETTE), key=lambda color: (used[color], elsewhere[color], color))
+        colors[name] = kept
+        taken.setdefault(name, kept)
+    return colors
+
+
+def _identities(facts: Facts) -> list[tuple[str, Mapping[str, Any]]]:
+    """Each hardware, software and protocol that the page's times come from, once."""
+    problems = [problem for section in facts.sections for problem in section.problems]
+    hardware = {problem.environment.hardware_key: problem.environment.hardware for problem in problems}
+    software = {problem.environment.software_key: problem.environment.software for problem in problems}
+    protocols = {
+        problem.protocol.key: {"regime": problem.protocol.regime, **problem.protocol.details} for problem in problems
+    }
+    named: dict[str, Mapping[str, Mapping[str, Any]]] = {
+        "Hardware": hardware,
+        "Software": software,
+        "Protocol": protocols,
+    }
+    return [(title, identity) for title, identities in named.items() for identity in identities.values()]
+
+
+def _run_details(run: Run) -> list[tuple[str, Any]]:
+    """What is stored of a run, without what its instants tell already."""
+    stored = {**run.details, **run.summary}
+    return [(name.replace("_", " "), value) for name, value in stored.items() if name != "seconds"]
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    shown: dict[str, Any] = {
+        name: getattr(formats, name)
+        for name in (
+            "microseconds",
+            "ratio",
+            "percent",
+            "dimension",
+            "pairs",
+            "plain",
+            "duration",
+            "named",
+            "device",
+            "excess",
+        )
+    }
+    environment.filters.update(shown)
+    environment.globals.update(
+        run_details=_run_details,
+        shown_charts=SHOWN_CHARTS,
+        rival=figures.rival,
+        percentile=figures.percentile,
+        box=chart,
+        torch=figures.TORCH,
+        compiled=figures.COMPILED,
+    )
+    return environment

@@ -1,0 +1,60 @@
+"""Logarithmic axes: where a value lies, and which values get a tick."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .formats import dimension, short_us
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A tick's place in the chart's units, and its label; an empty label is a grid line alone."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True)
+class LogScale:
+    """Maps ``low`` to ``start`` and ``high`` to ``end``, logarithmically; values beyond are clipped."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """The place of a value."""
+        inside = min(max(value, self.low), self.high)
+        share = (math.log(inside) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
+        return round(self.start + share * (self.end - self.start), 1)
+
+    @classmethod
+    def around(cls, values: Iterable[float], start: float, end: float, margin: float = 1.15) -> LogScale:
+        """Room for all values, with a margin (a factor) on either side."""
+        positive = [value for value in values if value > 0]
+        return cls(min(positive) / margin, max(positive) * margin, start, end)
+
+    def time_ticks(self) -> list[Tick]:
+        """Microseconds: 1, 2, 5 a decade while there are few decades, else decades alone are labelled."""
+        decades = math.log10(self.high / self.low)
+        labelled = {1: True, 2: decades < 3.2, 5: decades < 3.2}
+        exponents = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        values = [(10.0**exponent * digit, digit) for exponent in exponents for digit in (1, 2, 5)]
+        inside = [(value, digit) for value, digit in values if self.low <= value <= self.high]
+        return [Tick(self(value), short_us(value) if labelled[digit] else "") for value, digit in inside]
+
+    def value_ticks(self, values: Iterable[float], character: float) -> list[Tick]:
+        """A tick at each value; a label (of so many units a character) that would touch the last one is left out."""
+        ticks: list[Tick] = []
+        taken = -math.inf
+        for value in sorted(set(values)):
+            at, label = self(value), dimension(value)
+            half = len(label) * character / 2
+            fits = at - half >= taken
+            ticks.append(Tick(at, label if fits else ""))
+            taken = at + half + character * 0.7 if fits else taken
+        return ticks

@@ -1,0 +1,50 @@
+"""Verdicts that are still on their way: made on the device one after the other, read together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+
+class WrongError(Exception):
+    """A candidate that is wrong. ``status`` is ``wrong_result``, ``nondeterministic`` or ``error``."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+Explain = Callable[[], str]
+"""What is wrong, looked at closely; "" when it is right after all."""
+
+
+@dataclass
+class Checks:
+    """Flags on the device, each with what to say if it is not set.
+
+    Reading a flag makes the host wait for the stream, so all are read at once. Only the stream: work that a candidate
+    has put elsewhere must not be waited for.
+    """
+
+    _flags: list[torch.Tensor] = field(default_factory=list)
+    _reasons: list[tuple[str, Explain]] = field(default_factory=list)
+
+    def add(self, flags: Sequence[torch.Tensor], status: str, reason: str | Explain) -> None:
+        """All ``flags`` must be true; else the trial has ``status`` for that reason."""
+        if not flags:
+            return
+        self._flags.append(flags[0] if len(flags) == 1 else torch.stack(tuple(flags)).all())
+        self._reasons.append((status, (lambda: reason) if isinstance(reason, str) else reason))
+
+    def settle(self) -> None:
+        """Wait for the flags; raises WrongError for the first that is not set and has a reason."""
+        flags, reasons = self._flags, self._reasons
+        self._flags, self._reasons = [], []
+        if not flags:
+            return
+        for held, (status, explain) in zip(torch.stack(flags).tolist(), reasons, strict=True):
+            if not held and (message := explain()):
+                raise WrongError(status, message)

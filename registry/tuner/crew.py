@@ -1,0 +1,141 @@
+"""The processes of a run: the compilers, the worker on the device, and the one that will replace it."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ..device import Device
+from .children import Answer, Compiler, DeviceWorker
+from .jobs import BlockJob, Outcome, TrialJob
+from .limits import Limits
+
+_TICK_S = 0.5
+_MOST_COMPILERS = 16
+
+TrialAnswered = Callable[[TrialJob, Outcome], None]
+
+
+class Crew:
+    """Starts and ends the children, waits for whoever answers first, and adds up how long the device was at work.
+
+    Trials' answers go to ``answered``, which whoever submits them sets. Not to be shared between threads.
+    """
+
+    def __init__(self, device: Device, files: Sequence[str], limits: Limits, note: Callable[[str], None]) -> None:
+        self._device = device
+        self._files = files
+        self._limits = limits
+        self._note = note
+        self._selector = selectors.DefaultSelector()
+        self.compiler = Compiler(self._selector, _compilers(device), files, limits)
+        self.worker: DeviceWorker | None = None
+        self.answered: TrialAnswered | None = None
+        self._spare: DeviceWorker | None = None
+        self._blocks: dict[int, Answer] = {}
+        self._jobs = 0
+        self._began = time.monotonic()
+        self._busy: list[tuple[float, float]] = []
+
+    def next_job(self) -> int:
+        """A number that no other job of the run has."""
+        self._jobs += 1
+        return self._jobs
+
+    def start_worker(self) -> None:
+        """Have a worker on the device."""
+        self.worker = self.worker or self._new_worker()
+
+    def replace_worker(self, *, last: bool) -> None:
+        """A fresh process. On a GPU the one after it starts meanwhile: it touches the device at its first job only."""
+        fresh, self._spare = self._spare or self._new_worker(), None
+        if self.worker is not None:
+            self.worker.close()
+        self.worker = fresh
+        if self._device.type == "cuda" and not last:
+            self._spare = self._new_worker()
+
+    def submit(self, job: TrialJob) -> None:
+        """Queue a trial on the worker."""
+        assert self.worker is not None
+        self.worker.submit(job)
+
+    def run_blocks(self, jobs: Sequence[BlockJob]) -> list[Answer]:
+        """Run finals blocks on the current worker, in order; a crash costs that block."""
+        assert self.worker is not None
+        answers = []
+        for job in jobs:
+            # one at a time: a block's message is long, and a full pipe to a child that hangs would block this loop
+            numbered = replace(job, id=self.next_job())
+            self.worker.submit(numbered)
+            while numbered.id not in self._blocks:
+                self.wait()
+            answers.append(self._blocks.pop(numbered.id))
+        return answers
+
+    def wait(self) -> None:
+        """Until a child has something to say, half a second at most; what it says is handled before this returns."""
+        began, at_work = time.monotonic(), self.worker is not None and not self.worker.idle
+        for key, _ in self._selector.select(_TICK_S):
+            key.data()
+        self.compiler.check_deadlines()
+        if self.worker is not None:
+            self.worker.check_deadlines()
+        if at_work:
+            self._add_busy(began, time.monotonic())
+
+    @property
+    def seconds(self) -> float:
+        """Since the crew was called together."""
+        return time.monotonic() - self._began
+
+    @property
+    def device_seconds(self) -> float:
+        """How long the worker had a job."""
+        return sum(end - begin for begin, end in self._busy)
+
+    def busy_share(self, after: float) -> float | None:
+        """The part of the time, from ``after`` seconds on, in which the worker had a job; None before that."""
+        since = self._began + after
+        elapsed = time.monotonic() - since
+        if elapsed <= 0:
+            return None
+        return sum(max(0.0, end - max(begin, since)) for begin, end in self._busy) / elapsed
+
+    def end_workers(self) -> None:
+        """End the worker and its successor."""
+        for worker in (self.worker, self._spare):
+            if worker is not None:
+                worker.close()
+        self.worker = self._spare = None
+
+    def close(self) -> None:
+        """End every child. May be called in any state."""
+        self.compiler.close()
+        self.end_workers()
+        self._selector.close()
+
+    def _new_worker(self) -> DeviceWorker:
+        return DeviceWorker(self._selector, self._device, self._files, self._take, self._note, self._limits)
+
+    def _take(self, job: TrialJob | BlockJob, answer: Answer) -> None:
+        if isinstance(job, BlockJob):
+            self._blocks[job.id] = answer
+            return
+        assert isinstance(answer, Outcome)
+        assert self.answered is not None
+        self.answered(job, answer)
+
+    def _add_busy(self, begin: float, end: float) -> None:
+        if self._busy and begin - self._busy[-1][1] < 0.01:
+            begin = self._busy.pop()[0]
+        self._busy.append((begin, end))
+
+
+def _compilers(device: Device) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # on a GPU one core is left to the worker, which must never be late with a launch
+    return max(1, min(_MOST_COMPILERS, cores - 1 if device.type == "cuda" else cores))

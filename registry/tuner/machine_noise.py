@@ -1,0 +1,46 @@
+"""The machine's A/A noise, measured when a run starts: a device copy that enters a block as two.
+
+A copy needs neither a compiler nor a right candidate, so the device can do this while the first variants are built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .children import Answer
+from .jobs import BlockJob, Entrant, Timed
+from .noise import PAIRS_PER_DECADE, Noise, Pair
+from .planning import ProblemPlan
+from .protocol import Protocol
+
+_ENTRANTS = 4
+_ROUNDS_A_PAIR = 10
+_ROUNDS = _ROUNDS_A_PAIR * -(-PAIRS_PER_DECADE // (_ENTRANTS // 2))
+
+
+def aa_job(plans: Sequence[ProblemPlan], protocol: Protocol, number: int) -> BlockJob | None:
+    """The job to send: the copy of the problem that moves the fewest bytes, as two pairs. None without a problem."""
+    possible = [plan for plan in plans if not plan.skipped]
+    if not possible:
+        return None
+    least = min(possible, key=lambda plan: plan.op.floor(plan.problem).bytes)
+    copies = (Entrant("", {}, (), "floor"),) * _ENTRANTS
+    return BlockJob(
+        number, least.op.name, dict(least.problem.dims), copies, dict(protocol.details), seed=0, rounds=_ROUNDS
+    )
+
+
+def aa_of(answer: Answer) -> Noise:
+    """What the job's answer says: a pair for every ten rounds of two entrants. Nothing when it was lost."""
+    if not isinstance(answer, Timed):
+        return Noise()
+    ran = [np.asarray(times) for times in answer.times if times]
+    pairs = []
+    for one, other in zip(ran[::2], ran[1::2], strict=False):
+        for start in range(0, min(len(one), len(other)) - _ROUNDS_A_PAIR + 1, _ROUNDS_A_PAIR):
+            window = slice(start, start + _ROUNDS_A_PAIR)
+            ratio = float(np.exp(np.median(np.log(other[window] / one[window]))))
+            pairs.append(Pair(float(np.median(one[window])), ratio))
+    return Noise(single=tuple(pairs))

@@ -1,0 +1,104 @@
+"""What a run knows about noise: a candidate against itself, and how ratios vary from process to process.
+
+Three blocks alone say little about their own spread (with two degrees of freedom the t interval is 4.3 standard errors
+wide, corrected for three challengers 7.6). All the finals of a run together say it well: the variance of one entrant is
+moderated by the variance that is usual at its duration, as in limma (Smyth 2004, "Linear models and empirical Bayes
+methods for assessing differential expression in microarray experiments").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+PAIRS_PER_DECADE = 10
+_PERCENTILE = 95
+_PRIOR_FREEDOM = 3.0
+"""Variances of 462 entrants of finals on an H200 over the usual one of their decade have the quantiles of F(2, 3):
+0.05 to 0.08 of the median at 5%, 2.3 to 2.9 times at 75%, 8 to 12 times at 95%."""
+_MEDIAN_OF_F = _PRIOR_FREEDOM / 2 * (2 ** (2 / _PRIOR_FREEDOM) - 1)
+"""Median of F(2, _PRIOR_FREEDOM); two, because a variance over three blocks has two degrees of freedom."""
+_FEW = 4.0
+"""With so many variances the prior is worth half its degrees of freedom; it is a median of wide scatter."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One candidate that entered as two: its time in µs, and one entrant's time over the other's."""
+
+    us: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Prior:
+    """The usual variance of a block's median log ratio, and the degrees of freedom that it counts for."""
+
+    variance: float
+    freedom: float
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Noise of one run. Durations are µs.
+
+    ``decided``: pairs over all blocks of one problem's finals, just what a decision compares; ``single``: pairs of one
+    process, the blocks' and the machine's own of the start; ``variances``: (duration, variance over its three blocks)
+    of every entrant that met the incumbent in all of them.
+    """
+
+    decided: tuple[Pair, ...] = ()
+    single: tuple[Pair, ...] = ()
+    variances: tuple[tuple[float, float], ...] = ()
+
+    def aa(self, us: float) -> float:
+        """The relative difference that 95% of same-candidate pairs at that duration do not exceed.
+
+        With fewer than ten decided problems in the decade it is that of single processes, which is larger; with
+        fewer than ten of those too, of all durations.
+        """
+        for pairs in (_near(self.decided, us), _near(self.single, us)):
+            if len(pairs) >= PAIRS_PER_DECADE:
+                return _high(pairs)
+        return _high(self.single or self.decided)
+
+    def prior(self, us: float) -> Prior:
+        """The usual variance at that duration, by the median of those of the decade, or of all when they are few."""
+        near = [variance for duration, variance in self.variances if _same_decade(duration, us)]
+        chosen = near if len(near) >= PAIRS_PER_DECADE else [variance for _, variance in self.variances]
+        if not chosen:
+            return Prior(0.0, 0.0)
+        freedom = _PRIOR_FREEDOM * len(chosen) / (len(chosen) + _FEW)
+        return Prior(float(np.median(chosen)) / _MEDIAN_OF_F, freedom)
+
+    def __add__(self, other: Noise) -> Noise:
+        return Noise(self.decided + other.decided, self.single + other.single, self.variances + other.variances)
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """As stored with a run: the figure of every decade (by its middle) and what it rests on."""
+        durations = [pair.us for pair in (*self.decided, *self.single)]
+        decades = sorted({round(math.log10(us)) for us in durations if us > 0})
+        return {
+            "aa": {f"{10.0**decade:g} µs": round(self.aa(10.0**decade), 6) for decade in decades},
+            "pairs": len(self.single),
+            "problems": len(self.decided),
+        }
+
+
+def _near(pairs: Sequence[Pair], us: float) -> list[Pair]:
+    return [pair for pair in pairs if _same_decade(pair.us, us)]
+
+
+def _same_decade(one: float, other: float) -> bool:
+    return abs(math.log10(one / other)) <= 0.5
+
+
+def _high(pairs: Sequence[Pair]) -> float:
+    if not pairs:
+        return 0.0
+    return float(np.expm1(np.percentile(np.abs(np.log([pair.ratio for pair in pairs])), _PERCENTILE)))

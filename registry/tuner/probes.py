@@ -1,0 +1,265 @@
+"""Other problems and layouts that dispatch may hand a candidate to: it must be right there too.
+
+A winner also serves the problems for which nothing nearer is tuned, and calls whose tensors are not aligned or not
+contiguous. A candidate that is wrong at one of a few small ones is refused before it is timed.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..artifact import Artifact, Variant
+from ..contract import Op
+from ..device import Device
+from ..dispatch.plan import Candidate, Plan, build, signature_of
+from ..dispatch.prepared import PreparedTensors
+from ..errors import RegistryError
+from ..numerics import Bounds, bounds_of, compare, output_faults, own_error, poison, reference64
+from ..problem import Arguments, Problem, TensorSpec, canonical_json
+from ..surroundings import Layout, laid_out
+from .checks import Checks, WrongError
+from .planning import arguments_of
+from .session import clone
+from .stack import Stack
+from .verify import check_unchanged
+
+_SIZES = (1, 37)
+"""What a dynamic dimension becomes: one, and a prime, which is no multiple of any block."""
+_LARGER_SIZES = (4099, 1031, 257)
+"""And the largest of these primes that costs little: more than a block."""
+_OTHER_SIZES = (3, 5, 2)
+"""What the dynamic dimensions before the last become meanwhile."""
+_MOST_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
+_MOST_FLOP = {"cpu": 2e8, "cuda": 1e12}
+_LARGER_PART = 1 / 16
+"""Of these limits: what the larger size may take."""
+_GROUPS = 8
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One problem in one layout; ``problem`` has that layout's traits."""
+
+    problem: Problem
+    layout: Layout
+    arguments: Arguments
+    values: tuple[Any, ...]
+    pristine: tuple[Any, ...]
+    bounds: tuple[Bounds, ...]
+
+    def __str__(self) -> str:
+        return str(self.problem) if self.layout == "contiguous" else f"{self.problem} with {self.layout} inputs"
+
+
+def probe_problems(op: Op, problem: Problem, device: Device) -> tuple[Problem, ...]:
+    """Small problems with the same static dimensions, sizes that are no multiple of anything; never ``problem``."""
+    found = [_resized(op, problem, size) for size in _SIZES]
+    larger = (_resized(op, problem, size) for size in _LARGER_SIZES)
+    found.append(next((each for each in larger if each and _is_small(op, each, device, _LARGER_PART)), None))
+    other = [each for each in found if each is not None and each != problem]
+    small = [each for each in other if _is_small(op, each, device)]
+    return tuple(dict.fromkeys(small or other[:1]))
+
+
+class Probes:
+    """Checks candidates on the probes of their problem, each candidate once for all problems that share them."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._groups: collections.OrderedDict[str, tuple[Probe, ...]] = collections.OrderedDict()
+        self._passed: set[tuple[str, str, str]] = set()
+
+    def check(self, plan: Plan, artifacts: Mapping[str, Artifact]) -> None:
+        """Run the plan's candidate on the probes of its problem; raises WrongError.
+
+        A probe is left out where the candidate says that it does not support it, and where its variants are not among
+        ``artifacts`` (by key): nothing is compiled here.
+        """
+        group = _group(plan.op, plan.problem)
+        checks, passed = Checks(), []
+        try:
+            for probe in self._of(group, plan):
+                key = (group, str(probe), plan.candidate.key)
+                if key not in self._passed and self._run(plan, probe, artifacts, checks):
+                    passed.append(key)
+            checks.settle()
+        except Exception:
+            # it may have written to the probes' inputs
+            del self._groups[group]
+            raise
+        self._passed.update(passed)
+
+    def forget(self) -> None:
+        """Free the probes' tensors."""
+        self._groups.clear()
+
+    def _of(self, group: str, plan: Plan) -> tuple[Probe, ...]:
+        if group not in self._groups:
+            while len(self._groups) >= _GROUPS:
+                self._groups.popitem(last=False)
+            self._groups[group] = tuple(_probes(plan.op, plan.problem, self._device))
+        self._groups.move_to_end(group)
+        return self._groups[group]
+
+    def _run(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks) -> bool:
+        """Enqueue one probe and its checks; False when it is left out."""
+        try:
+            wanted = _variants(plan.op, plan.candidate, probe.problem, probe.arguments, self._device)
+            if wanted is None or any(variant.key not in artifacts for variant in wanted):
+                return False
+            there = build(plan.op, plan.candidate, probe.problem, probe.arguments, self._device, artifacts)
+        except RegistryError:
+            # dispatch goes on with the next candidate when a plan cannot be built
+            return False
+        try:
+            _check(there, probe, checks)
+        except RegistryError:
+            return False
+        except WrongError as fault:
+            raise WrongError(fault.status, _told(probe, fault.message)) from None
+        except Exception as fault:
+            raised = f"it raises {type(fault).__name__}: {fault}; what it cannot run, unsupported() has to say"
+            raise WrongError("error", _told(probe, raised)) from fault
+        return True
+
+
+def probe_variants(op: Op, candidate: Candidate, problem: Problem, device: Device) -> tuple[Variant, ...]:
+    """What has to be compiled, beside what the problem itself needs, for all its probes to be checked."""
+    found: dict[str, Variant] = {}
+    for each, layout in _planned(probe_problems(op, problem, device)):
+        try:
+            arguments = _as_laid_out(arguments_of(op, each), layout)
+            for variant in _variants(op, candidate, op.problem(arguments), arguments, device) or ():
+                found[variant.key] = variant
+        except RegistryError:
+            continue
+    return tuple(found.values())
+
+
+def _group(op: Op, problem: Problem) -> str:
+    static = {name: value for name, value in problem.dims.items() if name not in op.dynamic}
+    # the tuned problem itself is no probe, so that small problems of a group have groups of their own
+    own = {name: value for name, value in problem.dims.items() if name in op.dynamic}
+    small = all(isinstance(value, int) and value <= max(_LARGER_SIZES) for value in own.values())
+    return canonical_json({"op": op.name, "static": static, "own": own if small else {}})
+
+
+def _resized(op: Op, problem: Problem, size: int) -> Problem | None:
+    names = [name for name in problem.dims if name in op.dynamic]
+    if not names:
+        return None
+    sizes: dict[str, int] = {name: 1 if size == 1 else _OTHER_SIZES[place % 3] for place, name in enumerate(names)}
+    sizes[names[-1]] = size
+    try:
+        return op.problem_of({**problem.dims, **sizes})
+    except RegistryError:
+        # the op has no such problem
+        return None
+
+
+def _is_small(op: Op, problem: Problem, device: Device, part: float = 1.0) -> bool:
+    floor, kind = op.floor(problem), "cuda" if device.type == "cuda" else "cpu"
+    return floor.bytes <= part * _MOST_BYTES[kind] and floor.flop <= part * _MOST_FLOP[kind]
+
+
+def _planned(problems: Sequence[Problem]) -> Iterator[tuple[Problem, Layout]]:
+    for problem in problems:
+        yield problem, "contiguous"
+    layouts: tuple[Layout, ...] = ("unaligned", "strided")
+    for layout in layouts if problems else ():
+        # the first that is larger than one element a dimension: one element is contiguous in any layout
+        yield problems[min(1, len(problems) - 1)], layout
+
+
+def _probes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
+    for each, layout in _planned(probe_problems(op, problem, device)):
+        yield from _laid_out(op, each, device, layout)
+
+
+def _as_laid_out(arguments: Arguments, layout: Layout) -> Arguments:
+    """What ``laid_out`` makes of tensors with these specs."""
+
+    def changed(spec: TensorSpec) -> TensorSpec:
+        if layout == "unaligned":
+            return replace(spec, alignment=min(spec.alignment, spec.dtype.itemsize))
+        return replace(spec, strides=tuple(2 * stride for stride in spec.strides)) if layout == "strided" else spec
+
+    values = {
+        name: changed(value) if isinstance(value, TensorSpec) else value for name, value in arguments.values.items()
+    }
+    return Arguments(arguments.op, values)
+
+
+def _laid_out(op: Op, problem: Problem, device: Device, layout: Layout) -> Iterator[Probe]:
+    """The probe, if the op makes one: an op may know of no such problem or layout."""
+    generator = torch.Generator(device=device.torch).manual_seed(len(layout))
+    try:
+        drawn = op.inputs(problem, op.kinds[0], generator)
+        values = tuple(laid_out(value, layout) if isinstance(value, torch.Tensor) else value for value in drawn)
+        arguments = op.arguments(values)
+        posed = op.problem(arguments)
+        reference = reference64(op, values)
+        bounds = bounds_of(op, posed, values, reference, own_error(op, posed, values, reference))
+    except Exception:  # whatever an op raises for arguments that it does not take
+        return
+    if posed == problem:
+        yield Probe(posed, layout, arguments, values, clone(values), bounds)
+
+
+def _variants(
+    op: Op, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device
+) -> tuple[Variant, ...] | None:
+    """What the candidate needs compiled; None where it does not claim to run it."""
+    implementation, config = candidate.implementation, candidate.config
+    if any(True for _ in implementation.unsupported(problem, device)):
+        return None
+    if implementation.space(problem, device).violations(config):
+        return None
+    prepared = PreparedTensors(op, implementation, problem, config)
+    signature = signature_of(op, candidate, problem, arguments, device, prepared)
+    return implementation.variants(problem, config, device, signature)
+
+
+def _check(plan: Plan, probe: Probe, checks: Checks) -> None:
+    op = plan.op
+    stacks = [] if plan.candidate.implementation.returns_outputs else _stacks(plan)
+    scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
+    poison(scratch)
+    given = tuple(stack.tensors[0] for stack in stacks)
+    # what mutates is given inputs of its own
+    values = _copied(probe) if op.parsed.mutates else probe.values
+    returned = plan.run(given, plan.prepared.extend(values), scratch)
+    outputs = given or (returned if isinstance(returned, tuple) else (returned,))
+    if faults := output_faults(outputs, plan.signature.outputs, values):
+        raise WrongError("wrong_result", "; ".join(faults))
+    flags = [bounds.holding(output) for bounds, output in zip(probe.bounds, outputs, strict=True)]
+    checks.add(flags, "wrong_result", lambda: _why(op, probe, outputs))
+    beside = _told(probe, "it writes outside its outputs")
+    checks.add([stack.margins_untouched() for stack in stacks], "wrong_result", beside)
+    check_unchanged(op, values, probe.pristine, checks)
+
+
+def _copied(probe: Probe) -> tuple[Any, ...]:
+    return tuple(
+        laid_out(value, probe.layout) if isinstance(value, torch.Tensor) else value for value in probe.pristine
+    )
+
+
+def _stacks(plan: Plan) -> list[Stack]:
+    return [Stack(spec, 1) for spec in plan.signature.outputs.values()]
+
+
+def _why(op: Op, probe: Probe, outputs: tuple[torch.Tensor, ...]) -> str:
+    reference = reference64(op, probe.pristine)
+    error = own_error(op, probe.problem, probe.pristine, reference)
+    fault = compare(op, probe.problem, outputs, reference, error).message
+    return _told(probe, fault) if fault else ""
+
+
+def _told(probe: Probe, fault: str) -> str:
+    return f"right here, but not for {probe}, where dispatch may run it: {fault}"

@@ -1,0 +1,84 @@
+"""Equal tensors in one allocation, so that all of them are filled, poisoned or compared by one operation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from ..numerics import as_bits
+from ..problem import TensorSpec
+
+_MARGIN_BYTES = 512
+"""Before, between and after the tensors; torch's allocator aligns to as much."""
+
+_PATTERNS = {1: 0x7F, 2: 0x7FE5, 4: 0x7FE5A5A5, 8: 0x7FFDA5A5A5A5A5A5}
+"""By bytes of an element: NaN in every floating type (of one byte: in most), and a large integer. No arithmetic makes
+this very NaN, so that what was written beside a tensor shows even if it was computed from poison."""
+
+
+class Stack:
+    """``count`` tensors like ``spec``, poisoned, with poisoned margins.
+
+    ``tensors`` have version counters of their own: what is written here is not seen by whoever caches by version.
+    """
+
+    def __init__(self, spec: TensorSpec, count: int) -> None:
+        itemsize = spec.dtype.itemsize
+        # complex numbers are compared as two real ones, and poisoned by their bytes
+        self._margin = _MARGIN_BYTES // itemsize
+        steps = zip(spec.shape, spec.strides, strict=True)
+        self._span = 0 if spec.numel == 0 else sum((size - 1) * stride for size, stride in steps) + 1
+        self._pitch = math.ceil(self._span / self._margin) * self._margin + self._margin
+        self._base = torch.empty(count * self._pitch + self._margin, dtype=spec.dtype, device=spec.device)
+        self._count = count
+        self._all = self._base.as_strided((count, *spec.shape), (self._pitch, *spec.strides), self._margin)
+        self._bits = as_bits(self._base)
+        self.poison()
+        self.tensors: list[torch.Tensor] = [tensor.data for tensor in self._all]
+
+    def poison(self) -> None:
+        """Fill everything, margins too, with what no right output holds."""
+        self._bits.fill_(_PATTERNS[self._bits.dtype.itemsize])
+
+    def write(self, value: torch.Tensor) -> None:
+        """Copy one tensor into all."""
+        _without_repeats(self._all).copy_(_without_repeats(value))
+
+    def holds(self, value: torch.Tensor) -> torch.Tensor:
+        """Whether every tensor equals ``value`` bit by bit, as a tensor on the device."""
+        return (as_bits(_without_repeats(self._all)) == as_bits(_without_repeats(value))).all()
+
+    def agrees(self) -> torch.Tensor:
+        """Whether all tensors are equal bit by bit, as a tensor on the device."""
+        if self._count == 1:
+            return torch.ones((), dtype=torch.bool, device=self._base.device)
+        return self.holds(self._all[0])
+
+    def margins_untouched(self) -> torch.Tensor:
+        """Whether nothing was written before, between or after the tensors since ``poison``."""
+        per_item = self._bits.numel() // self._base.numel()
+        flat, margin, pitch = self._bits.view(-1), self._margin * per_item, self._pitch * per_item
+        span = self._span * per_item
+        gaps = flat.as_strided((self._count, pitch - span), (pitch, 1), margin + span)
+        pattern = _PATTERNS[flat.dtype.itemsize]
+        return (gaps == pattern).all() & (flat[:margin] == pattern).all()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the allocation."""
+        return self._base.nbytes
+
+
+def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:
+    """An expanded tensor without its expansion: several elements at one address cannot be written to."""
+    for dim in _repeated(tensor):
+        tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _repeated(tensor: torch.Tensor) -> Iterator[int]:
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            yield dim

@@ -1,0 +1,131 @@
+"""A plan on the rotating copies: what is launched and timed, and the outputs that are judged afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ..dispatch.plan import Plan
+from ..implementation import Tensors
+from ..numerics import as_bits, output_faults, overlap
+from .checks import Checks, WrongError
+from .samplers import Enqueue
+from .session import Case, Session
+from .stack import Stack
+
+LATE = "it was not ready when it was read: work on another stream or thread has to be waited for"
+
+
+class TimedPlan:
+    """One launch a rotating copy, each with outputs and scratch of its own. The outputs are poisoned at first."""
+
+    def __init__(self, plan: Plan, session: Session) -> None:
+        self._plan = plan
+        self._session = session
+        self._functional = plan.candidate.implementation.returns_outputs
+        self.show(session.timed_kind, session.values(session.timed_kind))
+        copies = session.rotation.copies
+        specs = () if self._functional else plan.signature.outputs.values()
+        self._stacks = tuple(Stack(spec, len(copies)) for spec in specs)
+        self.outputs: list[Tensors] = [
+            tuple(stack.tensors[copy] for stack in self._stacks) for copy in range(len(copies))
+        ]
+        self.launches: list[Enqueue] = [self._launch(copy, values) for copy, values in enumerate(copies)]
+
+    def show(self, kind: str, values: tuple[Any, ...]) -> None:
+        """Overwrite the timed inputs in place; what the host prepared from them is prepared anew."""
+        rotation, prepared = self._session.rotation, self._plan.prepared
+        rotation.show(kind, values)
+        if prepared:
+            rotation.announce()
+            for copy in rotation.copies:
+                prepared.extend(copy)
+
+    def poison(self) -> None:
+        """Let the outputs hold what no right answer does. What functional code returned before is dropped."""
+        for stack in self._stacks:
+            stack.poison()
+        if self._functional:
+            self.outputs[:] = [() for _ in self.outputs]
+
+    def check_first(self, checks: Checks, case: Case, when: str) -> None:
+        """See whether the first copy's outputs are right; samples need not have come to the others."""
+        self._check(checks, case, when, self.outputs[:1])
+
+    def check(self, checks: Checks, case: Case, when: str) -> None:
+        """See whether every copy's outputs are right for that case. ``when`` begins what is said if they are not."""
+        self._check(checks, case, when, self.outputs)
+        if self._plan.candidate.implementation.deterministic:
+            differ = f"{when}: it gives other bits at other addresses for the same inputs, and does not say so"
+            checks.add(self._agree(), "nondeterministic", differ)
+
+    def check_margins(self, checks: Checks) -> None:
+        """See whether anything was written beside the outputs since they were poisoned."""
+        for name, stack in zip(self._plan.signature.outputs, self._stacks, strict=False):
+            checks.add([stack.margins_untouched()], "wrong_result", f"it writes outside its output {name}")
+
+    def _launch(self, place: int, values: tuple[Any, ...]) -> Enqueue:
+        plan, outputs = self._plan, self.outputs
+        scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
+        extended = plan.prepared.extend(values)
+        run = plan.run
+
+        def write() -> None:
+            run(outputs[place], extended, scratch)
+
+        def keep() -> None:
+            # kept, so that the allocator gives every copy its own output and the rotation stays cold
+            returned = run((), extended, scratch)
+            outputs[place] = returned if isinstance(returned, tuple) else (returned,)
+
+        return keep if self._functional else write
+
+    def _check(self, checks: Checks, case: Case, when: str, judged: Sequence[Tensors]) -> None:
+        if self._functional:
+            self._check_returned(judged, when)
+        # one copy within bounds is enough where the others must equal it
+        closely = judged[:1] if self._plan.candidate.implementation.deterministic else judged
+        checks.add(_holding(case, closely), "wrong_result", lambda: self._why(case, judged, when))
+
+    def _check_returned(self, returned: Sequence[Tensors], when: str) -> None:
+        """Whatever functional code returns at any call must be of the right kind, and its own."""
+        specs = self._plan.signature.outputs
+        # a look at each would take longer than all the rest
+        for place in {0, len(returned) - 1}:
+            if faults := output_faults(returned[place], specs, self._session.rotation.copies[place]):
+                raise WrongError("wrong_result", f"{when}: {'; '.join(faults)}")
+        for position in range(len(specs)):
+            ordered = sorted((outputs[position] for outputs in returned), key=torch.Tensor.data_ptr)
+            if any(overlap(one, other) for one, other in pairwise(ordered)):
+                raise WrongError("wrong_result", "several calls return the same memory: a later one overwrites it")
+
+    def _agree(self) -> list[torch.Tensor]:
+        if not self._functional:
+            return [stack.agrees() for stack in self._stacks]
+        first, *others = self.outputs
+        return [
+            same_shape_and_bits(output, expected)
+            for outputs in others
+            for output, expected in zip(outputs, first, strict=True)
+        ]
+
+    def _why(self, case: Case, judged: Sequence[Tensors], when: str) -> str:
+        for outputs in judged:
+            if fault := self._session.judge(case, outputs):
+                return f"{when}: {fault}"
+        # right now, though it was not when the flag was made
+        return f"{when}: {LATE}" if all(bool(flag) for flag in _holding(case, judged)) else ""
+
+
+def _holding(case: Case, judged: Sequence[Tensors]) -> list[torch.Tensor]:
+    return [bounds.holding(output) for outputs in judged for bounds, output in zip(case.bounds, outputs, strict=True)]
+
+
+def same_shape_and_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Whether two tensors are equal bit by bit, as a tensor on the device."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return torch.zeros((), dtype=torch.bool, device=other.device)
+    return (as_bits(one) == as_bits(other)).all()

@@ -1,0 +1,155 @@
+"""``registry dashboard``: the studies as a browser gets them, from a real server."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from registry.dashboard.studies import rebuild
+from registry.report.facts import read
+from tuning_db import CandidateKey, Store
+
+from ..report.records import H200, fill, softmax, trial
+from .conftest import Command
+
+NAME = "softmax rows=1 cols=4096"
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    return fill(tmp_path / "some.db")
+
+
+@contextmanager
+def serving(database: Path) -> Iterator[str]:
+    """The address of a dashboard in a process of its own; afterwards it is interrupted as by Ctrl-C."""
+    command = [sys.executable, "-m", "registry.cli.main", "dashboard", "--db", str(database), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:\d+/", line)
+        assert found, line + (process.stderr.read() if process.stderr else "")
+        assert line.startswith("3 studies with 11 trials at ")
+        yield found.group()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors) == (0, "")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def fetched(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return bytes(answer.read())
+
+
+def test_a_browser_gets_the_page_the_studies_and_the_trials(database: Path) -> None:
+    with serving(database) as url:
+        assert b"<html" in fetched(f"{url}dashboard/")
+        studies = json.loads(fetched(f"{url}api/studies"))["study_summaries"]
+        names = {study["study_name"]: study for study in studies}
+        assert names.keys() == {NAME, "softmax rows=256 cols=4096", "softmax rows=8 cols=128256"}
+        detail = json.loads(fetched(f"{url}api/studies/{names[NAME]['study_id']}?after=0"))
+    told = {entry["key"]: entry["value"] for entry in detail["user_attrs"]}
+    assert told["winner"] == "triton.split BLOCK=1024 num_warps=8"
+    assert [one["state"] for one in detail["trials"]] == ["Complete", "Complete", "Complete", "Pruned", "Fail"]
+    assert [one["values"] for one in detail["trials"][:3]] == [[12.0], [6.0], [4.0]]
+    best = {one["name"]: one["param_external_value"] for one in detail["best_trials"][0]["params"]}
+    assert best == {"implementation": "triton.split", "triton.split.BLOCK": "1024", "triton.split.num_warps": "8"}
+    failed = {entry["key"]: entry["value"] for entry in detail["trials"][4]["user_attrs"]}
+    assert failed["status"] == "wrong_result"
+    assert "alert" in failed["message"]
+
+
+def study_of(path: Path, name: str) -> optuna.Study:
+    with Store.open(path) as store:
+        return optuna.load_study(study_name=name, storage=rebuild(read(store)))
+
+
+def test_a_study_is_over_the_joint_space(database: Path) -> None:
+    study = study_of(database, NAME)
+    wide = study.trials[1].distributions
+    assert wide["implementation"].choices == ("torch.native", "triton.row", "triton.split")  # type: ignore[attr-defined]
+    assert wide["triton.row.num_warps"].choices == (4, 16, 32)  # type: ignore[attr-defined]
+    assert study.best_trial.number == 2
+    assert study.metric_names == ["median µs"]
+
+
+def test_when_a_trial_began_and_ended_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "timed.db"
+    row = CandidateKey("triton.row", "f", {})
+    timed = trial(softmax(1), row, 5.0, details={"seconds": {"load": 1.0, "verify": 2.0, "measure": 0.5}})
+    with Store.open(path) as store:
+        store.add_trials(store.start_run(H200), [timed])
+    (found,) = study_of(path, "softmax rows=1").trials
+    assert found.datetime_complete == timed.created
+    assert found.duration is not None
+    assert found.duration.total_seconds() == 3.5
+
+
+@pytest.mark.parametrize("values", [[True, 1, False], [None, "a", 3], [[1, 2], {"b": 1}], [0.5, 2, 1]])
+def test_any_value_of_a_config_can_be_a_choice(tmp_path: Path, values: list[Any]) -> None:
+    path = tmp_path / "odd.db"
+    with Store.open(path) as store:
+        trials = [trial(softmax(1), CandidateKey("x", "f", {"p": value}), 5.0) for value in values]
+        store.add_trials(store.start_run(H200), trials)
+    assert len(study_of(path, "softmax rows=1").trials) == len(values)
+
+
+def test_hardware_of_the_same_name_gets_studies_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "two.db"
+    smaller = H200.__class__({**H200.hardware, "memory_bytes": 2**36}, H200.software)
+    with Store.open(path) as store:
+        for environment in (H200, smaller):
+            one = trial(softmax(1), CandidateKey("x", "f", {}), 5.0, environment=environment)
+            store.add_trials(store.start_run(environment), [one])
+        storage = rebuild(read(store))
+    names = {study.study_name for study in optuna.get_all_study_summaries(storage)}
+    assert names == {"softmax rows=1, NVIDIA H200", "softmax rows=1, NVIDIA H200 (2)"}
+
+
+def test_a_missing_extra_is_told_in_a_line(command: Command, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
+    told = command("registry", "dashboard", "--db", database)
+    assert told.code == 2
+    assert "registry dashboard needs optuna-dashboard, which is not installed" in told.err
+    assert "pip install 'kernel-registry[dashboard]'" in told.err
+
+
+def test_slips_are_told_in_a_line(command: Command, database: Path, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "empty.db"):
+        pass
+    for arguments, message in (
+        (["--db", tmp_path / "empty.db"], "no trials in sqlite:///"),
+        (["--db", tmp_path / "absent.db"], "there is no database at"),
+        (["--db", database, "--op", "gelu"], "no trials of gelu in"),
+        (["--db", database, "--op", "sofmax"], "unknown op 'sofmax'"),
+        (["--db", database, "--port", "70000"], "--port 70000: expected 0 to 65535"),
+        (["--db", database, "--host", "256.0.0.1"], "cannot listen on 256.0.0.1 port 8080"),
+    ):
+        told = command("registry", "dashboard", *arguments)
+        assert (told.code, told.out) == (2, "")
+        assert message in told.err
+
+
+def test_a_port_that_is_taken_is_told(command: Command, database: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = command("registry", "dashboard", "--db", database, "--port", str(port))
+    assert told.code == 2
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in told.err
+    assert "--port" in told.err

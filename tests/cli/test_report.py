@@ -1,0 +1,279 @@
+"""``registry report``: one HTML file that needs nothing else, holds what the database holds, and destroys nothing."""
+
+from __future__ import annotations
+
+import re
+import stat
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from registry.cli import app
+from registry.cli.main import new_registry_app
+from tuning_db import CandidateKey, Store
+
+from ..report.records import H200, HOSTILE, ROW, SPLIT, TORCH, decision, fill, softmax, trial
+from .conftest import Command
+
+DOCS = Path(__file__).parents[2] / "docs"
+_VOID = {"meta", "br", "img", "link", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """The page's tags, texts and tables; balanced tags are asserted on the way."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[list[str]] = []
+        self.texts: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in _VOID:
+            self._open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in {"td", "th"}:
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+        if {"td", "th"} & set(self._open):
+            self.rows[-1][-1] += data
+
+    def row(self, *beginning: str) -> list[str]:
+        """The first row that begins so, blanks collapsed."""
+        cells = ([" ".join(cell.split()) for cell in row] for row in self.rows)
+        return next(row for row in cells if row[: len(beginning)] == list(beginning))
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    return fill(tmp_path / "some.db")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("report")
+    arguments = ["report", "--db", str(fill(folder / "some.db")), "--out", str(folder / "out.html")]
+    assert app.run(new_registry_app(), "registry", arguments) == 0
+    return (folder / "out.html").read_text()
+
+
+def test_the_page_needs_no_network(page: str) -> None:
+    tags = Page(page).tags
+    assert not {tag for tag, _ in tags} & {"link", "img", "iframe", "object", "embed", "base"}
+    for tag, attributes in tags:
+        assert "src" not in attributes, tag
+        assert (attributes.get("href") or "#").startswith("#")
+        assert not any(name.startswith("on") for name in attributes), f"{tag}: a handler in an attribute"
+    assert not re.search(r"url\(|@import|https?://|fetch\(|XMLHttp", page)
+    policy = next(attributes["content"] for tag, attributes in tags if attributes.get("http-equiv"))
+    assert policy is not None
+    assert policy.startswith("default-src 'none';")
+
+
+def test_what_comes_from_a_database_is_text(command: Command, tmp_path: Path) -> None:
+    path, out = tmp_path / "hostile.db", tmp_path / "out.html"
+    with Store.open(path) as store:
+        run = store.start_run(H200, {"note": HOSTILE})
+        bad = CandidateKey(HOSTILE, "f", {HOSTILE: HOSTILE})
+        store.add_trials(run, [trial(softmax(1), bad, 5.0), trial(softmax(2), bad, None, HOSTILE, message=HOSTILE)])
+        store.add_trials(run, [trial(softmax(4), bad, 9.0)])
+        store.publish(run, decision(softmax(1), bad, 5.0, verdict=HOSTILE, baselines={HOSTILE + "2": 2.0}))
+    assert command("registry", "report", "--db", path, "--out", out).code == 0
+    text = out.read_text()
+    assert "<script>alert" not in text
+    assert HOSTILE in "".join(Page(text).texts)
+    assert [tag for tag, _ in Page(text).tags].count("script") == 1
+
+
+def test_winners_stand_with_floor_and_speedups(page: str) -> None:
+    first, second = Page(page).row("1", "4096"), Page(page).row("256", "4096")
+    assert first[2:] == ["triton.split", "4.000", "0.50", "3.00", "–", "new", "BLOCK=1024 num_warps=8"]
+    assert second[2:] == ["triton.split", "16.00", "0.50", "3.00", "–", "tie", "BLOCK=1024 num_warps=8"]
+    assert Page(page).row("8", "128256")[2:] == ["no winner: 1 trials, none decided"]
+
+
+def test_finals_show_intervals_and_ties(page: str) -> None:
+    text = "".join(Page(page).texts)
+    assert "1.40 (1.36 to 1.44)" in text
+    assert "1.00 (0.99 to 1.01)" in text
+    cells = [[" ".join(cell.split()) for cell in row] for row in Page(page).rows]
+    runners_up = [row[6] for row in cells if len(row) == 8 and row[4][:1].isdigit()]
+    assert runners_up == ["triton.row +50%", "triton.row ≈"]
+
+
+def test_the_overview_sums_up(page: str) -> None:
+    overview = Page(page).row("softmax", "NVIDIA H200")
+    assert overview[2] == "2 / 3"
+    assert overview[3] == "triton.split 2"
+    assert overview[4:] == ["3.00", "–", "0.50"]
+
+
+def test_charts_have_a_line_an_implementation_a_floor_and_values_to_hover(page: str) -> None:
+    tags = Page(page).tags
+    series = [attributes.get("data-series") for tag, attributes in tags if tag == "g" and "data-series" in attributes]
+    assert series[:4] == ["floor", "torch.native", "triton.row", "triton.split"]
+    readings = [attributes["data-lines"] or "" for _, attributes in tags if "data-lines" in attributes]
+    assert "triton.split\t4.000 µs\tBLOCK=1024 num_warps=8\n" in readings[0]
+    assert any("90th percentile\t" in reading for reading in readings), "convergence"
+
+
+def test_failures_are_counted_and_told(page: str) -> None:
+    header = Page(page).row("implementation", "trials")
+    assert header == ["implementation", "trials", "ok", "ok, given up", "wrong_result"]
+    assert Page(page).row("triton.row", "6") == ["triton.row", "6", "2", "2", "2"]
+    assert HOSTILE in Page(page).texts
+
+
+def test_the_environment_is_told(page: str) -> None:
+    text = "".join(Page(page).texts)
+    for part in ("NVIDIA H200", "2.11.0", "128 GiB", "cuda_event", "60 MiB"):
+        assert part in text
+    run = next(row for row in Page(page).rows if re.match(r"\d{4}-\d\d-\d\d", row[0]))
+    for part in ("busy share 66%", "device seconds 40.0 s", "aa noise 1.2%", "problems 3"):
+        assert part in run[3]
+
+
+def test_thousands_of_trials_make_a_page_that_can_be_mailed(command: Command, tmp_path: Path) -> None:
+    path, out = tmp_path / "large.db", tmp_path / "out.html"
+    with Store.open(path) as store:
+        run = store.start_run(H200)
+        for rows in (1, 16, 256, 4096):
+            trials = [
+                trial(softmax(rows), CandidateKey("triton.row", "f", {"n": number}), rows + 10 / (number + 1))
+                for number in range(1000)
+            ]
+            store.add_trials(run, trials)
+            store.publish(run, decision(softmax(rows), trials[-1].candidate, rows + 0.01))
+    assert command("registry", "report", "--db", path, "--out", out).code == 0
+    assert "4,000 trials" in out.read_text()
+    assert out.stat().st_size < 1_000_000
+
+
+def test_only_the_ops_that_were_asked_for_are_shown(command: Command, database: Path, tmp_path: Path) -> None:
+    with Store.open(database) as store:
+        run = store.start_run(H200)
+        other = trial(softmax(1), TORCH, 5.0).problem.__class__("gelu", 1, {"n": 64}, ())
+        store.add_trials(run, [trial(other, TORCH, 5.0)])
+    told = command("registry", "report", "--db", database, "--op", "gelu", "--out", "-")
+    assert told.code == 0
+    assert "gelu" in told.out
+    assert "softmax" not in told.out
+
+
+def test_a_report_is_replaced_and_nothing_else_is(command: Command, database: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "report.html", tmp_path / "notes.html"
+    for _ in range(2):
+        told = command("registry", "report", "--db", database, "--out", out)
+        assert told.code == 0
+        assert told.out.startswith(f"{out} written (0.0")
+    assert stat.S_IMODE(out.stat().st_mode) & 0o400
+    other.write_text("<html>mine</html>")
+    told = command("registry", "report", "--db", database, "--out", other)
+    assert told.code == 2
+    assert "there is a file that is not a report" in told.err
+    assert "--force" in told.err
+    assert other.read_text() == "<html>mine</html>"
+    assert command("registry", "report", "--db", database, "--out", other, "--force").code == 0
+    assert "Tuning report" in other.read_text()
+    assert sorted(path.name for path in tmp_path.glob("*.html*")) == ["notes.html", "report.html"]
+
+
+def test_a_link_to_a_report_stays_a_link(command: Command, database: Path, tmp_path: Path) -> None:
+    real, link = tmp_path / "real.html", tmp_path / "link.html"
+    real.touch()
+    link.symlink_to(real)
+    assert command("registry", "report", "--db", database, "--out", link).code == 0
+    assert link.is_symlink()
+    assert "Tuning report" in real.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["--op", "sofmax"], "unknown op 'sofmax'", "did you mean softmax?"),
+        (["--op", "gelu"], "no trials of gelu in sqlite:///", "it has softmax"),
+        (["--op", ","], "--op names nothing", "leave --op out for all"),
+        (["--out", "."], "--out .: a folder", "name the file, e.g. report.html"),
+        (["--out", "absent/report.html"], "--out absent/report.html: no such folder", "make absent first"),
+        (["--out", "/dev/null"], "--out /dev/null: not a regular file", "--out - for stdout"),
+        (["--db", "absent.db"], "there is no database at", "tune"),
+    ],
+)
+def test_slips_are_told_in_a_line(
+    command: Command,
+    database: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+    hint: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = command("registry", "report", "--db", database, *arguments)
+    first, _, rest = told.err.rstrip("\n").partition("\n")
+    assert (told.code, told.out) == (2, "")
+    assert message in first
+    assert hint in rest
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_an_empty_database_makes_no_report(command: Command, tmp_path: Path) -> None:
+    path, out = tmp_path / "empty.db", tmp_path / "out.html"
+    with Store.open(path):
+        pass
+    for arguments, hint in (([], "run tune first"), (["--op", "softmax"], "run tune first")):
+        told = command("registry", "report", "--db", path, "--out", out, *arguments)
+        assert told.code == 2
+        assert "no trials" in told.err
+        assert hint in told.err
+    assert not out.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_told(
+    command: Command, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("registry.cli.report.tempfile.mkstemp", refuse)
+    told = command("registry", "report", "--db", database, "--out", tmp_path / "out.html")
+    assert told.code == 2
+    assert "out.html: Permission denied" in told.err
+
+
+def test_an_undecided_database_is_still_a_report(command: Command, tmp_path: Path) -> None:
+    path, out = tmp_path / "undecided.db", tmp_path / "out.html"
+    with Store.open(path) as store:
+        run = store.start_run(H200)
+        store.add_trials(
+            run, [trial(softmax(1), ROW, None, "crash", message="signal 11"), trial(softmax(2), SPLIT, 2.0)]
+        )
+    assert command("registry", "report", "--db", path, "--out", out).code == 0
+    text = "".join(Page(out.read_text()).texts)
+    assert "none decided" in text
+    assert "signal 11" in text
+    assert "not ended" in text
+
+
+def test_the_pictures_in_the_guide_are_small() -> None:
+    pictures = re.findall(r"\]\((images/[^)]+\.png)\)", (DOCS / "report.md").read_text())
+    assert len(pictures) >= 3
+    for name in pictures:
+        data = (DOCS / name).read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert len(data) < 300_000, name

@@ -1,0 +1,63 @@
+"""A small tuning database, as a run leaves one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store, Trial
+
+H200 = Environment({"type": "cuda", "name": "NVIDIA H200", "memory_bytes": 2**37}, {"torch": "2.11.0", "driver": "580"})
+OLDER = Environment(H200.hardware, {"torch": "2.10.0", "driver": "570"})
+COLD = Protocol("cold", {"clock": "cuda_event", "cache_bytes": 62914560})
+HOSTILE = '<script>alert("&")</script>'
+
+ROW = CandidateKey("triton.row", "f1", {"num_warps": 4})
+TORCH = CandidateKey("torch.native", "f2", {})
+SPLIT = CandidateKey("triton.split", "f3", {"BLOCK": 1024, "num_warps": 8})
+
+
+def softmax(rows: int, cols: int = 4096) -> ProblemKey:
+    return ProblemKey("softmax", 1, {"rows": rows, "cols": cols, "dtype": "bfloat16"}, ("cols", "dtype"))
+
+
+def trial(
+    problem: ProblemKey,
+    candidate: CandidateKey,
+    us: float | None,
+    status: str = "ok",
+    environment: Environment = H200,
+    **fields: Any,
+) -> Trial:
+    return Trial(problem, candidate, environment, COLD, status, median_us=us, samples=(us or 1.0,) * 10, **fields)
+
+
+def decision(problem: ProblemKey, candidate: CandidateKey, us: float, **fields: Any) -> Decision:
+    given: Mapping[str, Any] = {"floor_us": us / 2, "ratio": 1.4, "lo": 1.36, "hi": 1.44, "aa": 0.01, "verdict": "new"}
+    return Decision(problem, H200, COLD, candidate, us, **{**given, **fields})
+
+
+def fill(path: Path) -> Path:
+    """Two sizes of one softmax and one of another, torch three times as slow, a failure of each kind, a tie."""
+    with Store.open(path) as store:
+        run = store.start_run(H200, {"problems": 3})
+        for rows, us in ((1, 4.0), (256, 16.0)):
+            problem = softmax(rows)
+            trials = [trial(problem, TORCH, 3 * us), trial(problem, ROW, us * 1.5), trial(problem, SPLIT, us)]
+            trials += [
+                trial(problem, CandidateKey("triton.row", "f1", {"num_warps": 32}), 9 * us, censored=True),
+                trial(
+                    problem, CandidateKey("triton.row", "f1", {"num_warps": 16}), None, "wrong_result", message=HOSTILE
+                ),
+            ]
+            store.add_trials(run, trials)
+        store.publish(run, decision(softmax(1), SPLIT, 4.0, baselines={"torch.native": 3.0, "triton.row": 1.5}))
+        tie = decision(
+            softmax(256), SPLIT, 16.0, ratio=1.0, lo=0.99, hi=1.01, verdict="tie",
+            baselines={"torch.native": 3.0, "triton.row": 1.005},
+        )  # fmt: skip
+        store.publish(run, tie)
+        store.add_trials(run, [trial(softmax(8, cols=128256), TORCH, 50.0)])
+        store.end_run(run, {"seconds": 61.0, "device_seconds": 40.0, "busy_share": 0.66, "aa_noise": 0.012})
+    return path

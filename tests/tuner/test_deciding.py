@@ -1,0 +1,299 @@
+"""The finals of a run: who enters, what is stored, and what happens when another run was faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from registry.device import Device
+from registry.discovery import Catalog
+from registry.dispatch.plan import Candidate
+from registry.problem import Problem
+from registry.tuner.contest import DISTURBED
+from registry.tuner.deciding import Deciding
+from registry.tuner.events import Event, FinalsStarted, Note, Result
+from registry.tuner.finals import ATTEMPTS, BLOCKS, FINALISTS, ROUNDS
+from registry.tuner.jobs import BlockJob, Entrant, Outcome, Timed
+from registry.tuner.noise import Noise, Pair
+from registry.tuner.planning import ProblemPlan, plan
+from registry.tuner.problem_search import Budget, ProblemSearch
+from registry.tuner.protocol import Protocol
+from registry.tuner.recording import Recorder
+from tuning_db import Store
+
+ROGUES = Path(__file__).with_name("rogues.py")
+CPU = Device.of("cpu")
+PROBLEM = Problem("square", {"n": 20_001, "dtype": "float32"})
+QUIET = Noise(single=(Pair(100.0, 1.001),) * 10)
+FLOOR_US = 50.0
+
+
+@pytest.fixture
+def planned(catalog: Catalog) -> ProblemPlan:
+    """Three candidates of rogue.honest (its default comes first) and one of rogue.chatters."""
+    catalog.load_file(ROGUES)
+    (found,) = plan([PROBLEM], catalog, CPU, ["rogue.honest", "rogue.chatters"])
+    return found
+
+
+@dataclass
+class Bench:
+    """Blocks with times that the test gives, by ``name(config)``; whatever ``meanwhile`` does, it does in the last."""
+
+    times: Mapping[str, float]
+    meanwhile: Callable[[int], None] = lambda attempt: None
+    jobs: list[BlockJob] = field(default_factory=list)
+    workers: list[bool] = field(default_factory=list)
+
+    def run_blocks(self, jobs: Sequence[BlockJob]) -> list[Timed | Outcome]:
+        self.jobs += jobs
+        if self.workers and self.workers[-1]:
+            self.meanwhile(len(self.workers) // BLOCKS)
+        return [self._timed(job) for job in jobs]
+
+    def fresh_worker(self, *, last: bool) -> None:
+        self.workers.append(last)
+
+    @property
+    def finals(self) -> list[BlockJob]:
+        """The blocks, without the pre-final."""
+        return [job for job in self.jobs if any(entrant.role == "copy" for entrant in job.entrants)]
+
+    def _timed(self, job: BlockJob) -> Timed:
+        us = [FLOOR_US if entrant.role == "floor" else self.times[label(entrant)] for entrant in job.entrants]
+        wobble = [1 + 0.0004 * ((turn * 7) % 5 - 2) for turn in range(job.rounds)]
+        times = tuple(tuple(one * wobble[(turn + place) % job.rounds] for turn in range(job.rounds))
+                      for place, one in enumerate(us))  # fmt: skip
+        return Timed(times, ("",) * len(us), tuple((place,) * job.rounds for place in range(len(us))), 0.0)
+
+
+def label(one: Entrant | Candidate) -> str:
+    name = one.implementation if isinstance(one, Entrant) else one.implementation.name
+    return name.removeprefix("rogue.") + "".join(f" {value}" for value in one.config.values())
+
+
+HONEST = {"honest 1": 100.0, "honest 40": 300.0, "honest 2": 150.0, "chatters": 140.0}
+
+
+def candidates(planned: ProblemPlan) -> dict[str, Candidate]:
+    return {
+        label(one): one
+        for choice in planned.choices
+        for one in (Candidate(choice.implementation, config) for config in choice.configs)
+    }
+
+
+def searched(planned: ProblemPlan, recorder: Recorder, medians: Mapping[str, float]) -> ProblemSearch:
+    stored = recorder.valid(planned, recorder.winner(planned.op, PROBLEM))
+    search = ProblemSearch(planned, Budget(), [], 0, stored)
+    for name, candidate in candidates(planned).items():
+        if name in medians:
+            uid = recorder.trial(planned.op, PROBLEM, candidate, Outcome("ok", median_us=medians[name]))
+            search.learn(candidate, "ok", medians[name], False, uid)
+    return search
+
+
+@pytest.fixture
+def recorders(store: Store) -> Iterator[Callable[[], Recorder]]:
+    yield lambda: Recorder(store, CPU, Protocol.of(CPU), {})
+
+
+def decide(
+    planned: ProblemPlan, recorder: Recorder, bench: Bench, medians: Mapping[str, float] = HONEST
+) -> tuple[Result, list[Event], Deciding]:
+    events: list[Event] = []
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
+    search = searched(planned, recorder, medians)
+    (result,) = deciding.run([search], bench.run_blocks, bench.fresh_worker)
+    return result, events, deciding
+
+
+def winner(recorder: Recorder, planned: ProblemPlan) -> str:
+    decision = recorder.winner(planned.op, PROBLEM)
+    assert decision is not None
+    found = recorder.valid(planned, decision)
+    assert found is not None
+    return label(found)
+
+
+def publish(planned: ProblemPlan, recorder: Recorder, name: str) -> None:
+    """What another run does: finals of its own, against whatever is stored now."""
+    previous = recorder.winner(planned.op, PROBLEM)
+    decision = recorder.decision(
+        planned, candidates(planned)[name], median_us=90.0, verdict="replaced" if previous else "new",
+        previous=previous.uid if previous else None,
+    )  # fmt: skip
+    assert recorder.publish(decision, [])
+
+
+def test_the_default_and_its_copy_meet_two_challengers_in_three_fresh_processes(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    bench = Bench(HONEST)
+    recorder = recorders()
+    result, events, _ = decide(planned, recorder, bench)
+    assert len(bench.jobs) == 1 + BLOCKS
+    assert [label(entrant) for entrant in bench.jobs[0].entrants] == ["chatters", "honest 2", "honest 40"]
+    assert bench.workers == [False] * (BLOCKS - 1) + [True]
+    assert all(job.rounds == ROUNDS for job in bench.jobs)
+    for number, job in enumerate(bench.finals):
+        roles = sorted((entrant.role, label(entrant)) for entrant in job.entrants if entrant.role != "floor")
+        assert roles == [
+            ("candidate", "chatters"), ("candidate", "honest 1"), ("candidate", "honest 2"), ("copy", "honest 1"),
+        ]  # fmt: skip
+        assert sum(entrant.role == "floor" for entrant in job.entrants) == (number == 0)
+    assert len({job.seed for job in bench.jobs}) == len(bench.jobs)
+    assert (result.verdict, label(candidates(planned)["honest 1"])) == ("new", "honest 1")
+    assert winner(recorder, planned) == "honest 1"
+    assert [event.problems for event in events if isinstance(event, FinalsStarted)] == [1]
+
+
+def test_entrants_are_set_up_in_another_order_in_every_process(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    bench = Bench(HONEST)
+    decide(planned, recorders(), bench)
+    orders = {
+        tuple(f"{entrant.role} {label(entrant)}" for entrant in job.entrants if entrant.role != "floor")
+        for job in bench.finals
+    }
+    assert len(orders) == BLOCKS
+
+
+def test_the_decision_keeps_the_ratio_to_the_default_and_every_round(
+    planned: ProblemPlan, recorders: Callable[[], Recorder], store: Store
+) -> None:
+    recorder = recorders()
+    fast = {**HONEST, "chatters": 80.0}
+    result, _, deciding = decide(planned, recorder, Bench(fast), {**HONEST, "chatters": 80.0})
+    decision = recorder.winner(planned.op, PROBLEM)
+    assert decision is not None
+    assert decision.default_ratio is not None
+    assert decision.default_ratio.value == pytest.approx(1.25, rel=1e-2)
+    assert decision.default_ratio.low < 1.25 < decision.default_ratio.high
+    assert (result.ratio, result.low, result.high) == (decision.ratio, decision.lo, decision.hi)
+    assert decision.baselines == pytest.approx({"rogue.honest": 1.25}, rel=1e-2)
+    assert decision.floor_us == pytest.approx(FLOOR_US, rel=1e-2)
+    entered = 1 + 1 + FINALISTS
+    assert len(store.finals(decision.uid)) == ROUNDS * (BLOCKS * entered + 1)
+    assert len(deciding.noise.single) == len(QUIET.single) + BLOCKS
+    assert len(deciding.noise.decided) == 1
+
+
+def test_a_tie_says_with_whom(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
+    even = {**HONEST, "chatters": 100.0}
+    recorder = recorders()
+    result, _, _ = decide(planned, recorder, Bench(even), even)
+    assert result.ties == ("rogue.chatters",)
+    result, _, _ = decide(planned, recorders(), Bench(even), even)
+    assert (result.verdict, result.ties) == ("tie", ("rogue.chatters",))
+    stored = recorder.winner(planned.op, PROBLEM)
+    assert stored is not None
+    assert stored.ties == ("rogue.chatters",)
+
+
+def test_a_stored_winner_meets_the_default_too(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
+    other, recorder = recorders(), recorders()
+    publish(planned, other, "chatters")
+    bench = Bench({**HONEST, "chatters": 90.0, "honest 1": 130.0, "honest 2": 85.0, "honest 40": 95.0})
+    result, _, _ = decide(planned, recorder, bench, bench.times)
+    assert {label(entrant) for entrant in bench.finals[-1].entrants} == {
+        "chatters", "honest 2", "honest 40", "honest 1"
+    }  # fmt: skip
+    assert (result.verdict, result.implementation) == ("replaced", "rogue.honest")
+    decision = recorder.winner(planned.op, PROBLEM)
+    assert decision is not None
+    assert decision.default_ratio is not None
+    assert decision.default_ratio.value == pytest.approx(130 / 85, rel=1e-2)
+    assert decision.ratio == pytest.approx(90 / 85, rel=1e-2)
+
+
+def test_when_another_run_publishes_first_its_winner_has_to_be_beaten(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    other, recorder = recorders(), recorders()
+    bench = Bench(
+        {**HONEST, "chatters": 80.0},
+        lambda attempt: publish(planned, other, "honest 2") if attempt == 1 else None,
+    )
+    result, events, _ = decide(planned, recorder, bench, bench.times)
+    assert len(bench.finals) == 2 * BLOCKS
+    again = bench.finals[-1].entrants
+    assert {(entrant.role, label(entrant)) for entrant in again} == {
+        ("candidate", "honest 2"), ("copy", "honest 2"), ("candidate", "chatters"), ("candidate", "honest 1"),
+    }  # fmt: skip
+    assert (result.verdict, result.implementation) == ("replaced", "rogue.chatters")
+    assert result.incumbent is not None
+    assert result.incumbent.stored
+    assert winner(recorder, planned) == "chatters"
+    decision = recorder.winner(planned.op, PROBLEM)
+    assert decision is not None
+    assert decision.ratio == pytest.approx(150 / 80, rel=1e-2)
+    assert any(isinstance(event, Note) and "finals against its winner follow" in event.message for event in events)
+
+
+def test_a_winner_that_another_run_found_better_stays(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    other, recorder = recorders(), recorders()
+    bench = Bench(HONEST, lambda attempt: publish(planned, other, "chatters") if attempt == 1 else None)
+    times = {**HONEST, "chatters": 60.0}
+    result, _, _ = decide(planned, recorder, Bench(times, bench.meanwhile), HONEST)
+    assert (result.verdict, result.implementation) == ("kept", "rogue.chatters")
+    assert winner(recorder, planned) == "chatters"
+
+
+def test_two_runs_that_find_the_same_agree_without_more_finals(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    other, recorder = recorders(), recorders()
+    bench = Bench(HONEST, lambda attempt: publish(planned, other, "honest 1"))
+    result, events, _ = decide(planned, recorder, bench)
+    assert (result.verdict, result.config) == ("kept", {"repeats": 1})
+    assert len(bench.finals) == BLOCKS
+    assert not [event for event in events if isinstance(event, Note)]
+
+
+def test_after_three_finals_the_other_runs_winner_stays(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    other, recorder = recorders(), recorders()
+    turns = ["honest 2", "honest 40", "honest 2"]
+    bench = Bench({**HONEST, "chatters": 80.0}, lambda attempt: publish(planned, other, turns[attempt - 1]))
+    result, events, _ = decide(planned, recorder, bench, bench.times)
+    assert len(bench.finals) == ATTEMPTS * BLOCKS
+    assert (result.verdict, result.config) == ("kept", {"repeats": 2})
+    assert winner(recorder, planned) == "honest 2"
+    assert any(isinstance(event, Note) and "its winner stays" in event.message for event in events)
+
+
+def test_disturbed_finals_decide_nothing(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
+    recorder = recorders()
+    slow = {name: us * (DISTURBED["cpu"] + 0.1) for name, us in HONEST.items()}
+    result, events, _ = decide(planned, recorder, Bench(slow), HONEST)
+    assert result.verdict == "none"
+    assert recorder.winner(planned.op, PROBLEM) is None
+    assert any(isinstance(event, Note) and "disturbed" in event.message for event in events)
+    result, _, _ = decide(planned, recorder, Bench({name: us * 1.4 for name, us in HONEST.items()}), HONEST)
+    assert result.verdict == "new"
+
+
+def test_lost_blocks_and_problems_without_a_right_candidate_are_told(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    recorder = recorders()
+    events: list[Event] = []
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), events.append)
+    lost = searched(planned, recorder, {})
+    held = searched(planned, recorder, {"honest 1": 100.0, "honest 2": 150.0})
+
+    def crash(jobs: Sequence[BlockJob]) -> list[Outcome]:
+        return [Outcome("crash", "the worker died") for _ in jobs]
+
+    results = list(deciding.run([lost, held], crash, lambda *, last: None))
+    assert [result.verdict for result in results] == ["none", "none"]
+    assert sum("was lost" in event.message for event in events if isinstance(event, Note)) == BLOCKS
+    assert recorder.winner(planned.op, PROBLEM) is None

@@ -1,0 +1,41 @@
+"""The machine against itself: a copy that enters as two, timed by a real worker."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.device import Device
+from registry.discovery import Catalog
+from registry.problem import Problem
+from registry.tuner.jobs import Outcome, Timed
+from registry.tuner.machine_noise import aa_job, aa_of
+from registry.tuner.noise import PAIRS_PER_DECADE
+from registry.tuner.planning import plan
+from registry.tuner.protocol import Protocol
+from registry.tuner.worker import Worker
+
+CPU = Device.of("cpu")
+
+
+def test_a_worker_times_the_smallest_problems_copy_as_two(catalog: Catalog) -> None:
+    problems = [Problem("square", {"n": n, "dtype": "float32"}) for n in (40_000, 4_000, 2**42)]
+    job = aa_job(plan(problems, catalog, CPU), Protocol.of(CPU), 7)
+    assert job is not None
+    assert (job.id, dict(job.dims)["n"]) == (7, 4_000)
+    noise = aa_of(Worker(catalog, CPU).block(job, lambda step: None))
+    assert len(noise.single) == PAIRS_PER_DECADE
+    assert all(pair.us > 0 for pair in noise.single)
+    assert noise.aa(noise.single[0].us) > 0
+
+
+def test_without_a_problem_there_is_nothing_to_time(catalog: Catalog) -> None:
+    huge = plan([Problem("square", {"n": 2**42, "dtype": "float32"})], catalog, CPU)
+    assert aa_job(huge, Protocol.of(CPU), 1) is None
+
+
+def test_a_pair_is_the_median_ratio_of_ten_rounds() -> None:
+    one, other = (10.0,) * 20, (*(11.0,) * 10, *(9.0,) * 10)
+    found = aa_of(Timed((one, other), ("", ""), ((), ()), 0.1))
+    assert [pair.ratio for pair in found.single] == pytest.approx([1.1, 0.9])
+    assert aa_of(Timed(((), one), ("out_of_memory", ""), ((), ()), 0.1)).single == ()
+    assert aa_of(Outcome("crash", "gone")).single == ()

@@ -1,0 +1,212 @@
+"""Children as processes: how they start, what they are given, how they end, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.tuner import spawning
+from registry.tuner.process import Child
+
+ECHO = "echoing"
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the keeper needs Linux")
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Child]]:
+    """Starts children that do what a line of Python says, with ``parent`` and ``arguments`` at hand."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    started: list[Child] = []
+
+    def run(body: str, *arguments: str, **options: Any) -> Child:
+        (tmp_path / f"{ECHO}.py").write_text(
+            "import os, signal, sys, time\n"
+            "from pathlib import Path\n"
+            "from registry.tuner.process import Parent\n"
+            "def main(arguments):\n"
+            "    parent = Parent(int(arguments[0]), int(arguments[1]))\n"
+            f"    arguments = arguments[2:]\n    {body}\n"
+            "if __name__ == '__main__':\n    main(sys.argv[1:])\n"
+        )
+        started.append(Child(ECHO, arguments, **options))
+        return started[-1]
+
+    yield run
+    for child in started:
+        child.stop()
+
+
+def answers(child: Child, count: int = 1) -> list[Any]:
+    found: list[Any] = []
+    there = True
+    while there and len(found) < count:
+        select.select([child], [], [], 60)
+        messages, there = child.receive()
+        found += messages
+    return found
+
+
+def gone(pid: int) -> bool:
+    """Waits until a process that is not ours to reap has vanished."""
+    for _ in range(3000):
+        if not Path(f"/proc/{pid}").exists():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+WAYS = pytest.mark.parametrize("fresh", [pytest.param(False, id="forked"), pytest.param(True, id="executed")])
+
+
+@linux
+@WAYS
+def test_a_child_has_the_parents_folder_and_variables_and_a_group_of_its_own(
+    start: Callable[..., Child], fresh: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAID", "today")
+    body = (
+        "parent.send({'pid': os.getpid(), 'group': os.getpgid(0), 'session': os.getsid(0), 'said': os.environ['SAID'],"
+        " 'extra': os.environ['EXTRA'], 'folder': os.getcwd(), 'arguments': arguments, 'forked': 'template' in"
+        " ' '.join(sys.orig_argv)})"
+    )
+    child = start(body, "one", "two", environment={"EXTRA": "more"}, fresh=fresh)
+    (answer,) = answers(child)
+    assert answer["pid"] == answer["group"] == answer["session"] == child.pid
+    assert (answer["said"], answer["extra"], answer["folder"]) == ("today", "more", str(tmp_path))
+    assert answer["arguments"] == ["one", "two"]
+    assert answer["forked"] is not fresh
+    ending = child.end(30)
+    assert (ending.code, ending.why) == (0, "exit code 0")
+
+
+@linux
+def test_what_a_fork_would_not_notice_is_executed(start: Callable[..., Child], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    child = start("parent.send({'forked': 'template' in ' '.join(sys.orig_argv)})")
+    assert answers(child) == [{"forked": False}]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("os._exit(7)", "exit code 7"),
+        ("raise SystemExit(5)", "exit code 5"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+        ("print('last words', flush=True); os.abort()", "SIGABRT: last words"),
+        ("raise ValueError('a fault')", "ValueError: a fault"),
+    ],
+)
+def test_an_end_is_told_with_the_last_words(start: Callable[..., Child], body: str, why: str) -> None:
+    child = start(body)
+    assert answers(child) == []
+    assert why in child.end(30).why
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[1]", '{"half": '])
+def test_what_is_no_message_ends_the_conversation(start: Callable[..., Child], line: str) -> None:
+    child = start(f"parent._socket.sendall({line!r}.encode() + b'\\n'); time.sleep(3600)")
+    assert answers(child) == []
+    assert "no message" in child.end().why
+
+
+def test_a_message_that_nobody_reads_does_not_block_the_sender(start: Callable[..., Child]) -> None:
+    child = start(
+        "parent.send({}); sys.stdin.read(); time.sleep(1); parent.send({'size': len(next(iter(parent))['x'])})"
+    )
+    assert answers(child) == [{}]
+    child.send({"x": "x" * 4_000_000})
+    assert child.has_unsent
+    found: list[Any] = []
+    while not found:
+        _, writable, _ = select.select([], [child] if child.has_unsent else [], [], 0.05)
+        if writable:
+            child.flush()
+        found, _ = child.receive()
+    assert found == [{"size": 4_000_000}]
+
+
+@linux
+@WAYS
+def test_whatever_a_child_started_is_killed_with_it(start: Callable[..., Child], fresh: bool) -> None:
+    body = (
+        "first = os.fork()\n"
+        "    if first == 0: time.sleep(3600)\n"
+        "    reader, writer = os.pipe()\n"
+        "    if os.fork() == 0:\n"
+        "        second = os.fork()\n"
+        "        if second == 0: os.setsid(); time.sleep(3600)\n"
+        "        os.write(writer, str(second).encode()); os._exit(0)\n"
+        "    os.wait()\n"
+        "    parent.send({'left': [first, int(os.read(reader, 20))]}); time.sleep(3600)"
+    )
+    child = start(body, fresh=fresh)
+    (answer,) = answers(child)
+    assert child.stop()
+    assert all(gone(pid) for pid in [*answer["left"], child.pid])
+
+
+@linux
+def test_memory_beyond_the_limit_ends_a_child(start: Callable[..., Child]) -> None:
+    child = start("held = [bytearray(64 << 20) for _ in range(40)]; time.sleep(3600)", memory_bytes=1 << 30)
+    assert answers(child) == []
+    ending = child.end(30)
+    assert ending.out_of_memory
+    assert "its limit is 1.00 GiB" in ending.why
+
+
+@linux
+def test_megabytes_of_output_stay_kilobytes(start: Callable[..., Child]) -> None:
+    child = start("[os.write(1, b'x' * 65536) for _ in range(1600)]; parent.send({}); time.sleep(3600)")
+    assert answers(child) == [{}]
+    for _ in range(200):
+        size = os.fstat(child._log.fileno()).st_size
+        if size < 2 << 20:
+            break
+        time.sleep(0.05)
+    assert size < 2 << 20
+
+
+TUNING = """
+import os, sys, time
+from registry.tuner.process import Child
+import registry.tuner.spawning as spawning
+with spawning.kept():
+    child = Child("registry.tuner.worker", ["cpu"])
+    while not child.receive()[0]:
+        time.sleep(0.01)
+    print(child.pid, spawning._keeper().pid, flush=True)
+    time.sleep(3600)
+"""
+
+
+@linux
+def test_a_killed_parent_takes_everything_along() -> None:
+    with subprocess.Popen([sys.executable, "-c", TUNING], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = [int(word) for word in process.stdout.readline().split()]
+        assert len(pids) == 2
+        process.kill()
+    assert all(gone(pid) for pid in pids)
+
+
+@linux
+def test_a_killed_keeper_is_replaced(start: Callable[..., Child]) -> None:
+    child = start("parent.send({'pid': os.getpid()}); time.sleep(3600)")
+    (answer,) = answers(child)
+    keeper = spawning._keeper()
+    os.kill(keeper.pid, signal.SIGKILL)
+    assert gone(answer["pid"])
+    assert "kept it died" in child.end(30).why
+    again = start("parent.send({'pid': os.getpid()})", fresh=True)
+    assert answers(again)
+    assert spawning._keeper() is not keeper
