@@ -70,8 +70,11 @@ class World:
             one.us: [other for other in self.sources if abs(math.log10(one.us / other.us)) <= 0.5]
             for one in self.sources
         }
+        spreads = {
+            (kind, one.us): [_spread(series) for series in _series(kind, one)] for one in self.sources for kind in KINDS
+        }
         self._shares = {
-            (kind, us): _process_share([series for one in near for series in _series(kind, one)])
+            (kind, us): _process_share([spread for one in near for spread in spreads[kind, one.us]])
             for us, near in self._near.items()
             for kind in KINDS
         }
@@ -97,12 +100,17 @@ def _series(kind: str, source: Source) -> tuple[np.ndarray, ...]:
     return (source.twin,) if kind == "twin" else source.challengers
 
 
-def _process_share(series: Sequence[np.ndarray]) -> float:
-    """The part of the spread of block medians (as a factor of it) that their rounds do not explain."""
+def _spread(series: np.ndarray) -> tuple[float, float]:
+    """The variance of the block medians, and what of it the rounds alone explain (by resampling them)."""
     draw = np.random.default_rng(0)
-    total = np.mean([np.var(np.median(one, axis=1), ddof=1) for one in series])
-    resampled = [np.var(np.median(draw.choice(block, (200, len(block))), axis=1)) for one in series for block in one]
-    return math.sqrt(max(0.0, 1 - float(np.mean(resampled) / total)))
+    explained = [np.var(np.median(draw.choice(block, (200, len(block))), axis=1)) for block in series]
+    return float(np.var(np.median(series, axis=1), ddof=1)), float(np.mean(explained))
+
+
+def _process_share(spreads: Sequence[tuple[float, float]]) -> float:
+    """The part of the spread of block medians, as a factor of it, that is left to the processes."""
+    total, explained = np.mean(spreads, axis=0)
+    return math.sqrt(max(0.0, 1 - float(explained / total)))
 
 
 Blocks = list[dict[str, list[float]]]

@@ -19,6 +19,7 @@ from .dispatch.explain import Explanation
 from .dispatch.plan import Candidate
 from .dispatch.warning import DispatchWarning
 from .errors import (
+    ArgumentTypeError,
     CompileError,
     DeviceError,
     InvalidArgumentError,
@@ -132,6 +133,7 @@ def _problem(op: Op, given: Mapping[str, Value] | Problem) -> Problem:
 
 
 __all__ = [
+    "ArgumentTypeError",
     "Arguments",
     "Backward",
     "Candidate",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,12 +127,18 @@ class Bounds:
 
 @torch.no_grad()
 def bounds_of(
-    op: Op, problem: Problem, values: tuple[Any, ...], reference: Outputs, torch_error: tuple[float, ...]
+    op: Op,
+    problem: Problem,
+    values: tuple[Any, ...],
+    reference: Outputs,
+    torch_error: tuple[float, ...],
+    dtypes: Iterable[torch.dtype] | None = None,
 ) -> tuple[Bounds, ...]:
-    """Per output what ``compare`` accepts on these arguments; the dtypes are those of the op's fake."""
-    specs = op.output_specs(op.arguments(values), torch.device("meta")).values()
-    parts = zip(specs, as_tuple(reference), torch_error, strict=True)
-    return tuple(_bounds_of_one(op, problem, spec.dtype, wide, error) for spec, wide, error in parts)
+    """Per output what ``compare`` accepts on these arguments; the dtypes, when not given, are those of the op's fake."""
+    if dtypes is None:
+        dtypes = [spec.dtype for spec in op.output_specs(op.arguments(values), torch.device("meta")).values()]
+    parts = zip(dtypes, as_tuple(reference), torch_error, strict=True)
+    return tuple(_bounds_of_one(op, problem, dtype, wide, error) for dtype, wide, error in parts)
 
 
 def _bounds_of_one(op: Op, problem: Problem, dtype: torch.dtype, reference: torch.Tensor, torch_error: float) -> Bounds:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from .contract import Op
+from .contract_check import refuse_blind
 from .errors import InvalidDefinitionError
 from .hooks import DEFINES
 from .implementation import Implementation
@@ -15,7 +16,10 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)+\Z")
 
 
 def check_new_op(op: Any, known: Mapping[str, Op], *, bare: bool = True) -> None:
-    """Raise InvalidDefinitionError unless ``op`` is an Op of a free name; bare names may be kept for the box."""
+    """Raise InvalidDefinitionError unless ``op`` is an Op of a free name, whose tolerance tells right from nothing.
+
+    Bare names may be kept for the box.
+    """
     if not isinstance(op, Op):
         raise InvalidDefinitionError(f"it defines {op!r}, expected a registry.Op")
     if op.hook == DEFINES or any(op.hook == other.hook for other in known.values()):
@@ -24,6 +28,15 @@ def check_new_op(op: Any, known: Mapping[str, Op], *, bare: bool = True) -> None
         raise InvalidDefinitionError(
             f"it defines {op.name!r}, but bare names belong to the ops in the box: name it vendor::{op.name}"
         )
+    if not _is_in_the_box(op):
+        refuse_blind(op)
+
+
+def _is_in_the_box(op: Op) -> bool:
+    """Those are checked by the tests; whoever starts a process need not wait for it."""
+    from .contracts import BOX
+
+    return any(op is ours for ours in BOX)
 
 
 def check_implementation_of(

@@ -89,8 +89,8 @@ class Schema:
     def bind(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
         """A call's values in the schema's order, defaults filled in and attributes coerced.
 
-        Raises ArgumentTypeError for too many, missing, repeated, unknown or mistyped arguments, InvalidArgumentError for
-        tensors that are not dense.
+        Raises ArgumentTypeError for too many, missing, repeated, unknown or mistyped arguments, and
+        InvalidArgumentError for a tensor that is not dense.
         """
         positional = [parameter for parameter in self.parameters if not parameter.keyword_only]
         if len(args) > len(positional):

@@ -164,6 +164,7 @@ def test_what_cannot_be_quantized_says_why(arguments: dict[str, Any], message: s
         ({"scales": torch.ones(2, 24, device="meta"), "zeros": None}, "several devices"),
         ({"layout": "awq"}, "layout 'awq', only 'gptq'"),
         ({"version": 2}, "version 2, this is version 1"),
+        ({"version": True}, "version must be an integer, got True"),
         ({"extra": 1}, "unknown entries extra"),
         ({"shape": (24, 512)}, "qweight is int32 of shape"),
         ({"shape": None}, "shape None"),

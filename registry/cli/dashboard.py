@@ -20,8 +20,10 @@ def dashboard(
         list[str] | None,
         typer.Option("--op", metavar="OP", help="Only this op. Repeatable, or separated by commas. Default: all."),
     ] = None,
-    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="The port to listen on; 0 takes a free one.")] = 8080,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", help="The port to listen on; 0 takes a free one.")
+    ] = 8080,
     db: Database = None,
 ) -> None:
     """Open the searches in optuna-dashboard.

@@ -38,21 +38,33 @@ class ProblemFacts:
     def timed(self) -> Mapping[str, Timed]:
         """Each implementation's best: of the finals where it entered them, else of the search."""
         best = {name: Timed(float(trial.median_us or 0), trial.candidate.config, False) for name, trial in self._best()}
-        if self.decision is None:
+        if self.decision is None or self.decision.median_us <= 0:
             return best
         winner = self.decision.candidate.implementation
-        for name, ratio in self.decision.baselines.items():
+        for name, ratio in self.baselines.items():
             config = best[name].config if name in best else None
             best[name] = Timed(ratio * self.decision.median_us, config, True)
         best[winner] = Timed(self.decision.median_us, self.decision.candidate.config, True)
         return best
 
     @property
+    def baselines(self) -> Mapping[str, float]:
+        """Other implementations' times over the winner's; an imported ratio that is none is left out."""
+        found = self.decision.baselines if self.decision is not None else {}
+        return {name: ratio for name, ratio in found.items() if ratio > 0}
+
+    @property
+    def floor_us(self) -> float | None:
+        """The floor's time in the finals."""
+        floor = self.decision.floor_us if self.decision is not None else None
+        return floor if floor is not None and floor > 0 else None
+
+    @property
     def fraction_of_floor(self) -> float | None:
         """The floor's time over the winner's."""
-        if self.decision is None or not self.decision.floor_us or not self.decision.median_us:
+        if self.decision is None or self.floor_us is None or self.decision.median_us <= 0:
             return None
-        return self.decision.floor_us / self.decision.median_us
+        return self.floor_us / self.decision.median_us
 
     def speedup(self, implementation: str) -> float | None:
         """Another implementation's time over the winner's, paired in the finals; None where it did not enter."""
@@ -60,7 +72,7 @@ class ProblemFacts:
             return None
         if self.decision.candidate.implementation == implementation:
             return 1.0
-        return self.decision.baselines.get(implementation)
+        return self.baselines.get(implementation)
 
     def _best(self) -> Iterable[tuple[str, Trial]]:
         found: dict[str, Trial] = {}
@@ -181,7 +193,9 @@ def _problem_facts(decision: Decision | None, trials: Sequence[Trial]) -> Proble
     """``trials`` come newest first."""
     like = decision or trials[0]
     same = [trial for trial in trials if trial.environment == like.environment and trial.protocol == like.protocol]
-    return ProblemFacts(like.problem, like.environment, like.protocol, decision, tuple(reversed(same)))
+    same.reverse()
+    same.sort(key=lambda trial: trial.created)  # an import keeps instants, but not the order of rows
+    return ProblemFacts(like.problem, like.environment, like.protocol, decision, tuple(same))
 
 
 def _newest_versions(records: Iterable[Trial | Decision]) -> Mapping[str, int]:

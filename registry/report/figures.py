@@ -151,7 +151,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Rival:
-    """The fastest other implementation in a problem's finals; ``tied`` when A/A noise hides the difference."""
+    """The fastest other implementation in a problem's finals; ``tied`` when it could not be told from the winner."""
 
     implementation: str
     ratio: float
@@ -160,7 +160,14 @@ class Rival:
 
 def rival(facts: ProblemFacts) -> Rival | None:
     """None where no other implementation entered."""
-    if facts.decision is None or not facts.decision.baselines:
+    if facts.decision is None or not facts.baselines:
         return None
-    name, ratio = min(facts.decision.baselines.items(), key=lambda entry: entry[1])
-    return Rival(name, ratio, abs(math.log(ratio)) <= math.log1p(facts.decision.aa or 0.0))
+    name, ratio = min(facts.baselines.items(), key=lambda entry: entry[1])
+    hidden = abs(math.log(ratio)) <= math.log1p(max(facts.decision.aa or 0.0, 0.0))
+    return Rival(name, ratio, hidden or name in tied_with(facts))
+
+
+def tied_with(facts: ProblemFacts) -> list[str]:
+    """Implementations with a candidate that the decision could not tell from the winner, the winner's own included."""
+    ties = facts.decision.ties if facts.decision is not None else ()
+    return list(dict.fromkeys(tie.split(" ", 1)[0] for tie in ties))

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tuning_db import Decision
+
 from .facts import Section
 from .formats import ratio
 from .scales import LogScale
 
+_NARROWEST = (0.9, 1.1)
+_WIDEST = (0.1, 100.0)
+
 
 @dataclass(frozen=True)
-class Interval:
+class Drawn:
     """A ratio with its interval, drawn in a box of 120 by 16; ``one`` is where no difference lies."""
 
     low: float
@@ -23,19 +28,21 @@ class Interval:
     clear: bool
 
 
-def intervals(section: Section) -> Mapping[str, Interval]:
+def intervals(section: Section) -> Mapping[str, Drawn]:
     """By problem key, on one axis for the whole section."""
-    decisions = [facts.decision for facts in section.decided if facts.decision and facts.decision.ratio]
-    ends = [value for one in decisions for value in (one.lo, one.ratio, one.hi) if value]
+    decisions = [facts.decision for facts in section.decided if facts.decision and (facts.decision.ratio or 0) > 0]
+    ends = [value for one in decisions for value in (one.lo, one.ratio, one.hi) if value and value > 0]
     if not ends:
         return {}
-    scale = LogScale(min(0.9, *ends), min(max(1.1, *ends), 100.0), 3.0, 117.0)
-    drawn = {}
-    for one in decisions:
-        value, noise = float(one.ratio or 1.0), one.aa or 0.0
-        low, high = one.lo or value, one.hi or value
-        clear = low > 1 and value > 1 + noise
-        band = (scale(1 / (1 + noise)), scale(1 + noise))
-        text = f"{ratio(value)} ({ratio(low)} to {ratio(high)})"
-        drawn[one.problem.key] = Interval(scale(low), scale(value), scale(high), scale(1.0), band, text, clear)
-    return drawn
+    low, high = max(min(_NARROWEST[0], *ends), _WIDEST[0]), min(max(_NARROWEST[1], *ends), _WIDEST[1])
+    scale = LogScale(low, high, 3.0, 117.0)
+    return {one.problem.key: _drawn(one, scale) for one in decisions}
+
+
+def _drawn(decision: Decision, scale: LogScale) -> Drawn:
+    value, noise = decision.ratio or 1.0, max(decision.aa or 0.0, 0.0)
+    low = value if decision.lo is None else decision.lo
+    high = value if decision.hi is None else decision.hi
+    band = (scale(1 / (1 + noise)), scale(1 + noise))
+    text = f"{ratio(value)} ({ratio(low)} to {ratio(high)})"
+    return Drawn(scale(low), scale(value), scale(high), scale(1.0), band, text, low > 1 and value > 1 + noise)

@@ -42,7 +42,7 @@ class Part:
     descent: chart.Chart | None
     descents: list[figures.Descent]
     statuses: figures.Statuses
-    intervals: Mapping[str, intervals.Interval]
+    intervals: Mapping[str, intervals.Drawn]
 
 
 def render(facts: Facts, *, version: str, created: datetime) -> str:
@@ -147,6 +147,7 @@ def _environment() -> jinja2.Environment:
         run_details=_run_details,
         shown_charts=SHOWN_CHARTS,
         rival=figures.rival,
+        tied_with=figures.tied_with,
         percentile=figures.percentile,
         box=chart,
         torch=figures.TORCH,

@@ -35,7 +35,7 @@ def time_charts(section: Section) -> tuple[list[Chart], int]:
         return [], 0
     groups: dict[str, list[ProblemFacts]] = defaultdict(list)
     for facts in section.problems:
-        if facts.timed and facts.problem.dims.get(x_name):
+        if facts.timed and _x(facts, x_name) > 0:
             others = {n: dimension(facts.problem.dims.get(n, "")) for n in section.varying if n != x_name}
             groups[pairs(others) if others else pairs(section.constant)].append(facts)
     drawn = {title: group for title, group in groups.items() if len({_x(facts, x_name) for facts in group}) > 1}
@@ -47,7 +47,7 @@ def _time_chart(title: str, group: Iterable[ProblemFacts], x_name: str) -> Chart
     ordered = sorted(group, key=lambda facts: _x(facts, x_name))
     sizes = [_x(facts, x_name) for facts in ordered]
     times = [timed.us for facts in ordered for timed in facts.timed.values()]
-    times += [floor for facts in ordered if (floor := _floor(facts)) is not None]
+    times += [floor for facts in ordered if (floor := facts.floor_us) is not None]
     across = LogScale.around(sizes, LEFT + 16, WIDTH - RIGHT - 16, margin=1.0)
     up = LogScale.around(times, HEIGHT - BOTTOM, TOP)
     return Chart(
@@ -62,7 +62,7 @@ def _time_chart(title: str, group: Iterable[ProblemFacts], x_name: str) -> Chart
 
 
 def _time_lines(group: Sequence[ProblemFacts], x_name: str, across: LogScale, up: LogScale) -> Iterable[Line]:
-    floor = [(across(_x(facts, x_name)), up(us)) for facts in group if (us := _floor(facts)) is not None]
+    floor = [(across(_x(facts, x_name)), up(us)) for facts in group if (us := facts.floor_us) is not None]
     if floor:
         yield Line(_FLOOR, path(floor))
     for name in sorted({name for facts in group for name in facts.timed}):
@@ -81,7 +81,7 @@ def _time_readings(group: Sequence[ProblemFacts], x_name: str, across: LogScale)
             (name, f"{microseconds(timed.us)} µs", pairs(timed.config) if timed.config else "")
             for name, timed in sorted(facts.timed.items(), key=lambda entry: entry[1].us)
         ]
-        floor = _floor(facts)
+        floor = facts.floor_us
         if floor is not None:
             lines.append((_FLOOR, f"{microseconds(floor)} µs", ""))
         title = f"{x_name} = {facts.problem.dims[x_name]}"
@@ -89,8 +89,5 @@ def _time_readings(group: Sequence[ProblemFacts], x_name: str, across: LogScale)
 
 
 def _x(facts: ProblemFacts, name: str) -> float:
-    return float(facts.problem.dims[name])
-
-
-def _floor(facts: ProblemFacts) -> float | None:
-    return facts.decision.floor_us if facts.decision is not None and facts.decision.floor_us else None
+    value = facts.problem.dims.get(name, 0)
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -46,14 +46,21 @@ class FreshWorker(Shape):
 class Deciding:
     """Finals of several problems together: a fresh worker runs one block of each.
 
-    ``noise`` is what is known before: the machine's own, measured when the run started, and that of earlier finals of
-    the run. What these finals show is added.
+    ``noise`` is what this run has seen so far: the machine's own, measured when it started, and that of its earlier
+    finals; what these finals show is added. ``earlier`` is that of runs before, without which a run of a few problems
+    would know little about its noise.
     """
 
     blocks = BLOCKS
 
     def __init__(
-        self, recorder: Recorder, device: Device, protocol: Protocol, observer: Observer, noise: Noise | None = None
+        self,
+        recorder: Recorder,
+        device: Device,
+        protocol: Protocol,
+        observer: Observer,
+        noise: Noise | None = None,
+        earlier: Noise | None = None,
     ) -> None:
         self._recorder = recorder
         self._device = device
@@ -61,6 +68,7 @@ class Deciding:
         self._observe = observer
         self._contests: list[Contest] = []
         self._lost: list[ProblemSearch] = []
+        self._earlier = earlier or Noise()
         self.noise = noise or Noise()
 
     @property
@@ -138,18 +146,19 @@ class Deciding:
         contests, self._contests = self._contests, []
         for contest in contests:
             self.noise += observed(contest.incumbent.key, contest.challenged_by, contest.blocks)
+        known = self._earlier + self.noise
         for contest in contests:
-            result = self._decide_one(contest, last=last)
+            result = self._decide_one(contest, known, last=last)
             if result is not None:
                 yield result
 
-    def _decide_one(self, contest: Contest, *, last: bool) -> Result | None:
+    def _decide_one(self, contest: Contest, noise: Noise, *, last: bool) -> Result | None:
         if not contest.complete:
             return self._undecided(contest, "no finals block was completed")
-        verdict = judge(contest.incumbent.key, contest.challenged_by, contest.blocks, self.noise)
+        verdict = judge(contest.incumbent.key, contest.challenged_by, contest.blocks, noise)
         if disturbed := contest.disturbance(verdict.winner):
             return self._undecided(contest, disturbed)
-        decision = self._decision(contest, verdict)
+        decision = self._decision(contest, verdict, noise)
         if self._recorder.publish(decision, contest.rows):
             search = contest.search
             return result_of(search.plan, decision, decision.verdict, search.statuses, contest.met)
@@ -169,7 +178,7 @@ class Deciding:
         self._contests.append(contest.against(self._recorder.valid(plan, stored), stored, winner))
         return None
 
-    def _decision(self, contest: Contest, verdict: Verdict) -> Decision:
+    def _decision(self, contest: Contest, verdict: Verdict, noise: Noise) -> Decision:
         winner = contest.candidates[verdict.winner]
         previous = contest.previous
         verified = contest.search.uid(winner)
@@ -186,7 +195,7 @@ class Deciding:
             aa=verdict.noise,
             verdict=verdict.verdict if previous else "new",
             baselines=contest.baselines(winner),
-            default_ratio=contest.default_ratio(winner, self.noise),
+            default_ratio=contest.default_ratio(winner, noise),
             ties=tuple(contest.ties(verdict)),
             trial_uid=verified,
             previous=previous.uid if previous else None,

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -162,8 +163,20 @@ def _reach(medians: np.ndarray, us: float, alpha: float, noise: Noise, *, fresh:
 
 
 def _bootstrap(logs: Sequence[np.ndarray], alpha: float) -> tuple[float, float]:
-    generator = np.random.default_rng(0)
-    draws = [np.median(generator.choice(values, (_RESAMPLES, len(values))), axis=1) for values in logs]
-    means = np.mean(draws, axis=0)
-    low, high = np.quantile(means, [alpha / 2, 1 - alpha / 2])
+    """The interval of the mean over blocks of the median of each, its rounds resampled."""
+    drawn = []
+    for block, values in enumerate(logs):
+        ordered, (below, above) = np.sort(values), _middles(block, len(values))
+        drawn.append((ordered[below] + ordered[above]) / 2)
+    low, high = np.quantile(np.mean(drawn, axis=0), [alpha / 2, 1 - alpha / 2])
     return float(low), float(high)
+
+
+@lru_cache(maxsize=64)
+def _middles(seed: int, rounds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of resamples of ``rounds`` ordered values the places of the two in the middle: their mean is the median.
+
+    Which places are drawn does not depend on the values, so that they are drawn once and not for every ratio.
+    """
+    places = np.sort(np.random.default_rng(seed).integers(rounds, size=(_RESAMPLES, rounds)), axis=1)
+    return places[:, (rounds - 1) // 2], places[:, rounds // 2]

@@ -1,6 +1,7 @@
-"""The machine's A/A noise, measured when a run starts: a device copy that enters a block as two.
+"""The machine's noise: measured when a run starts, and known from the runs before.
 
-A copy needs neither a compiler nor a right candidate, so the device can do this while the first variants are built.
+At the start a device copy enters a block as two. A copy needs neither a compiler nor a right candidate, so the device
+can do this while the first variants are built.
 """
 
 from __future__ import annotations
@@ -9,11 +10,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tuning_db import Environment, Store
+
 from .children import Answer
 from .jobs import BlockJob, Entrant, Timed
 from .noise import PAIRS_PER_DECADE, Noise, Pair
 from .planning import ProblemPlan
 from .protocol import Protocol
+
+_RUNS, _SAME = 100, 5
+"""Runs that are looked at, and how many of the same environment count."""
 
 _ENTRANTS = 4
 _ROUNDS_A_PAIR = 10
@@ -30,6 +36,12 @@ def aa_job(plans: Sequence[ProblemPlan], protocol: Protocol, number: int) -> Blo
     return BlockJob(
         number, least.op.name, dict(least.problem.dims), copies, dict(protocol.details), seed=0, rounds=_ROUNDS
     )
+
+
+def earlier_noise(store: Store, environment: Environment) -> Noise:
+    """What the latest runs in the same environment stored about noise (``Noise.details`` under ``noise``)."""
+    latest = [run for run in store.runs(_RUNS) if run.environment == environment]
+    return sum((Noise.of_details(run.summary.get("noise", {})) for run in latest[:_SAME]), Noise())
 
 
 def aa_of(answer: Answer) -> Noise:

@@ -80,14 +80,33 @@ class Noise:
 
     @property
     def details(self) -> Mapping[str, Any]:
-        """As stored with a run: the figure of every decade (by its middle) and what it rests on."""
+        """As stored with a run: the A/A noise of every decade (by its middle), and what it rests on."""
         durations = [pair.us for pair in (*self.decided, *self.single)]
         decades = sorted({round(math.log10(us)) for us in durations if us > 0})
         return {
-            "aa": {f"{10.0**decade:g} µs": round(self.aa(10.0**decade), 6) for decade in decades},
-            "pairs": len(self.single),
-            "problems": len(self.decided),
+            "aa": {f"{10.0**decade:g} µs": _short(self.aa(10.0**decade)) for decade in decades},
+            "decided": [[_short(pair.us), _short(pair.ratio)] for pair in self.decided],
+            "single": [[_short(pair.us), _short(pair.ratio)] for pair in self.single],
+            "variances": [[_short(us), _short(variance)] for us, variance in self.variances],
         }
+
+    @classmethod
+    def of_details(cls, details: Mapping[str, Any]) -> Noise:
+        """What ``details`` told; nothing where they are not of that form (they may come from anywhere)."""
+        try:
+            decided, single, variances = (
+                tuple((float(us), float(value)) for us, value in details.get(name, ()))
+                for name in ("decided", "single", "variances")
+            )
+        except (TypeError, ValueError, AttributeError):
+            return cls()
+        if any(us <= 0 or value <= 0 for us, value in (*decided, *single)) or any(us <= 0 for us, _ in variances):
+            return cls()
+        return cls(tuple(Pair(*pair) for pair in decided), tuple(Pair(*pair) for pair in single), variances)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
 
 
 def _near(pairs: Sequence[Pair], us: float) -> list[Pair]:

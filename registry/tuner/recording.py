@@ -35,21 +35,21 @@ class _Seen:
 
 
 class Recorder:
-    """One run's view of the store: what is known, and where what is found goes."""
+    """One run's view of the store: what is known, and where what is found goes. ``run`` is the run's uid."""
 
     def __init__(self, store: Store, device: Device, protocol: Protocol, details: Mapping[str, Any]) -> None:
         self._store = store
         self.environment = Environment(device.hardware(), device.software())
         self._protocol = StoredProtocol(protocol.regime, protocol.details)
         self._fingerprints: dict[str, str] = {}
-        self._run = store.start_run(self.environment, details)
+        self.run = store.start_run(self.environment, details)
         self._began, _ = store.newest_trial()
         self._newest = self._began
         self._seen: dict[ProblemKey, _Seen] = {}
 
     def end(self, details: Mapping[str, Any]) -> None:
         """Close the run's record."""
-        self._store.end_run(self._run, details)
+        self._store.end_run(self.run, details)
 
     def fingerprint(self, implementation: Implementation) -> str:
         """The implementation's fingerprint, hashed once a run."""
@@ -73,9 +73,8 @@ class Recorder:
             stop_reason=outcome.stop_reason,
             details=outcome.details,
         )
-        self._store.add_trials(self._run, [trial])
-        if trial.problem in self._seen:
-            self._seen[trial.problem].uids.add(trial.uid)
+        self._store.add_trials(self.run, [trial])
+        self._seen_of(trial.problem).uids.add(trial.uid)
         return trial.uid
 
     def known_trials(self, plan: ProblemPlan) -> list[tuple[Candidate, Trial]]:
@@ -89,19 +88,22 @@ class Recorder:
 
     def has_news(self) -> bool:
         """Whether another run has stored a trial of any problem since this was asked last; a look at an index."""
-        self._newest, others = self._store.newest_trial(self._newest, self._run)
+        self._newest, others = self._store.newest_trial(self._newest, self.run)
         return others
 
     def news(self, plan: ProblemPlan) -> list[tuple[Candidate, Trial]]:
         """As :meth:`known_trials`, but only what other runs have stored since that, or else since this run began."""
         problem = problem_key(plan.op, plan.problem)
-        seen = self._seen.setdefault(problem, _Seen(self._began, self._began))
+        seen = self._seen_of(problem)
         since = max(seen.began, seen.newest - _LATE_ROWS)
         seen.newest, found = self._store.trials_since(since, problem, self.environment, self._protocol)
         lasting = [trial for trial in found if trial.uid not in seen.uids and trial.status in LASTING]
         seen.uids.update(trial.uid for trial in found)
         pairs = ((self._candidate(plan.choices, trial.candidate), trial) for trial in lasting)
         return [(candidate, trial) for candidate, trial in pairs if candidate is not None]
+
+    def _seen_of(self, problem: ProblemKey) -> _Seen:
+        return self._seen.setdefault(problem, _Seen(self._began, self._began))
 
     def winner(self, op: Op, problem: Problem) -> Decision | None:
         """The stored decision for this problem on this hardware and software."""
@@ -140,7 +142,7 @@ class Recorder:
 
     def publish(self, decision: Decision, finals: Sequence[Final]) -> bool:
         """Store a decision; False when another process has published since ``decision.previous`` was read."""
-        return self._store.publish(self._run, decision, finals)
+        return self._store.publish(self.run, decision, finals)
 
     def decision(self, plan: ProblemPlan, candidate: Candidate, **fields: Any) -> Decision:
         """A decision of this run."""

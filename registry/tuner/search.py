@@ -1,194 +1,263 @@
-"""Which candidate to try next: an Optuna study over the joint space of one problem, deduplicated and finished locally.
+"""Which candidate to try next, and when enough is known: one problem's joint space, each candidate at most once.
 
-The recipe (TPE proposals alternating with untried neighbours of the best, after defaults, seeds and a few random
-points) was chosen by replaying measured landscapes; see docs/tuning.md.
+After defaults, seeds and a few random candidates three kinds of proposals take turns: the largest expected improvement
+under a model of the times, an untried neighbour of the best, and what TPE suggests. The mix was chosen by replaying
+measured landscapes; docs/search.md has the evidence.
 """
 
 from __future__ import annotations
 
+import collections
 import math
 import random
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
-import optuna
+import numpy
 
 from ..dispatch.plan import Candidate
-from ..space import Space
+from .joint_space import JointSpace, Numbers
 from .planning import ProblemPlan
+from .study import Study
+from .surrogate import Surrogate
+
+Arm = Literal["model", "neighbour", "tpe", "random"]
+
+MIX: tuple[Arm, ...] = ("model", "neighbour", "model", "tpe")
+"""Whose turn it is, round and round."""
+
+EXHAUST = 32
+"""A space this small is tried whole when nobody asks for more trials."""
 
 _RANDOM_STARTS = 8
-_BEST_KEPT = 3
 _SEEDS_KEPT = 5
-_FAILED_US = 1e12
-"""A candidate that fails counts as slower than any that does not: FAIL would teach TPE nothing."""
+_BEST_KEPT = 3
+_CLIP = 1.0
+"""The model sees nothing slower than e times the best: how bad the bad are says nothing about the good."""
 
+_MOST_SCORED = 2_500
+_MOST_LEARNT = 160
 
-@dataclass
-class _Asked:
-    candidate: Candidate
-    trial: optuna.trial.Trial | None
+_NOISE = 0.005
+_PATIENCE = 8
+_PROMISE = 0.002
+"""The search has settled when the last trials brought no gain beyond noise and the model expects less than this."""
 
 
 class Searcher:
-    """Proposes candidates of one problem, each at most once; the only user of Optuna.
+    """Proposes candidates of one problem; the only user of the model and of Optuna.
 
     ``seeds`` are candidates worth an early try, best first (winners of neighbouring problems, a stale winner).
     A space of at most ``exhaust`` candidates is tried whole.
     """
 
-    def __init__(self, plan: ProblemPlan, *, seeds: Sequence[Candidate] = (), exhaust: int = 64, seed: int = 0) -> None:
-        self._choices = {choice.implementation.name: choice for choice in plan.supported}
-        self._spaces = {
-            name: choice.implementation.space(plan.problem, plan.device) for name, choice in self._choices.items()
-        }
-        self._untried = {
-            candidate.key: candidate
-            for choice in plan.supported
-            for candidate in (Candidate(choice.implementation, config) for config in choice.configs)
-        }
+    def __init__(
+        self,
+        plan: ProblemPlan,
+        *,
+        seeds: Sequence[Candidate] = (),
+        exhaust: int = EXHAUST,
+        seed: int = 0,
+        mix: Sequence[Arm] = MIX,
+    ) -> None:
+        self._space = JointSpace(plan)
+        self._untried = numpy.ones(len(self._space), dtype=bool)
+        self._left = len(self._space)
         self._random = random.Random(seed)
-        self._asked: dict[str, _Asked] = {}
-        self._times: dict[str, tuple[float, Candidate]] = {}
+        self._seed = seed
+        self._mix = tuple(mix)
         self._turn = 0
-        self._exhaust = len(self._untried) <= exhaust
-        self._starts = iter(self._order_of_starts(plan, seeds))
-        self._study = _study(seed)
+        self._pending: dict[int, None] = {}
+        self._logs: dict[int, float] = {}
+        self._failed: dict[int, None] = {}
+        self._exhaust = self._left <= exhaust
+        self._starts = collections.deque(self._order_of_starts(plan, seeds))
+        self._surrogate = Surrogate(self._space, seed)
+        self._fresh = False
+        self._study: Study | None = None
+        self._promise = math.inf
+        self._since_gain = 0
 
     @property
     def size(self) -> int:
         """Candidates not proposed yet."""
-        return len(self._untried)
+        return self._left
+
+    @property
+    def settled(self) -> bool:
+        """Whether more trials are unlikely to gain anything that could be told from noise.
+
+        Never while starts are left, and never before everything was proposed where the space is tried whole.
+        """
+        if self._left == 0:
+            return True
+        if self._exhaust or self._starts or not self._logs:
+            return False
+        return self._since_gain >= _PATIENCE and self._promise < _PROMISE
 
     def ask(self, count: int) -> list[Candidate]:
         """Up to ``count`` candidates never proposed before; fewer, or none, when the space is exhausted."""
-        found: list[Candidate] = []
-        while len(found) < count and self._untried:
-            candidate = self._next_start() or self._propose()
-            found.append(candidate)
-        return found
+        return [self._space.candidates[self._take()] for _ in range(min(count, self._left))]
 
     def reserve(self, candidate: Candidate) -> None:
         """Do not propose this one: somebody else has it tried."""
-        self._untried.pop(candidate.key, None)
+        number = self._space.number(candidate)
+        if number is not None:
+            self._mark(number)
+
+    def hint(self, seeds: Sequence[Candidate]) -> None:
+        """Candidates worth a try soon, e.g. the winner of a neighbouring problem that was decided meanwhile."""
+        self._starts.extendleft(reversed(self._distinct(seeds)))
 
     def tell(self, candidate: Candidate, median_us: float | None) -> None:
-        """A candidate's time; None when it failed. What was not asked for is learnt too (a stored trial)."""
-        if candidate.implementation.name not in self._choices:
+        """A candidate's time; None when it failed. What was not asked for is learnt too (a stored or shared trial)."""
+        number = self._space.number(candidate)
+        if number is None:
             return
-        self._untried.pop(candidate.key, None)
-        asked = self._asked.pop(candidate.key, None) or _Asked(candidate, self._enqueue(candidate))
-        if median_us is not None:
-            self._times[candidate.key] = (median_us, candidate)
-        if asked.trial is not None:
-            self._study.tell(asked.trial, math.log(_FAILED_US if median_us is None else median_us))
+        self._mark(number)
+        del self._pending[number]
+        self._logs.pop(number, None)
+        self._failed.pop(number, None)
+        if median_us is None:
+            self._failed[number] = None
+        else:
+            best = min(self._logs.values(), default=math.inf)
+            self._logs[number] = math.log(median_us)
+            self._since_gain = 0 if self._logs[number] < best - _NOISE else self._since_gain + 1
+        self._fresh = False
+        if self._study is not None:
+            self._study.finished(number, self._logs.get(number))
 
-    def _order_of_starts(self, plan: ProblemPlan, seeds: Sequence[Candidate]) -> Iterator[Candidate]:
+    # starts
+
+    def _order_of_starts(self, plan: ProblemPlan, seeds: Sequence[Candidate]) -> list[int]:
         """Implementations without a space, defaults, seeds that differ, random points; all the rest when exhausting."""
-        yield from sorted(plan.defaults(), key=lambda candidate: len(self._spaces[candidate.implementation.name]) > 1)
-        chosen: list[Candidate] = []
-        for seed in seeds:
-            if len(chosen) < _SEEDS_KEPT and seed.key in self._untried and self._is_distinct(seed, chosen):
-                chosen.append(seed)
-        yield from chosen
-        rest = list(self._untried.values())
+        numbers = [number for default in plan.defaults() if (number := self._space.number(default)) is not None]
+        starts = sorted(numbers, key=lambda number: self._space.block_of(number).size > 1)
+        starts += self._distinct(seeds)
+        rest = list(range(len(self._space)))
         self._random.shuffle(rest)
-        yield from rest if self._exhaust else rest[:_RANDOM_STARTS]
+        return starts + (rest if self._exhaust else rest[:_RANDOM_STARTS])
 
-    def _is_distinct(self, seed: Candidate, chosen: Iterable[Candidate]) -> bool:
-        space = self._spaces[seed.implementation.name]
-        return all(
-            other.implementation.name != seed.implementation.name or space.distance(other.config, seed.config) >= 2
-            for other in chosen
-        )
+    def _distinct(self, seeds: Iterable[Candidate]) -> list[int]:
+        """At most five that are valid here, untried, and two steps or more from each other."""
+        chosen: list[int] = []
+        for seed in seeds:
+            number = self._space.number(seed)
+            if number is None or not self._untried[number] or len(chosen) == _SEEDS_KEPT:
+                continue
+            block, distances = self._space.distances_from(number)
+            near = numpy.flatnonzero(distances < 2) + block.start
+            if not set(near.tolist()) & set(chosen):
+                chosen.append(number)
+        return chosen
 
-    def _next_start(self) -> Candidate | None:
-        for candidate in self._starts:
-            if candidate.key in self._untried:
-                return self._take(candidate)
+    # proposals
+
+    def _take(self) -> int:
+        number = self._next_start()
+        if number is None:
+            number = self._propose()
+        self._mark(number)
+        return number
+
+    def _mark(self, number: int) -> None:
+        """It is being tried: nobody else shall propose it."""
+        if self._untried[number]:
+            self._untried[number] = False
+            self._left -= 1
+        self._pending[number] = None
+        if self._study is not None and number not in self._logs and number not in self._failed:
+            self._study.started(number)
+
+    def _next_start(self) -> int | None:
+        while self._starts:
+            number = self._starts.popleft()
+            if self._untried[number]:
+                return number
         return None
 
-    def _propose(self) -> Candidate:
+    def _propose(self) -> int:
+        arm = self._mix[self._turn % len(self._mix)]
         self._turn += 1
-        if self._turn % 2 == 0 and (neighbour := self._neighbour()) is not None:
-            return self._take(neighbour)
-        return self._suggest()
+        number = None
+        if arm == "model":
+            number = self._expected_best()
+        elif arm == "neighbour":
+            number = self._neighbour()
+        elif arm == "tpe":
+            number = self._suggested()
+        return self._any() if number is None else number
 
-    def _take(self, candidate: Candidate) -> Candidate:
-        del self._untried[candidate.key]
-        self._asked[candidate.key] = _Asked(candidate, self._enqueue(candidate))
-        return candidate
+    def _any(self) -> int:
+        return int(self._random.choice(numpy.flatnonzero(self._untried)))
 
-    def _suggest(self) -> Candidate:
-        """What TPE suggests; if that is invalid or tried, the nearest untried of the same implementation instead."""
-        trial = self._study.ask()
-        name = self._categorical(trial, "implementation", list(self._choices))
-        space = self._spaces[name]
-        config = {
-            parameter: self._categorical(trial, f"{name}.{parameter}", values)
-            for parameter, values in space.domains.items()
-        }
-        candidate = Candidate(self._choices[name].implementation, config)
-        if candidate.key in self._untried:
-            del self._untried[candidate.key]
-            self._asked[candidate.key] = _Asked(candidate, trial)
-            return candidate
-        self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        return self._take(self._nearest_untried(name, space, config))
+    def _expected_best(self) -> int | None:
+        """The largest expected improvement under the model."""
+        if not self._logs:
+            return None
+        best = min(self._logs.values())
+        if not self._fresh:
+            self._surrogate.fit(self._learnt(best))
+            self._fresh = True
+        numbers = self._scored()
+        improvements = self._surrogate.improvements(numbers, list(self._pending), best)
+        self._promise = float(improvements.max())
+        return int(numbers[self._random.choice(numpy.flatnonzero(improvements >= self._promise))])
 
-    def _nearest_untried(self, name: str, space: Space, config: dict[str, Any]) -> Candidate:
-        same = [candidate for candidate in self._untried.values() if candidate.implementation.name == name]
-        if not same:
-            return self._random.choice(list(self._untried.values()))
-        distances = [space.distance(candidate.config, config) for candidate in same]
-        nearest = min(distances)
-        return self._random.choice([c for c, distance in zip(same, distances, strict=True) if distance == nearest])
+    def _learnt(self, best: float) -> dict[int, float]:
+        """Log times for the model: clipped, a failure as bad as the bad; the fastest and the newest if too many."""
+        logs = {number: min(log, best + _CLIP) for number, log in self._logs.items()}
+        logs |= dict.fromkeys(self._failed, best + _CLIP)
+        if len(logs) <= _MOST_LEARNT:
+            return logs
+        fastest = sorted(logs, key=lambda number: logs[number])[: _MOST_LEARNT // 2]
+        newest = [number for number in reversed(logs) if number not in set(fastest)][: _MOST_LEARNT // 2]
+        return {number: logs[number] for number in (*fastest, *newest)}
 
-    def _neighbour(self) -> Candidate | None:
+    def _scored(self) -> Numbers:
+        """The untried; of very many a random part, and what is near the best."""
+        untried = numpy.flatnonzero(self._untried)
+        if len(untried) <= _MOST_SCORED:
+            return untried
+        near = [number for radius in (1, 2) for number in self._around_best(radius)]
+        part = self._random.sample(untried.tolist(), _MOST_SCORED)
+        return numpy.unique(numpy.array(near + part, dtype=numpy.int64))
+
+    def _neighbour(self) -> int | None:
         """A random untried neighbour, at distance 1 or else 2, of one of the best three."""
-        best = [candidate for _, candidate in sorted(self._times.values(), key=lambda entry: entry[0])[:_BEST_KEPT]]
         for radius in (1, 2):
-            near = [
-                candidate
-                for centre in best
-                for candidate in self._untried.values()
-                if candidate.implementation.name == centre.implementation.name
-                and self._spaces[centre.implementation.name].distance(centre.config, candidate.config) == radius
-            ]
-            if near:
+            if near := self._around_best(radius):
                 return self._random.choice(near)
         return None
 
-    def _enqueue(self, candidate: Candidate) -> optuna.trial.Trial | None:
-        """A study trial with exactly this candidate's parameters, so that the study knows what others proposed.
+    def _around_best(self, radius: int) -> list[int]:
+        found: list[int] = []
+        for centre in sorted(self._logs, key=lambda number: self._logs[number])[:_BEST_KEPT]:
+            block, distances = self._space.distances_from(centre)
+            untried = self._untried[block.start : block.stop]
+            found += (numpy.flatnonzero((distances == radius) & untried) + block.start).tolist()
+        return found
 
-        None where everything is going to be tried: nobody will ask the study.
-        """
-        if self._exhaust:
+    def _suggested(self) -> int | None:
+        """What TPE suggests; if that is invalid or tried, the nearest untried of the same implementation instead."""
+        if self._study is None:
+            self._study = self._told_study()
+        name, places = self._study.suggestion()
+        block = self._space.blocks[name]
+        untried = numpy.flatnonzero(self._untried[block.start : block.stop])
+        if not len(untried):
             return None
-        name = candidate.implementation.name
-        parameters = {"implementation": name} | {
-            f"{name}.{parameter}": value for parameter, value in candidate.config.items()
-        }
-        self._study.enqueue_trial(parameters)
-        trial = self._study.ask()
-        self._categorical(trial, "implementation", list(self._choices))
-        for parameter, values in self._spaces[name].domains.items():
-            self._categorical(trial, f"{name}.{parameter}", values)
-        return trial
+        distances = self._space.distances(block, places)[untried]
+        return block.start + int(self._random.choice(untried[distances == distances.min()]))
 
-    @staticmethod
-    def _categorical(trial: optuna.trial.Trial, name: str, values: Sequence[Any]) -> Any:
-        return trial.suggest_categorical(name, list(values))
-
-
-def _study(seed: int) -> optuna.Study:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        sampler = optuna.samplers.TPESampler(
-            multivariate=True, group=True, constant_liar=True, n_startup_trials=_RANDOM_STARTS, seed=seed
-        )
-    return optuna.create_study(sampler=sampler, direction="minimize")
+    def _told_study(self) -> Study:
+        """A study that knows all that is known: it is made when it is first asked."""
+        study = Study(self._space, self._seed, _RANDOM_STARTS)
+        for number, log in self._logs.items():
+            study.finished(number, log)
+        for number in self._failed:
+            study.finished(number, None)
+        for number in self._pending:
+            study.started(number)
+        return study

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..contract import Op
+from ..contract_check import refuse_blind
 from ..device import Device
 from ..numerics import Bounds, Comparison, bounds_of, compare, own_error, reference64
 from ..problem import Arguments, Problem
@@ -55,6 +56,9 @@ class Session:
         self.protocol = protocol
         self._seed = seed
         self._cases: dict[str, Case] = {}
+        if not op.examples:
+            # it could not be looked at when it was registered
+            refuse_blind(op, [problem])
 
     @property
     def timed_kind(self) -> str:

@@ -14,7 +14,6 @@ from tuning_db import Store
 
 from .conftest import Command, Told
 
-
 SQUARE = "square: [{n: 1, dtype: float32}]\n"
 
 

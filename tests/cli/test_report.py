@@ -102,8 +102,8 @@ def test_what_comes_from_a_database_is_text(command: Command, tmp_path: Path) ->
 
 def test_winners_stand_with_floor_and_speedups(page: str) -> None:
     first, second = Page(page).row("1", "4096"), Page(page).row("256", "4096")
-    assert first[2:] == ["triton.split", "4.000", "0.50", "3.00", "–", "new", "BLOCK=1024 num_warps=8"]
-    assert second[2:] == ["triton.split", "16.00", "0.50", "3.00", "–", "tie", "BLOCK=1024 num_warps=8"]
+    assert first[2:] == ["triton.split", "4.000", "0.50", "1.42", "3.00", "–", "new", "BLOCK=1024 num_warps=8"]
+    assert second[2:] == ["triton.split", "16.00", "0.50", "–", "3.00", "–", "tie", "BLOCK=1024 num_warps=8"]
     assert Page(page).row("8", "128256")[2:] == ["no winner: 1 trials, none decided"]
 
 
@@ -114,6 +114,8 @@ def test_finals_show_intervals_and_ties(page: str) -> None:
     cells = [[" ".join(cell.split()) for cell in row] for row in Page(page).rows]
     runners_up = [row[6] for row in cells if len(row) == 8 and row[4][:1].isdigit()]
     assert runners_up == ["triton.row +50%", "triton.row ≈"]
+    assert [row[7] for row in cells if len(row) == 8 and row[4][:1].isdigit()] == ["new", "tie ≈ triton.row +1"]
+    assert "triton.row num_warps=4, triton.split BLOCK=2048" in page
 
 
 def test_the_overview_sums_up(page: str) -> None:
@@ -268,6 +270,26 @@ def test_an_undecided_database_is_still_a_report(command: Command, tmp_path: Pat
     assert "none decided" in text
     assert "signal 11" in text
     assert "not ended" in text
+
+
+@pytest.mark.parametrize("odd", [0.0, -1.0, 1e-300, 1e300])
+def test_numbers_that_no_run_would_store_still_make_a_report(command: Command, tmp_path: Path, odd: float) -> None:
+    path, out = tmp_path / "odd.db", tmp_path / "out.html"
+    with Store.open(path) as store:
+        run = store.start_run(H200)
+        for rows in (-4, 0, 1, 2):
+            store.add_trials(run, [trial(softmax(rows), ROW, odd)])
+            figures = {
+                "floor_us": odd,
+                "ratio": odd,
+                "lo": odd,
+                "hi": odd,
+                "aa": odd,
+                "baselines": {"torch.native": odd},
+            }
+            store.publish(run, decision(softmax(rows), SPLIT, odd, **figures))
+    assert command("registry", "report", "--db", path, "--out", out).code == 0
+    Page(out.read_text())
 
 
 def test_the_pictures_in_the_guide_are_small() -> None:

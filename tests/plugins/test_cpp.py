@@ -19,8 +19,8 @@ from registry.numerics import compare, own_error, reference64
 from registry.problem import Problem
 from registry.space import Config
 from registry_cpp.base import ELEMENT_TYPES
-from registry_cpp.elementwise import Gelu, Square, VectorAdd
-from registry_cpp.gemm_int4 import GemmInt4, GemvInt4
+from registry_cpp.elementwise import Gelu, Square, VectorAdd, _Elementwise
+from registry_cpp.gemm_int4 import GemmInt4, GemvInt4, _Decoding
 from registry_cpp.rows import RmsNorm, SoftmaxColumns, SoftmaxRows
 
 OPS = {op.name: op for op in BOX}
@@ -252,3 +252,9 @@ def test_compiling_needs_no_particular_target() -> None:
     artifact = implementation.compile(Variant("cpp", "unary", spec, launch.kernel.source), Target("cpu", "other", 1))
     assert isinstance(artifact, Artifact)
     assert artifact.path.endswith(".so")
+
+
+@pytest.mark.parametrize(("base", "part"), [(_Elementwise, "operation"), (_Decoding, "rows_at_once")])
+def test_a_base_without_what_its_kernels_differ_in_cannot_be_made(base: Any, part: str) -> None:
+    with pytest.raises(TypeError, match=rf"abstract method.* {part}"):
+        base()

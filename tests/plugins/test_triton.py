@@ -15,6 +15,7 @@ from registry.device import Device
 from registry.implementation import Implementation
 from registry.problem import Arguments, Problem, TensorSpec
 from registry.space import Config
+from registry_triton.gemm_int4_split import _SplitInt4
 
 OPS = {op.name: op for op in BOX}
 H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", 132, 141 * 2**30, 60 * 2**20, 227 * 1024, 65536)
@@ -176,6 +177,12 @@ def test_the_declared_heuristic_follows_the_shape() -> None:
         "triton.splitk",
         "triton.gemm",
     ]
+
+
+def test_a_split_product_without_its_grid_and_constants_cannot_be_made() -> None:
+    incomplete: Any = type("Incomplete", (_SplitInt4,), {"grid": lambda *_: (1,)})
+    with pytest.raises(TypeError, match=r"abstract method.* constants"):
+        incomplete()
 
 
 def test_the_fingerprint_covers_the_kernels_module() -> None:

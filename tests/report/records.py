@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store, Trial
+from tuning_db import CandidateKey, Decision, Environment, Interval, ProblemKey, Protocol, Store, Trial
 
 H200 = Environment({"type": "cuda", "name": "NVIDIA H200", "memory_bytes": 2**37}, {"torch": "2.11.0", "driver": "580"})
 OLDER = Environment(H200.hardware, {"torch": "2.10.0", "driver": "570"})
 COLD = Protocol("cold", {"clock": "cuda_event", "cache_bytes": 62914560})
+HOT = Protocol("hot", {"clock": "cuda_event"})
 HOSTILE = '<script>alert("&")</script>'
 
 ROW = CandidateKey("triton.row", "f1", {"num_warps": 4})
@@ -52,10 +53,15 @@ def fill(path: Path) -> Path:
                 ),
             ]
             store.add_trials(run, trials)
-        store.publish(run, decision(softmax(1), SPLIT, 4.0, baselines={"torch.native": 3.0, "triton.row": 1.5}))
+        first = decision(
+            softmax(1), SPLIT, 4.0, baselines={"torch.native": 3.0, "triton.row": 1.5},
+            default_ratio=Interval(1.42, 1.31, 1.55),
+        )  # fmt: skip
+        store.publish(run, first)
         tie = decision(
             softmax(256), SPLIT, 16.0, ratio=1.0, lo=0.99, hi=1.01, verdict="tie",
             baselines={"torch.native": 3.0, "triton.row": 1.005},
+            ties=("triton.row num_warps=4", "triton.split BLOCK=2048"),
         )  # fmt: skip
         store.publish(run, tie)
         store.add_trials(run, [trial(softmax(8, cols=128256), TORCH, 50.0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from registry.report.facts import Facts, read
 from registry.report.time_charts import time_charts, x_dimension
 from tuning_db import CandidateKey, ProblemKey, Store
 
-from .records import H200, OLDER, ROW, SPLIT, TORCH, decision, fill, softmax, trial
+from .records import H200, HOT, OLDER, ROW, SPLIT, TORCH, decision, fill, softmax, trial
 
 
 def facts_of(path: Path) -> Facts:
@@ -128,6 +129,39 @@ def test_what_noise_hides_is_a_tie(tmp_path: Path) -> None:
     clear, tied = (figures.rival(facts) for facts in section.decided)
     assert clear == figures.Rival("triton.row", 1.5, False)
     assert tied == figures.Rival("triton.row", 1.005, True)
+
+
+def test_ties_of_the_decision_are_ties(tmp_path: Path) -> None:
+    path = tmp_path / "ties.db"
+    ties = ("triton.row num_warps=4", "triton.row num_warps=8", "triton.split BLOCK=2048")
+    with Store.open(path) as store:
+        found = decision(softmax(1), SPLIT, 4.0, baselines={"triton.row": 1.2, "torch.native": 3.0}, ties=ties)
+        store.publish(store.start_run(H200), found)
+    (facts,) = facts_of(path).sections[0].problems
+    assert figures.tied_with(facts) == ["triton.row", "triton.split"]
+    assert figures.rival(facts) == figures.Rival("triton.row", 1.2, True)
+
+
+def test_what_is_cold_and_what_is_hot_stand_apart(tmp_path: Path) -> None:
+    path = tmp_path / "hot.db"
+    with Store.open(path) as store:
+        run = store.start_run(H200)
+        store.publish(run, decision(softmax(1), SPLIT, 4.0))
+        store.add_trials(run, [replace(trial(softmax(1), ROW, 1.0), protocol=HOT)])
+        store.publish(run, replace(decision(softmax(1), ROW, 1.0), protocol=HOT))
+    cold, hot = facts_of(path).sections
+    assert [section.regime for section in (cold, hot)] == ["cold", "hot"]
+    assert [facts.timed["triton.row"].us for facts in hot.problems] == [1.0]
+    assert "triton.row" not in cold.problems[0].timed
+
+
+def test_a_search_is_told_in_the_order_of_its_instants(tmp_path: Path) -> None:
+    path = tmp_path / "imported.db"
+    early, late = trial(softmax(1), ROW, 9.0), trial(softmax(1), SPLIT, 5.0)
+    with Store.open(path) as store:
+        store.add_trials(store.start_run(H200), [late, early])
+    (facts,) = facts_of(path).sections[0].problems
+    assert [one.median_us for one in facts.trials] == [9.0, 5.0]
 
 
 def test_a_chart_stands_for_one_set_of_static_dimensions(tmp_path: Path) -> None:

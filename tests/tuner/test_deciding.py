@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,8 +97,9 @@ def searched(planned: ProblemPlan, recorder: Recorder, medians: Mapping[str, flo
 
 
 @pytest.fixture
-def recorders(store: Store) -> Iterator[Callable[[], Recorder]]:
-    yield lambda: Recorder(store, CPU, Protocol.of(CPU), {})
+def recorders(store: Store) -> Callable[[], Recorder]:
+    """Makes a recorder of the one store for every run that is wanted."""
+    return lambda: Recorder(store, CPU, Protocol.of(CPU), {})
 
 
 def decide(
@@ -235,9 +236,7 @@ def test_when_another_run_publishes_first_its_winner_has_to_be_beaten(
     assert any(isinstance(event, Note) and "finals against its winner follow" in event.message for event in events)
 
 
-def test_a_winner_that_another_run_found_better_stays(
-    planned: ProblemPlan, recorders: Callable[[], Recorder]
-) -> None:
+def test_a_winner_that_another_run_found_better_stays(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
     other, recorder = recorders(), recorders()
     bench = Bench(HONEST, lambda attempt: publish(planned, other, "chatters") if attempt == 1 else None)
     times = {**HONEST, "chatters": 60.0}
@@ -268,6 +267,19 @@ def test_after_three_finals_the_other_runs_winner_stays(
     assert (result.verdict, result.config) == ("kept", {"repeats": 2})
     assert winner(recorder, planned) == "honest 2"
     assert any(isinstance(event, Note) and "its winner stays" in event.message for event in events)
+
+
+@pytest.mark.parametrize(("relative", "wins"), [(0.001, "rogue.chatters"), (0.2, "rogue.honest")])
+def test_what_earlier_runs_know_of_noise_counts_and_is_not_stored_again(
+    planned: ProblemPlan, recorders: Callable[[], Recorder], relative: float, wins: str
+) -> None:
+    gain = {**HONEST, "chatters": 97.0}
+    earlier = Noise(decided=(Pair(100.0, 1 + relative),) * 10)
+    recorder, bench = recorders(), Bench(gain)
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET, earlier)
+    (result,) = deciding.run([searched(planned, recorder, gain)], bench.run_blocks, bench.fresh_worker)
+    assert result.implementation == wins
+    assert len(deciding.noise.decided) == 1
 
 
 def test_disturbed_finals_decide_nothing(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:

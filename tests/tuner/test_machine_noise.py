@@ -8,11 +8,12 @@ from registry.device import Device
 from registry.discovery import Catalog
 from registry.problem import Problem
 from registry.tuner.jobs import Outcome, Timed
-from registry.tuner.machine_noise import aa_job, aa_of
-from registry.tuner.noise import PAIRS_PER_DECADE
+from registry.tuner.machine_noise import aa_job, aa_of, earlier_noise
+from registry.tuner.noise import PAIRS_PER_DECADE, Noise, Pair
 from registry.tuner.planning import plan
 from registry.tuner.protocol import Protocol
 from registry.tuner.worker import Worker
+from tuning_db import Environment, Store
 
 CPU = Device.of("cpu")
 
@@ -26,6 +27,15 @@ def test_a_worker_times_the_smallest_problems_copy_as_two(catalog: Catalog) -> N
     assert len(noise.single) == PAIRS_PER_DECADE
     assert all(pair.us > 0 for pair in noise.single)
     assert noise.aa(noise.single[0].us) > 0
+
+
+def test_runs_before_in_the_same_environment_tell_their_noise(store: Store) -> None:
+    here, elsewhere = Environment(CPU.hardware(), {"torch": "2"}), Environment({"name": "other"}, {})
+    noise = Noise(single=(Pair(10.0, 1.01),), variances=((10.0, 1e-5),))
+    for environment in (here, elsewhere, here):
+        store.end_run(store.start_run(environment), {"noise": noise.details})
+    store.start_run(here)
+    assert earlier_noise(store, here) == noise + noise
 
 
 def test_without_a_problem_there_is_nothing_to_time(catalog: Catalog) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -63,7 +64,15 @@ def test_one_wild_candidate_does_not_change_what_is_usual() -> None:
     assert Noise(variances=(*calm, (20.0, 10.0))).prior(20.0).variance == Noise(variances=calm).prior(20.0).variance
 
 
+@pytest.mark.parametrize(
+    "details", [{}, {"single": 3}, {"single": [[1.0]]}, {"decided": [[0.0, 1.0]]}, {"single": "ab"}]
+)
+def test_details_of_another_form_say_nothing(details: dict[str, object]) -> None:
+    assert Noise.of_details(details) == Noise()
+
+
 def test_it_adds_up_and_is_stored_by_decade() -> None:
     noise = Noise(single=(Pair(20.0, 1.01),) * 6) + Noise(single=(Pair(20.0, 1.01),) * 6, decided=(Pair(20.0, 1.0),))
-    assert noise.details == {"aa": {"10 µs": 0.01}, "pairs": 12, "problems": 1}
+    assert noise.details["aa"] == {"10 µs": 0.01}
+    assert Noise.of_details(json.loads(json.dumps(noise.details))) == noise
     assert math.isclose(noise.aa(20.0), 0.01, rel_tol=1e-9)

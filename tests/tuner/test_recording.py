@@ -72,5 +72,6 @@ def test_who_does_not_ask_for_what_is_known_hears_only_of_what_came_later(
 ) -> None:
     tell(recorder(store), plans[0], 0)
     one, other = recorder(store), recorder(store)
+    tell(one, plans[0], 2)
     later = tell(other, plans[0], 1)
     assert uids(one.news(plans[0])) == [later]

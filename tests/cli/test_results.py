@@ -1,0 +1,101 @@
+"""``registry results``: intervals, ties, and every trial."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tuning_db import CandidateKey, Decision, Environment, Interval, ProblemKey, Protocol, Store, Trial
+
+from .conftest import Command
+
+ENVIRONMENT = Environment({"type": "cuda", "name": "NVIDIA H200"}, {"torch": "2.11.0"})
+PROTOCOL = Protocol("cold", {"rounds": 24})
+
+
+def problem(n: int) -> ProblemKey:
+    return ProblemKey("square", 1, {"n": n, "dtype": "float32"}, ("dtype",))
+
+
+def candidate(block: int) -> CandidateKey:
+    return CandidateKey("triton.block", "f" * 64, {"BLOCK": block})
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    """A clear winner, a tie, and a trial of every kind."""
+    path = tmp_path / "some.db"
+    with Store.open(path) as store:
+        run = store.start_run(ENVIRONMENT)
+        ends = {"ok": 5.0, "wrong_result": None, "crash": None, "unsupported": None}
+        store.add_trials(
+            run,
+            [
+                Trial(problem(4096), candidate(2**place), ENVIRONMENT, PROTOCOL, status, f"why {status}", us)
+                for place, (status, us) in enumerate(ends.items())
+            ],
+        )
+        store.publish(
+            run,
+            Decision(
+                problem(4096), ENVIRONMENT, PROTOCOL, candidate(1), 5.0, 4.5, verdict="new",
+                default_ratio=Interval(1.4, 1.362, 1.438),
+            ),
+        )  # fmt: skip
+        store.publish(
+            run,
+            Decision(
+                problem(8192), ENVIRONMENT, PROTOCOL, candidate(1), 9.0, verdict="tie",
+                ties=("torch.native", "triton.block BLOCK=2"),
+            ),
+        )  # fmt: skip
+    return path
+
+
+def test_the_interval_of_the_ratio_to_the_default_is_shown(command: Command, database: Path) -> None:
+    told = command("registry", "results", "--db", database)
+    assert "× default" in told.out.splitlines()[0]
+    (line,) = [line for line in told.out.splitlines() if "n=4096" in line]
+    assert "1.400 (1.362 to 1.438)" in line
+    by_n = {one["dims"]["n"]: one for one in json.loads(command("registry", "results", "--db", database, "--json").out)}
+    assert (by_n[4096]["default_ratio"], by_n[4096]["default_interval"]) == (1.4, [1.362, 1.438])
+    assert by_n[8192]["default_interval"] is None
+
+
+def test_a_tie_is_shown_as_one(command: Command, database: Path) -> None:
+    (line,) = [line for line in command("registry", "results", "--db", database).out.splitlines() if "n=8192" in line]
+    assert "tie: triton.block ≈ torch.native, triton.block BLOCK=2" in line
+    by_n = {one["dims"]["n"]: one for one in json.loads(command("registry", "results", "--db", database, "--json").out)}
+    assert (by_n[8192]["verdict"], by_n[8192]["ties"]) == ("tie", ["torch.native", "triton.block BLOCK=2"])
+
+
+def test_every_trial_is_listed_with_status_and_reason(command: Command, database: Path) -> None:
+    lines = command("registry", "results", "--db", database, "--op", "square", "--trials").out.splitlines()
+    assert len(lines) == 5
+    for status in ("ok", "wrong_result", "crash", "unsupported"):
+        assert sum(f"why {status}" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    "given", [["--status", "crash,wrong_result"], ["--status", "crash", "--status", "wrong_result"]]
+)
+def test_trials_can_be_narrowed_by_status(command: Command, database: Path, given: list[str]) -> None:
+    told = command("registry", "results", "--db", database, "--trials", "--json", *given)
+    assert sorted(one["status"] for one in json.loads(told.out)) == ["crash", "wrong_result"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--trials", "--status", "wrong"], "unknown status 'wrong'"),
+        (["--status", "crash"], "--status without --trials"),
+    ],
+)
+def test_a_status_that_cannot_be_is_refused(
+    command: Command, database: Path, arguments: list[str], message: str
+) -> None:
+    told = command("registry", "results", "--db", database, *arguments)
+    assert told.code == 2
+    assert message in told.err
