@@ -134,7 +134,7 @@ def bounds_of(
     torch_error: tuple[float, ...],
     dtypes: Iterable[torch.dtype] | None = None,
 ) -> tuple[Bounds, ...]:
-    """Per output what ``compare`` accepts on these arguments; the dtypes, when not given, are those of the op's fake."""
+    """Per output what ``compare`` accepts on these arguments; ``dtypes`` are those of the op's fake, if not given."""
     if dtypes is None:
         dtypes = [spec.dtype for spec in op.output_specs(op.arguments(values), torch.device("meta")).values()]
     parts = zip(dtypes, as_tuple(reference), torch_error, strict=True)

@@ -54,26 +54,29 @@ class Replay:
         self.landscape = landscape
         self.plan = _plan(landscape)
         self._points: dict[str, Point] = {}
-        self.by_variants: dict[tuple[Any, ...], Candidate] = {}
+        self._served: dict[tuple[str, tuple[int, ...]], Candidate] = {}
         for choice, measured in zip(self.plan.choices, landscape.choices, strict=True):
             for point in measured.points:
                 candidate = Candidate(choice.implementation, measured.config(point.places))
                 self._points[candidate.key] = point
                 if point.variants:
-                    self.by_variants[(measured.implementation, candidate.key, *point.variants)] = candidate
+                    self._served[measured.implementation, point.variants] = candidate
 
     def point(self, candidate: Candidate) -> Point:
         """How the candidate did."""
         return self._points[candidate.key]
 
-    def has(self, candidate: Candidate) -> bool:
-        """Whether the candidate is valid on this problem."""
-        return candidate.key in self._points
+    def served(self, name: str, variants: tuple[int, ...]) -> Candidate | None:
+        """The candidate that runs from these compiled variants, if there is one here."""
+        return self._served.get((name, variants))
 
-    def own(self, candidate: Candidate) -> Candidate:
-        """The same implementation and configuration as this problem names them."""
-        choice = next(c for c in self.plan.choices if c.implementation.name == candidate.implementation.name)
-        return Candidate(choice.implementation, candidate.config)
+    def own(self, candidate: Candidate) -> Candidate | None:
+        """The same implementation and configuration as this problem names them; None where they are not valid."""
+        for choice in self.plan.choices:
+            own = Candidate(choice.implementation, candidate.config)
+            if choice.implementation.name == candidate.implementation.name and own.key in self._points:
+                return own
+        return None
 
     def regret(self, best_us: float | None) -> float:
         """How much slower than the optimum, relative; 0 within the landscape's noise, infinite when nothing ran."""

@@ -107,7 +107,8 @@ class Section:
     def implementations(self) -> list[str]:
         """Every implementation that was tried or timed, in alphabetical order."""
         tried = {trial.candidate.implementation for facts in self.problems for trial in facts.trials}
-        return sorted(tried | {name for facts in self.problems for name in facts.timed})
+        won = {facts.decision.candidate.implementation for facts in self.problems if facts.decision is not None}
+        return sorted(tried | won | {name for facts in self.problems for name in facts.timed})
 
     @cached_property
     def varying(self) -> list[str]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from .formats import dimension, short_us
 
+_LEAST, _MOST = 1e-6, 1e15
+
 
 @dataclass(frozen=True)
 class Tick:
@@ -34,9 +36,10 @@ class LogScale:
 
     @classmethod
     def around(cls, values: Iterable[float], start: float, end: float, margin: float = 1.15) -> LogScale:
-        """Room for all values, with a margin (a factor) on either side."""
-        positive = [value for value in values if value > 0]
-        return cls(min(positive) / margin, max(positive) * margin, start, end)
+        """Room for all values, with a margin (a factor) on either side. What no clock could tell is clipped."""
+        inside = [min(max(value, _LEAST), _MOST) for value in values if value > 0] or [1.0]
+        low, high = min(inside) / margin, max(inside) * margin
+        return cls(low, high if high > low else 2 * low, start, end)
 
     def time_ticks(self) -> list[Tick]:
         """Microseconds: 1, 2, 5 a decade while there are few decades, else decades alone are labelled."""

@@ -17,6 +17,9 @@ class WrongError(Exception):
         self.message = message
 
 
+Flags = Sequence[torch.Tensor]
+"""Tensors of one truth value each, on the device."""
+
 Explain = Callable[[], str]
 """What is wrong, looked at closely; "" when it is right after all."""
 
@@ -32,7 +35,7 @@ class Checks:
     _flags: list[torch.Tensor] = field(default_factory=list)
     _reasons: list[tuple[str, Explain]] = field(default_factory=list)
 
-    def add(self, flags: Sequence[torch.Tensor], status: str, reason: str | Explain) -> None:
+    def add(self, flags: Flags, status: str, reason: str | Explain) -> None:
         """All ``flags`` must be true; else the trial has ``status`` for that reason."""
         if not flags:
             return

@@ -201,6 +201,11 @@ class DeviceWorker:
         """The present process's."""
         return self._child.pid
 
+    @property
+    def how(self) -> str:
+        """How that process was started: ``forked`` or ``executed``."""
+        return self._child.how
+
     def submit(self, job: TrialJob | BlockJob) -> None:
         """Queue a job; its answer comes through ``answered``."""
         self._jobs.append(job)

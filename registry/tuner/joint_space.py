@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy
 from numpy.typing import NDArray
@@ -81,12 +80,6 @@ class JointSpace:
         """The candidate's number, by its typed key; None for one that is not valid here."""
         return self._numbers.get(candidate.key)
 
-    def number_at(self, name: str, places: Sequence[int]) -> int | None:
-        """The number of the implementation's candidate with these places, if it is valid."""
-        block = self.blocks[name]
-        (found,) = numpy.nonzero((block.places == numpy.array(places)).all(axis=1))
-        return block.start + int(found[0]) if len(found) else None
-
     def block_of(self, number: int) -> Block:
         """The block that a candidate belongs to."""
         return self.blocks[self.candidates[number].implementation.name]
@@ -104,12 +97,8 @@ class JointSpace:
 def _places(space: Space, configs: Sequence[Config]) -> Numbers:
     orders = [{canonical_json(value): place for place, value in enumerate(values)} for values in space.domains.values()]
     rows = [
-        [order[canonical_json(_plain(config[name]))] for name, order in zip(space.domains, orders, strict=True)]
+        [order[canonical_json(config[name])] for name, order in zip(space.domains, orders, strict=True)]
         for config in configs
     ]
     return numpy.array(rows, dtype=numpy.int64).reshape(len(configs), len(orders))
 
-
-def _plain(value: Any) -> Any:
-    """Numbers that numpy made are Python's again."""
-    return value.item() if isinstance(value, numpy.generic) else value

@@ -58,6 +58,11 @@ class Child:
         """Its process id; waits until it has one."""
         return self._started.pid
 
+    @property
+    def how(self) -> str:
+        """``forked`` from a template or ``executed``; waits until it is started."""
+        return self._started.how
+
     def fileno(self) -> int:
         """For ``selectors``."""
         return self._socket.fileno()

@@ -23,7 +23,7 @@ from .surrogate import Surrogate
 
 Arm = Literal["model", "neighbour", "tpe", "random"]
 
-MIX: tuple[Arm, ...] = ("model", "neighbour", "model", "tpe")
+MIX: tuple[Arm, ...] = ("model", "model", "neighbour", "model", "model", "tpe")
 """Whose turn it is, round and round."""
 
 EXHAUST = 32
@@ -33,7 +33,7 @@ _RANDOM_STARTS = 8
 _SEEDS_KEPT = 5
 _BEST_KEPT = 3
 _CLIP = 1.0
-"""The model sees nothing slower than e times the best: how bad the bad are says nothing about the good."""
+"""The model sees nothing slower than e times the implementation's best: how bad the bad are says little of the good."""
 
 _MOST_SCORED = 2_500
 _MOST_LEARNT = 160
@@ -93,11 +93,17 @@ class Searcher:
             return True
         if self._exhaust or self._starts or not self._logs:
             return False
-        return self._since_gain >= _PATIENCE and self._promise < _PROMISE
+        patience = max(_PATIENCE, math.isqrt(len(self._space)))
+        return min(self._since_gain, self._turn) >= patience and self._promise < _PROMISE
 
     def ask(self, count: int) -> list[Candidate]:
         """Up to ``count`` candidates never proposed before; fewer, or none, when the space is exhausted."""
         return [self._space.candidates[self._take()] for _ in range(min(count, self._left))]
+
+    def untried(self, candidate: Candidate) -> bool:
+        """Whether it is valid here and nobody tried it or is trying it."""
+        number = self._space.number(candidate)
+        return number is not None and bool(self._untried[number])
 
     def reserve(self, candidate: Candidate) -> None:
         """Do not propose this one: somebody else has it tried."""
@@ -114,6 +120,7 @@ class Searcher:
         number = self._space.number(candidate)
         if number is None:
             return
+        asked = number in self._pending
         self._mark(number)
         del self._pending[number]
         self._logs.pop(number, None)
@@ -123,7 +130,9 @@ class Searcher:
         else:
             best = min(self._logs.values(), default=math.inf)
             self._logs[number] = math.log(median_us)
-            self._since_gain = 0 if self._logs[number] < best - _NOISE else self._since_gain + 1
+            self._since_gain = 0 if self._logs[number] < best - _NOISE else self._since_gain
+        # what others paid for may bring news, but no news from it is no reason to stop
+        self._since_gain += asked
         self._fresh = False
         if self._study is not None:
             self._study.finished(number, self._logs.get(number))
@@ -166,6 +175,8 @@ class Searcher:
         if self._untried[number]:
             self._untried[number] = False
             self._left -= 1
+        if number in self._pending:
+            return
         self._pending[number] = None
         if self._study is not None and number not in self._logs and number not in self._failed:
             self._study.started(number)
@@ -198,17 +209,22 @@ class Searcher:
             return None
         best = min(self._logs.values())
         if not self._fresh:
-            self._surrogate.fit(self._learnt(best))
+            self._surrogate.fit(self._learnt())
             self._fresh = True
         numbers = self._scored()
         improvements = self._surrogate.improvements(numbers, list(self._pending), best)
         self._promise = float(improvements.max())
         return int(numbers[self._random.choice(numpy.flatnonzero(improvements >= self._promise))])
 
-    def _learnt(self, best: float) -> dict[int, float]:
+    def _learnt(self) -> dict[int, float]:
         """Log times for the model: clipped, a failure as bad as the bad; the fastest and the newest if too many."""
-        logs = {number: min(log, best + _CLIP) for number, log in self._logs.items()}
-        logs |= dict.fromkeys(self._failed, best + _CLIP)
+        worst = min(self._logs.values()) + _CLIP
+        most: dict[str, float] = {}
+        for number, log in self._logs.items():
+            name = self._space.block_of(number).name
+            most[name] = min(most.get(name, math.inf), log + _CLIP)
+        logs = {number: min(log, most[self._space.block_of(number).name]) for number, log in self._logs.items()}
+        logs |= {number: most.get(self._space.block_of(number).name, worst) for number in self._failed}
         if len(logs) <= _MOST_LEARNT:
             return logs
         fastest = sorted(logs, key=lambda number: logs[number])[: _MOST_LEARNT // 2]

@@ -13,6 +13,7 @@ import torch
 from ..contract import Op
 from ..contract_check import refuse_blind
 from ..device import Device
+from ..implementation import Tensors
 from ..numerics import Bounds, Comparison, bounds_of, compare, own_error, reference64
 from ..problem import Arguments, Problem
 from .protocol import Protocol
@@ -69,25 +70,25 @@ class Session:
         """Inputs of that kind, one of the op's or PARTLY, and their reference; the same at every call."""
         if kind in self._cases:
             return self._cases[kind]
-        case = self._make(kind, self._partly_other() if kind == PARTLY else self._drawn(kind))
+        case = self._partly_other() if kind == PARTLY else self._make(kind, self._drawn(kind))
         if self.is_roomy:
             self._cases[kind] = case
         return case
 
-    def judge(self, case: Case, outputs: tuple[torch.Tensor, ...]) -> str:
+    def judge(self, case: Case, outputs: Tensors) -> str:
         """What is wrong with the outputs of a case, looked at closely; "" when nothing is."""
         if all(bounds.hold(output) for bounds, output in zip(case.bounds, outputs, strict=True)):
             return ""
         return self.compared(case, outputs).message
 
-    def compared(self, case: Case, outputs: tuple[torch.Tensor, ...]) -> Comparison:
+    def compared(self, case: Case, outputs: Tensors) -> Comparison:
         """The outputs of a case against its reference, element by element."""
         reference = reference64(self.op, case.pristine)
         error = own_error(self.op, self.problem, case.pristine, reference)
         return compare(self.op, self.problem, outputs, reference, error)
 
-    def _make(self, kind: str, values: tuple[Any, ...]) -> Case:
-        reference = reference64(self.op, values)
+    def _make(self, kind: str, values: tuple[Any, ...], reference: Tensors | None = None) -> Case:
+        reference = reference64(self.op, values) if reference is None else reference
         error = own_error(self.op, self.problem, values, reference)
         # what is never handed to a candidate needs no second copy
         pristine = clone(values) if kind in self.op.kinds else values
@@ -98,22 +99,23 @@ class Session:
         generator.manual_seed(self._seed + self.op.kinds.index(kind) + 1_000_003 * again)
         return self.op.inputs(self.problem, kind, generator)
 
-    def _partly_other(self) -> tuple[Any, ...]:
-        """The timed inputs with a few numbers of another draw; what is not floating, such as indices, all of it."""
+    def _partly_other(self) -> Case:
+        """The timed inputs with a few numbers of another draw; what is not floating, such as indices, all of it.
+
+        All of the other draw where the op makes no sense of the mixture.
+        """
         values, others = self._drawn(self.timed_kind), self._drawn(self.timed_kind, again=1)
         generator = torch.Generator(device=self.device.torch).manual_seed(self._seed)
         mixed = tuple(
             _mixed(value, other, generator) if isinstance(value, torch.Tensor) else value
             for value, other in zip(values, others, strict=True)
         )
-        return mixed if self._is_sound(mixed) else others
-
-    def _is_sound(self, values: tuple[Any, ...]) -> bool:
-        """Whether the op makes sense of them: a mixture of two draws need not be one."""
         try:
-            return all(bool(output.isfinite().all()) for output in reference64(self.op, values))
+            reference = reference64(self.op, mixed)
         except Exception:  # whatever an op raises when its inputs contradict each other
-            return False
+            return self._make(PARTLY, others)
+        sound = all(bool(output.isfinite().all()) for output in reference)
+        return self._make(PARTLY, mixed, reference) if sound else self._make(PARTLY, others)
 
     @cached_property
     def arguments(self) -> Arguments:

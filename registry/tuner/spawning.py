@@ -52,6 +52,10 @@ class Started(Protocol):
     def pid(self) -> int:
         """Its process id, 0 if it was never started; may wait for that."""
 
+    @property
+    def how(self) -> str:
+        """``forked`` or ``executed``; may wait as ``pid``."""
+
     def ended(self, seconds: float = 0.0) -> Ending | None:
         """How it ended, waiting at most ``seconds``; None while it runs."""
 
@@ -142,7 +146,7 @@ class _Kept:
         self._buffer = b""
         self._ending: Ending | None = None
         self._pid = 0
-        self.how = ""
+        self._how = ""
 
     @property
     def pid(self) -> int:
@@ -150,6 +154,11 @@ class _Kept:
         while not self._pid and self._ending is None:
             self._read(None)
         return self._pid
+
+    @property
+    def how(self) -> str:
+        """How it was started, or why not."""
+        return self._how if self.pid or self._ending else ""
 
     def ended(self, seconds: float = 0.0) -> Ending | None:
         until = time.monotonic() + seconds
@@ -185,7 +194,7 @@ class _Kept:
 
     def _take_in(self, told: Mapping[str, Any]) -> None:
         if "pid" in told:
-            self._pid, self.how = told["pid"], told["how"]
+            self._pid, self._how = told["pid"], told["how"]
         else:
             self._ending = Ending(told["ended"], told["why"], told["out_of_memory"])
 
@@ -207,6 +216,8 @@ class Plain:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    how = "executed"
 
     def ended(self, seconds: float = 0.0) -> Ending | None:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -16,7 +16,7 @@ from ..contract import Op
 from ..dispatch.plan import Plan
 from ..implementation import Tensors
 from ..numerics import output_faults, overlap, poison
-from .checks import Checks, WrongError
+from .checks import Checks, Explain, Flags, WrongError
 from .samplers import Sampler
 from .session import PARTLY, Case, Session, clone
 from .timed import LATE, TimedPlan, same_shape_and_bits
@@ -30,6 +30,8 @@ _DELAY_CYCLES = 400_000
 """About 0.2 ms: what a launch on the wrong stream, or on none, does meanwhile, it does to inputs that are not there."""
 
 
+_LARGE_BYTES = 256 << 20
+
 _BY_ROUNDING = 100.0
 """Times the tolerance: an error beyond that comes from no other order of additions."""
 
@@ -40,10 +42,13 @@ def verify(plan: Plan, session: Session) -> None:
     for kind in session.op.kinds:
         case = session.case(kind)
         outputs = _run_on(plan, session, case, checks)
+        right = _hold(case, outputs), "wrong_result", partial(_why, session, case, outputs)
         if kind == session.timed_kind:
-            _run_again(plan, session, case, outputs, checks)
-        checks.add(_hold(case, outputs), "wrong_result", partial(_why, session, case, outputs))
-        if kind == session.timed_kind or not session.is_roomy:
+            _run_again(plan, session, case, outputs, checks, right)
+            checks.settle()
+            continue
+        checks.add(*right)
+        if not session.is_roomy:
             checks.settle()
     checks.settle()
 
@@ -54,22 +59,30 @@ def verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, *, alone:
     First the outputs that timing left. Then the inputs are overwritten in place and everything is launched once more
     just as samples did, the old outputs still in place; and again, launch by launch, into poisoned outputs.
 
-    ``alone`` is False when others were timed on the same inputs: who has changed them is then seen only afterwards.
+    ``alone`` is False in the finals, where others were timed on the same inputs: who has changed them is then seen
+    only afterwards. A large problem's other inputs, whose reference takes long, are left to the trial.
     """
     checks = Checks()
     if session.op.parsed.mutates:
         _verify_mutating(timed, session, checks)
         return
-    case, other = session.case(session.timed_kind), session.case(PARTLY)
+    case = session.case(session.timed_kind)
     if alone:
         _check_copies(session, case, checks)
         timed.check_first(checks, case, "after timing")
         timed.check_margins(checks)
         checks.settle()
+    if alone or case.nbytes <= _LARGE_BYTES:
+        other = session.case(PARTLY)
+        when = "after timing, other inputs at the same addresses"
+    else:
+        other, when = case, "after timing"
+        session.rotation.spoil()
+        timed.poison()
     _delay(session)
-    timed.show(PARTLY, other.pristine)
+    timed.show(other.kind, other.pristine)
     sampler.replay()
-    timed.check(checks, other, "after timing, other inputs at the same addresses")
+    timed.check(checks, other, when)
     _check_copies(session, other, checks)
     checks.settle()
     timed.poison()
@@ -110,9 +123,14 @@ def _run_on(plan: Plan, session: Session, case: Case, checks: Checks) -> Tensors
     return outputs
 
 
-def _run_again(plan: Plan, session: Session, case: Case, outputs: Tensors, checks: Checks) -> None:
+def _run_again(
+    plan: Plan, session: Session, case: Case, outputs: Tensors, checks: Checks, right: tuple[Flags, str, Explain]
+) -> None:
     """A second run, elsewhere: at another address, and on a GPU on another stream, behind a delay, ahead of which the
-    inputs are nonsense. What is compared is what the very next kernel on that stream reads."""
+    inputs are nonsense. What is compared is what the very next kernel on that stream reads.
+
+    ``right`` is the check of the first run: what differs from run to run is called so, rather than wrong.
+    """
     early, rotation = clone(outputs), session.rotation
     with _other_stream(session):
         rotation.spoil()
@@ -129,17 +147,18 @@ def _run_again(plan: Plan, session: Session, case: Case, outputs: Tensors, check
         raise WrongError("wrong_result", "two calls return the same memory: the second overwrites the first's result")
     if plan.candidate.implementation.deterministic:
         checks.add(same, "nondeterministic", partial(_differing, session, case, read, again))
+    checks.add(*right)
     checks.add(_hold(case, read), "wrong_result", partial(_why_again, session, case, read, again))
-    _check_memory((*outputs, *again), (*early, *read), checks)
+    _check_memory((*outputs, *again), (*early, *read), checks, refill=session.is_roomy)
     if session.op.parsed.mutates:
         rotation.spoil()
         session.show(case.kind)
 
 
-def _check_memory(outputs: Tensors, early: Tensors, checks: Checks) -> None:
+def _check_memory(outputs: Tensors, early: Tensors, checks: Checks, *, refill: bool) -> None:
     """Outputs must stay what they were when the memory that is free by now is used, and without another write."""
-    fillers = [torch.empty_like(output) for output in outputs for _ in range(2)]
-    poison(tuple(fillers))
+    if refill:
+        poison(tuple([torch.empty_like(output) for output in outputs]))
     for output, was in zip(outputs, early, strict=True):
         fault = "its output changes after it has returned: the memory is used again, or something still writes to it"
         checks.add([same_shape_and_bits(output, was)], "wrong_result", fault)

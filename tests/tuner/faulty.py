@@ -78,6 +78,25 @@ def fill_memory() -> None:
         held.append(bytearray(64 << 20))
 
 
+def hoard() -> None:
+    """Wants all of the GPU's memory."""
+    held = []
+    while True:
+        held.append(torch.empty(1 << 30, dtype=torch.uint8, device="cuda"))
+
+
+def poison() -> None:
+    """Breaks the CUDA context: an index that is out of bounds."""
+    torch.zeros(4, device="cuda")[torch.full((1,), 1 << 20, device="cuda")]
+    torch.cuda.synchronize()
+
+
+def hang_device() -> None:
+    """A kernel that never ends, as far as anybody waits."""
+    torch.cuda._sleep(1 << 50)
+    torch.cuda.synchronize()
+
+
 def raises(fault: BaseException) -> Callable[[], None]:
     def act() -> None:
         raise fault
@@ -110,6 +129,9 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "fills": fill_memory,
     "asks": lambda: torch.empty(1 << 50, dtype=torch.uint8),
     "moves": lambda: os.chdir("/"),
+    "hoards": hoard,
+    "poisons": poison,
+    "hangs_device": hang_device,
 }
 
 
@@ -118,7 +140,7 @@ class Faulty(Implementation):
 
     op = "square"
     name = "faulty.any"
-    device_types = frozenset({"cpu"})
+    device_types = frozenset({"cpu", "cuda"})
 
     def space(self, problem: Problem, device: Device) -> Space:
         return Space(fault=list(FAULTS), number=list(range(64)))

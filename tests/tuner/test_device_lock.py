@@ -53,7 +53,7 @@ class Holder:
         self.channel.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def holders() -> Iterator[list[Holder]]:
     found = [Holder(), Holder()]
     yield found
@@ -74,6 +74,7 @@ def test_one_process_holds_the_device_and_the_next_gets_its_turn(holders: list[H
     second.channel.send("free")
     assert second.hear() == "freed"
     assert first.hear() == "held"
+    assert first.ask("free") == "freed"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

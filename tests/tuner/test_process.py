@@ -156,6 +156,18 @@ def test_whatever_a_child_started_is_killed_with_it(start: Callable[..., Child],
 
 
 @linux
+def test_children_started_later_find_imported_what_was_asked_for(start: Callable[..., Child]) -> None:
+    spawning.warm("wave")
+    for _ in range(200):
+        child = start("parent.send({'imported': 'wave' in sys.modules, 'torch': 'torch' in sys.modules})")
+        (answer,) = answers(child)
+        child.stop()
+        if answer["imported"]:
+            break
+    assert answer == {"imported": True, "torch": True}
+
+
+@linux
 def test_memory_beyond_the_limit_ends_a_child(start: Callable[..., Child]) -> None:
     child = start("held = [bytearray(64 << 20) for _ in range(40)]; time.sleep(3600)", memory_bytes=1 << 30)
     assert answers(child) == []

@@ -155,9 +155,7 @@ def test_two_runs_on_the_same_problems_share_trials_and_store_one_winner_each(ru
     # what was in flight in one when the other asked is tried twice; what is stored is not asked for again
     assert sum(stored.values()) < 2 * len(stored)
     with Store.open(runs.database) as store:
-        winners = {
-            int(winner.problem.dims["n"]): dict(winner.candidate.config) for winner in store.winners(op="square")
-        }
+        decisions = store.winners(op="square")
         assert store.statistics().winners == len(sizes)
     winners = {int(decision.problem.dims["n"]): dict(decision.candidate.config) for decision in decisions}
     assert winners.keys() == set(sizes)
