@@ -19,7 +19,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,11 @@ class Landscape:
     def size(self) -> int:
         """Candidates."""
         return sum(len(choice.points) for choice in self.choices)
+
+    def without(self, prefix: str) -> Landscape:
+        """This problem if the implementations whose names begin so were not there."""
+        kept = tuple(choice for choice in self.choices if not choice.implementation.startswith(prefix))
+        return replace(self, choices=kept)
 
     @property
     def name(self) -> str:

@@ -47,6 +47,13 @@ DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="List problems, candidates and why others are out; compile and measure nothing."),
 ]
+Regime = Annotated[
+    str,
+    typer.Option(
+        "--regime", metavar="cold|hot",
+        help="Whether a call finds its inputs in memory (cold) or in the cache; dispatch runs winners of cold.",
+    ),
+]  # fmt: skip
 Retune = Annotated[
     bool, typer.Option("--retune", help="Also problems that have a winner here already; it is the one to beat.")
 ]
@@ -63,6 +70,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     plugin: Plugins = None,
     dry_run: DryRun = False,
     retune: Retune = False,
+    regime: Regime = "cold",
     json: Json = False,
 ) -> None:
     """Find the fastest right candidate for each problem, and remember it.
@@ -80,7 +88,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
 
     limits = Budget(seconds=budget, trials=trials)
     with _display(json) as display:
-        results = _run(work, db, limits, retune, display)
+        results = _run(work, db, limits, display, retune=retune, regime=regime)
     _tell(results, display, json=json)
     raise typer.Exit(_exit_code(results, display))
 
@@ -114,7 +122,9 @@ def _show_plan(work: _Work, *, json: bool) -> None:
     show(plan(work.problems, work.catalog, work.device, work.implementations), work.device, json=json)
 
 
-def _run(work: _Work, db: str | None, limits: Budget, retune: bool, display: Display) -> tuple[Result, ...]:
+def _run(
+    work: _Work, db: str | None, limits: Budget, display: Display, *, retune: bool, regime: str
+) -> tuple[Result, ...]:
     from ..tuner.run import tune as run
 
     return run(
@@ -125,6 +135,7 @@ def _run(work: _Work, db: str | None, limits: Budget, retune: bool, display: Dis
         budget=limits,
         implementations=work.implementations,
         retune=retune,
+        regime=regime,
         observer=display,
     )
 

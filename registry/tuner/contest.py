@@ -20,8 +20,8 @@ FLOOR = "floor"
 DISTURBED: Mapping[str, float] = {"cuda": 2.0, "cpu": 5.0}
 """Finals in which the winner takes so many times what it took in the search say more about the machine than about it.
 
-Of 1447 candidates that were in the finals of three runs on an H200, one half was within 0.7% of the search, 99% within
-12%, and the farthest at 1.42 times. A CPU's processes share their cores with whoever else runs."""
+Of 1447 candidates that were in the finals of three runs on an H200, one half was within 0.7% of the search, 99% at most
+1.14 times slower, and the farthest 1.42 times. A CPU's processes share their cores with whoever else runs."""
 
 Met = Mapping[str, tuple[Candidate | None, Entrant]]
 """Entrants of a block by name, in the order in which they are set up; the floor has no candidate."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -66,15 +66,13 @@ def judge(incumbent: str, challengers: Sequence[str], blocks: Sequence[Times], n
     gain exceeds the A/A noise; otherwise it is a tie and it stays."""
     alpha = ALPHA / max(1, len(challengers))
     entered = [name for name in challengers if sum(name in block for block in blocks) > 1]
-    clear = {name: time_ratio(name, incumbent, blocks, alpha, noise, clip=_CLIP) for name in entered}
+    clear = {name: _clear_ratio(name, incumbent, blocks, alpha, noise) for name in entered}
     aa = noise.aa(median_of(incumbent, blocks))
     better = {name: ratio for name, ratio in clear.items() if ratio.high < 1 and ratio.value < 1 / (1 + aa)}
     if better:
         ratios = {name: time_ratio(name, incumbent, blocks, alpha, noise) for name in better}
         winner = min(ratios, key=lambda name: ratios[name].value)
-        against = {
-            name: time_ratio(name, winner, blocks, alpha, noise, clip=_CLIP) for name in entered if name != winner
-        }
+        against = {name: _clear_ratio(name, winner, blocks, alpha, noise) for name in entered if name != winner}
         return Verdict(winner, "replaced", ratios[winner].inverse, aa, _ties(against, aa))
     own = time_ratio(INCUMBENT_COPY, incumbent, blocks, ALPHA, noise)
     ties = _ties(clear, aa)
@@ -95,9 +93,7 @@ def time_ratio(
     """``one``'s time over ``other``'s: the wider of a bootstrap within blocks and a t interval over blocks.
 
     The variance over blocks is moderated by what is usual in ``noise``. ``fresh``: where the ratio of one more process
-    is expected, instead of the mean of all. ``clip`` limits log ratios: the interval grows with the spread of the gain
-    itself, and three blocks that show a gain of 46, 5 and 36 leave no doubt about who is faster, but much about by how
-    much.
+    is expected, instead of the mean of all. ``clip`` limits log ratios.
     """
     common = [block for block in blocks if {one, other} <= block.keys()]
     logs = [np.log(np.asarray(block[one]) / np.asarray(block[other])).clip(-clip, clip) for block in common]
@@ -109,6 +105,17 @@ def time_ratio(
     low, high = _bootstrap(logs, alpha)
     low, high = min(low, mean - reach, centre), max(high, mean + reach, centre)
     return Ratio(math.exp(centre), math.exp(low), math.exp(high))
+
+
+def _clear_ratio(one: str, other: str, blocks: Sequence[Times], alpha: float, noise: Noise) -> Ratio:
+    """The ratio, with an interval that is right about on which side of 1 it lies, not about how far away.
+
+    An interval grows with the spread of the gain itself: three blocks that show a gain of 46, 5 and 36 leave no doubt
+    about who is faster, but much about by how much.
+    """
+    clipped = time_ratio(one, other, blocks, alpha, noise, clip=_CLIP)
+    value = block_ratio(one, other, blocks)
+    return clipped if value is None else replace(clipped, value=value)
 
 
 def block_ratio(one: str, other: str, blocks: Sequence[Times]) -> float | None:

@@ -31,9 +31,9 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _TEMPLATE_LIMIT_S = 120.0
 _MESSAGE_BYTES = 1 << 20
 
-# read when torch, Triton or the dynamic linker load: a fork would not see that they changed
-LOADED_WITH = ("TORCH", "PYTORCH", "TRITON", "CUDA", "NVIDIA", "HIP", "ROC", "OMP", "GOMP", "KMP", "MKL", "OPENBLAS",
-               "PYTHON", "LD_")  # fmt: skip
+# read when torch, Triton or the dynamic linker load: a fork would not see that they changed. Folders are read when
+# they are used, and Inductor sets its own; CUDA reads its variables when the device is first used
+LOADED_WITH = ("TORCH", "PYTORCH", "TRITON", "CUDA_VISIBLE", "OMP", "GOMP", "MKL", "OPENBLAS", "PYTHON", "LD_")
 
 # what a template's imports ask about the GPU they must ask of NVML: a CUDA driver does not survive a fork
 _QUIET = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -334,7 +334,7 @@ def receive(source: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
 
 def _may_fork(request: dict[str, Any]) -> bool:
     given = request["environment"]
-    names = {name for name in {*given, *os.environ} if name.startswith(LOADED_WITH)}
+    names = {name for name in {*given, *os.environ} if name.startswith(LOADED_WITH) and not name.endswith("_DIR")}
     return not request.get("fresh") and all(given.get(name) == os.environ.get(name) for name in names)
 
 

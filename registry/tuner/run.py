@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from tuning_db import Store, TuningDBError
@@ -20,7 +23,7 @@ from .limits import Limits
 from .planning import ProblemPlan
 from .planning import plan as plan_problems
 from .problem_search import Budget, ProblemSearch, by_distance
-from .protocol import Protocol
+from .protocol import REGIME, Protocol
 from .recording import Recorder
 from .search_loop import SearchLoop
 
@@ -43,23 +46,34 @@ def tune(
     database: str | None = None,
     budget: Budget | None = None,
     limits: Limits | None = None,
+    regime: str = REGIME,
     implementations: Sequence[str] = (),
     retune: bool = False,
     observer: Observer = _ignore,
 ) -> tuple[Result, ...]:
     """Search, verify, measure and decide each problem on ``device``; store every trial and the winners.
 
-    Problems that have a valid winner for this hardware, software and source are reported and left alone, unless
-    ``retune``. Ctrl-C ends the run in order: what was measured is stored. Raises StoreError when the database cannot
+    Problems that have a valid winner for this hardware, software, regime and source are reported and left alone, unless
+    ``retune``. Dispatch runs winners of the regime ``cold``. Ctrl-C ends the run in order: what was measured is stored. Raises StoreError when the database cannot
     be used, UnknownNameError for an implementation that nobody has.
     """
     plans = plan_problems(tuple(dict.fromkeys(problems)), catalog, device, implementations)
     try:
         with Store.open(database) as store:
-            run = TuningRun(plans, catalog, device, store, budget or Budget(), limits or Limits(), retune, observer)
-            return run.run()
+            settings = Settings(budget or Budget(), limits or Limits(), regime, retune)
+            return TuningRun(plans, catalog, device, store, settings, observer).run()
     except TuningDBError as fault:
         raise StoreError(fault.message, hint=fault.hint) from fault
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run may take, how it measures, and whether it leaves alone what has a winner."""
+
+    budget: Budget
+    limits: Limits
+    regime: str
+    retune: bool
 
 
 class TuningRun:
@@ -71,23 +85,21 @@ class TuningRun:
         catalog: Catalog,
         device: Device,
         store: Store,
-        budget: Budget,
-        limits: Limits,
-        retune: bool,
+        settings: Settings,
         observer: Observer,
     ) -> None:
         self._plans = plans
         self._device = device
         self._database = store.url
-        self._budget = budget
-        self._retune = retune
+        self._settings = settings
         self._observe = observer
-        self._protocol = Protocol.of(device)
+        self._protocol = Protocol.of(device, settings.regime)
         self._recorder = Recorder(store, device, self._protocol, {"problems": len(plans)})
-        self._crew = Crew(device, catalog.files, limits, lambda text: observer(Note(text)))
+        self._crew = Crew(device, catalog.files, settings.limits, lambda text: observer(Note(text)))
         self._loop = SearchLoop(self._crew, device, self._protocol, self._recorder, observer)
         self._seeds = itertools.count()
         self._results: list[Result] = []
+        self._phases: dict[str, float] = {}
 
     def run(self) -> tuple[Result, ...]:
         """Everything, in order; returns the results that were reached."""
@@ -117,13 +129,13 @@ class TuningRun:
         self._recorder.end(
             {
                 "seconds": ended.seconds, "device_seconds": ended.device_seconds, "interrupted": interrupted,
-                "busy_share": ended.busy_share, "compile_seconds": ended.compile_seconds,
+                "busy_share": ended.busy_share, "compile_seconds": ended.compile_seconds, **self._phases,
             }
         )  # fmt: skip
         return ended
 
     def _known(self) -> list[ProblemPlan]:
-        if self._retune:
+        if self._settings.retune:
             return []
         known = []
         for plan in self._plans:
@@ -141,23 +153,30 @@ class TuningRun:
     def _tune(self, plans: Sequence[ProblemPlan]) -> None:
         """Search a batch of problems, then hold their finals together."""
         self._crew.start_worker()
-        finished = self._loop.run(plans, self._begin)
+        with self._timed("search_seconds"):
+            finished = self._loop.run(plans, self._begin)
         deciding = Deciding(self._recorder, self._device, self._protocol, self._observe)
-        deciding.prepare(finished, self._crew.run_blocks)
-        for block in range(deciding.blocks if deciding.finals else 0):
-            self._crew.replace_worker(last=block == deciding.blocks - 1)
-            deciding.block(block, self._crew.run_blocks)
-        self._crew.end_workers()
-        for result in deciding.decide():
-            self._results.append(result)
-            self._observe(ProblemDecided(result))
+        with self._timed("finals_seconds"):
+            for result in deciding.run(finished, self._crew.run_blocks, self._crew.replace_worker):
+                self._results.append(result)
+                self._observe(ProblemDecided(result))
+            self._crew.end_workers()
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        """Add what passes meanwhile to the seconds of a phase, which the run's record keeps."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._phases[phase] = self._phases.get(phase, 0.0) + time.monotonic() - began
 
     def _begin(self, plan: ProblemPlan, over: Sequence[ProblemSearch]) -> ProblemSearch:
         """A problem's search, from its neighbours' winners on and with what is stored of it already told."""
         seeds = by_distance(plan, [*_tuned_in_this_run(plan, over), *self._recorder.neighbours(plan)])
         stored = self._recorder.valid(plan, self._recorder.winner(plan.op, plan.problem))
-        search = ProblemSearch(plan, self._budget, seeds, next(self._seeds), stored)
-        if not self._retune:
+        search = ProblemSearch(plan, self._settings.budget, seeds, next(self._seeds), stored)
+        if not self._settings.retune:
             for candidate, trial in self._recorder.known_trials(plan):
                 search.remember_trial(candidate, trial.status, trial.median_us, trial.censored, trial.uid)
         return search

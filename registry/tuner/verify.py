@@ -38,7 +38,11 @@ _BY_ROUNDING = 100.0
 
 def verify(plan: Plan, session: Session) -> None:
     """Run the plan on every kind of input, and twice on the first; raises WrongError."""
-    checks = Checks()
+    with _stream_kept(session):
+        _verify(plan, session, Checks())
+
+
+def _verify(plan: Plan, session: Session, checks: Checks) -> None:
     for kind in session.op.kinds:
         case = session.case(kind)
         outputs = _run_on(plan, session, case, checks)
@@ -62,10 +66,14 @@ def verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, *, alone:
     ``alone`` is False in the finals, where others were timed on the same inputs: who has changed them is then seen
     only afterwards. A large problem's other inputs, whose reference takes long, are left to the trial.
     """
-    checks = Checks()
-    if session.op.parsed.mutates:
-        _verify_mutating(timed, session, checks)
-        return
+    with _stream_kept(session):
+        if session.op.parsed.mutates:
+            _verify_mutating(timed, session, Checks())
+        else:
+            _verify_timed(timed, sampler, session, Checks(), alone)
+
+
+def _verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, checks: Checks, alone: bool) -> None:
     case = session.case(session.timed_kind)
     if alone:
         _check_copies(session, case, checks)
@@ -220,9 +228,20 @@ def _differing(session: Session, case: Case, read: Tensors, outputs: Tensors) ->
     return "two runs on the same input differ, and it does not say so"
 
 
-def _check_stream(device: torch.device, stream: torch.cuda.Stream) -> None:
-    if torch.cuda.current_stream(device) != stream:
-        raise WrongError("wrong_result", "it leaves another stream the current one")
+@contextlib.contextmanager
+def _stream_kept(session: Session) -> Iterator[None]:
+    """See that a launch leaves the stream current that it was given, and go on with that one."""
+    if session.device.type != "cuda":
+        yield
+        return
+    device = session.device.torch
+    stream = torch.cuda.current_stream(device)
+    try:
+        yield
+        if torch.cuda.current_stream(device) != stream:
+            raise WrongError("wrong_result", "it leaves another stream the current one")
+    finally:
+        torch.cuda.set_stream(stream)
 
 
 @contextlib.contextmanager
@@ -236,7 +255,9 @@ def _other_stream(session: Session) -> Iterator[None]:
     try:
         with torch.cuda.stream(stream):
             yield
-            _check_stream(session.device.torch, stream)
+            left = torch.cuda.current_stream(session.device.torch)
+        if left != stream:
+            raise WrongError("wrong_result", "it leaves another stream the current one")
     finally:
         before.wait_stream(stream)
 

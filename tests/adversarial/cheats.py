@@ -26,7 +26,7 @@ class Square(Implementation):
     """Writes x * x; a subclass says how it does not."""
 
     op = "square"
-    device_types = frozenset({"cpu"})
+    device_types = frozenset({"cpu", "cuda"})
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         cheat = type(self)()
@@ -78,6 +78,7 @@ class ReturnsFreedMemory(Returning):
     """Right when it returns, but the memory is free and belongs to whoever asks next."""
 
     name = "cheat.freed_memory"
+    device_types = frozenset({"cpu"})
 
     def square(self, x: torch.Tensor) -> torch.Tensor:
         y = x * x
@@ -173,13 +174,14 @@ class StopsAfterSomeCalls(Square):
     """Right for the first calls; then the output of those is left where it is."""
 
     name = "cheat.first_calls"
+    calls = 60
 
     def __init__(self) -> None:
         self._calls = 0
 
     def write(self, x: torch.Tensor, y: torch.Tensor, problem: Problem) -> None:
         self._calls += 1
-        if self._calls <= 60:
+        if self._calls <= self.calls:
             torch.mul(x, x, out=y)
 
 
@@ -187,6 +189,7 @@ class WaitsUntilVerificationIsOver(Square):
     """Right for as long as verification takes."""
 
     name = "cheat.waits"
+    device_types = frozenset({"cpu"})
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -203,6 +206,7 @@ class WritesLater(Square):
     """Returns at once; a thread writes."""
 
     name = "cheat.thread"
+    device_types = frozenset({"cpu"})
 
     def write(self, x: torch.Tensor, y: torch.Tensor, problem: Problem) -> None:
         def later() -> None:
@@ -263,7 +267,7 @@ class IgnoresTheLastBlock(Square):
     name = "cheat.last_block"
 
     def write(self, x: torch.Tensor, y: torch.Tensor, problem: Problem) -> None:
-        whole = len(x) // 64 * 64
+        whole = (len(x) - 1) // 64 * 64
         y.zero_()
         torch.mul(x[:whole], x[:whole], out=y[:whole])
 

@@ -25,7 +25,8 @@ PROBLEMS = (
 RIGHT = ("honest", "honest_function", "declared", "norm")
 REFUSED = {
     "stale_memory": ("wrong_result", ""),
-    "freed_memory": ("wrong_result", ""),
+    # what was free by then may also have gone back to the operating system
+    "freed_memory": ("wrong_result|crash", ""),
     "three_buffers": ("wrong_result", ""),
     "alias": ("wrong_result", "shares memory with an argument"),
     "beside": ("wrong_result", "writes outside its output"),
@@ -100,7 +101,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_each_cheat_is_refused_with_its_status_and_the_reason(run: Run, cheat: str) -> None:
     status, words = REFUSED[cheat]
     trial = run.trials[f"cheat.{cheat}"]
-    assert trial.status == status, trial.message
+    assert trial.status in status.split("|"), trial.message
     assert trial.message
     assert words in trial.message
 

@@ -119,6 +119,21 @@ def test_a_gain_within_the_noise_is_a_tie() -> None:
     assert judge("incumbent", ["one"], blocks, noise_of(0.001)).winner == "one"
 
 
+def test_a_gain_far_beyond_great_noise_wins_and_a_loss_is_no_tie() -> None:
+    blocks = [
+        {
+            "incumbent": [20.0] * ROUNDS,
+            INCUMBENT_COPY: [20.0] * ROUNDS,
+            "half": [10.0] * ROUNDS,
+            "twice": [40.0] * ROUNDS,
+        }
+    ] * BLOCKS
+    verdict = judge("incumbent", ["half", "twice"], blocks, noise_of(0.5))
+    assert (verdict.winner, verdict.ties) == ("half", ())
+    verdict = judge("incumbent", ["twice"], blocks, noise_of(0.5))
+    assert (verdict.verdict, verdict.ties) == ("kept", ())
+
+
 def test_more_challengers_need_stronger_evidence() -> None:
     generator = np.random.default_rng(5)
     blocks = blocks_of(generator, {"incumbent": 1.0, "one": 1.0}, 0.01, 0.005)

@@ -1,0 +1,145 @@
+"""A plugin file of squares that are wrong in ways that only a GPU offers: on other streams, and in captured graphs."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+import registry
+from registry.artifact import Built
+from registry.device import Device
+from registry.implementation import Implementation, Run, Tensors
+from registry.problem import Problem
+from registry.space import Config
+
+KERNEL_REGISTRY_API = 1
+
+
+@cache
+def side_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
+
+
+class Square(Implementation):
+    """Writes x * x; a subclass says how it does not."""
+
+    op = "square"
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        cheat = type(self)()
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            cheat.write(arguments[0], outputs[0])
+
+        return run
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        torch.mul(x, x, out=y)
+
+
+class OnAnotherStream(Square):
+    """Waits for nobody, and nobody waits for it."""
+
+    name = "stream.other"
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        with torch.cuda.stream(side_stream()):
+            torch.mul(x, x, out=y)
+
+
+class NotWaitedFor(Square):
+    """Reads its inputs when they are there, and returns before its output is."""
+
+    name = "stream.not_waited_for"
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        side_stream().wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream()):
+            torch.cuda._sleep(200_000)
+            torch.mul(x, x, out=y)
+
+
+class OnTheDefaultStream(Square):
+    """As a launch without a stream does."""
+
+    name = "stream.default"
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        with torch.cuda.stream(torch.cuda.default_stream()):
+            torch.mul(x, x, out=y)
+
+
+class LeavesItsOwnCurrent(Square):
+    """Whatever comes next comes on its stream."""
+
+    name = "stream.left"
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        side_stream().wait_stream(torch.cuda.current_stream())
+        torch.cuda.set_stream(side_stream())
+        torch.mul(x, x, out=y)
+
+
+class ForkedAndJoined(Square):
+    """Honest: its stream waits, and is waited for."""
+
+    name = "stream.joined"
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        current = torch.cuda.current_stream()
+        side_stream().wait_stream(current)
+        with torch.cuda.stream(side_stream()):
+            torch.mul(x, x, out=y)
+        current.wait_stream(side_stream())
+
+
+class EmptyGraph(Square):
+    """Writes nothing while a graph is captured: a replay finds the outputs of earlier launches."""
+
+    name = "stream.empty_graph"
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        if not torch.cuda.is_current_stream_capturing():
+            torch.mul(x, x, out=y)
+
+
+class ReturnsFreedMemory(Square):
+    """Right when it returns, but the allocator may give its memory to anybody."""
+
+    name = "stream.freed_memory"
+    returns_outputs = True
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> torch.Tensor:
+            x = arguments[0]
+            y = x * x
+            address = y.data_ptr()
+            del y
+            return _tensor_at(address, x)
+
+        return run
+
+
+class _Memory:
+    """Somebody's device memory, as NumPy's protocol for GPUs describes it."""
+
+    def __init__(self, address: int, count: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (count,),
+            "typestr": "<f4",
+            "data": (address, False),
+            "version": 2,
+        }
+
+
+def _tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
+    return torch.as_tensor(_Memory(address, like.numel()), device=like.device)
+
+
+@registry.implements("square")
+def square_implementations() -> list[Implementation]:
+    """All of them."""
+    kinds = (OnAnotherStream, NotWaitedFor, OnTheDefaultStream, LeavesItsOwnCurrent, ForkedAndJoined, EmptyGraph)
+    return [kind() for kind in (*kinds, ReturnsFreedMemory)]
