@@ -11,58 +11,21 @@ import argparse
 import math
 import multiprocessing
 import os
+import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-import numpy
 
 from . import synthetic
 from .chart import chart
 from .format import Landscape, files, load
-from .replay import Replay
-from .replaying import Curve, alone, together
-from .strategies import Exhaustive, Random, Strategy, gp, ours, tpe
+from .replaying import Curve
+from .tasks import BUDGET, Task, begin, run
 
 HERE = Path(__file__).parent
 AT = (10, 25, 50, 60, 100)
-BUDGET = max(AT)
 
-ALONE: dict[str, Callable[..., Strategy]] = {
-    "ours, alone": ours,
-    "TPE": tpe,
-    "GP": gp,
-    "random": Random,
-    "exhaustive": Exhaustive,
-}
-TOGETHER = {
-    "ours, together": {"share": True},
-    "ours, together, stopping": {"share": True, "stop": True},
-}
 NAMES = ("ours, together", "ours, alone", "TPE", "GP", "random", "exhaustive", "ours, together, stopping")
-_SLOW = frozenset({"GP"})
-
-
-@dataclass(frozen=True)
-class Task:
-    """One strategy, one group of landscapes, one seed."""
-
-    group: str
-    strategy: str
-    seed: int
-
-
-_groups: dict[str, list[Landscape]] = {}
-
-
-def run(task: Task) -> tuple[Task, list[Curve]]:
-    """Every landscape of the group, replayed."""
-    replays = [Replay(landscape) for landscape in _groups[task.group]]
-    if task.strategy in TOGETHER:
-        return task, together(replays, BUDGET, task.seed, **TOGETHER[task.strategy])
-    make = ALONE[task.strategy]
-    return task, [alone(replay, make(replay.plan, task.seed), BUDGET) for replay in replays]
 
 
 def measured(paths: Iterable[Path]) -> dict[str, list[Landscape]]:
@@ -96,13 +59,8 @@ def table(group: str, curves: dict[str, list[Curve]], seeds: dict[str, int]) -> 
         stops = [curve.stop for curve in curves[name]]
         if name.endswith("stopping"):
             cells = ["-"] * len(AT)
-            at_stop = _cell([curve.after(curve.stop) for curve in curves[name]])
-            cells.append(f"{at_stop} after {numpy.mean(stops):.0f}")
-        elif name.startswith("ours"):
-            at_stop = _cell([curve.after(curve.stop) for curve in curves[name]])
-            cells.append(f"{at_stop} after {numpy.mean(stops):.0f}")
-        else:
-            cells.append("-")
+        at_stop = _cell([curve.after(curve.stop) for curve in curves[name]])
+        cells.append(f"{at_stop} after {statistics.fmean(stops):.0f}" if name.startswith("ours") else "-")
         lines.append(f"| {group} | {name} | {seeds[name]} | " + " | ".join(cells) + " |")
     return lines
 
@@ -136,19 +94,20 @@ def main() -> None:
     parser.add_argument("--chart", type=Path, help="an SVG file to write")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    # one thread a process: small matrices gain nothing from more, and the replays run side by side
+    # one thread a process, set before a child imports numpy: small matrices gain nothing from more
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    _groups.update(modelled() if options.synthetic else measured(options.file or files(HERE)))
+    groups = modelled() if options.synthetic else measured(options.file or files(HERE))
     names = [name for name in NAMES if not options.strategy or name in options.strategy]
-    seeds = {name: options.gp_seeds if name in _SLOW else 1 if name == "exhaustive" else options.seeds for name in names}
-    tasks = [Task(group, name, seed) for group in _groups for name in names for seed in range(seeds[name])]
-    found: dict[str, dict[str, list[Curve]]] = {group: {} for group in _groups}
+    special = {"GP": options.gp_seeds, "exhaustive": 1}
+    seeds = {name: special.get(name, options.seeds) for name in names}
+    tasks = [Task(group, name, seed) for group in groups for name in names for seed in range(seeds[name])]
+    found: dict[str, dict[str, list[Curve]]] = {group: {} for group in groups}
     began = time.monotonic()
-    with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(options.jobs, begin, (groups,)) as pool:
         for task, curves in pool.imap_unordered(run, tasks):
             found[task.group].setdefault(task.strategy, []).extend(curves)
-    problems = sum(len(group) for group in _groups.values())
+    problems = sum(len(group) for group in groups.values())
     print(f"{problems} landscapes, {time.monotonic() - began:.0f} s. Median / 90th percentile of regret in %.\n")
     print("| landscapes | search | seeds | " + " | ".join(f"{trials}" for trials in AT) + " | where it stops |")
     print("| --- " * (len(AT) + 4) + "|")

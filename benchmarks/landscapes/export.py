@@ -84,9 +84,7 @@ def _candidates(planned: ProblemPlan) -> Iterable[Candidate]:
             yield Candidate(choice.implementation, config)
 
 
-def _measured(
-    choice: Choice, planned: ProblemPlan, tried: Mapping[str, Trial], numbers: dict[str, int]
-) -> Measured:
+def _measured(choice: Choice, planned: ProblemPlan, tried: Mapping[str, Trial], numbers: dict[str, int]) -> Measured:
     implementation = choice.implementation
     domains = implementation.space(planned.problem, planned.device).domains
     assert choice.default is not None
@@ -145,9 +143,7 @@ def main() -> int:
     for file in options.plugin:
         catalog.load_file(file)
     with Store.open(options.db, create=False, migrate=False) as store:
-        trials = [
-            trial for trial in reversed(store.trials()) if not options.op or trial.problem.op in options.op
-        ]
+        trials = [trial for trial in reversed(store.trials()) if not options.op or trial.problem.op in options.op]
         noise = noise_of(store) if options.noise is None else options.noise
     if not trials:
         print(f"{options.db} holds no trials of {options.op or 'any op'}")

@@ -56,9 +56,7 @@ class Measured:
 
     def config(self, places: Sequence[int]) -> dict[str, Any]:
         """The configuration at these places."""
-        return {
-            name: values[place] for (name, values), place in zip(self.domains.items(), places, strict=True)
-        }
+        return {name: values[place] for (name, values), place in zip(self.domains.items(), places, strict=True)}
 
 
 @dataclass(frozen=True)

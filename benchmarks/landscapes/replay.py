@@ -104,10 +104,10 @@ def _op(landscape: Landscape) -> Op:
     def refuse(*_: Any, **__: Any) -> Any:
         raise NotImplementedError(f"{landscape.op} is replayed: it has no semantics here")
 
-    def floor(problem: Problem) -> Floor:
+    def floor(_: Problem) -> Floor:
         return Floor(0, 0)
 
-    def scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
+    def scale(_: Problem, reference: torch.Tensor) -> torch.Tensor:
         return reference
 
     none: Mapping[str, float] = {}

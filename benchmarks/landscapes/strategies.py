@@ -143,5 +143,3 @@ def ours(plan: ProblemPlan, seed: int) -> Strategy:
 
 def _everything(plan: ProblemPlan) -> list[Candidate]:
     return [Candidate(choice.implementation, config) for choice in plan.supported for config in choice.configs]
-
-

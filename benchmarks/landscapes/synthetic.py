@@ -58,7 +58,9 @@ def rows(rows: int, cols: int, *, seed: int = 0, ruggedness: float = 0.02) -> La
         if share > 256:
             return None
         spill = 1.0 + max(0.0, share - 64) / 32
-        return spill * (1.0 + 0.6 * abs(math.log2(share / 16)) / 4) * waste(rows / c["rows_per_program"], c["num_warps"])
+        return (
+            spill * (1.0 + 0.6 * abs(math.log2(share / 16)) / 4) * waste(rows / c["rows_per_program"], c["num_warps"])
+        )
 
     def passes(c: Mapping[str, Any]) -> float | None:
         share = c["BLOCK"] / (32 * c["num_warps"])
@@ -68,7 +70,7 @@ def rows(rows: int, cols: int, *, seed: int = 0, ruggedness: float = 0.02) -> La
 
     register = _measured(
         "synthetic.row", {"rows_per_program": (1, 2, 4, 8), "num_warps": warps},
-        {"rows_per_program": 1, "num_warps": 4}, lambda c: True, whole, ruggedness, seed,
+        {"rows_per_program": 1, "num_warps": 4}, lambda _: True, whole, ruggedness, seed,
     )  # fmt: skip
     online = _measured(
         "synthetic.online", {"BLOCK": (1024, 2048, 4096, 8192), "num_warps": warps[2:], "num_stages": (1, 2, 3, 4)},

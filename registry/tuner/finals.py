@@ -134,8 +134,8 @@ def observed(incumbent: str, challengers: Sequence[str], blocks: Sequence[Times]
     us = median_of(incumbent, pairs)
     single = [Pair(float(np.median(block[incumbent])), math.exp(log)) for block, log in zip(pairs, own, strict=True)]
     decided = (Pair(us, math.exp(float(np.median(own)))),) if len(own) == BLOCKS else ()
-    variances = [(us, float(np.var(logs, ddof=1))) for logs in medians.values() if len(logs) == BLOCKS]
-    return Noise(decided, tuple(single), tuple(variances))
+    variances = [(us, _variance(logs)) for logs in medians.values() if _is_near(logs)]
+    return Noise(decided, tuple(single), tuple(variances), ((us, _variance(own)),) if _is_near(own) else ())
 
 
 def fastest(times: Mapping[str, Sequence[float]], keep: int = FINALISTS) -> list[str]:
@@ -151,6 +151,15 @@ def median_of(name: str, blocks: Sequence[Times]) -> float:
 def _ties(against: Mapping[str, Ratio], aa: float) -> tuple[str, ...]:
     """Who is not beyond doubt slower than the winner: the rule that replaces an incumbent, the other way round."""
     return tuple(name for name, ratio in against.items() if not (ratio.low > 1 and ratio.value > 1 + aa))
+
+
+def _is_near(medians: Sequence[float]) -> bool:
+    """Whether an entrant was in every block, and about as fast: a gain of ten varies more than any noise."""
+    return len(medians) == BLOCKS and abs(statistics.median(medians)) < _CLIP
+
+
+def _variance(medians: Sequence[float]) -> float:
+    return float(np.var(np.clip(medians, -_CLIP, _CLIP), ddof=1))
 
 
 def _block_medians(one: str, other: str, blocks: Sequence[Times]) -> list[float]:

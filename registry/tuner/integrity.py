@@ -25,8 +25,8 @@ import torch
 from ..implementation import Implementation
 from .checks import WrongError
 
-_NOT_OURS = {"torch.manual_seed"}
-"""What torch.compile itself replaces; nothing here calls it."""
+_NOT_OURS = {"torch.manual_seed", "torch.Storage"}
+"""What torch.compile and torch.set_default_dtype replace; nothing here calls them."""
 _OPEN = frozenset({"print", "input", "open", "breakpoint", "help", "exit", "quit", "__import__", "__build_class__"})
 """Builtins that honest tools replace."""
 _OWN = ("registry.tuner", "registry.numerics", "registry.dispatch.plan", "registry.surroundings", "registry.contracts")
@@ -91,20 +91,10 @@ class Integrity:
 
     def __init__(self) -> None:
         self._parts = [_Part(name, place) for name, place in _places()]
-        self._settings = _settings()
 
     def restore(self) -> list[Replaced]:
         """Put back what was replaced since; returns what it was."""
         return [replaced for part in self._parts for replaced in part.restore()]
-
-    def changed_settings(self) -> list[str]:
-        """Put back what is set for the whole process and was changed since; returns what it was."""
-        found = []
-        for (name, was), (_, now) in zip(self._settings.items(), _settings().items(), strict=True):
-            if was != now:
-                found.append(f"it sets {name} to {now}, where it was {was}, for the whole process")
-                _SETTERS[name](was)
-        return found
 
 
 class Trust:
@@ -112,22 +102,35 @@ class Trust:
 
     def __init__(self, integrity: Integrity) -> None:
         self._integrity = integrity
+        self._settings = _settings()
         self._guilty: dict[str, str] = {}
         self.lost = False
 
     def admit(self, implementation: Implementation) -> None:
-        """Put back what was replaced while plugins were imported. Raises WrongError if the implementation's did it."""
+        """Put back what was replaced or set while plugins were imported.
+
+        Raises WrongError if it was the implementation's plugin that replaced something.
+        """
         for replaced in self._integrity.restore():
             self._guilty.setdefault(replaced.owner, _told([replaced]))
-        self._integrity.changed_settings()
+        self._restore_settings()
         if message := self._guilty.get(_top(type(implementation).__module__)):
             raise WrongError("error", message)
 
     def breach(self) -> str:
         """What has been replaced or set since the last look, "" when nothing: then nothing measured can be believed."""
-        replaced, settings = self._integrity.restore(), self._integrity.changed_settings()
+        replaced, settings = self._integrity.restore(), self._restore_settings()
         self.lost = self.lost or bool(replaced)
         return _told(replaced) if replaced else "; ".join(settings)
+
+    def _restore_settings(self) -> list[str]:
+        """Put back what is set for the whole process and was changed; returns what it was."""
+        found = []
+        for (name, was), now in zip(self._settings.items(), _settings().values(), strict=True):
+            if was != now:
+                found.append(f"it sets {name} to {now}, where it was {was}, for the whole process")
+                _SETTERS[name](was)
+        return found
 
 
 def _told(replaced: Sequence[Replaced]) -> str:
@@ -171,19 +174,27 @@ def _settings() -> dict[str, Any]:
         "torch's default dtype": torch.get_default_dtype(),
         "torch's number of threads": torch.get_num_threads(),
         "torch's grad mode": torch.is_grad_enabled(),
-        "float32 matmul precision on CUDA": torch.backends.cuda.matmul.fp32_precision,
+        "float32 matmul precision": _matmul_precision(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
     }
 
 
+def _matmul_precision() -> str:
+    """highest, high or medium; torch refuses to say when its newer switches were used, which say it then."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return str(torch.backends.cuda.matmul.fp32_precision)
+
+
 def _set_matmul_precision(value: str) -> None:
-    torch.backends.cuda.matmul.fp32_precision = value
+    torch.set_float32_matmul_precision(value if value in {"highest", "high", "medium"} else "highest")
 
 
 _SETTERS: dict[str, Any] = {
     "torch's default dtype": torch.set_default_dtype,
     "torch's number of threads": torch.set_num_threads,
     "torch's grad mode": torch.set_grad_enabled,
-    "float32 matmul precision on CUDA": _set_matmul_precision,
+    "float32 matmul precision": _set_matmul_precision,
     "deterministic algorithms": torch.use_deterministic_algorithms,
 }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy
+import numpy as np
 from numpy.typing import NDArray
 
 from ..dispatch.plan import Candidate
@@ -14,8 +14,8 @@ from ..problem import canonical_json
 from ..space import Config, Space
 from .planning import ProblemPlan
 
-Numbers = NDArray[numpy.int64]
-Reals = NDArray[numpy.float64]
+Numbers = NDArray[np.int64]
+Reals = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Block:
                 columns.append(place / (len(values) - 1))
                 owners.append(number)
             else:
-                corners = numpy.eye(len(values))[place] / numpy.sqrt(2.0)
+                corners = np.eye(len(values))[place] / np.sqrt(2.0)
                 columns += list(corners.T)
                 owners += [number] * len(values)
-        rows = numpy.stack(columns, axis=1) if columns else numpy.zeros((self.size, 0))
-        return rows.astype(numpy.float64), numpy.array(owners, dtype=numpy.int64)
+        rows = np.stack(columns, axis=1) if columns else np.zeros((self.size, 0))
+        return rows.astype(np.float64), np.array(owners, dtype=np.int64)
 
 
 class JointSpace:
@@ -86,7 +86,7 @@ class JointSpace:
 
     def distances(self, block: Block, places: Sequence[int] | Numbers) -> Numbers:
         """L1 distances of the block's candidates from these places."""
-        return numpy.abs(block.places - numpy.asarray(places)).sum(axis=1, dtype=numpy.int64)
+        return np.abs(block.places - np.asarray(places)).sum(axis=1, dtype=np.int64)
 
     def distances_from(self, number: int) -> tuple[Block, Numbers]:
         """A candidate's block and its distances from everything there."""
@@ -100,5 +100,4 @@ def _places(space: Space, configs: Sequence[Config]) -> Numbers:
         [order[canonical_json(config[name])] for name, order in zip(space.domains, orders, strict=True)]
         for config in configs
     ]
-    return numpy.array(rows, dtype=numpy.int64).reshape(len(configs), len(orders))
-
+    return np.array(rows, dtype=np.int64).reshape(len(configs), len(orders))

@@ -283,7 +283,7 @@ class Keeper:
         kept.close("socket", "log", "status")
 
     def _sweep(self) -> None:
-        """Kill what ended children have left in sessions of their own: it has become ours."""
+        """Kill what children have left behind in sessions of their own: it has become ours."""
         if any(template.asked for template in self._templates):
             return  # one of the unknown may be the child that is being forked
         known = {*self._pids, *(template.pid for template in self._templates)}
@@ -292,7 +292,8 @@ class Keeper:
                 _kill_group(pid)
 
     def _look(self) -> None:
-        """Memory, logs, and a template that does not come up."""
+        """Orphans, memory, logs, and a template that does not come up."""
+        self._sweep()
         for kept in self._pids.values():
             with contextlib.suppress(OSError):
                 if os.fstat(kept.log).st_size > LOG_BYTES:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..errors import InvalidArgumentError
 
 _SHARE_OF_MEMORY = 0.9
+_STEPS = frozenset({"start", "compile", "wait", "load", "verify", "measure"})
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Limits:
 
     def seconds(self, step: str) -> float:
         """The limit of a step by the name that a child announces; what it is not known by gets ``start``'s."""
-        return float(getattr(self, step, self.start)) if step != "memory_bytes" else self.start
+        return float(getattr(self, step)) if step in _STEPS else self.start
 
     @property
     def memory(self) -> int:

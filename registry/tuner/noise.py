@@ -47,13 +47,14 @@ class Noise:
     """Noise of one run. Durations are µs.
 
     ``decided``: pairs over all blocks of one problem's finals, just what a decision compares; ``single``: pairs of one
-    process, the blocks' and the machine's own of the start; ``variances``: (duration, variance over its three blocks)
-    of every entrant that met the incumbent in all of them.
+    process, the blocks' and the machine's own of the start; ``variances``: (duration, variance over the three blocks)
+    of every challenger that was about as fast as the incumbent; ``copies``: those of the incumbents' copies.
     """
 
     decided: tuple[Pair, ...] = ()
     single: tuple[Pair, ...] = ()
     variances: tuple[tuple[float, float], ...] = ()
+    copies: tuple[tuple[float, float], ...] = ()
 
     def aa(self, us: float) -> float:
         """The relative difference that 95% of same-candidate pairs at that duration do not exceed.
@@ -67,16 +68,25 @@ class Noise:
         return _high(self.single or self.decided)
 
     def prior(self, us: float) -> Prior:
-        """The usual variance at that duration, by the median of those of the decade, or of all when they are few."""
+        """The usual variance at that duration, by the median of those of the decade, or of all when they are few.
+
+        Copies count only where challengers are few: they vary less, since they share a kernel.
+        """
         near = [variance for duration, variance in self.variances if _same_decade(duration, us)]
-        chosen = near if len(near) >= PAIRS_PER_DECADE else [variance for _, variance in self.variances]
+        everything = self.variances if len(self.variances) >= PAIRS_PER_DECADE else self.variances + self.copies
+        chosen = near if len(near) >= PAIRS_PER_DECADE else [variance for _, variance in everything]
         if not chosen:
             return Prior(0.0, 0.0)
         freedom = _PRIOR_FREEDOM * len(chosen) / (len(chosen) + _FEW)
         return Prior(float(np.median(chosen)) / _MEDIAN_OF_F, freedom)
 
     def __add__(self, other: Noise) -> Noise:
-        return Noise(self.decided + other.decided, self.single + other.single, self.variances + other.variances)
+        return Noise(
+            self.decided + other.decided,
+            self.single + other.single,
+            self.variances + other.variances,
+            self.copies + other.copies,
+        )
 
     @property
     def details(self) -> Mapping[str, Any]:
@@ -88,21 +98,24 @@ class Noise:
             "decided": [[_short(pair.us), _short(pair.ratio)] for pair in self.decided],
             "single": [[_short(pair.us), _short(pair.ratio)] for pair in self.single],
             "variances": [[_short(us), _short(variance)] for us, variance in self.variances],
+            "copies": [[_short(us), _short(variance)] for us, variance in self.copies],
         }
 
     @classmethod
     def of_details(cls, details: Mapping[str, Any]) -> Noise:
         """What ``details`` told; nothing where they are not of that form (they may come from anywhere)."""
         try:
-            decided, single, variances = (
+            decided, single, variances, copies = (
                 tuple((float(us), float(value)) for us, value in details.get(name, ()))
-                for name in ("decided", "single", "variances")
+                for name in ("decided", "single", "variances", "copies")
             )
         except (TypeError, ValueError, AttributeError):
             return cls()
-        if any(us <= 0 or value <= 0 for us, value in (*decided, *single)) or any(us <= 0 for us, _ in variances):
+        if any(us <= 0 or value <= 0 for us, value in (*decided, *single)) or any(
+            us <= 0 for us, _ in variances + copies
+        ):
             return cls()
-        return cls(tuple(Pair(*pair) for pair in decided), tuple(Pair(*pair) for pair in single), variances)
+        return cls(tuple(Pair(*pair) for pair in decided), tuple(Pair(*pair) for pair in single), variances, copies)
 
 
 def _short(value: float) -> float:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy
+import numpy as np
 
 from ..contract import Op
 from ..dispatch.plan import Candidate
@@ -42,13 +42,13 @@ def ordered(plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
 
 def _outwards(plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
     """Prim's order: next is what is nearest to anything placed; the first of equals."""
-    distances = numpy.array([[apart(one.op, one.problem.dims, two.problem.dims) for two in plans] for one in plans])
+    distances = np.array([[apart(one.op, one.problem.dims, two.problem.dims) for two in plans] for one in plans])
     placed = [int(distances.sum(axis=1).argmin())]
     nearest = distances[placed[0]].copy()
     while len(placed) < len(plans):
         nearest[placed] = math.inf
         placed.append(int(nearest.argmin()))
-        nearest = numpy.minimum(nearest, distances[placed[-1]])
+        nearest = np.minimum(nearest, distances[placed[-1]])
     return [plans[number] for number in placed]
 
 

@@ -20,6 +20,8 @@ from .crew import Crew
 from .deciding import Deciding, result_of
 from .events import Event, Note, Observer, ProblemDecided, ProblemSkipped, Result, RunEnded, RunStarted
 from .limits import Limits
+from .machine_noise import aa_job, aa_of
+from .noise import Noise
 from .planning import ProblemPlan
 from .planning import plan as plan_problems
 from .problem_search import Budget, ProblemSearch, by_distance
@@ -100,6 +102,8 @@ class TuningRun:
         self._seeds = itertools.count()
         self._results: list[Result] = []
         self._phases: dict[str, float] = {}
+        self._noise = Noise()
+        self._earlier_noise = earlier_noise(store, self._recorder.environment)
 
     def run(self) -> tuple[Result, ...]:
         """Everything, in order; returns the results that were reached."""
@@ -110,6 +114,7 @@ class TuningRun:
         todo = [plan for plan in self._plans if plan.problem in left and not self._skip(plan)]
         interrupted = False
         try:
+            self._measure_noise(todo)
             for batch in _batches(todo):
                 self._tune(batch)
         except KeyboardInterrupt:
@@ -129,7 +134,7 @@ class TuningRun:
         self._recorder.end(
             {
                 "seconds": ended.seconds, "device_seconds": ended.device_seconds, "interrupted": interrupted,
-                "busy_share": ended.busy_share, "compile_seconds": ended.compile_seconds, **self._phases,
+                "busy_share": ended.busy_share, "compile_seconds": ended.compile_seconds, "noise": self._noise.details, **self._phases,
             }
         )  # fmt: skip
         return ended
@@ -155,12 +160,23 @@ class TuningRun:
         self._crew.start_worker()
         with self._timed("search_seconds"):
             finished = self._loop.run(plans, self._begin)
-        deciding = Deciding(self._recorder, self._device, self._protocol, self._observe)
+        deciding = Deciding(
+            self._recorder, self._device, self._protocol, self._observe, self._noise, self._earlier_noise
+        )
         with self._timed("finals_seconds"):
             for result in deciding.run(finished, self._crew.run_blocks, self._crew.replace_worker):
                 self._results.append(result)
                 self._observe(ProblemDecided(result))
             self._crew.end_workers()
+        self._noise = deciding.noise
+
+    def _measure_noise(self, plans: Sequence[ProblemPlan]) -> None:
+        """What this machine shows of one and the same candidate entered twice, before anything is searched."""
+        job = aa_job(plans, self._protocol, self._crew.next_job())
+        if job is not None:
+            self._crew.start_worker()
+            (answer,) = self._crew.run_blocks([job])
+            self._noise += aa_of(answer)
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-import numpy
+import numpy as np
 
 from ..dispatch.plan import Candidate
 from .joint_space import JointSpace, Numbers
@@ -61,7 +61,7 @@ class Searcher:
         mix: Sequence[Arm] = MIX,
     ) -> None:
         self._space = JointSpace(plan)
-        self._untried = numpy.ones(len(self._space), dtype=bool)
+        self._untried = np.ones(len(self._space), dtype=bool)
         self._left = len(self._space)
         self._random = random.Random(seed)
         self._seed = seed
@@ -156,7 +156,7 @@ class Searcher:
             if number is None or not self._untried[number] or len(chosen) == _SEEDS_KEPT:
                 continue
             block, distances = self._space.distances_from(number)
-            near = numpy.flatnonzero(distances < 2) + block.start
+            near = np.flatnonzero(distances < 2) + block.start
             if not set(near.tolist()) & set(chosen):
                 chosen.append(number)
         return chosen
@@ -201,7 +201,7 @@ class Searcher:
         return self._any() if number is None else number
 
     def _any(self) -> int:
-        return int(self._random.choice(numpy.flatnonzero(self._untried)))
+        return int(self._random.choice(np.flatnonzero(self._untried)))
 
     def _expected_best(self) -> int | None:
         """The largest expected improvement under the model."""
@@ -214,7 +214,7 @@ class Searcher:
         numbers = self._scored()
         improvements = self._surrogate.improvements(numbers, list(self._pending), best)
         self._promise = float(improvements.max())
-        return int(numbers[self._random.choice(numpy.flatnonzero(improvements >= self._promise))])
+        return int(numbers[self._random.choice(np.flatnonzero(improvements >= self._promise))])
 
     def _learnt(self) -> dict[int, float]:
         """Log times for the model: clipped, a failure as bad as the bad; the fastest and the newest if too many."""
@@ -233,12 +233,12 @@ class Searcher:
 
     def _scored(self) -> Numbers:
         """The untried; of very many a random part, and what is near the best."""
-        untried = numpy.flatnonzero(self._untried)
+        untried = np.flatnonzero(self._untried)
         if len(untried) <= _MOST_SCORED:
             return untried
         near = [number for radius in (1, 2) for number in self._around_best(radius)]
         part = self._random.sample(untried.tolist(), _MOST_SCORED)
-        return numpy.unique(numpy.array(near + part, dtype=numpy.int64))
+        return np.unique(np.array(near + part, dtype=np.int64))
 
     def _neighbour(self) -> int | None:
         """A random untried neighbour, at distance 1 or else 2, of one of the best three."""
@@ -252,7 +252,7 @@ class Searcher:
         for centre in sorted(self._logs, key=lambda number: self._logs[number])[:_BEST_KEPT]:
             block, distances = self._space.distances_from(centre)
             untried = self._untried[block.start : block.stop]
-            found += (numpy.flatnonzero((distances == radius) & untried) + block.start).tolist()
+            found += (np.flatnonzero((distances == radius) & untried) + block.start).tolist()
         return found
 
     def _suggested(self) -> int | None:
@@ -261,7 +261,7 @@ class Searcher:
             self._study = self._told_study()
         name, places = self._study.suggestion()
         block = self._space.blocks[name]
-        untried = numpy.flatnonzero(self._untried[block.start : block.stop])
+        untried = np.flatnonzero(self._untried[block.start : block.stop])
         if not len(untried):
             return None
         distances = self._space.distances(block, places)[untried]

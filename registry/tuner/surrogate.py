@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy
+import numpy as np
 
 from .joint_space import Block, JointSpace, Numbers, Reals
 
@@ -21,7 +21,7 @@ _PREDICTING = 4
 _JITTER = 1e-6
 _MOVES = 0.4
 _OFFSET_VARIANCE = 1.0
-_erf = numpy.frompyfunc(math.erf, 1, 1)
+_erf = np.frompyfunc(math.erf, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,22 @@ class Posterior:
         """Expected improvement on ``best``, averaged over the particles."""
         gain = best - self.means
         z = gain / self.deviations
-        density = numpy.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-        below = 0.5 * (1.0 + _erf(z / math.sqrt(2.0)).astype(numpy.float64))
-        return numpy.asarray(self.weights @ (gain * below + self.deviations * density), dtype=numpy.float64)
+        density = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+        below = 0.5 * (1.0 + _erf(z / math.sqrt(2.0)).astype(np.float64))
+        return np.asarray(self.weights @ (gain * below + self.deviations * density), dtype=np.float64)
 
 
 class Process:
     """The times of one implementation. Data are log times, centred by the caller."""
 
-    def __init__(self, block: Block, random: numpy.random.Generator) -> None:
+    def __init__(self, block: Block, random: np.random.Generator) -> None:
         self._random = random
         self._rows, self._owners = block.features
         self._parameters = block.places.shape[1]
         self._particles = self._drawn(_PARTICLES)
         self._logs = self._prior(self._particles)
-        self._seen: Numbers = numpy.zeros(0, dtype=numpy.int64)
-        self._values: Reals = numpy.zeros(0)
+        self._seen: Numbers = np.zeros(0, dtype=np.int64)
+        self._values: Reals = np.zeros(0)
 
     def fit(self, seen: Numbers, values: Reals) -> None:
         """Move the particles towards what explains the data. ``seen`` are rows of the block."""
@@ -64,22 +64,22 @@ class Process:
             self._particles.shape
         )
         logs = self._posterior_of(moved)
-        accepted = numpy.log(self._random.random(_PARTICLES)) < logs - self._logs
-        self._particles = numpy.where(accepted[:, None], moved, self._particles)
-        self._logs = numpy.where(accepted, logs, self._logs)
+        accepted = np.log(self._random.random(_PARTICLES)) < logs - self._logs
+        self._particles = np.where(accepted[:, None], moved, self._particles)
+        self._logs = np.where(accepted, logs, self._logs)
 
     def predict(self, rows: Numbers, pending: Numbers) -> Posterior:
         """Log times of ``rows``, ``pending`` ones taken to come out as expected."""
-        best = numpy.argsort(-self._logs)[:_PREDICTING]
+        best = np.argsort(-self._logs)[:_PREDICTING]
         particles = self._particles[best]
-        weights = numpy.full(len(best), 1.0 / len(best))
-        values = numpy.broadcast_to(self._values, (len(best), len(self._values)))
+        weights = np.full(len(best), 1.0 / len(best))
+        values = np.broadcast_to(self._values, (len(best), len(self._values)))
         if len(pending):
             means, _ = self._solve(particles, self._seen, values, pending)
-            values = numpy.concatenate([values, means], axis=1)
-        seen = numpy.concatenate([self._seen, pending])
+            values = np.concatenate([values, means], axis=1)
+        seen = np.concatenate([self._seen, pending])
         means, variances = self._solve(particles, seen, values, rows)
-        return Posterior(means, numpy.sqrt(variances), weights)
+        return Posterior(means, np.sqrt(variances), weights)
 
     # a particle: log length scale of every parameter, log signal deviation, log noise deviation
 
@@ -88,7 +88,7 @@ class Process:
         scales = math.log(0.7) + 0.7 * self._random.standard_normal(shape)
         signal = math.log(0.4) + 0.5 * self._random.standard_normal((count, 1))
         noise = math.log(0.04) + 0.5 * self._random.standard_normal((count, 1))
-        return numpy.concatenate([scales, signal, noise], axis=1)
+        return np.concatenate([scales, signal, noise], axis=1)
 
     def _prior(self, particles: Reals) -> Reals:
         scales, signal, noise = particles[:, :-2], particles[:, -2], particles[:, -1]
@@ -97,20 +97,20 @@ class Process:
 
     def _posterior_of(self, particles: Reals) -> Reals:
         covariance = self._covariance(particles, self._seen, self._seen, noisy=True)
-        root = numpy.linalg.cholesky(covariance)
-        values = numpy.broadcast_to(self._values[None, :, None], (len(particles), len(self._values), 1))
-        white = numpy.linalg.solve(root, values)[..., 0]
-        determinant = numpy.log(numpy.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
+        root = np.linalg.cholesky(covariance)
+        values = np.broadcast_to(self._values[None, :, None], (len(particles), len(self._values), 1))
+        white = np.linalg.solve(root, values)[..., 0]
+        determinant = np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
         return self._prior(particles) - 0.5 * (white**2).sum(axis=1) - determinant  # type: ignore[no-any-return]
 
     def _resample(self) -> None:
-        weights = numpy.exp(self._logs - self._logs.max())
-        ladder = (numpy.arange(_PARTICLES) + self._random.random()) / _PARTICLES
-        chosen = numpy.searchsorted(numpy.cumsum(weights / weights.sum()), ladder).clip(0, _PARTICLES - 1)
+        weights = np.exp(self._logs - self._logs.max())
+        ladder = (np.arange(_PARTICLES) + self._random.random()) / _PARTICLES
+        chosen = np.searchsorted(np.cumsum(weights / weights.sum()), ladder).clip(0, _PARTICLES - 1)
         self._particles, self._logs = self._particles[chosen], self._logs[chosen]
 
     def _covariance(self, particles: Reals, left: Numbers, right: Numbers, *, noisy: bool) -> Reals:
-        inverse = numpy.exp(-particles[:, self._owners])
+        inverse = np.exp(-particles[:, self._owners])
         one = self._rows[left][None] * inverse[:, None, :]
         two = self._rows[right][None] * inverse[:, None, :]
         squares = one @ two.transpose(0, 2, 1)
@@ -118,37 +118,37 @@ class Process:
         squares += (one**2).sum(axis=2)[:, :, None]
         squares += (two**2).sum(axis=2)[:, None, :]
         covariance = _matern(squares)
-        covariance *= numpy.exp(2.0 * particles[:, -2])[:, None, None]
+        covariance *= np.exp(2.0 * particles[:, -2])[:, None, None]
         covariance += _OFFSET_VARIANCE
         if noisy:
-            noise = numpy.exp(2.0 * particles[:, -1]) + _JITTER
-            covariance += noise[:, None, None] * numpy.eye(len(left))
+            noise = np.exp(2.0 * particles[:, -1]) + _JITTER
+            covariance += noise[:, None, None] * np.eye(len(left))
         return covariance
 
     def _solve(self, particles: Reals, seen: Numbers, values: Reals, rows: Numbers) -> tuple[Reals, Reals]:
-        spread = numpy.exp(2.0 * particles[:, -2]) + _OFFSET_VARIANCE + numpy.exp(2.0 * particles[:, -1])
+        spread = np.exp(2.0 * particles[:, -2]) + _OFFSET_VARIANCE + np.exp(2.0 * particles[:, -1])
         if not len(seen):
             shape = (len(particles), len(rows))
-            return numpy.zeros(shape), numpy.broadcast_to(spread[:, None], shape)
-        root = numpy.linalg.cholesky(self._covariance(particles, seen, seen, noisy=True))
+            return np.zeros(shape), np.broadcast_to(spread[:, None], shape)
+        root = np.linalg.cholesky(self._covariance(particles, seen, seen, noisy=True))
         cross = self._covariance(particles, seen, rows, noisy=False)
-        both = numpy.linalg.solve(root, numpy.concatenate([cross, values[:, :, None]], axis=2))
+        both = np.linalg.solve(root, np.concatenate([cross, values[:, :, None]], axis=2))
         white, target = both[:, :, :-1], both[:, :, -1:]
         means = (white * target).sum(axis=1)
-        variances = numpy.maximum(spread[:, None] - (white**2).sum(axis=1), 1e-8)
+        variances = np.maximum(spread[:, None] - (white**2).sum(axis=1), 1e-8)
         return means, variances
 
 
 def _matern(squares: Reals) -> Reals:
     """Matérn 5/2 of squared distances, in place: this is where the time goes."""
-    numpy.maximum(squares, 0.0, out=squares)
+    np.maximum(squares, 0.0, out=squares)
     squares *= 5.0
-    distances = numpy.sqrt(squares)
+    distances = np.sqrt(squares)
     squares /= 3.0
     squares += 1.0
     squares += distances
-    numpy.negative(distances, out=distances)
-    squares *= numpy.exp(distances, out=distances)
+    np.negative(distances, out=distances)
+    squares *= np.exp(distances, out=distances)
     return squares
 
 
@@ -156,25 +156,25 @@ class Surrogate:
     """A process for every implementation of a problem."""
 
     def __init__(self, space: JointSpace, seed: int) -> None:
-        random = numpy.random.default_rng(seed)
+        random = np.random.default_rng(seed)
         self._space = space
         self._processes = {name: Process(block, random) for name, block in space.blocks.items()}
         self._centre = 0.0
 
     def fit(self, logs: dict[int, float]) -> None:
         """Learn log times by candidate number."""
-        self._centre = float(numpy.median(list(logs.values()))) if logs else 0.0
+        self._centre = float(np.median(list(logs.values()))) if logs else 0.0
         for name, process in self._processes.items():
             block = self._space.blocks[name]
             seen = [number for number in logs if block.start <= number < block.stop]
-            values = numpy.array([logs[number] - self._centre for number in seen])
-            process.fit(numpy.array(seen, dtype=numpy.int64) - block.start, values)
+            values = np.array([logs[number] - self._centre for number in seen])
+            process.fit(np.array(seen, dtype=np.int64) - block.start, values)
 
     def improvements(self, untried: Sequence[int] | Numbers, pending: Sequence[int], best: float) -> Reals:
         """Expected improvement of each untried candidate on the best log time."""
-        numbers = numpy.asarray(untried, dtype=numpy.int64)
-        found = numpy.zeros(len(numbers))
-        waiting = numpy.asarray(pending, dtype=numpy.int64)
+        numbers = np.asarray(untried, dtype=np.int64)
+        found = np.zeros(len(numbers))
+        waiting = np.asarray(pending, dtype=np.int64)
         for name, process in self._processes.items():
             block = self._space.blocks[name]
             inside = (numbers >= block.start) & (numbers < block.stop)

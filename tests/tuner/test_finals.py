@@ -88,6 +88,24 @@ def test_a_huge_gain_wins_however_much_it_varies() -> None:
     assert verdict.ratio.value == pytest.approx(36.0)
 
 
+def test_what_is_far_away_does_not_say_what_is_usual() -> None:
+    """Challengers that are 5 to 20 times slower, as they happen to be, are no ties."""
+    generator = np.random.default_rng(8)
+    batch = [
+        [
+            {
+                "incumbent": [20.0] * ROUNDS,
+                INCUMBENT_COPY: list(20.0 * np.exp(generator.normal(0, 0.003, ROUNDS))),
+                "slow": [20.0 * generator.uniform(5, 20)] * ROUNDS,
+            }
+            for _ in range(BLOCKS)
+        ]
+        for _ in range(12)
+    ]
+    noise = sum((observed("incumbent", ["slow"], blocks) for blocks in batch), Noise())
+    assert {judge("incumbent", ["slow"], blocks, noise).verdict for blocks in batch} == {"kept"}
+
+
 def test_without_its_own_copy_the_incumbent_has_no_upper_bound() -> None:
     blocks = [{"incumbent": [20.0] * ROUNDS, "slow": [40.0] * ROUNDS}] * BLOCKS
     verdict = judge("incumbent", ["slow"], blocks, NOTHING_KNOWN)
@@ -162,12 +180,15 @@ def test_one_more_process_is_expected_farther_away_than_the_mean() -> None:
 
 
 def test_what_finals_show_of_noise() -> None:
-    base = {"incumbent": [20.0] * 4, "far": [40.0] * 4}
+    base = {"incumbent": [20.0] * 4, "far": [40.0] * 4, "near": [21.0] * 4}
     blocks = [{**base, INCUMBENT_COPY: [20.0 * shift] * 4} for shift in (1.01, 0.99, 1.02)]
-    noise = observed("incumbent", ["far", "absent"], blocks)
+    noise = observed("incumbent", ["far", "absent", "near"], blocks)
     assert [pair.ratio for pair in noise.single] == pytest.approx([1.01, 0.99, 1.02])
     assert [pair.ratio for pair in noise.decided] == pytest.approx([1.01])
     assert noise.variances == ((20.0, 0.0),)
+    ((us, variance),) = noise.copies
+    assert us == 20.0
+    assert variance == pytest.approx(float(np.var(np.log([1.01, 0.99, 1.02]), ddof=1)))
     assert observed("incumbent", ["far"], blocks[:2]).decided == ()
     assert observed("incumbent", ["far"], [base]) == Noise()
 

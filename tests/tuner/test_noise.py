@@ -59,6 +59,17 @@ def test_the_usual_variance_is_that_of_the_decade_and_counts_more_the_more_it_re
     assert Noise().prior(20.0).freedom == 0.0
 
 
+def test_copies_stand_in_for_challengers_while_these_are_few() -> None:
+    copies = ((20.0, 1e-6),) * 5
+    assert Noise(copies=copies).prior(20.0).variance > 0
+    assert (
+        Noise(variances=((20.0, 1e-4),) * 4, copies=copies).prior(20.0).freedom
+        > Noise(copies=copies).prior(1.0).freedom
+    )
+    many = Noise(variances=((20.0, 1e-4),) * 10)
+    assert (many + Noise(copies=copies)).prior(2e4) == many.prior(2e4)
+
+
 def test_one_wild_candidate_does_not_change_what_is_usual() -> None:
     calm = ((20.0, 1e-5),) * 20
     assert Noise(variances=(*calm, (20.0, 10.0))).prior(20.0).variance == Noise(variances=calm).prior(20.0).variance

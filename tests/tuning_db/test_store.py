@@ -51,6 +51,24 @@ def test_output_of_crashed_processes_can_be_stored(store: Store, make: Any) -> N
     assert found.details == {"max_error": "nan"}
 
 
+def test_only_what_is_new_is_read_again(store: Store, make: Any) -> None:
+    mine, other = (store.start_run(make.environment) for _ in range(2))
+    assert store.newest_trial() == (0, False)
+    first, second, elsewhere = make.trial(), make.trial(), make.trial(make.problem(rows=77))
+    store.add_trials(mine, [first])
+    since, others = store.newest_trial(0, mine)
+    assert not others
+    store.add_trials(other, [second, elsewhere])
+    newest, others = store.newest_trial(since, mine)
+    assert others
+    asked = (first.problem, first.environment, first.protocol)
+    number, found = store.trials_since(since, *asked)
+    assert (since < number <= newest, found) == (True, [second])
+    assert store.trials_since(0, *asked) == (number, [first, second])
+    assert store.trials_since(newest, *asked) == (newest, [])
+    assert store.newest_trial(newest, mine) == (newest, False)
+
+
 def test_adding_a_trial_twice_keeps_one(store: Store, make: Any) -> None:
     run, trial = store.start_run(make.environment), make.trial()
     store.add_trials(run, [trial, trial])

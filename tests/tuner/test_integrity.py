@@ -1,0 +1,107 @@
+"""What a stranger's code replaces is found, put back and attributed; what nobody touched is no fault."""
+
+from __future__ import annotations
+
+import builtins
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from registry.artifact import Built
+from registry.device import Device
+from registry.implementation import Implementation, Run
+from registry.problem import Problem
+from registry.space import Config
+from registry.tuner import verify
+from registry.tuner.checks import WrongError
+from registry.tuner.integrity import Integrity, Trust
+
+HERE = __name__.partition(".")[0]
+
+
+class Ours(Implementation):
+    """Of this module."""
+
+    op, name = "square", "test.ours"
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def integrity() -> Iterator[Integrity]:
+    taken = Integrity()
+    yield taken
+    taken.restore()
+
+
+def test_nothing_is_found_where_nothing_was_replaced(integrity: Integrity) -> None:
+    assert integrity.restore() == []
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        (time, "perf_counter_ns"),
+        (statistics, "median"),
+        (builtins, "min"),
+        (torch, "equal"),
+        (torch.Tensor, "clone"),  # inherited: a new name that hides the old one
+        (torch.cuda.Event, "elapsed_time"),
+        (torch.cuda, "synchronize"),
+        (verify, "verify_timed"),
+        (verify, "zip"),  # a builtin hidden in one of our modules
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_was_replaced_is_named_and_put_back(integrity: Integrity, place: Any, name: str) -> None:
+    before = getattr(place, name, None)
+    setattr(place, name, lambda *_: 0)
+    found = integrity.restore()
+    assert [replaced.name.rpartition(".")[2] for replaced in found] == [name]
+    assert found[0].owner == HERE
+    assert getattr(place, name, None) == before
+    assert integrity.restore() == []
+
+
+def test_what_a_plugin_replaced_while_it_was_imported_is_held_against_it(
+    integrity: Integrity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trust = Trust(integrity)
+    trust.admit(Ours())
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)
+    for _ in range(2):
+        with pytest.raises(WrongError, match="perf_counter_ns by"):
+            trust.admit(Ours())
+    assert time.perf_counter_ns() > 0
+    assert not trust.lost
+
+
+def test_what_is_replaced_during_a_trial_costs_the_process_its_trust(
+    integrity: Integrity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trust = Trust(integrity)
+    assert trust.breach() == ""
+    monkeypatch.setattr(statistics, "median", lambda data: 0)
+    assert "statistics.median by" in trust.breach()
+    assert trust.lost
+    assert trust.breach() == ""
+
+
+def test_a_setting_of_the_whole_process_is_put_back(integrity: Integrity) -> None:
+    trust = Trust(integrity)
+    torch.set_float32_matmul_precision("high")
+    torch.set_default_dtype(torch.float64)
+    try:
+        breach = trust.breach()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.set_default_dtype(torch.float32)
+    assert "float32 matmul precision to high" in breach
+    assert "default dtype to torch.float64" in breach
+    assert trust.breach() == ""
+    assert not trust.lost

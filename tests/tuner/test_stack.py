@@ -1,0 +1,70 @@
+"""Stacked tensors: filled, compared and watched over all at once."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from registry.problem import TensorSpec
+from registry.tuner.stack import Stack
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.bool, torch.complex64)
+LAYOUTS = (((3, 5), (5, 1)), ((3, 5), (10, 2)), ((4, 5), (0, 1)), ((0, 5), (5, 1)), ((), ()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "strides"), LAYOUTS)
+def test_what_is_written_is_in_every_tensor_and_nowhere_else(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    spec = TensorSpec(shape, dtype, strides)
+    stack = Stack(spec, 3)
+    value = torch.zeros(2000).to(dtype).as_strided(shape, strides)
+    stack.write(value)
+    assert bool(stack.holds(value))
+    assert bool(stack.agrees())
+    assert bool(stack.margins_untouched())
+    assert [TensorSpec.of(tensor) for tensor in stack.tensors] == [spec] * 3
+    assert all(torch.equal(tensor, value) for tensor in stack.tensors)
+
+
+def test_one_element_in_one_tensor_tells() -> None:
+    stack = Stack(TensorSpec.contiguous((1000,), torch.float32), 4)
+    value = torch.randn(1000)
+    stack.write(value)
+    stack.tensors[2][999] = -value[999]
+    assert not bool(stack.holds(value))
+    assert not bool(stack.agrees())
+    assert bool(stack.margins_untouched())
+
+
+@pytest.mark.parametrize("beside", [-1, 7])
+def test_a_write_beside_any_tensor_tells_even_if_it_writes_nan(beside: int) -> None:
+    stack = Stack(TensorSpec.contiguous((7,), torch.float32), 3)
+    x = stack.tensors[1]
+    x.as_strided((1,), (1,), int(x.storage_offset()) + beside).fill_(torch.nan)
+    assert not bool(stack.margins_untouched())
+    stack.poison()
+    assert bool(stack.margins_untouched())
+
+
+def test_floating_tensors_are_poisoned_with_nan_at_first() -> None:
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        assert all(bool(tensor.isnan().all()) for tensor in Stack(TensorSpec.contiguous((5,), dtype), 2).tensors)
+
+
+def test_a_write_moves_no_version_counter() -> None:
+    stack = Stack(TensorSpec.contiguous((5,), torch.float32), 2)
+    versions = [tensor._version for tensor in stack.tensors]
+    stack.write(torch.ones(5))
+    assert [tensor._version for tensor in stack.tensors] == versions
+    assert float(stack.tensors[1].sum()) == 5.0
+
+
+def test_tensors_are_aligned_and_apart() -> None:
+    stack = Stack(TensorSpec.contiguous((1000,), torch.bfloat16), 3)
+    addresses = [tensor.data_ptr() for tensor in stack.tensors]
+    assert all(address % 16 == addresses[0] % 16 for address in addresses)
+    assert all(second - first >= 2000 + 512 for first, second in pairwise(addresses))

@@ -1,0 +1,180 @@
+"""Verification, in this process: everything in the box passes, what a contract declares is respected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from registry.artifact import Built
+from registry.contract import Op
+from registry.contracts import BOX, SOFTMAX, SQUARE
+from registry.device import Device
+from registry.discovery import Catalog
+from registry.dispatch.plan import Candidate, build
+from registry.implementation import Implementation, Run, Tensors
+from registry.numerics import same_bits
+from registry.problem import Problem, Value
+from registry.space import Config
+from registry.tuner.probes import Probes, probe_problems, probe_variants
+from registry.tuner.protocol import Protocol
+from registry.tuner.sampling import sampler_for
+from registry.tuner.session import PARTLY, Session
+from registry.tuner.timed import TimedPlan
+from registry.tuner.verify import WrongError, verify, verify_timed
+
+CPU = Device.of("cpu")
+PROTOCOL = replace(Protocol.of(CPU), cache_bytes=2**20)
+DIMS: Mapping[str, dict[str, Value]] = {
+    "vector_add": {"n": 5001, "dtype": "bfloat16"},
+    "square": {"n": 5001, "dtype": "float16"},
+    "gelu": {"n": 5001, "dtype": "float32", "approximate": "tanh"},
+    "softmax": {"rows": 3, "cols": 5000, "dtype": "bfloat16"},
+    "rms_norm": {"rows": 3, "cols": 5000, "dtype": "float32"},
+    "gemm_int4": {"m": 3, "n": 64, "k": 256, "group_size": 64, "bits": 4, "dtype": "bfloat16", "symmetric": False},
+}
+
+
+def session_of(op: Op, dims: Mapping[str, Value]) -> Session:
+    return Session(op, op.problem_of(dims), CPU, PROTOCOL, 7)
+
+
+def go_through(implementation: Implementation, session: Session, config: Config) -> None:
+    """What a trial does, but for the samples."""
+    plan = build(session.op, Candidate(implementation, config), session.problem, session.arguments, CPU)
+    verify(plan, session)
+    Probes(CPU).check(plan, {artifact.variant.key: artifact for artifact in plan.artifacts})
+    timed = TimedPlan(plan, session)
+    sampler = sampler_for(
+        timed.launches, capturable=True, working_set=session.working_set, protocol=PROTOCOL, device=CPU
+    )
+    verify_timed(timed, sampler, session)
+    verify_timed(timed, sampler, session, alone=False)
+
+
+@pytest.mark.parametrize("op", BOX, ids=lambda op: op.name)
+def test_everything_in_the_box_passes_on_a_cpu(catalog: Catalog, op: Op) -> None:
+    session = session_of(op, DIMS[op.name])
+    passed = 0
+    for implementation in catalog.implementations(op.name):
+        # torch.compile takes seconds an op; a whole run with it is another test's
+        if "cpu" not in implementation.device_types or implementation.name == "torch.compile":
+            continue
+        if not any(True for _ in implementation.unsupported(session.problem, CPU)):
+            go_through(implementation, session, implementation.default(session.problem, CPU))
+            passed += 1
+    assert passed
+
+
+class Custom(Implementation):
+    """Calls a function."""
+
+    name = "test.custom"
+    device_types = frozenset({"cpu"})
+
+    def __init__(self, op: str, function: Any) -> None:
+        self.op = op
+        self._function = function
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            self._function(outputs[0], *arguments)
+
+        return run
+
+
+def take_one(x: torch.Tensor) -> torch.Tensor:
+    """Doubles x in place and returns its square from before."""
+    y = x * x
+    x.mul_(2.0)
+    return y
+
+
+MUTATING = replace(
+    SQUARE, name="acme::take", schema="acme::take(Tensor(a!) x) -> Tensor y", reference=take_one, fake=torch.empty_like
+)
+
+
+def test_an_op_that_mutates_may_and_starts_from_its_own_inputs_each_time() -> None:
+    def right(y: torch.Tensor, x: torch.Tensor) -> None:
+        torch.mul(x, x, out=y)
+        x.mul_(2.0)
+
+    op = replace(MUTATING, problem=lambda arguments: Problem("acme::take", SQUARE.problem(arguments).dims))
+    session = session_of(op, {"n": 1000, "dtype": "float32"})
+    go_through(Custom(op.name, right), session, {})
+    with pytest.raises(WrongError, match="expected"):
+        go_through(Custom(op.name, lambda y, x: y.copy_(x)), session, {})
+
+
+def test_other_inputs_differ_from_the_timed_ones_in_few_places_and_still_tell() -> None:
+    session = session_of(SQUARE, {"n": 10_000, "dtype": "float32"})
+    timed, other = session.case("normal"), session.case(PARTLY)
+    changed = int((timed.values[0] != other.values[0]).sum())
+    assert 0 < changed < 500
+    (stale,) = (timed.values[0] ** 2,)
+    assert session.judge(timed, (stale,)) == ""
+    assert "expected" in session.judge(other, (stale,))
+
+
+def test_other_inputs_that_an_op_makes_no_sense_of_are_drawn_anew() -> None:
+    def sorted_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+        return (torch.randn(problem.n, generator=generator).sort().values,)
+
+    def of_sorted(x: torch.Tensor) -> torch.Tensor:
+        if bool((x.diff() < 0).any()):
+            raise ValueError("x must be sorted")
+        return x * x
+
+    op = replace(SQUARE, inputs=sorted_inputs, reference=of_sorted, fake=torch.empty_like)
+    other = session_of(op, {"n": 1000, "dtype": "float32"}).case(PARTLY)
+    assert bool((other.values[0].diff() >= 0).all())
+
+
+def test_the_rotation_is_overwritten_in_place_and_goes_back() -> None:
+    session = session_of(SQUARE, {"n": 1000, "dtype": "float32"})
+    copies, case = session.rotation.copies, session.case("normal")
+    addresses = [copy[0].data_ptr() for copy in copies]
+    assert len(set(addresses)) == len(copies) > 1
+    session.show(PARTLY)
+    assert not any(same_bits(copy[0], case.values[0]) for copy in copies)
+    session.show("normal")
+    assert all(same_bits(copy[0], case.values[0]) for copy in copies)
+    assert [copy[0].data_ptr() for copy in session.rotation.copies] == addresses
+
+
+def test_probes_are_small_odd_and_other_problems_of_the_same_static_dimensions() -> None:
+    problem = SOFTMAX.problem_of({"rows": 4096, "cols": 1000, "dtype": "bfloat16"})
+    found = probe_problems(SOFTMAX, problem, CPU)
+    assert [each.rows for each in found] == [1, 37]
+    assert {(each.cols, each.dtype) for each in found} == {(1000, "bfloat16")}
+    square = SQUARE.problem_of({"n": 37, "dtype": "float32"})
+    assert [each.n for each in probe_problems(SQUARE, square, CPU)] == [1, 4099]
+
+
+def test_a_candidate_is_probed_once_for_all_problems_that_share_the_probes() -> None:
+    calls: list[int] = []
+
+    def count(y: torch.Tensor, x: torch.Tensor) -> None:
+        calls.append(x.numel())
+        torch.mul(x, x, out=y)
+
+    probes, implementation = Probes(CPU), Custom("square", count)
+    for n in (8192, 16384):
+        session = session_of(SQUARE, {"n": n, "dtype": "float32"})
+        plan = build(SQUARE, Candidate(implementation, {}), session.problem, session.arguments, CPU)
+        probes.check(plan, {})
+    assert sorted(calls) == [1, 37, 37, 37, 4099]
+
+
+def test_a_probe_that_would_have_to_be_compiled_is_left_out_and_what_it_needs_is_told(catalog: Catalog) -> None:
+    implementation = catalog.implementation("square", "torch.compile")
+    problem = SQUARE.problem_of({"n": 8192, "dtype": "float32"})
+    candidate = Candidate(implementation, {})
+    wanted = probe_variants(SQUARE, candidate, problem, CPU)
+    # three sizes and the strided layout; what Inductor compiles is the same for any alignment
+    assert len({variant.key for variant in wanted}) == 4
+    assert not probe_variants(SQUARE, Candidate(Custom("square", None), {}), problem, CPU)
