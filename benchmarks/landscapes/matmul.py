@@ -31,7 +31,12 @@ def _problem(arguments: Arguments) -> Problem:
     a, b = arguments.tensor("a"), arguments.tensor("b")
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0] or a.dtype != b.dtype:
         raise InvalidArgumentError(f"{NAME}: a is {a.shape}, b is {b.shape}", hint="expected [m, k] and [k, n]")
-    dims: dict[str, Value] = {"m": a.shape[0], "n": b.shape[1], "k": a.shape[1], "dtype": str(a.dtype).removeprefix("torch.")}
+    dims: dict[str, Value] = {
+        "m": a.shape[0],
+        "n": b.shape[1],
+        "k": a.shape[1],
+        "dtype": str(a.dtype).removeprefix("torch."),
+    }
     return Problem(NAME, dims, {"contiguous": a.is_contiguous and b.is_contiguous, "aligned": True})
 
 

@@ -31,7 +31,7 @@ def matmul(m: int, n: int, k: int, *, seed: int = 0, ruggedness: float = 0.05) -
 
     def valid(c: Mapping[str, Any]) -> bool:
         share = c["BLOCK_M"] * c["BLOCK_N"] / (32 * c["num_warps"])
-        return 8 <= share <= 256 and _tiles_bytes(c) * c["num_stages"] <= _SHARED
+        return bool(8 <= share <= 256 and _tiles_bytes(c) * c["num_stages"] <= _SHARED)
 
     def time(c: Mapping[str, Any]) -> float | None:
         return _matmul_us(m, n, k, c)
@@ -51,16 +51,15 @@ def rows(rows: int, cols: int, *, seed: int = 0, ruggedness: float = 0.02) -> La
     def waste(programs: float, warps_each: int) -> float:
         per_sm = max(1, min(16, 64 // warps_each))
         waves = programs / (_SMS * per_sm)
-        return max(1.0, math.ceil(waves) / waves) if waves > 0 else 1.0
+        return min(4.0, math.ceil(waves) / waves)
 
     def whole(c: Mapping[str, Any]) -> float | None:
         share = c["rows_per_program"] * cols / (32 * c["num_warps"])
         if share > 256:
             return None
         spill = 1.0 + max(0.0, share - 64) / 32
-        return (
-            spill * (1.0 + 0.6 * abs(math.log2(share / 16)) / 4) * waste(rows / c["rows_per_program"], c["num_warps"])
-        )
+        unbalanced = 1.0 + 0.15 * abs(math.log2(share / 16))
+        return float(spill * unbalanced * waste(rows / c["rows_per_program"], c["num_warps"]))
 
     def passes(c: Mapping[str, Any]) -> float | None:
         share = c["BLOCK"] / (32 * c["num_warps"])
@@ -102,7 +101,7 @@ def _matmul_us(m: int, n: int, k: int, c: Mapping[str, Any]) -> float | None:
     spilled = 1.0 + max(0.0, registers - 240) / 60
     busy = min(1.0, tiles / _SMS)
     work = waves * occupancy * c["BLOCK_M"] * c["BLOCK_N"] * k * max(busy, 0.2)
-    return 3.0 + 2 * work / (5.6e6 * pipelined * tensor_cores * fed) * spilled
+    return float(3.0 + 2 * work / (5.6e6 * pipelined * tensor_cores * fed) * spilled)
 
 
 def _tiles_bytes(c: Mapping[str, Any]) -> int:

@@ -86,7 +86,7 @@ class JointSpace:
 
     def distances(self, block: Block, places: Sequence[int] | Numbers) -> Numbers:
         """L1 distances of the block's candidates from these places."""
-        return np.abs(block.places - np.asarray(places)).sum(axis=1, dtype=np.int64)
+        return np.asarray(np.abs(block.places - np.asarray(places)).sum(axis=1), dtype=np.int64)
 
     def distances_from(self, number: int) -> tuple[Block, Numbers]:
         """A candidate's block and its distances from everything there."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,8 @@ from ..dispatch.prepared import PreparedTensors
 from ..errors import InvalidArgumentError
 from .jobs import Entrant
 from .planning import ProblemPlan
-from .search import Searcher
+from .ordering import seeds_of
+from .search import EXHAUST, Searcher
 
 DEFAULT_TRIALS = 64
 DEFAULT_SECONDS = 30.0
@@ -23,7 +23,10 @@ DEFAULT_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of one problem's search: ``seconds`` of the device, ``trials`` measured. None takes the default."""
+    """Limits of one problem's search: ``seconds`` of the device, ``trials`` measured. None takes the default.
+
+    A search that was given no number of trials also ends when it has settled: see ``Searcher.settled``.
+    """
 
     seconds: float | None = None
     trials: int | None = None
@@ -72,7 +75,8 @@ class ProblemSearch:
         self._budget = budget
         # a stored winner is tried beside the budget and the wanted implementations: it is what has to be beaten
         self._most = budget.most_trials + (stored is not None)
-        self._searcher = Searcher(plan, seeds=seeds, exhaust=budget.most_trials, seed=seed)
+        exhaust = EXHAUST if budget.trials is None else budget.trials
+        self._searcher = Searcher(plan, seeds=seeds, exhaust=exhaust, seed=seed)
         self._medians: dict[str, tuple[float, Candidate]] = {}
         self._hopeless: dict[str, tuple[float, Candidate]] = {}
         self._uids: dict[str, str] = {}
@@ -92,6 +96,11 @@ class ProblemSearch:
     def over(self) -> bool:
         """Nothing in flight and nothing left to ask."""
         return not self.waiting and self.on_device == 0 and self._may_ask == 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether the search ends before its budget because more trials are unlikely to gain anything."""
+        return self._budget.trials is None and self._searcher.settled
 
     @property
     def best_us(self) -> float | None:
@@ -118,6 +127,24 @@ class ProblemSearch:
     ) -> None:
         """A stored trial: it need not be repeated, and costs no budget."""
         self._known += candidate.key not in self._uids
+        self._take_in(candidate, status, median_us, censored, uid)
+
+    def wants(self, candidate: Candidate) -> bool:
+        """Whether it would learn from this candidate, which another problem's artifacts can run, and never asked."""
+        return self._searcher.untried(candidate)
+
+    def reserve(self, candidate: Candidate) -> None:
+        """It is being tried without having been asked for: ``learn_shared`` will tell."""
+        self._searcher.reserve(candidate)
+
+    def hint(self, seeds: Sequence[Candidate]) -> None:
+        """Winners of neighbours that were found meanwhile, to be tried soon."""
+        self._searcher.hint(seeds)
+
+    def learn_shared(
+        self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str
+    ) -> None:
+        """The outcome of a trial that was not asked for: it costs no budget."""
         self._take_in(candidate, status, median_us, censored, uid)
 
     def learn(self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str) -> None:
@@ -182,7 +209,7 @@ class ProblemSearch:
 
     @property
     def _may_ask(self) -> int:
-        if self.seconds >= self._budget.device_seconds or self._searcher.size == 0:
+        if self.seconds >= self._budget.device_seconds or self._searcher.size == 0 or self.settled:
             return 0
         return max(0, self._most - self.done - len(self.waiting) - self.on_device)
 
@@ -207,14 +234,5 @@ def _by_time(times: Mapping[str, tuple[float, Candidate]]) -> list[tuple[float, 
 
 
 def by_distance(plan: ProblemPlan, neighbours: Sequence[tuple[Mapping[str, Any], Candidate]]) -> list[Candidate]:
-    """The neighbours' candidates, nearest problem first (log distance along the dynamic dimensions)."""
-
-    def distance(dims: Mapping[str, Any]) -> float:
-        own = plan.problem.dims
-        return sum(abs(math.log(int(own[name])) - math.log(int(dims[name]))) for name in plan.op.dynamic)
-
-    ordered = sorted(neighbours, key=lambda entry: distance(entry[0]))
-    unique: dict[str, Candidate] = {}
-    for _, candidate in ordered:
-        unique.setdefault(candidate.key, candidate)
-    return list(unique.values())
+    """The neighbours' candidates, nearest problem first."""
+    return seeds_of(plan, neighbours)

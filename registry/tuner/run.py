@@ -20,7 +20,7 @@ from .crew import Crew
 from .deciding import Deciding, result_of
 from .events import Event, Note, Observer, ProblemDecided, ProblemSkipped, Result, RunEnded, RunStarted
 from .limits import Limits
-from .machine_noise import aa_job, aa_of
+from .machine_noise import aa_job, aa_of, earlier_noise
 from .noise import Noise
 from .planning import ProblemPlan
 from .planning import plan as plan_problems

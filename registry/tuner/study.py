@@ -35,7 +35,7 @@ class Study:
         self._study = optuna.create_study(sampler=sampler, direction="minimize")
         self._space = space
         self._running: dict[int, int] = {}
-        # Optuna's choices are plain and compared by ==, to which True is 1: a choice is the place of its value
+        # Optuna compares choices by ==, to which True is 1: a choice is the text of its value
         self._names = optuna.distributions.CategoricalDistribution(tuple(space.blocks))
         self._distributions = {
             name: {
@@ -64,7 +64,7 @@ class Study:
         The study forgets it; whoever takes it up says ``started``.
         """
         trial = self._study.ask()
-        name = trial.suggest_categorical(_IMPLEMENTATION, list(self._names.choices))
+        name = str(trial.suggest_categorical(_IMPLEMENTATION, list(self._names.choices)))
         places = [
             distribution.choices.index(trial.suggest_categorical(f"{name}.{parameter}", list(distribution.choices)))
             for parameter, distribution in self._distributions[name].items()

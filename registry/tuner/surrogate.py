@@ -37,7 +37,7 @@ class Posterior:
         gain = best - self.means
         z = gain / self.deviations
         density = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-        below = 0.5 * (1.0 + _erf(z / math.sqrt(2.0)).astype(np.float64))
+        below = 0.5 * (1.0 + np.asarray(_erf(z / math.sqrt(2.0)), dtype=np.float64))
         return np.asarray(self.weights @ (gain * below + self.deviations * density), dtype=np.float64)
 
 
