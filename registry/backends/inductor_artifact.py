@@ -23,6 +23,15 @@ import torch
 from ..paths import cache_folder
 from ..problem import TensorSpec
 
+MODULES = (
+    "torch._inductor.standalone_compile",
+    "torch._inductor.compile_fx",
+    "torch._inductor.async_compile",
+    "torch._inductor.runtime.triton_heuristics",
+    "torch._higher_order_ops.triton_kernel_wrap",
+)
+"""What compiling and loading import, which takes seconds; importing them opens no device and starts no thread."""
+
 Compiled = Callable[..., Any]
 """Takes the tensors, returns the output or a sequence of outputs."""
 

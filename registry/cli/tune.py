@@ -80,15 +80,19 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     """
     _check_positive("--budget", budget)
     _check_positive("--trials", trials)
-    work = _work(shapes, split("--op", op), split("--implementations", implementations), device, plugin)
-    if dry_run:
-        _show_plan(work, json=json)
-        return
-    from ..tuner.run import Budget
+    from ..tuner import spawning
 
-    limits = Budget(seconds=budget, trials=trials)
-    with _display(json) as display:
-        results = _run(work, db, limits, display, retune=retune, regime=regime)
+    # the processes of the run import torch while this one reads the file
+    with spawning.kept(now=not dry_run):
+        work = _work(shapes, split("--op", op), split("--implementations", implementations), device, plugin)
+        if dry_run:
+            _show_plan(work, json=json)
+            return
+        from ..tuner.run import Budget
+
+        limits = Budget(seconds=budget, trials=trials)
+        with _display(json) as display:
+            results = _run(work, db, limits, display, retune=retune, regime=regime)
     _tell(results, display, json=json)
     raise typer.Exit(_exit_code(results, display))
 

@@ -89,6 +89,7 @@ class Keeper:
         self._may_fork = os.environ.get("KERNEL_REGISTRY_FORK", "1") != "0"
         self._selector.register(client, selectors.EVENT_READ, self._from_client)
         self._running = True
+        self._unforked = "" if self._may_fork else "KERNEL_REGISTRY_FORK is 0"
         _wake_on_child(self._selector)
         if self._may_fork:
             self._start_template()
@@ -173,7 +174,7 @@ class Keeper:
             self._ended(kept)
             return
         process.returncode = 0  # reaped here, not by its finaliser
-        self._began(kept, process.pid, "executed")
+        self._began(kept, process.pid, f"executed ({self._unforked})" if self._unforked else "executed")
 
     def _began(self, kept: Kept, pid: int, how: str) -> None:
         kept.pid, kept.oom_kills = pid, _oom_kills()
@@ -224,7 +225,7 @@ class Keeper:
     def _from_template(self, template: Template) -> None:
         message, _ = receive(template.socket)
         if message is None or "unsound" in message:
-            self._lose(template)
+            self._lose(template, message["unsound"] if message else "it died")
         elif "ready" in message:
             template.ready = True
             if template not in self._templates:
@@ -239,7 +240,9 @@ class Keeper:
                 self._unclaimed.clear()
         self._serve()
 
-    def _lose(self, template: Template) -> None:
+    def _lose(self, template: Template, why: str) -> None:
+        if not self._templates or self._templates == [template]:
+            self._unforked = f"no template to fork: {why}"
         self._selector.unregister(template.socket)
         template.socket.close()
         if template in self._templates:
@@ -304,7 +307,7 @@ class Keeper:
                 self._kill(kept, f"it held {held / 2**30:.2f} GiB of memory; its limit is {most / 2**30:.2f} GiB")
         for template in list(self._templates):
             if not template.ready and time.monotonic() - template.began > _TEMPLATE_LIMIT_S:
-                self._lose(template)
+                self._lose(template, f"it did not start within {_TEMPLATE_LIMIT_S:.0f} s")
                 self._serve()
 
 

@@ -35,6 +35,8 @@ _LARGER_SIZES = (4099, 1031, 257)
 _OTHER_SIZES = (3, 5, 2)
 """What the dynamic dimensions before the last become meanwhile."""
 _MOST_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
+_MEMORY_PART = 1 / 1000
+"""Of the device's memory, which eight groups of probes may take fifty times."""
 _MOST_FLOP = {"cpu": 2e8, "cuda": 1e12}
 _LARGER_PART = 1 / 16
 """Of these limits: what the larger size may take."""
@@ -72,7 +74,7 @@ class Probes:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._groups: collections.OrderedDict[str, tuple[Probe, ...]] = collections.OrderedDict()
-        self._passed: set[tuple[str, str, str]] = set()
+        self._passed: set[tuple[str, str, int]] = set()
 
     def check(self, plan: Plan, artifacts: Mapping[str, Artifact]) -> None:
         """Run the plan's candidate on the probes of its problem; raises WrongError.
@@ -81,18 +83,19 @@ class Probes:
         ``artifacts`` (by key): nothing is compiled here.
         """
         group = _group(plan.op, plan.problem)
-        checks, passed = Checks(), []
+        passed = group, plan.candidate.key, len(artifacts)
+        if passed in self._passed:
+            return
+        checks = Checks()
         try:
             for probe in self._of(group, plan):
-                key = (group, str(probe), plan.candidate.key)
-                if key not in self._passed and self._run(plan, probe, artifacts, checks):
-                    passed.append(key)
+                self._run(plan, probe, artifacts, checks)
             checks.settle()
         except Exception:
             # it may have written to the probes' inputs
-            del self._groups[group]
+            self._groups.pop(group, None)
             raise
-        self._passed.update(passed)
+        self._passed.add(passed)
 
     def forget(self) -> None:
         """Free the probes' tensors."""
@@ -106,26 +109,25 @@ class Probes:
         self._groups.move_to_end(group)
         return self._groups[group]
 
-    def _run(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks) -> bool:
-        """Enqueue one probe and its checks; False when it is left out."""
+    def _run(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks) -> None:
+        """Enqueue one probe and its checks, or leave it out."""
         try:
             wanted = _variants(plan.op, plan.candidate, probe.problem, probe.arguments, self._device)
             if wanted is None or any(variant.key not in artifacts for variant in wanted):
-                return False
+                return
             there = build(plan.op, plan.candidate, probe.problem, probe.arguments, self._device, artifacts)
         except RegistryError:
             # dispatch goes on with the next candidate when a plan cannot be built
-            return False
+            return
         try:
             _check(there, probe, checks)
         except RegistryError:
-            return False
+            return
         except WrongError as fault:
             raise WrongError(fault.status, _told(probe, fault.message)) from None
         except Exception as fault:
             raised = f"it raises {type(fault).__name__}: {fault}; what it cannot run, unsupported() has to say"
             raise WrongError("error", _told(probe, raised)) from fault
-        return True
 
 
 def probe_variants(op: Op, candidate: Candidate, problem: Problem, device: Device) -> tuple[Variant, ...]:
@@ -164,7 +166,8 @@ def _resized(op: Op, problem: Problem, size: int) -> Problem | None:
 
 def _is_small(op: Op, problem: Problem, device: Device, part: float = 1.0) -> bool:
     floor, kind = op.floor(problem), "cuda" if device.type == "cuda" else "cpu"
-    return floor.bytes <= part * _MOST_BYTES[kind] and floor.flop <= part * _MOST_FLOP[kind]
+    most = min(_MOST_BYTES[kind], _MEMORY_PART * device.memory_bytes)
+    return floor.bytes <= part * most and floor.flop <= part * _MOST_FLOP[kind]
 
 
 def _planned(problems: Sequence[Problem]) -> Iterator[tuple[Problem, Layout]]:

@@ -13,8 +13,8 @@ from ..dispatch.plan import Candidate, signature_of
 from ..dispatch.prepared import PreparedTensors
 from ..errors import InvalidArgumentError
 from .jobs import Entrant
-from .planning import ProblemPlan
 from .ordering import seeds_of
+from .planning import ProblemPlan
 from .search import EXHAUST, Searcher
 
 DEFAULT_TRIALS = 64

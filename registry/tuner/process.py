@@ -60,7 +60,7 @@ class Child:
 
     @property
     def how(self) -> str:
-        """``forked`` from a template or ``executed``; waits until it is started."""
+        """``forked`` from a template, or ``executed`` and why, where that is news; waits until it is started."""
         return self._started.how
 
     def fileno(self) -> int:

@@ -11,11 +11,14 @@ from typing import Any
 
 from tuning_db import Store, TuningDBError
 
+from ..backends import inductor_artifact as inductor
+from ..backends.inductor import InductorImplementation
 from ..device import Device
 from ..discovery import Catalog
 from ..dispatch.plan import Candidate
 from ..errors import StoreError
 from ..problem import Problem
+from . import spawning
 from .crew import Crew
 from .deciding import Deciding, result_of
 from .events import Event, Note, Observer, ProblemDecided, ProblemSkipped, Result, RunEnded, RunStarted
@@ -59,9 +62,10 @@ def tune(
     ``retune``. Dispatch runs winners of the regime ``cold``. Ctrl-C ends the run in order: what was measured is stored. Raises StoreError when the database cannot
     be used, UnknownNameError for an implementation that nobody has.
     """
-    plans = plan_problems(tuple(dict.fromkeys(problems)), catalog, device, implementations)
     try:
-        with Store.open(database) as store:
+        with spawning.kept(), Store.open(database) as store:
+            plans = plan_problems(tuple(dict.fromkeys(problems)), catalog, device, implementations)
+            spawning.warm(*_heavy_modules(plans))
             settings = Settings(budget or Budget(), limits or Limits(), regime, retune)
             return TuningRun(plans, catalog, device, store, settings, observer).run()
     except TuningDBError as fault:
@@ -196,6 +200,12 @@ class TuningRun:
             for candidate, trial in self._recorder.known_trials(plan):
                 search.remember_trial(candidate, trial.status, trial.median_us, trial.censored, trial.uid)
         return search
+
+
+def _heavy_modules(plans: Iterable[ProblemPlan]) -> tuple[str, ...]:
+    """What takes seconds to import and some candidate will need."""
+    choices = (choice for plan in plans for choice in plan.supported)
+    return inductor.MODULES if any(isinstance(one.implementation, InductorImplementation) for one in choices) else ()
 
 
 def _tuned_in_this_run(plan: ProblemPlan, over: Iterable[ProblemSearch]) -> list[tuple[Any, Candidate]]:

@@ -67,7 +67,7 @@ class Searcher:
         self._seed = seed
         self._mix = tuple(mix)
         self._turn = 0
-        self._pending: dict[int, None] = {}
+        self._pending: dict[int, bool] = {}  # is it one of ours, or did somebody else begin it
         self._logs: dict[int, float] = {}
         self._failed: dict[int, None] = {}
         self._exhaust = self._left <= exhaust
@@ -109,7 +109,7 @@ class Searcher:
         """Do not propose this one: somebody else has it tried."""
         number = self._space.number(candidate)
         if number is not None:
-            self._mark(number)
+            self._mark(number, ours=False)
 
     def hint(self, seeds: Sequence[Candidate]) -> None:
         """Candidates worth a try soon, e.g. the winner of a neighbouring problem that was decided meanwhile."""
@@ -120,12 +120,11 @@ class Searcher:
         number = self._space.number(candidate)
         if number is None:
             return
-        asked = number in self._pending
-        self._mark(number)
-        del self._pending[number]
+        self._mark(number, ours=False)
+        asked = self._pending.pop(number)
         self._logs.pop(number, None)
         self._failed.pop(number, None)
-        if median_us is None:
+        if median_us is None or not 0 < median_us < math.inf:
             self._failed[number] = None
         else:
             best = min(self._logs.values(), default=math.inf)
@@ -167,17 +166,17 @@ class Searcher:
         number = self._next_start()
         if number is None:
             number = self._propose()
-        self._mark(number)
+        self._mark(number, ours=True)
         return number
 
-    def _mark(self, number: int) -> None:
+    def _mark(self, number: int, *, ours: bool) -> None:
         """It is being tried: nobody else shall propose it."""
         if self._untried[number]:
             self._untried[number] = False
             self._left -= 1
         if number in self._pending:
             return
-        self._pending[number] = None
+        self._pending[number] = ours
         if self._study is not None and number not in self._logs and number not in self._failed:
             self._study.started(number)
 

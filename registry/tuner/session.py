@@ -105,7 +105,8 @@ class Session:
         All of the other draw where the op makes no sense of the mixture.
         """
         values, others = self._drawn(self.timed_kind), self._drawn(self.timed_kind, again=1)
-        generator = torch.Generator(device=self.device.torch).manual_seed(self._seed)
+        # a seed of its own: which numbers are other ones must not depend on what they are
+        generator = torch.Generator(device=self.device.torch).manual_seed(self._seed + 2_000_003)
         mixed = tuple(
             _mixed(value, other, generator) if isinstance(value, torch.Tensor) else value
             for value, other in zip(values, others, strict=True)

@@ -54,7 +54,7 @@ class Started(Protocol):
 
     @property
     def how(self) -> str:
-        """``forked`` or ``executed``; may wait as ``pid``."""
+        """``forked``, or ``executed`` and perhaps why; may wait as ``pid``."""
 
     def ended(self, seconds: float = 0.0) -> Ending | None:
         """How it ended, waiting at most ``seconds``; None while it runs."""

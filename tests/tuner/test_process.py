@@ -89,6 +89,23 @@ def test_a_child_has_the_parents_folder_and_variables_and_a_group_of_its_own(
     assert (ending.code, ending.why) == (0, "exit code 0")
 
 
+FORBIDDEN = """
+from registry.tuner import spawning
+from registry.tuner.process import Child
+with spawning.kept():
+    child = Child("registry.tuner.compile_worker")
+    print(child.how)
+    child.stop()
+"""
+
+
+@linux
+def test_forking_can_be_forbidden() -> None:
+    variables = {**os.environ, "KERNEL_REGISTRY_FORK": "0"}
+    done = subprocess.run([sys.executable, "-c", FORBIDDEN], capture_output=True, text=True, check=False, env=variables)
+    assert (done.stderr, done.stdout) == ("", "executed (KERNEL_REGISTRY_FORK is 0)\n")
+
+
 @linux
 def test_what_a_fork_would_not_notice_is_executed(start: Callable[..., Child], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
