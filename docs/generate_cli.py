@@ -25,6 +25,7 @@ Bad input ends with one line, a hint and exit code 2. Tables never wrap when pip
 | --- | --- |
 | `KERNEL_REGISTRY_DB` | the tuning database: a path or an SQLAlchemy URL |
 | `KERNEL_REGISTRY_CACHE` | the folder of compiled kernels |
+| `KERNEL_REGISTRY_FORK` | `0`: the processes of a tuning run are executed, not forked from one with torch |
 | `KERNEL_REGISTRY_PLUGINS` | load only these plugins, by name, separated by commas |
 | `KERNEL_REGISTRY_BLOCK` | never load these |
 | `KERNEL_REGISTRY_STRICT` | `1`: a plugin's fault is an error |

@@ -41,6 +41,7 @@ _MOST_FLOP = {"cpu": 2e8, "cuda": 1e12}
 _LARGER_PART = 1 / 16
 """Of these limits: what the larger size may take."""
 _GROUPS = 8
+_FIRST = 4
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,14 @@ class Probes:
         self._device = device
         self._groups: collections.OrderedDict[str, tuple[Probe, ...]] = collections.OrderedDict()
         self._passed: set[tuple[str, str, int]] = set()
+        self._checked: collections.Counter[tuple[str, str]] = collections.Counter()
+
+    def come_first(self, plan: Plan) -> bool:
+        """Whether the candidate is to be checked before it is timed: one of the first few of its implementation.
+
+        They show what is wrong with the kernel. Later ones cost less when only those are checked that are fast.
+        """
+        return self._checked[_group(plan.op, plan.problem), plan.candidate.implementation.name] < _FIRST
 
     def check(self, plan: Plan, artifacts: Mapping[str, Artifact]) -> None:
         """Run the plan's candidate on the probes of its problem; raises WrongError.
@@ -86,6 +95,7 @@ class Probes:
         passed = group, plan.candidate.key, len(artifacts)
         if passed in self._passed:
             return
+        self._checked[group, plan.candidate.implementation.name] += 1
         checks = Checks()
         try:
             for probe in self._of(group, plan):

@@ -80,6 +80,7 @@ class ProblemSearch:
         self._medians: dict[str, tuple[float, Candidate]] = {}
         self._hopeless: dict[str, tuple[float, Candidate]] = {}
         self._uids: dict[str, str] = {}
+        self._told: set[str] = set()
         self._known = 0
         self._artifacts: dict[str, tuple[Artifact, ...]] = {}
         self._started = time.monotonic()
@@ -155,6 +156,7 @@ class ProblemSearch:
     def _take_in(self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str) -> None:
         usable = status == "ok" and median_us is not None
         self._searcher.tell(candidate, median_us if usable else None)
+        self._told.add(candidate.key)
         self.waiting = [waiting for waiting in self.waiting if waiting.candidate.key != candidate.key]
         self.statuses[status] += 1
         for times in (self._medians, self._hopeless):
@@ -177,6 +179,10 @@ class ProblemSearch:
         """What the search measured for a candidate, by its key."""
         entry = self._medians.get(key) or self._hopeless.get(key)
         return entry[0] if entry else None
+
+    def knows(self, candidate: Candidate) -> bool:
+        """Whether a trial of it was told, be it this run's or another's."""
+        return candidate.key in self._told
 
     def is_right(self, candidate: Candidate) -> bool:
         """Whether it was verified and timed."""

@@ -103,7 +103,8 @@ class TuningRun:
         self._recorder = Recorder(store, device, self._protocol, {"problems": len(plans)})
         self._crew = Crew(device, catalog.files, settings.limits, lambda text: observer(Note(text)))
         self._loop = SearchLoop(self._crew, device, self._protocol, self._recorder, observer)
-        self._seeds = itertools.count()
+        # runs side by side on one database must not try everything in the same order
+        self._seeds = itertools.count(int(self._recorder.run[:7], 16))
         self._results: list[Result] = []
         self._phases: dict[str, float] = {}
         self._noise = Noise()

@@ -29,6 +29,7 @@ MIX: tuple[Arm, ...] = ("model", "model", "neighbour", "model", "model", "tpe")
 EXHAUST = 32
 """A space this small is tried whole when nobody asks for more trials."""
 
+_NEAR_STARTS = 0
 _RANDOM_STARTS = 8
 _SEEDS_KEPT = 5
 _BEST_KEPT = 3
@@ -37,6 +38,7 @@ _CLIP = 1.0
 
 _MOST_SCORED = 2_500
 _MOST_LEARNT = 160
+_MOST_IN_FLIGHT = 32
 
 _NOISE = 0.005
 _PATIENCE = 8
@@ -145,7 +147,17 @@ class Searcher:
         starts += self._distinct(seeds)
         rest = list(range(len(self._space)))
         self._random.shuffle(rest)
-        return starts + (rest if self._exhaust else rest[:_RANDOM_STARTS])
+        if self._exhaust:
+            return starts + rest
+        near = [near for number in numbers for near in self._near(number)]
+        self._random.shuffle(near)
+        return starts + near[:_NEAR_STARTS] + rest[:_RANDOM_STARTS]
+
+    def _near(self, number: int) -> list[int]:
+        """What is one or two steps from a candidate."""
+        block, distances = self._space.distances_from(number)
+        near: list[int] = (np.flatnonzero((distances > 0) & (distances <= 2)) + block.start).tolist()
+        return near
 
     def _distinct(self, seeds: Iterable[Candidate]) -> list[int]:
         """At most five that are valid here, untried, and two steps or more from each other."""
@@ -211,7 +223,7 @@ class Searcher:
             self._surrogate.fit(self._learnt())
             self._fresh = True
         numbers = self._scored()
-        improvements = self._surrogate.improvements(numbers, list(self._pending), best)
+        improvements = self._surrogate.improvements(numbers, list(self._pending)[-_MOST_IN_FLIGHT:], best)
         self._promise = float(improvements.max())
         return int(numbers[self._random.choice(np.flatnonzero(improvements >= self._promise))])
 

@@ -60,6 +60,7 @@ class SearchLoop:
 
     def _advance(self) -> None:
         """One turn: ask, compile, feed the device, wait for whoever answers first."""
+        self._hear()
         for search in self._active:
             search.ask(_IN_FLIGHT)
             for waiting in list(search.waiting):
@@ -67,6 +68,13 @@ class SearchLoop:
         self._feed()
         if self._sent or not self._crew.compiler.idle:
             self._crew.wait()
+
+    def _hear(self) -> None:
+        """What other runs on this database have tried meanwhile need not be tried here."""
+        if self._recorder.has_news():
+            for search in self._active:
+                for candidate, trial in self._recorder.news(search.plan):
+                    search.remember_trial(candidate, trial.status, trial.median_us, trial.censored, trial.uid)
 
     def _push(self, search: ProblemSearch, waiting: Waiting) -> None:
         """Towards the device if all its variants are built, out if one failed."""
@@ -98,6 +106,9 @@ class SearchLoop:
             return
         while self._ready and worker.wants_more:
             search, waiting, job = self._ready.popleft()
+            if waiting is not None and search.knows(waiting.candidate):
+                search.on_device -= 1  # another run was faster
+                continue
             self._sent[job.id] = (search, waiting.candidate if waiting else None)
             self._crew.submit(replace(job, best_us=search.best_us))
 

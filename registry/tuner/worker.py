@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -105,7 +106,9 @@ class Worker:
         plan = self._plan(session, job.entrant)
         announce("verify")
         verify(plan, session)
-        self._probes.check(plan, _by_key(job.entrant))
+        probed = self._probes.come_first(plan)
+        if probed:
+            self._probes.check(plan, _by_key(job.entrant))
         announce("measure")
         self._clocks.warm()
         timed = TimedPlan(plan, session)
@@ -114,6 +117,8 @@ class Worker:
             found = measure(sampler, protocol, job.best_us, self._clocks)
             announce("verify")
             verify_timed(timed, sampler, session)
+            if not probed and _is_promising(found, job.best_us):
+                self._probes.check(plan, _by_key(job.entrant))
         finally:
             sampler.close()
         return _outcome(found)
@@ -149,6 +154,7 @@ class Worker:
             # whichever did it, it was timed among all the others
             faults = [f"error: {breach}"] * len(faults)
         times = tuple(() if fault else taken for taken, fault in zip(times, faults, strict=True))
+        positions = tuple(() if fault else taken for taken, fault in zip(positions, faults, strict=True))
         return TimedBlock(times, tuple(faults), positions, time.perf_counter() - began)
 
     def _entry(self, entrant: Entrant, session: Session, protocol: Protocol) -> _Entry:
@@ -212,6 +218,11 @@ class _Entry:
         return ""
 
 
+def _is_promising(found: Measurement, best_us: float | None) -> bool:
+    """Whether the candidate may come to win, now or when others are refused."""
+    return not found.censored and (best_us is None or found.median_us <= _PROMISING * best_us)
+
+
 def _by_key(entrant: Entrant) -> dict[str, Artifact]:
     return {artifact.variant.key: artifact for artifact in entrant.artifacts}
 
@@ -266,6 +277,9 @@ def _is_poisoned(device: Device) -> bool:
 _MEMORY_SHARE = 0.95
 """Of the device's memory: a candidate that wants more fails by itself, before others on the device do."""
 
+_PROMISING = 1.5
+"""Times the best so far."""
+
 _POISONED = 3
 """Exit code of a worker whose CUDA context has died."""
 
@@ -292,7 +306,7 @@ def main(arguments: Sequence[str]) -> None:
             device = _claimed(arguments[2])
             worker = Worker(catalog, device)
             lock, folder = DeviceLock(device), os.getcwd()
-        with lock.held(lambda announce=announce: announce("wait")):
+        with lock.held(partial(announce, "wait")):
             if isinstance(job, TrialJob):
                 outcome = worker.trial(job, announce)
                 if outcome.status not in {"ok", "unsupported"} and _is_poisoned(device):

@@ -1,4 +1,4 @@
-"""Landscapes: the file keeps them, the exporter takes what was tried whole, and a replay tells good from bad searches."""
+"""Landscapes: the file keeps them, the exporter takes what was tried whole, a replay tells good searches from bad."""
 
 from __future__ import annotations
 

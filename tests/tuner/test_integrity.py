@@ -71,8 +71,8 @@ def test_what_was_replaced_is_named_and_put_back(integrity: Integrity, place: An
 def test_what_a_plugin_replaced_while_it_was_imported_is_held_against_it(
     integrity: Integrity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Trust(integrity).admit(Ours())
     trust = Trust(integrity)
-    trust.admit(Ours())
     monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)
     for _ in range(2):
         with pytest.raises(WrongError, match="perf_counter_ns by"):

@@ -16,8 +16,8 @@ def a_plan(rows: int, cols: int, dtype: str = "float32") -> ProblemPlan:
 
 
 def test_the_most_central_comes_first_then_outwards() -> None:
-    plans = [a_plan(rows, 1024) for rows in (1, 16384, 256, 16, 4096)]
-    assert [plan.problem.rows for plan in ordered(plans)] == [256, 16, 4096, 16384, 1]
+    plans = [a_plan(rows, 1024) for rows in (1, 65536, 256, 32, 4096)]
+    assert [plan.problem.rows for plan in ordered(plans)] == [256, 32, 4096, 65536, 1]
 
 
 def test_problems_of_the_same_static_dimensions_stay_together() -> None:

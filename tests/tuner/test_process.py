@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from registry.tuner import spawning
+from registry.tuner import spawning, template
 from registry.tuner.process import Child
 
 ECHO = "echoing"
@@ -87,6 +88,16 @@ def test_a_child_has_the_parents_folder_and_variables_and_a_group_of_its_own(
     assert answer["forked"] is not fresh
     ending = child.end(30)
     assert (ending.code, ending.why) == (0, "exit code 0")
+
+
+@linux
+def test_a_process_with_threads_is_no_template() -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    assert "threads" in template.unsound()
+    done.set()
+    thread.join()
 
 
 FORBIDDEN = """
