@@ -8,6 +8,7 @@ With ``--synthetic`` the landscapes come from a model instead, on which nothing 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import multiprocessing
 import os
@@ -88,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", nargs="*", type=Path, help="files of landscapes; default: those kept here")
     parser.add_argument("--seeds", type=int, default=50)
-    parser.add_argument("--gp-seeds", type=int, default=3, help="seeds of GP, which is slow; 0 leaves it out")
+    parser.add_argument("--gp-seeds", type=int, default=1, help="seeds of GP, which is slow and needs scipy; 0: none")
     parser.add_argument("--strategy", action="append", choices=NAMES, help="only this one; repeatable")
     parser.add_argument("--synthetic", action="store_true", help="landscapes of a model")
     parser.add_argument("--chart", type=Path, help="an SVG file to write")
@@ -99,6 +100,9 @@ def main() -> None:
         os.environ.setdefault(name, "1")
     groups = modelled() if options.synthetic else measured(options.file or files(HERE))
     names = [name for name in NAMES if not options.strategy or name in options.strategy]
+    if options.gp_seeds and importlib.util.find_spec("scipy") is None:
+        print("GP is left out: Optuna's GPSampler needs scipy (pip install scipy)")
+        options.gp_seeds = 0
     special = {"GP": options.gp_seeds, "exhaustive": 1}
     seeds = {name: special.get(name, options.seeds) for name in names}
     tasks = [Task(group, name, seed) for group in groups for name in names for seed in range(seeds[name])]

@@ -19,6 +19,7 @@ from .finals import (
     BLOCKS,
     FINALISTS,
     PRE_FINALISTS,
+    PRE_ROUNDS,
     ROUNDS,
     Verdict,
     fastest,
@@ -105,7 +106,9 @@ class Deciding:
             self._contests.append(Contest(search, incumbent, previous, challengers[:PRE_FINALISTS]))
         crowded = [contest for contest in self._contests if len(contest.challengers) > FINALISTS]
         jobs = [
-            self._job(contest, [contest.search.entrant(candidate) for candidate in contest.challengers], BLOCKS)
+            self._job(
+                contest, [contest.search.entrant(candidate) for candidate in contest.challengers], BLOCKS, PRE_ROUNDS
+            )
             for contest in crowded
         ]
         for contest, answer in zip(crowded, run_blocks(jobs), strict=True):
@@ -206,11 +209,11 @@ class Deciding:
         self._observe(Note(f"{search.plan.problem}: {why}; run again to decide"))
         return Result(search.plan.problem, "", {}, None, search.floor_us, {}, "none", search.statuses)
 
-    def _job(self, contest: Contest, entrants: Sequence[Entrant], seed: int) -> BlockJob:
+    def _job(self, contest: Contest, entrants: Sequence[Entrant], seed: int, rounds: int = ROUNDS) -> BlockJob:
         plan = contest.search.plan
         return BlockJob(
             0, plan.op.name, dict(plan.problem.dims), tuple(entrants), dict(self._protocol.details),
-            contest.search.seed + seed, ROUNDS,
+            contest.search.seed + seed, rounds,
         )  # fmt: skip
 
     def _rows(self, block: int, entered: Met, answer: Timed) -> list[Final]:

@@ -69,8 +69,8 @@ class Result:
 
     Ratios are of the finals, paired: ``speedup`` maps another implementation's name to its time over the winner's.
     ``verdict`` is ``new``, ``replaced``, ``kept``, ``tie`` or ``none`` (no candidate was right). ``ratio`` is the
-    ``incumbent``'s time over the winner's, with its interval ``low`` to ``high``; ``noise`` is relative. ``ties`` are the
-    candidates that could not be told from the winner.
+    ``incumbent``'s time over the winner's, with its interval ``low`` to ``high``; ``noise`` is relative. ``ties`` are
+    the candidates that could not be told from the winner.
     """
 
     problem: Problem

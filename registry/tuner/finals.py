@@ -19,6 +19,7 @@ from .student_t import t_quantile
 
 BLOCKS = 3
 ROUNDS = 24
+PRE_ROUNDS = 10
 ATTEMPTS = 3
 """Finals of one problem at most, when other runs publish in between."""
 PRE_FINALISTS = 8

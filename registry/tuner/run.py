@@ -43,7 +43,7 @@ def _ignore(event: Event) -> None:
     """The observer of a run that nobody watches."""
 
 
-def tune(
+def tune(  # noqa: PLR0913  (an option each)
     problems: Sequence[Problem],
     *,
     catalog: Catalog,
@@ -59,15 +59,16 @@ def tune(
     """Search, verify, measure and decide each problem on ``device``; store every trial and the winners.
 
     Problems that have a valid winner for this hardware, software, regime and source are reported and left alone, unless
-    ``retune``. Dispatch runs winners of the regime ``cold``. Ctrl-C ends the run in order: what was measured is stored. Raises StoreError when the database cannot
-    be used, UnknownNameError for an implementation that nobody has.
+    ``retune``. Dispatch runs winners of the regime ``cold``. Ctrl-C ends the run in order: what was measured is stored.
+    Raises StoreError when the database cannot be used, UnknownNameError for an implementation that nobody has.
     """
     try:
-        with spawning.kept(), Store.open(database) as store:
+        with spawning.kept():
             plans = plan_problems(tuple(dict.fromkeys(problems)), catalog, device, implementations)
             spawning.warm(*_heavy_modules(plans))
-            settings = Settings(budget or Budget(), limits or Limits(), regime, retune)
-            return TuningRun(plans, catalog, device, store, settings, observer).run()
+            with Store.open(database) as store:
+                settings = Settings(budget or Budget(), limits or Limits(), regime, retune)
+                return TuningRun(plans, catalog, device, store, settings, observer).run()
     except TuningDBError as fault:
         raise StoreError(fault.message, hint=fault.hint) from fault
 
@@ -139,7 +140,8 @@ class TuningRun:
         self._recorder.end(
             {
                 "seconds": ended.seconds, "device_seconds": ended.device_seconds, "interrupted": interrupted,
-                "busy_share": ended.busy_share, "compile_seconds": ended.compile_seconds, "noise": self._noise.details, **self._phases,
+                "busy_share": ended.busy_share, "compile_seconds": ended.compile_seconds, "noise": self._noise.details,
+                **self._phases,
             }
         )  # fmt: skip
         return ended

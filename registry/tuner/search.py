@@ -29,7 +29,6 @@ MIX: tuple[Arm, ...] = ("model", "model", "neighbour", "model", "model", "tpe")
 EXHAUST = 32
 """A space this small is tried whole when nobody asks for more trials."""
 
-_NEAR_STARTS = 0
 _RANDOM_STARTS = 8
 _SEEDS_KEPT = 5
 _BEST_KEPT = 3
@@ -147,17 +146,7 @@ class Searcher:
         starts += self._distinct(seeds)
         rest = list(range(len(self._space)))
         self._random.shuffle(rest)
-        if self._exhaust:
-            return starts + rest
-        near = [near for number in numbers for near in self._near(number)]
-        self._random.shuffle(near)
-        return starts + near[:_NEAR_STARTS] + rest[:_RANDOM_STARTS]
-
-    def _near(self, number: int) -> list[int]:
-        """What is one or two steps from a candidate."""
-        block, distances = self._space.distances_from(number)
-        near: list[int] = (np.flatnonzero((distances > 0) & (distances <= 2)) + block.start).tolist()
-        return near
+        return starts + (rest if self._exhaust else rest[:_RANDOM_STARTS])
 
     def _distinct(self, seeds: Iterable[Candidate]) -> list[int]:
         """At most five that are valid here, untried, and two steps or more from each other."""

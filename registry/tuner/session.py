@@ -30,6 +30,9 @@ is a sum over inputs differs by more than its tolerance."""
 _CACHE_SHARE = 0.35
 """Part of the device's memory that the cases of one problem may keep between trials."""
 
+_BOUNDS_SHARE = 0.5
+"""The same where it is bounds alone that are kept."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -57,6 +60,8 @@ class Session:
         self.protocol = protocol
         self._seed = seed
         self._cases: dict[str, Case] = {}
+        self._bounds: dict[str, tuple[Bounds, ...]] = {}
+        self._mixable: bool | None = None
         if not op.examples:
             # it could not be looked at when it was registered
             refuse_blind(op, [problem])
@@ -88,11 +93,22 @@ class Session:
         return compare(self.op, self.problem, outputs, reference, error)
 
     def _make(self, kind: str, values: tuple[Any, ...], reference: Tensors | None = None) -> Case:
-        reference = reference64(self.op, values) if reference is None else reference
-        error = own_error(self.op, self.problem, values, reference)
+        bounds = self._bounds.get(kind)
+        if bounds is None:
+            reference = reference64(self.op, values) if reference is None else reference
+            error = own_error(self.op, self.problem, values, reference)
+            bounds = bounds_of(self.op, self.problem, values, reference, error)
+            self._keep(kind, bounds)
         # what is never handed to a candidate needs no second copy
         pristine = clone(values) if kind in self.op.kinds else values
-        return Case(kind, values, pristine, bounds_of(self.op, self.problem, values, reference, error))
+        return Case(kind, values, pristine, bounds)
+
+    def _keep(self, kind: str, bounds: tuple[Bounds, ...]) -> None:
+        """Of a large problem the bounds alone: its inputs are drawn again in no time, its bounds take a hundred times
+        as long."""
+        held = sum(each.nbytes for kept in (*self._bounds.values(), bounds) for each in kept)
+        if not self.is_roomy and held <= _BOUNDS_SHARE * self.device.memory_bytes:
+            self._bounds[kind] = bounds
 
     def _drawn(self, kind: str, again: int = 0) -> tuple[Any, ...]:
         generator = torch.Generator(device=self.device.torch)
@@ -111,12 +127,18 @@ class Session:
             _mixed(value, other, generator) if isinstance(value, torch.Tensor) else value
             for value, other in zip(values, others, strict=True)
         )
+        reference = self._reference_of_mixture(mixed) if self._mixable is None else None
+        return self._make(PARTLY, mixed if self._mixable else others, reference)
+
+    def _reference_of_mixture(self, mixed: tuple[Any, ...]) -> Tensors | None:
+        """None where the op makes no sense of it; which one it is is remembered."""
+        self._mixable = False
         try:
             reference = reference64(self.op, mixed)
         except Exception:  # whatever an op raises when its inputs contradict each other
-            return self._make(PARTLY, others)
-        sound = all(bool(output.isfinite().all()) for output in reference)
-        return self._make(PARTLY, mixed, reference) if sound else self._make(PARTLY, others)
+            return None
+        self._mixable = all(bool(output.isfinite().all()) for output in reference)
+        return reference if self._mixable else None
 
     @cached_property
     def arguments(self) -> Arguments:
@@ -157,7 +179,8 @@ class Session:
     @property
     def nbytes(self) -> int:
         """Bytes that its cases hold."""
-        return sum(case.nbytes for case in self._cases.values())
+        bounds = sum(each.nbytes for kept in self._bounds.values() for each in kept)
+        return bounds + sum(case.nbytes for case in self._cases.values())
 
     @cached_property
     def working_set(self) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from ..dispatch.plan import Plan
 from ..implementation import Tensors
-from ..numerics import as_bits, output_faults, overlap
+from ..numerics import as_bits, output_faults, overlap, poison
 from .checks import Checks, WrongError
 from .samplers import Enqueue
 from .session import Case, Session
@@ -45,11 +45,12 @@ class TimedPlan:
                 prepared.extend(copy)
 
     def poison(self) -> None:
-        """Let the outputs hold what no right answer does. What functional code returned before is dropped."""
+        """Let the outputs hold what no right answer does, those too that functional code returned: a graph that it
+        was captured in writes them again."""
         for stack in self._stacks:
             stack.poison()
         if self._functional:
-            self.outputs[:] = [() for _ in self.outputs]
+            poison(tuple(output for outputs in self.outputs for output in outputs))
 
     def check_first(self, checks: Checks, case: Case, when: str) -> None:
         """See whether the first copy's outputs are right; samples need not have come to the others."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -191,6 +192,8 @@ class Worker:
 
     def _start_afresh(self, job: TrialJob, outcome: Outcome) -> None:
         """What went wrong may have written to the inputs or filled the memory; the next candidate must not suffer."""
+        if outcome.status in _NEVER_RAN:
+            return
         if outcome.status != "out_of_memory":
             self._sessions.drop(self._catalog.op(job.op).problem_of(job.dims))
             return
@@ -277,6 +280,8 @@ def _is_poisoned(device: Device) -> bool:
 _MEMORY_SHARE = 0.95
 """Of the device's memory: a candidate that wants more fails by itself, before others on the device do."""
 
+_NEVER_RAN = frozenset({"unsupported", "compile_error", "out_of_resources"})
+
 _PROMISING = 1.5
 """Times the best so far."""
 
@@ -305,7 +310,7 @@ def main(arguments: Sequence[str]) -> None:
             announce("start")
             device = _claimed(arguments[2])
             worker = Worker(catalog, device)
-            lock, folder = DeviceLock(device), os.getcwd()
+            lock, folder = DeviceLock(device), Path.cwd()
         with lock.held(partial(announce, "wait")):
             if isinstance(job, TrialJob):
                 outcome = worker.trial(job, announce)

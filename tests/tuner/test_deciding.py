@@ -15,7 +15,7 @@ from registry.problem import Problem
 from registry.tuner.contest import DISTURBED
 from registry.tuner.deciding import Deciding
 from registry.tuner.events import Event, FinalsStarted, Note, Result
-from registry.tuner.finals import ATTEMPTS, BLOCKS, FINALISTS, ROUNDS
+from registry.tuner.finals import ATTEMPTS, BLOCKS, FINALISTS, PRE_ROUNDS, ROUNDS
 from registry.tuner.jobs import BlockJob, Entrant, Outcome, Timed
 from registry.tuner.noise import Noise, Pair
 from registry.tuner.planning import ProblemPlan, plan
@@ -139,7 +139,7 @@ def test_the_default_and_its_copy_meet_two_challengers_in_three_fresh_processes(
     assert len(bench.jobs) == 1 + BLOCKS
     assert [label(entrant) for entrant in bench.jobs[0].entrants] == ["chatters", "honest 2", "honest 40"]
     assert bench.workers == [False] * (BLOCKS - 1) + [True]
-    assert all(job.rounds == ROUNDS for job in bench.jobs)
+    assert [job.rounds for job in bench.jobs] == [PRE_ROUNDS, *[ROUNDS] * BLOCKS]
     for number, job in enumerate(bench.finals):
         roles = sorted((entrant.role, label(entrant)) for entrant in job.entrants if entrant.role != "floor")
         assert roles == [
