@@ -134,9 +134,18 @@ class ProblemSearch:
         """Whether it would learn from this candidate, which another problem's artifacts can run, and never asked."""
         return self._searcher.untried(candidate)
 
-    def reserve(self, candidate: Candidate) -> None:
-        """It is being tried without having been asked for: ``learn_shared`` will tell."""
-        self._searcher.reserve(candidate)
+    def serve(self, built: Waiting) -> Waiting | None:
+        """The same candidate here, if the variants that another problem built run it and it would be learnt from.
+
+        It is then taken to be tried: ``learn_shared`` must tell.
+        """
+        if not built.variants or not self.wants(built.candidate):
+            return None
+        own = self._with_variants(built.candidate)
+        if [variant.key for variant in own.variants] != [variant.key for variant in built.variants]:
+            return None
+        self._searcher.reserve(built.candidate)
+        return own
 
     def hint(self, seeds: Sequence[Candidate]) -> None:
         """Winners of neighbours that were found meanwhile, to be tried soon."""

@@ -16,11 +16,12 @@ from benchmarks.landscapes.replaying import alone, together
 from benchmarks.landscapes.strategies import Exhaustive, Random, ours, tpe
 from registry.device import Device
 from registry.discovery import Catalog
+from registry.problem import Value
 from registry.tuner.planning import plan
 from tuning_db import CandidateKey, Environment, ProblemKey, Protocol, Store, Trial
 
 KEPT = Path(__file__).parents[2] / "benchmarks" / "landscapes"
-DIMS = {"rows": 64, "cols": 1000, "dtype": "float32"}
+DIMS: dict[str, Value] = {"rows": 64, "cols": 1000, "dtype": "float32"}
 
 
 def trials_of_everything() -> list[Trial]:

@@ -53,7 +53,7 @@ def a_plan(*implementations: Implementation) -> ProblemPlan:
 
 
 def drive(searcher: Searcher, trials: int) -> list[tuple[float, Candidate]]:
-    told = []
+    told: list[tuple[float, Candidate]] = []
     while len(told) < trials and (asked := searcher.ask(4)):
         for candidate in asked:
             assert isinstance(candidate.implementation, Grid)
