@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from .problem import Arguments, TensorSpec, Value, canonical_json
@@ -31,7 +32,7 @@ class Variant:
     spec: Mapping[str, Any]
     source: str = ""
 
-    @property
+    @cached_property
     def key(self) -> str:
         """SHA-256 of everything above: candidates with equal keys share one artifact."""
         text = canonical_json([self.backend, self.kernel, dict(self.spec), self.source])

@@ -105,12 +105,7 @@ class Deciding:
             challengers = [candidate for candidate in search.ranked() if candidate.key != incumbent.key]
             self._contests.append(Contest(search, incumbent, previous, challengers[:PRE_FINALISTS]))
         crowded = [contest for contest in self._contests if len(contest.challengers) > FINALISTS]
-        jobs = [
-            self._job(
-                contest, [contest.search.entrant(candidate) for candidate in contest.challengers], BLOCKS, PRE_ROUNDS
-            )
-            for contest in crowded
-        ]
+        jobs = [self._pre_final(contest) for contest in crowded]
         for contest, answer in zip(crowded, run_blocks(jobs), strict=True):
             contest.challengers = _finalists(contest.challengers, answer)
         for contest in self._contests:
@@ -209,11 +204,15 @@ class Deciding:
         self._observe(Note(f"{search.plan.problem}: {why}; run again to decide"))
         return Result(search.plan.problem, "", {}, None, search.floor_us, {}, "none", search.statuses)
 
-    def _job(self, contest: Contest, entrants: Sequence[Entrant], seed: int, rounds: int = ROUNDS) -> BlockJob:
+    def _pre_final(self, contest: Contest) -> BlockJob:
+        entrants = [contest.search.entrant(candidate) for candidate in contest.challengers]
+        return replace(self._job(contest, entrants, BLOCKS), rounds=PRE_ROUNDS, verify=False)
+
+    def _job(self, contest: Contest, entrants: Sequence[Entrant], seed: int) -> BlockJob:
         plan = contest.search.plan
         return BlockJob(
             0, plan.op.name, dict(plan.problem.dims), tuple(entrants), dict(self._protocol.details),
-            contest.search.seed + seed, rounds,
+            contest.search.seed + seed, ROUNDS,
         )  # fmt: skip
 
     def _rows(self, block: int, entered: Met, answer: Timed) -> list[Final]:

@@ -39,7 +39,10 @@ class TrialJob:
 
 @dataclass(frozen=True)
 class BlockJob:
-    """Time several entrants on one problem in turns: ``rounds`` rounds, the order shuffled in each."""
+    """Time several entrants on one problem in turns: ``rounds`` rounds, the order shuffled in each.
+
+    ``verify``: check again what was timed; a pre-final, which is no evidence, does without.
+    """
 
     id: int
     op: str
@@ -48,6 +51,7 @@ class BlockJob:
     protocol: Mapping[str, Any]
     seed: int
     rounds: int
+    verify: bool = True
 
 
 @dataclass(frozen=True)

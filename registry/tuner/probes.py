@@ -122,7 +122,7 @@ class Probes:
     def _run(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks) -> None:
         """Enqueue one probe and its checks, or leave it out."""
         try:
-            wanted = _variants(plan.op, plan.candidate, probe.problem, probe.arguments, self._device)
+            wanted = variants_at(plan.op, plan.candidate, probe.problem, probe.arguments, self._device)
             if wanted is None or any(variant.key not in artifacts for variant in wanted):
                 return
             there = build(plan.op, plan.candidate, probe.problem, probe.arguments, self._device, artifacts)
@@ -146,7 +146,7 @@ def probe_variants(op: Op, candidate: Candidate, problem: Problem, device: Devic
     for each, layout in _planned(probe_problems(op, problem, device)):
         try:
             arguments = _as_laid_out(arguments_of(op, each), layout)
-            for variant in _variants(op, candidate, op.problem(arguments), arguments, device) or ():
+            for variant in variants_at(op, candidate, op.problem(arguments), arguments, device) or ():
                 found[variant.key] = variant
         except RegistryError:
             continue
@@ -224,10 +224,10 @@ def _laid_out(op: Op, problem: Problem, device: Device, layout: Layout) -> Itera
         yield Probe(posed, layout, arguments, values, clone(values), bounds)
 
 
-def _variants(
+def variants_at(
     op: Op, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device
 ) -> tuple[Variant, ...] | None:
-    """What the candidate needs compiled; None where it does not claim to run it."""
+    """What the candidate needs compiled for a problem; None where it does not claim to run it."""
     implementation, config = candidate.implementation, candidate.config
     if any(True for _ in implementation.unsupported(problem, device)):
         return None

@@ -6,16 +6,21 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ..artifact import Artifact, Variant
 from ..dispatch.plan import Candidate, signature_of
 from ..dispatch.prepared import PreparedTensors
 from ..errors import InvalidArgumentError
+from ..problem import Arguments, Problem
+from .finals import PRE_FINALISTS
 from .jobs import Entrant
 from .ordering import seeds_of
-from .planning import ProblemPlan
+from .planning import ProblemPlan, arguments_of
+from .probes import variants_at
 from .search import EXHAUST, Searcher
+from .smaller import smaller_problem
 
 DEFAULT_TRIALS = 64
 DEFAULT_SECONDS = 30.0
@@ -50,10 +55,14 @@ class Budget:
 
 @dataclass
 class Waiting:
-    """A candidate asked for whose variants are not all compiled. ``fault``: why it has no launch at all."""
+    """A candidate asked for whose variants are not all compiled. ``fault``: why it has no launch at all.
+
+    ``extra``: variants that are of use in verifying it, and that it can do without.
+    """
 
     candidate: Candidate
     variants: tuple[Variant, ...] = ()
+    extra: tuple[Variant, ...] = ()
     fault: str = ""
 
 
@@ -179,6 +188,12 @@ class ProblemSearch:
         """The artifacts that a candidate runs from, for the finals."""
         self._artifacts[candidate.key] = artifacts
 
+    def unbuilt(self) -> list[Waiting]:
+        """Who may enter the finals and is known from an earlier run alone: nothing was compiled for it in this one."""
+        first = [self.incumbent(), self.default(), *self.ranked()[: PRE_FINALISTS + 1], *self.best_of_each()]
+        entering = {candidate.key: candidate for candidate in first if candidate is not None}
+        return [self._with_variants(one) for key, one in entering.items() if key not in self._artifacts]
+
     def entrant(self, candidate: Candidate, role: str = "candidate") -> Entrant:
         """The candidate as a worker is told of it."""
         artifacts = self._artifacts.get(candidate.key, ())
@@ -231,9 +246,9 @@ class ProblemSearch:
     def _with_variants(self, candidate: Candidate) -> Waiting:
         try:
             variants = self._variants(candidate)
-            for variant in variants:
-                assert variant.key
-            return Waiting(candidate, variants)
+            own = {variant.key for variant in variants}
+            extra = tuple(variant for variant in self._variants_of_twin(candidate) if variant.key not in own)
+            return Waiting(candidate, variants, extra)
         except Exception as fault:  # a stranger's launch() or variant; its fault is the candidate's
             return Waiting(candidate, fault=f"{type(fault).__name__}: {fault}")
 
@@ -242,6 +257,18 @@ class ProblemSearch:
         prepared = PreparedTensors(plan.op, candidate.implementation, plan.problem, candidate.config)
         signature = signature_of(plan.op, candidate, plan.problem, plan.arguments, plan.device, prepared)
         return candidate.implementation.variants(plan.problem, candidate.config, plan.device, signature)
+
+    def _variants_of_twin(self, candidate: Candidate) -> tuple[Variant, ...]:
+        """What runs it on the smaller problem on which most of a large one is verified."""
+        if self._twin is None:
+            return ()
+        twin, arguments = self._twin
+        return variants_at(self.plan.op, candidate, twin, arguments, self.plan.device) or ()
+
+    @cached_property
+    def _twin(self) -> tuple[Problem, Arguments] | None:
+        twin = smaller_problem(self.plan.op, self.plan.problem)
+        return None if twin is None else (twin, arguments_of(self.plan.op, twin))
 
 
 def _by_time(times: Mapping[str, tuple[float, Candidate]]) -> list[tuple[float, Candidate]]:

@@ -25,6 +25,7 @@ from .events import Event, Note, Observer, ProblemDecided, ProblemSkipped, Resul
 from .limits import Limits
 from .machine_noise import aa_job, aa_of, earlier_noise
 from .noise import Noise
+from .ordering import ordered
 from .planning import ProblemPlan
 from .planning import plan as plan_problems
 from .problem_search import Budget, ProblemSearch, by_distance
@@ -121,7 +122,7 @@ class TuningRun:
         interrupted = False
         try:
             self._measure_noise(todo)
-            for batch in _batches(todo):
+            for batch in _batches(ordered(todo)):
                 self._tune(batch)
         except KeyboardInterrupt:
             interrupted = True
@@ -167,6 +168,7 @@ class TuningRun:
         self._crew.start_worker()
         with self._timed("search_seconds"):
             finished = self._loop.run(plans, self._begin)
+            self._loop.build(finished)
         deciding = Deciding(
             self._recorder, self._device, self._protocol, self._observe, self._noise, self._earlier_noise
         )
@@ -212,13 +214,11 @@ def _heavy_modules(plans: Iterable[ProblemPlan]) -> tuple[str, ...]:
 
 
 def _tuned_in_this_run(plan: ProblemPlan, over: Iterable[ProblemSearch]) -> list[tuple[Any, Candidate]]:
-    static = {name: plan.problem.dims[name] for name in plan.op.static}
-    near = [
-        search
+    return [
+        (search.plan.problem.dims, search.ranked()[0])
         for search in over
-        if search.plan.op is plan.op and {name: search.plan.problem.dims[name] for name in plan.op.static} == static
+        if search.plan.op is plan.op and search.ranked()
     ]
-    return [(search.plan.problem.dims, search.ranked()[0]) for search in near if search.ranked()]
 
 
 def _batches(plans: Sequence[ProblemPlan]) -> list[list[ProblemPlan]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from ..artifact import Artifact
+from ..artifact import Artifact, Variant
 from ..device import Device
 from ..dispatch.plan import Candidate
 from .crew import Crew
 from .events import Observer, ProblemStarted, TrialDone
-from .jobs import Entrant, Failed, Outcome, TrialJob
+from .jobs import Built, Entrant, Failed, Outcome, TrialJob
 from .planning import ProblemPlan
 from .problem_search import ProblemSearch, Waiting
 from .protocol import Protocol
@@ -19,9 +19,21 @@ from .recording import Recorder
 
 _ACTIVE_PROBLEMS = 6
 _IN_FLIGHT = 8
+_REMEMBERED = 512
+"""Built candidates that other problems are offered."""
 
 Begin = Callable[[ProblemPlan, Sequence[ProblemSearch]], ProblemSearch]
 """Makes a problem's search, given those that are over: its neighbours' winners are where it starts."""
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A job for the device; no candidate: the floor's copy. ``shared``: nobody asked for it."""
+
+    search: ProblemSearch
+    candidate: Candidate | None
+    job: TrialJob
+    shared: bool = False
 
 
 class SearchLoop:
@@ -34,8 +46,10 @@ class SearchLoop:
         self._recorder = recorder
         self._observe = observe
         self._active: list[ProblemSearch] = []
-        self._ready: collections.deque[tuple[ProblemSearch, Waiting | None, TrialJob]] = collections.deque()
-        self._sent: dict[int, tuple[ProblemSearch, Candidate | None]] = {}
+        self._ready: collections.deque[_Ready] = collections.deque()
+        self._sent: dict[int, _Ready] = {}
+        self._built: collections.deque[tuple[Waiting, tuple[Artifact, ...]]] = collections.deque(maxlen=_REMEMBERED)
+        self._offered: set[tuple[int, str]] = set()
         self.trials = 0
         crew.answered = self._answered
 
@@ -50,12 +64,34 @@ class SearchLoop:
             for search in [search for search in self._active if search.over]:
                 self._active.remove(search)
                 over.append(search)
+                self._tell_neighbours(search)
         return over
+
+    def build(self, searches: Sequence[ProblemSearch]) -> None:
+        """Compile what may enter the finals and was measured by an earlier run; what fails is left out there."""
+        left = [(search, waiting) for search in searches for waiting in search.unbuilt()]
+        while left:
+            left = [(search, waiting) for search, waiting in left if not self._is_settled(search, waiting)]
+            if left:
+                self._crew.wait()
+
+    def _is_settled(self, search: ProblemSearch, waiting: Waiting) -> bool:
+        results = self._results(search, waiting)
+        if not all(results):
+            return False
+        search.remember(waiting.candidate, _artifacts(results))
+        return True
+
+    def _tell_neighbours(self, ended: ProblemSearch) -> None:
+        best = ended.ranked()[:1]
+        for search in self._active:
+            if search.plan.op is ended.plan.op:
+                search.hint(best)
 
     def _begin(self, search: ProblemSearch) -> None:
         self._active.append(search)
         search.on_device += 1
-        self._ready.append((search, None, self._job(search, Entrant("", {}, (), "floor"))))
+        self._ready.append(_Ready(search, None, self._job(search, Entrant("", {}, (), "floor"))))
         self._observe(ProblemStarted(search.plan.problem, search.candidates, None))
 
     def _advance(self) -> None:
@@ -78,25 +114,32 @@ class SearchLoop:
 
     def _push(self, search: ProblemSearch, waiting: Waiting) -> None:
         """Towards the device if all its variants are built, out if one failed."""
-        if waiting.fault:
-            self._give_up(search, waiting, Failed("error", waiting.fault))
-            return
-        op, name = search.plan.op.name, waiting.candidate.implementation.name
-        compiler, target = self._crew.compiler, self._device.target
-        results = [compiler.want(op, name, variant, target) for variant in waiting.variants]
-        failure = next((result for result in results if isinstance(result, Failed)), None)
+        failure = Failed("error", waiting.fault) if waiting.fault else None
+        results, extra = self._results(search, waiting), self._results(search, waiting, waiting.extra)
+        failure = failure or next((result for result in results if isinstance(result, Failed)), None)
         if failure is not None:
-            self._give_up(search, waiting, failure)
-        elif all(results):
-            artifacts: tuple[Artifact, ...] = tuple(result.artifact for result in results if result)  # type: ignore[union-attr]
+            search.waiting.remove(waiting)
+            self._learn(search, waiting.candidate, Outcome(failure.status, failure.message))
+        elif all((*results, *extra)):
+            artifacts = _artifacts(results)
             search.remember(waiting.candidate, artifacts)
             search.waiting.remove(waiting)
-            search.on_device += 1
-            self._ready.append((search, waiting, self._job(search, search.entrant(waiting.candidate))))
+            self._built.append((waiting, artifacts))
+            self._send_off(search, waiting.candidate, (*artifacts, *_artifacts(extra)))
 
-    def _give_up(self, search: ProblemSearch, waiting: Waiting, failure: Failed) -> None:
-        search.waiting.remove(waiting)
-        self._learn(search, waiting.candidate, Outcome(failure.status, failure.message))
+    def _results(
+        self, search: ProblemSearch, waiting: Waiting, variants: Sequence[Variant] | None = None
+    ) -> list[Built | Failed | None]:
+        op, name = search.plan.op.name, waiting.candidate.implementation.name
+        chosen = waiting.variants if variants is None else variants
+        return [self._crew.compiler.want(op, name, variant, self._device.target) for variant in chosen]
+
+    def _send_off(
+        self, search: ProblemSearch, candidate: Candidate, artifacts: tuple[Artifact, ...], *, shared: bool = False
+    ) -> None:
+        search.on_device += 1
+        entrant = replace(search.entrant(candidate), artifacts=artifacts)
+        self._ready.append(_Ready(search, candidate, self._job(search, entrant), shared))
 
     def _feed(self) -> None:
         """Keep the device busy; on a CPU measure only while nothing compiles, since both want the same cores."""
@@ -104,27 +147,48 @@ class SearchLoop:
         assert worker is not None
         if self._device.type == "cpu" and not compiler.idle:
             return
-        while self._ready and worker.wants_more:
-            search, waiting, job = self._ready.popleft()
-            if waiting is not None and search.knows(waiting.candidate):
-                search.on_device -= 1  # another run was faster
+        while worker.wants_more:
+            if not self._ready and not (worker.idle and self._share()):
+                return
+            ready = self._ready.popleft()
+            if ready.candidate is not None and ready.search.knows(ready.candidate):
+                ready.search.on_device -= 1  # another run was faster
                 continue
-            self._sent[job.id] = (search, waiting.candidate if waiting else None)
-            self._crew.submit(replace(job, best_us=search.best_us))
+            self._sent[ready.job.id] = ready
+            self._crew.submit(replace(ready.job, best_us=ready.search.best_us))
+
+    def _share(self) -> bool:
+        """Rather than wait for a compiler: what was built for one problem, measured on another that it runs too."""
+        if self._crew.compiler.idle:
+            return False
+        for built, artifacts in reversed(self._built):
+            for search in self._active:
+                place = (search.seed, built.candidate.key)
+                if place in self._offered:
+                    continue
+                self._offered.add(place)
+                own = search.serve(built)
+                if own is not None:
+                    search.remember(own.candidate, artifacts)
+                    self._send_off(search, own.candidate, artifacts, shared=True)
+                    return True
+        return False
 
     def _answered(self, job: TrialJob, outcome: Outcome) -> None:
-        search, candidate = self._sent.pop(job.id)
+        ready = self._sent.pop(job.id)
+        search = ready.search
         search.on_device -= 1
         search.seconds += outcome.seconds
-        if candidate is None:
+        if ready.candidate is None:
             search.floor_us = outcome.median_us
         else:
-            self._learn(search, candidate, outcome)
+            self._learn(search, ready.candidate, outcome, shared=ready.shared)
 
-    def _learn(self, search: ProblemSearch, candidate: Candidate, outcome: Outcome) -> None:
+    def _learn(self, search: ProblemSearch, candidate: Candidate, outcome: Outcome, *, shared: bool = False) -> None:
         plan = search.plan
         uid = self._recorder.trial(plan.op, plan.problem, candidate, outcome)
-        search.learn(candidate, outcome.status, outcome.median_us, outcome.censored, uid)
+        learn = search.learn_shared if shared else search.learn
+        learn(candidate, outcome.status, outcome.median_us, outcome.censored, uid)
         self.trials += 1
         self._observe(
             TrialDone(
@@ -148,3 +212,7 @@ class SearchLoop:
             self._crew.next_job(), plan.op.name, dict(plan.problem.dims), entrant, dict(self._protocol.details),
             search.seed,
         )  # fmt: skip
+
+
+def _artifacts(results: Sequence[Built | Failed | None]) -> tuple[Artifact, ...]:
+    return tuple(result.artifact for result in results if isinstance(result, Built))

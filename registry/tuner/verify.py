@@ -30,28 +30,32 @@ _DELAY_CYCLES = 400_000
 """About 0.2 ms: what a launch on the wrong stream, or on none, does meanwhile, it does to inputs that are not there."""
 
 
-_LARGE_BYTES = 256 << 20
-
 _BY_ROUNDING = 100.0
 """Times the tolerance: an error beyond that comes from no other order of additions."""
 
 
-def verify(plan: Plan, session: Session) -> None:
-    """Run the plan on every kind of input, and twice on the first; raises WrongError."""
+def verify(plan: Plan, session: Session, smaller: tuple[Plan, Session] | None = None) -> None:
+    """Run the plan on every kind of input, and twice on the first; raises WrongError.
+
+    ``smaller``: the same candidate on a smaller problem, for every kind but the first.
+    """
+    checks = Checks()
     with _stream_kept(session):
-        _verify(plan, session, Checks())
-
-
-def _verify(plan: Plan, session: Session, checks: Checks) -> None:
-    for kind in session.op.kinds:
-        case = session.case(kind)
+        case = session.case(session.timed_kind)
         outputs = _run_on(plan, session, case, checks)
         right = _hold(case, outputs), "wrong_result", partial(_why, session, case, outputs)
+        _run_again(plan, session, case, outputs, checks, right)
+        checks.settle()
+        _verify_other_kinds(*(smaller or (plan, session)), checks)
+
+
+def _verify_other_kinds(plan: Plan, session: Session, checks: Checks) -> None:
+    for kind in session.op.kinds:
         if kind == session.timed_kind:
-            _run_again(plan, session, case, outputs, checks, right)
-            checks.settle()
             continue
-        checks.add(*right)
+        case = session.case(kind)
+        outputs = _run_on(plan, session, case, checks)
+        checks.add(_hold(case, outputs), "wrong_result", partial(_why, session, case, outputs))
         if not session.is_roomy:
             checks.settle()
     checks.settle()
@@ -64,7 +68,7 @@ def verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, *, alone:
     just as samples did, the old outputs still in place; and again, launch by launch, into poisoned outputs.
 
     ``alone`` is False in the finals, where others were timed on the same inputs: who has changed them is then seen
-    only afterwards. A large problem's other inputs, whose reference takes long, are left to the trial.
+    only afterwards. Other inputs at the same addresses, whose reference takes long, are left to the trial.
     """
     with _stream_kept(session):
         if session.op.parsed.mutates:
@@ -80,7 +84,7 @@ def _verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, checks: 
         timed.check_first(checks, case, "after timing")
         timed.check_margins(checks)
         checks.settle()
-    if alone or case.nbytes <= _LARGE_BYTES:
+    if alone:
         other = session.case(PARTLY)
         when = "after timing, other inputs at the same addresses"
     else:

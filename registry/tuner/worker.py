@@ -35,6 +35,7 @@ from .protocol import Protocol
 from .samplers import Sampler
 from .sampling import sampler_for
 from .session import Session, Sessions
+from .smaller import smaller_plan, smaller_problem
 from .timed import TimedPlan
 from .turns import in_turns
 from .verify import WrongError, verify, verify_timed
@@ -106,7 +107,7 @@ class Worker:
             return _measure_copy(session, protocol, self._clocks)
         plan = self._plan(session, job.entrant)
         announce("verify")
-        verify(plan, session)
+        verify(plan, session, self._smaller(plan, session, job))
         probed = self._probes.come_first(plan)
         if probed:
             self._probes.check(plan, _by_key(job.entrant))
@@ -149,7 +150,7 @@ class Worker:
         announce("verify")
         for place, entry in entries.items():
             raised = turns.faults.get(place)
-            faults[place] = ": ".join(_status_of(raised)) if raised else entry.check(session)
+            faults[place] = ": ".join(_status_of(raised)) if raised else entry.check(session) if job.verify else ""
             entry.sampler.close()
         if breach := self.trust.breach():
             # whichever did it, it was timed among all the others
@@ -167,6 +168,15 @@ class Worker:
             entry = _Entry(self._sampler(plan, timed, session, protocol), timed)
         entry.sampler.warm_up(protocol.warmup_us)
         return entry
+
+    def _smaller(self, plan: Plan, session: Session, job: TrialJob) -> tuple[Plan, Session] | None:
+        """The same candidate on the problem's smaller twin, if it has one and runs it from the same artifacts."""
+        twin = smaller_problem(session.op, session.problem)
+        if twin is None:
+            return None
+        there = self._sessions.get(job.op, dict(twin.dims), session.protocol, job.seed)
+        plan_there = smaller_plan(plan.candidate, there, _by_key(job.entrant))
+        return None if plan_there is None else (plan_there, there)
 
     def _plan(self, session: Session, entrant: Entrant) -> Plan:
         implementation = self._catalog.implementation(session.op.name, entrant.implementation)
