@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,6 +14,8 @@ from ..discovery import Catalog
 from ..errors import OutOfResourcesError, RegistryError
 from .jobs import CompileJob, job_from_json
 from .process import Parent
+
+_NICENESS = 10
 
 
 def compile_one(catalog: Catalog, job: CompileJob) -> dict[str, Any]:
@@ -32,6 +35,8 @@ def compile_one(catalog: Catalog, job: CompileJob) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> None:
     """``compile_worker DESCRIPTOR PARENT [PLUGIN_FILE ...]``."""
     parent = Parent(int(arguments[0]), int(arguments[1]))
+    # what is timed comes first: the worker on the device must never wait for a core
+    os.nice(_NICENESS)
     torch.set_num_threads(1)  # OMP_NUM_THREADS comes too late for a process that was forked
     catalog = Catalog()
     for path in arguments[2:]:

@@ -34,6 +34,8 @@ class Crew:
         self.compiler = Compiler(self._selector, _compilers(device), files, limits)
         self.worker: DeviceWorker | None = None
         self.answered: TrialAnswered | None = None
+        self.blocks: list[tuple[float, float]] = []
+        """Of every series of blocks: how long it took, and how long the worker was at it once it had started."""
         self._spare: DeviceWorker | None = None
         self._blocks: dict[int, Answer] = {}
         self._jobs = 0
@@ -66,6 +68,7 @@ class Crew:
     def run_blocks(self, jobs: Sequence[BlockJob]) -> list[Answer]:
         """Run finals blocks on the current worker, in order; a crash costs that block."""
         assert self.worker is not None
+        began = time.monotonic()
         answers = []
         for job in jobs:
             # one at a time: a block's message is long, and a full pipe to a child that hangs would block this loop
@@ -74,6 +77,8 @@ class Crew:
             while numbered.id not in self._blocks:
                 self.wait()
             answers.append(self._blocks.pop(numbered.id))
+        at_work = sum(answer.seconds for answer in answers)
+        self.blocks.append((round(time.monotonic() - began, 3), round(at_work, 3)))
         return answers
 
     def wait(self) -> None:

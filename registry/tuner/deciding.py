@@ -33,6 +33,7 @@ from .planning import ProblemPlan
 from .problem_search import ProblemSearch
 from .protocol import Protocol
 from .recording import Recorder
+from .smaller import LARGE_BYTES
 
 RunBlocks = Callable[[Sequence[BlockJob]], Sequence[Answer]]
 
@@ -118,7 +119,10 @@ class Deciding:
         """One block of every problem, on the worker that ``run_blocks`` uses."""
         entered = [contest.entrants(number) for contest in self._contests]
         jobs = [
-            self._job(contest, [entrant for _, entrant in entrants.values()], number)
+            replace(
+                self._job(contest, [entrant for _, entrant in entrants.values()], number),
+                verify=number == BLOCKS - 1 or not _is_large(contest.search.plan),
+            )
             for contest, entrants in zip(self._contests, entered, strict=True)
         ]
         for contest, entrants, answer in zip(self._contests, entered, run_blocks(jobs), strict=True):
@@ -223,6 +227,11 @@ class Deciding:
             )
             for turn, (us, position) in enumerate(zip(times, positions, strict=True))
         ]
+
+
+def _is_large(plan: ProblemPlan) -> bool:
+    """Whether its reference takes longer than a block: it is then verified in the last one only."""
+    return plan.op.floor(plan.problem).bytes > LARGE_BYTES
 
 
 def result_of(

@@ -156,10 +156,6 @@ class ProblemSearch:
         self._searcher.reserve(built.candidate)
         return own
 
-    def hint(self, seeds: Sequence[Candidate]) -> None:
-        """Winners of neighbours that were found meanwhile, to be tried soon."""
-        self._searcher.hint(seeds)
-
     def learn_shared(
         self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str
     ) -> None:

@@ -142,6 +142,7 @@ class TuningRun:
             {
                 "seconds": ended.seconds, "device_seconds": ended.device_seconds, "interrupted": interrupted,
                 "busy_share": ended.busy_share, "compile_seconds": ended.compile_seconds, "noise": self._noise.details,
+                "blocks_seconds": crew.blocks,
                 **self._phases,
             }
         )  # fmt: skip

@@ -112,10 +112,6 @@ class Searcher:
         if number is not None:
             self._mark(number, ours=False)
 
-    def hint(self, seeds: Sequence[Candidate]) -> None:
-        """Candidates worth a try soon, e.g. the winner of a neighbouring problem that was decided meanwhile."""
-        self._starts.extendleft(reversed(self._distinct(seeds)))
-
     def tell(self, candidate: Candidate, median_us: float | None) -> None:
         """A candidate's time; None when it failed. What was not asked for is learnt too (a stored or shared trial)."""
         number = self._space.number(candidate)

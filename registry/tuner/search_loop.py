@@ -19,6 +19,8 @@ from .recording import Recorder
 
 _ACTIVE_PROBLEMS = 6
 _IN_FLIGHT = 8
+_ENOUGH_READY = 4
+"""Candidates that wait for the device. While there are so many nothing is asked for: it would be asked knowing less."""
 _REMEMBERED = 512
 """Built candidates that other problems are offered."""
 
@@ -64,7 +66,6 @@ class SearchLoop:
             for search in [search for search in self._active if search.over]:
                 self._active.remove(search)
                 over.append(search)
-                self._tell_neighbours(search)
         return over
 
     def build(self, searches: Sequence[ProblemSearch]) -> None:
@@ -82,12 +83,6 @@ class SearchLoop:
         search.remember(waiting.candidate, _artifacts(results))
         return True
 
-    def _tell_neighbours(self, ended: ProblemSearch) -> None:
-        best = ended.ranked()[:1]
-        for search in self._active:
-            if search.plan.op is ended.plan.op:
-                search.hint(best)
-
     def _begin(self, search: ProblemSearch) -> None:
         self._active.append(search)
         search.on_device += 1
@@ -98,7 +93,8 @@ class SearchLoop:
         """One turn: ask, compile, feed the device, wait for whoever answers first."""
         self._hear()
         for search in self._active:
-            search.ask(_IN_FLIGHT)
+            if len(self._ready) < _ENOUGH_READY:
+                search.ask(_IN_FLIGHT)
             for waiting in list(search.waiting):
                 self._push(search, waiting)
         self._feed()

@@ -196,7 +196,7 @@ class Sessions:
     # references take another four times as much
     _huge_share = 0.02
 
-    def __init__(self, catalog_op: Callable[[str], Op], device: Device, most: int = 8) -> None:
+    def __init__(self, catalog_op: Callable[[str], Op], device: Device, most: int = 32) -> None:
         self._op = catalog_op
         self._device = device
         self._most = most

@@ -29,7 +29,8 @@ from .keeper import receive, send
 
 # torch._dynamo, seconds: torch imports it at the first call of a reference on tensors without data
 FIRST = ("numpy", "torch._dynamo", "registry.contracts", "registry.tuner.worker", "registry.tuner.compile_worker")
-OPTIONAL = ("triton", "triton.compiler", "registry.backends.triton")
+_TRITON = "registry.backends.triton"
+OPTIONAL = ("triton", "triton.compiler", _TRITON)
 _HIP_DEVICES = ("/dev/kfd", "/dev/dri")
 _CUDA_NOT_INITIALISED = 3
 _HIGH_DESCRIPTOR = 500
@@ -91,6 +92,8 @@ def _import_what_is_installed() -> None:
     for module in OPTIONAL:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
+    if _TRITON in sys.modules:
+        sys.modules[_TRITON].warm()
     from ..discovery import Catalog
 
     with contextlib.suppress(Exception):  # what is wrong with a plugin, the children will meet themselves

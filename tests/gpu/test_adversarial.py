@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 PROBLEM = Problem("square", {"n": 2**20 + 2, "dtype": "float32"})
 
 RIGHT = ("cheat.honest", "cheat.honest_function", "stream.joined")
-REFUSED = {
+REFUSED: dict[str, str | tuple[str, ...]] = {
     "cheat.stale_memory": "wrong_result",
     "cheat.three_buffers": "wrong_result",
     "cheat.alias": "wrong_result",
@@ -53,7 +53,8 @@ REFUSED = {
     "stream.default": "wrong_result",
     "stream.left": "wrong_result",
     "stream.empty_graph": "wrong_result",
-    "stream.freed_memory": "wrong_result",
+    # which of two runs the next user of that memory meets is a race
+    "stream.freed_memory": ("wrong_result", "nondeterministic"),
 }
 
 
@@ -78,7 +79,8 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrialDone]:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_each_cheat_is_refused_with_its_status(trials: dict[str, TrialDone], name: str) -> None:
-    assert trials[name].status == REFUSED[name], trials[name].message
+    expected = REFUSED[name]
+    assert trials[name].status in (expected if isinstance(expected, tuple) else (expected,)), trials[name].message
     assert trials[name].message
 
 

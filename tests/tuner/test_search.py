@@ -204,16 +204,6 @@ def test_every_arm_proposes_valid_candidates_once() -> None:
         assert len({candidate.key for _, candidate in told}) == len(told) >= 40
 
 
-def test_a_hint_is_tried_next() -> None:
-    grid = Grid("acme.one", (5, 2, 3))
-    searcher = Searcher(a_plan(grid), exhaust=0)
-    drive(searcher, 12)
-    winner = Candidate(grid, {"a": 64, "b": 8, "c": 64})
-    expected = [winner.key] if searcher.untried(winner) else []
-    searcher.hint([winner])
-    assert [candidate.key for candidate in searcher.ask(1)][: len(expected)] == expected
-
-
 def test_it_settles_well_before_everything_is_tried_and_on_the_best() -> None:
     plan = a_plan(Grid("acme.one", (5, 2, 3)), Grid("acme.two", (1, 1, 6)))
     searcher = Searcher(plan, exhaust=0)
