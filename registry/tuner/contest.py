@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from tuning_db import Decision, Final, Interval
 
 from ..dispatch.plan import Candidate
+from .children import Answer
 from .events import Incumbent
-from .finals import ALPHA, INCUMBENT_COPY, Verdict, block_ratio, median_of, time_ratio
-from .jobs import Entrant
+from .finals import ALPHA, FINALISTS, INCUMBENT_COPY, Verdict, block_ratio, fastest, median_of, time_ratio
+from .jobs import Entrant, Timed
 from .noise import Noise
 from .problem_search import ProblemSearch
 
@@ -37,21 +38,35 @@ class Contest:
     challengers: list[Candidate]
     rows: list[Final] = field(default_factory=list)
     blocks: list[dict[str, tuple[float, ...]]] = field(default_factory=list)
+    early: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def early_entrants(self) -> list[Candidate]:
+        """Who enters the pre-final: the challengers and, so that the ratios to all are known, the incumbent and the
+        best of every other implementation."""
+        everybody = [*self.challengers, self.incumbent, *self.search.best_of_each()]
+        return list({candidate.key: candidate for candidate in everybody}.values())
+
+    def meet_early(self, answer: Answer) -> None:
+        """Take in the pre-final: the fastest challengers go on; when it was lost, those of the search."""
+        if isinstance(answer, Timed):
+            entered = zip(self.early_entrants(), answer.times, strict=True)
+            self.early = {candidate.key: times for candidate, times in entered if times}
+        named = {candidate.key: candidate for candidate in self.challengers}
+        chosen = fastest({name: self.early.get(name, ()) for name in named}) if self.early else list(named)[:FINALISTS]
+        self.challengers = [named[name] for name in chosen]
 
     def entrants(self, block: int) -> Met:
         """Who enters a block: the incumbent twice and the challengers.
 
-        In the first also the copy floor and the best of every other implementation, so that the ratios to all of them
-        are known; they decide nothing, and setting them up takes as long as timing them. The order is another one in
-        every block: memory handed out in the same order would lie at the same addresses in every process.
+        In the first also the copy floor. The order is another one in every block: memory handed out in the same order
+        would lie at the same addresses in every process.
         """
         search = self.search
         entrants: dict[str, tuple[Candidate | None, Entrant]] = {
             self.incumbent.key: (self.incumbent, search.entrant(self.incumbent)),
             INCUMBENT_COPY: (self.incumbent, search.entrant(self.incumbent, "copy")),
         }
-        others = search.best_of_each() if block == 0 else []
-        for candidate in [*self.challengers, *others]:
+        for candidate in self.challengers:
             entrants.setdefault(candidate.key, (candidate, search.entrant(candidate)))
         if block == 0:
             entrants[FLOOR] = (None, Entrant("", {}, (), "floor"))
@@ -97,12 +112,15 @@ class Contest:
         return f"its finals were disturbed: {decided:.4g} µs for what took {searched:.4g} µs in the search"
 
     def baselines(self, winner: Candidate) -> dict[str, float]:
-        """Per other implementation its best candidate's time over the winner's, paired by rounds."""
+        """Per other implementation its best candidate's time over the winner's, paired by rounds: of the blocks where
+        it was in them, else of the pre-final."""
         ratios: dict[str, float] = {}
         entered = [self.incumbent, *self.challengers, *self.search.best_of_each()]
         for candidate in {candidate.key: candidate for candidate in entered}.values():
             name = candidate.implementation.name
             ratio = block_ratio(candidate.key, winner.key, self.blocks)
+            if ratio is None:
+                ratio = block_ratio(candidate.key, winner.key, [self.early])
             if name != winner.implementation.name and ratio is not None:
                 ratios[name] = min(ratio, ratios.get(name, ratio))
         return ratios

@@ -17,12 +17,10 @@ from .events import FinalsStarted, Incumbent, Note, Observer, Result
 from .finals import (
     ATTEMPTS,
     BLOCKS,
-    FINALISTS,
     PRE_FINALISTS,
     PRE_ROUNDS,
     ROUNDS,
     Verdict,
-    fastest,
     judge,
     median_of,
     observed,
@@ -95,7 +93,7 @@ class Deciding:
                 return
 
     def prepare(self, searches: Sequence[ProblemSearch], run_blocks: RunBlocks) -> None:
-        """Choose incumbents and challengers; more than a few challengers first meet in a pre-final."""
+        """Choose incumbents and challengers, and hold the pre-final that leaves two of them."""
         for search in searches:
             plan = search.plan
             incumbent = search.incumbent()
@@ -105,10 +103,10 @@ class Deciding:
             previous = self._recorder.winner(plan.op, plan.problem)
             challengers = [candidate for candidate in search.ranked() if candidate.key != incumbent.key]
             self._contests.append(Contest(search, incumbent, previous, challengers[:PRE_FINALISTS]))
-        crowded = [contest for contest in self._contests if len(contest.challengers) > FINALISTS]
-        jobs = [self._pre_final(contest) for contest in crowded]
-        for contest, answer in zip(crowded, run_blocks(jobs), strict=True):
-            contest.challengers = _finalists(contest.challengers, answer)
+        contested = [contest for contest in self._contests if len(contest.early_entrants()) > 1]
+        answers = run_blocks([self._pre_final(contest) for contest in contested])
+        for contest, answer in zip(contested, answers, strict=True):
+            contest.meet_early(answer)
         for contest in self._contests:
             default = contest.search.default()
             if default is not None and default.key not in contest.candidates:
@@ -209,7 +207,7 @@ class Deciding:
         return Result(search.plan.problem, "", {}, None, search.floor_us, {}, "none", search.statuses)
 
     def _pre_final(self, contest: Contest) -> BlockJob:
-        entrants = [contest.search.entrant(candidate) for candidate in contest.challengers]
+        entrants = [contest.search.entrant(candidate) for candidate in contest.early_entrants()]
         return replace(self._job(contest, entrants, BLOCKS), rounds=PRE_ROUNDS, verify=False)
 
     def _job(self, contest: Contest, entrants: Sequence[Entrant], seed: int) -> BlockJob:
@@ -257,12 +255,3 @@ def result_of(
     if met is None:
         return result
     return replace(result, ratio=decision.ratio, low=decision.lo, high=decision.hi, noise=decision.aa)
-
-
-def _finalists(candidates: Sequence[Candidate], answer: Answer) -> list[Candidate]:
-    """Who goes on from a pre-final; when it was lost, the fastest of the search."""
-    if not isinstance(answer, Timed):
-        return list(candidates[:FINALISTS])
-    times = {candidate.key: taken for candidate, taken in zip(candidates, answer.times, strict=True)}
-    named = {candidate.key: candidate for candidate in candidates}
-    return [named[name] for name in fastest(times)]

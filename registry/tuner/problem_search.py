@@ -204,6 +204,17 @@ class ProblemSearch:
         """Whether a trial of it was told, be it this run's or another's."""
         return candidate.key in self._told
 
+    def is_moot(self, candidate: Candidate) -> bool:
+        """Whether nothing is gained by trying it still: it is known by now, or the search has settled meanwhile."""
+        stored = self._stored is not None and candidate.key == self._stored.key
+        # where all has been proposed, what was asked for is all that is left
+        settled = self.settled and self._searcher.size > 0
+        return self.knows(candidate) or (settled and not stored)
+
+    def drop_moot(self) -> None:
+        """Forget what waits for a compiler and is wanted no more."""
+        self.waiting = [waiting for waiting in self.waiting if not self.is_moot(waiting.candidate)]
+
     def is_right(self, candidate: Candidate) -> bool:
         """Whether it was verified and timed."""
         return candidate.key in self._uids

@@ -95,6 +95,7 @@ class SearchLoop:
         for search in self._active:
             if len(self._ready) < _ENOUGH_READY:
                 search.ask(_IN_FLIGHT)
+            search.drop_moot()
             for waiting in list(search.waiting):
                 self._push(search, waiting)
         self._feed()
@@ -147,8 +148,8 @@ class SearchLoop:
             if not self._ready and not (worker.idle and self._share()):
                 return
             ready = self._ready.popleft()
-            if ready.candidate is not None and ready.search.knows(ready.candidate):
-                ready.search.on_device -= 1  # another run was faster
+            if ready.candidate is not None and ready.search.is_moot(ready.candidate):
+                ready.search.on_device -= 1
                 continue
             self._sent[ready.job.id] = ready
             self._crew.submit(replace(ready.job, best_us=ready.search.best_us))
