@@ -78,7 +78,7 @@ class Race:
 
     def _capture(self, call: Call | None) -> torch.cuda.CUDAGraph:
         if call is not None:
-            for values in self.copies[:2]:
+            for values in self.copies:  # every one: a weight is prepared at its first call
                 call(*values)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

@@ -76,6 +76,8 @@ def measure(decision: Decision, trials: list[Trial], device: Device) -> Row:
     race = Race(contestants, values, op.floor(problem).bytes)
     times = race.times(ROUNDS)
     race.close()
+    if missing := {WINNER, "default"} & race.faults.keys():
+        raise SystemExit(f"{problem}: " + "; ".join(f"{name}: {race.faults[name]}" for name in missing))
     return _row(problem, decision, default, times, faults | race.faults)
 
 
@@ -153,7 +155,10 @@ def main() -> int:
         return 2
     with Store.open(options.db, create=False, migrate=False) as store:
         pairs = [(each, store.trials(each.problem)) for each in store.winners(hardware=device.hardware())]
-    rows = [measure(decision, list(trials), device) for decision, trials in pairs]
+    rows = []
+    for decision, trials in pairs:
+        rows.append(measure(decision, list(trials), device))
+        print(f"{len(rows)}/{len(pairs)} {rows[-1].problem}: {rows[-1].behind:.3f}", file=sys.stderr)
     text = f"{report(rows)}\n\n{device.name}; {_software(device.software())}"
     print(text)
     for row in rows:

@@ -90,6 +90,7 @@ class ProblemSearch:
         self._hopeless: dict[str, tuple[float, Candidate]] = {}
         self._uids: dict[str, str] = {}
         self._told: set[str] = set()
+        self._measured: set[str] = set()
         self._known = 0
         self._artifacts: dict[str, tuple[Artifact, ...]] = {}
         self._started = time.monotonic()
@@ -171,6 +172,7 @@ class ProblemSearch:
         usable = status == "ok" and median_us is not None
         self._searcher.tell(candidate, median_us if usable else None)
         self._told.add(candidate.key)
+        self._measured.add(candidate.implementation.name)
         self.waiting = [waiting for waiting in self.waiting if waiting.candidate.key != candidate.key]
         self.statuses[status] += 1
         for times in (self._medians, self._hopeless):
@@ -206,10 +208,13 @@ class ProblemSearch:
 
     def is_moot(self, candidate: Candidate) -> bool:
         """Whether nothing is gained by trying it still: it is known by now, or the search has settled meanwhile."""
-        stored = self._stored is not None and candidate.key == self._stored.key
-        # where all has been proposed, what was asked for is all that is left
-        settled = self.settled and self._searcher.size > 0
-        return self.knows(candidate) or (settled and not stored)
+        if self.knows(candidate):
+            return True
+        # where all has been proposed, what was asked for is all that is left; and of every implementation something is
+        # measured
+        if not self.settled or self._searcher.size == 0 or candidate.implementation.name not in self._measured:
+            return False
+        return self._stored is None or candidate.key != self._stored.key
 
     def drop_moot(self) -> None:
         """Forget what waits for a compiler and is wanted no more."""

@@ -30,6 +30,8 @@ EXHAUST = 32
 """A space this small is tried whole when nobody asks for more trials."""
 
 _RANDOM_STARTS = 8
+_FEWEST_RANDOM = 3
+"""Where seeds stand in for random candidates."""
 _SEEDS_KEPT = 5
 _BEST_KEPT = 3
 _CLIP = 1.0
@@ -139,10 +141,11 @@ class Searcher:
         """Implementations without a space, defaults, seeds that differ, random points; all the rest when exhausting."""
         numbers = [number for default in plan.defaults() if (number := self._space.number(default)) is not None]
         starts = sorted(numbers, key=lambda number: self._space.block_of(number).size > 1)
-        starts += self._distinct(seeds)
+        known = self._distinct(seeds)
         rest = list(range(len(self._space)))
         self._random.shuffle(rest)
-        return starts + (rest if self._exhaust else rest[:_RANDOM_STARTS])
+        count = len(rest) if self._exhaust else max(_FEWEST_RANDOM, _RANDOM_STARTS - len(known))
+        return starts + known + rest[:count]
 
     def _distinct(self, seeds: Iterable[Candidate]) -> list[int]:
         """At most five that are valid here, untried, and two steps or more from each other."""
