@@ -137,7 +137,8 @@ def test_the_default_and_its_copy_meet_two_challengers_in_three_fresh_processes(
     recorder = recorders()
     result, events, _ = decide(planned, recorder, bench)
     assert len(bench.jobs) == 1 + BLOCKS
-    assert [label(entrant) for entrant in bench.jobs[0].entrants] == ["chatters", "honest 2", "honest 40", "honest 1"]
+    # "honest 40" is three times slower than the fastest; the incumbent enters to be compared with
+    assert [label(entrant) for entrant in bench.jobs[0].entrants] == ["chatters", "honest 2", "honest 1"]
     assert bench.workers == [False] * (BLOCKS - 1) + [True]
     assert [job.rounds for job in bench.jobs] == [PRE_ROUNDS, *[ROUNDS] * BLOCKS]
     for number, job in enumerate(bench.finals):
