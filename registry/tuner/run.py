@@ -222,10 +222,6 @@ def _tuned_in_this_run(plan: ProblemPlan, over: Iterable[ProblemSearch]) -> list
     ]
 
 
-def _batches(plans: Sequence[ProblemPlan]) -> list[list[ProblemPlan]]:
-    """Consecutive problems of one op that share finals: their winners are stored at the end of the batch."""
-    batches: list[list[ProblemPlan]] = []
-    for _, group in itertools.groupby(plans, key=lambda plan: plan.op.name):
-        mine = list(group)
-        batches += [mine[start : start + _BATCH] for start in range(0, len(mine), _BATCH)]
-    return batches
+def _batches(plans: Sequence[ProblemPlan]) -> list[Sequence[ProblemPlan]]:
+    """Consecutive problems that share finals: their winners are stored at the end of the batch."""
+    return [plans[start : start + _BATCH] for start in range(0, len(plans), _BATCH)]
