@@ -87,3 +87,47 @@ def test_a_built_variant_serves_who_could_use_the_same_and_has_not_tried_it() ->
     assert other.serve(built) is None
     assert other.serve(Waiting(built.candidate)) is None
     assert built.candidate.key not in {waiting.candidate.key for waiting in other.ask(8)}
+
+
+def test_what_a_settled_search_still_has_in_the_queue_is_wanted_no_more() -> None:
+    search = a_search(Budget())
+    finish(search)
+    bowl = search.plan.choices[0].implementation
+    untried = next(
+        candidate
+        for candidate in (Candidate(bowl, config) for config in search.plan.choices[0].configs)
+        if not search.knows(candidate)
+    )
+    search.waiting.append(Waiting(untried))
+    assert search.is_moot(untried)
+    search.drop_moot()
+    assert search.over
+
+
+def test_before_it_has_settled_everything_asked_for_is_wanted() -> None:
+    search = a_search(Budget())
+    asked = search.ask(4)
+    assert not any(search.is_moot(waiting.candidate) for waiting in asked)
+    first = asked[0].candidate
+    search.remember_trial(first, "ok", 12.0, False, "another run's")
+    assert search.is_moot(first)
+
+
+def test_an_implementation_of_which_nothing_is_measured_yet_is_waited_for() -> None:
+    search = a_search(Budget())
+    finish(search)
+
+    class Slow(Bowl):
+        name = "acme.slow"
+
+    assert not search.is_moot(Candidate(Slow(), {"a": 0, "b": 0}))
+
+
+def test_who_may_enter_the_finals_and_was_measured_by_an_earlier_run_must_be_built() -> None:
+    search = a_search(Budget())
+    for waiting in search.ask(3):
+        search.remember_trial(waiting.candidate, "ok", time_of(waiting.candidate.config), False, waiting.candidate.key)
+    unbuilt = {waiting.candidate.key for waiting in search.unbuilt()}
+    assert unbuilt == {candidate.key for candidate in search.ranked()}
+    search.remember(search.ranked()[0], ())
+    assert search.ranked()[0].key not in {waiting.candidate.key for waiting in search.unbuilt()}
