@@ -236,6 +236,14 @@ class ProblemSearch:
         """The default that dispatch would run untuned, or the next one that is right."""
         return next((candidate for candidate in self.plan.defaults() if self.is_right(candidate)), None)
 
+    def is_default(self, candidate: Candidate) -> bool:
+        """Whether an implementation would run it untuned: that is measured whatever it is."""
+        return candidate.key in self._defaults
+
+    @cached_property
+    def _defaults(self) -> frozenset[str]:
+        return frozenset(candidate.key for candidate in self.plan.defaults())
+
     def incumbent(self) -> Candidate | None:
         """What must be beaten: the stored winner, else the default, else the fastest."""
         if self._stored is not None and self.is_right(self._stored):

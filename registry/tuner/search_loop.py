@@ -16,6 +16,7 @@ from .planning import ProblemPlan
 from .problem_search import ProblemSearch, Waiting
 from .protocol import Protocol
 from .recording import Recorder
+from .resources import misfit
 
 _ACTIVE_PROBLEMS = 6
 _IN_FLIGHT = 8
@@ -114,6 +115,9 @@ class SearchLoop:
         failure = Failed("error", waiting.fault) if waiting.fault else None
         results, extra = self._results(search, waiting), self._results(search, waiting, waiting.extra)
         failure = failure or next((result for result in results if isinstance(result, Failed)), None)
+        if failure is None and all(results) and not search.is_default(waiting.candidate):
+            reason = misfit(_artifacts(results), self._device)
+            failure = Failed("out_of_resources", reason) if reason else None
         if failure is not None:
             search.waiting.remove(waiting)
             self._learn(search, waiting.candidate, Outcome(failure.status, failure.message))
