@@ -36,7 +36,7 @@ Compiled = Callable[..., Any]
 """Takes the tensors, returns the output or a sequence of outputs."""
 
 # Inductor's configuration is the process's, not the thread's
-_PATCHING = threading.Lock()
+_PATCHING = threading.RLock()
 _TRITON_CACHE = "TRITON_CACHE_DIR"
 
 

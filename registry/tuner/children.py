@@ -8,7 +8,7 @@ import functools
 import math
 import selectors
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,6 +65,12 @@ class Compiler:
             self._queue.append(CompileJob(len(self._wanted), op, implementation, variant, target))
             self._feed()
         return self._results.get(variant.key)
+
+    def keep_only(self, keys: Set[str]) -> None:
+        """Forget what is queued and not among ``keys``; what is being compiled goes on."""
+        dropped = [job for job in self._queue if job.variant.key not in keys]
+        self._wanted.difference_update(job.variant.key for job in dropped)
+        self._queue = collections.deque(job for job in self._queue if job.variant.key in keys)
 
     @property
     def idle(self) -> bool:

@@ -24,6 +24,9 @@ DISTURBED: Mapping[str, float] = {"cuda": 2.0, "cpu": 5.0}
 Of 1447 candidates that were in the finals of three runs on an H200, one half was within 0.7% of the search, 99% at most
 1.14 times slower, and the farthest 1.42 times. A CPU's processes share their cores with whoever else runs."""
 
+_WRONG = ("wrong_result", "nondeterministic", "error")
+"""How the fault of an entrant that was run and found wrong begins."""
+
 Met = Mapping[str, tuple[Candidate | None, Entrant]]
 """Entrants of a block by name, in the order in which they are set up; the floor has no candidate."""
 
@@ -39,6 +42,8 @@ class Contest:
     rows: list[Final] = field(default_factory=list)
     blocks: list[dict[str, tuple[float, ...]]] = field(default_factory=list)
     early: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    """Who was found wrong in some block, and why."""
 
     def early_entrants(self) -> list[Candidate]:
         """Who enters the pre-final: the challengers and, so that the ratios to all are known, the incumbent and the
@@ -81,8 +86,13 @@ class Contest:
 
     @property
     def challenged_by(self) -> list[str]:
-        """The challengers' names in the blocks."""
-        return [candidate.key for candidate in self.challengers]
+        """The names in the blocks of the challengers that nobody found wrong."""
+        return [candidate.key for candidate in self.challengers if candidate.key not in self.refused]
+
+    def refuse(self, name: str, fault: str) -> None:
+        """Who is wrong in one block is wrong, however fast in the others; a full memory or a lost one is bad luck."""
+        if fault.startswith(_WRONG):
+            self.refused[self.incumbent.key if name == INCUMBENT_COPY else name] = fault
 
     @property
     def complete(self) -> bool:

@@ -68,6 +68,8 @@ class Crew:
     def run_blocks(self, jobs: Sequence[BlockJob]) -> list[Answer]:
         """Run finals blocks on the current worker, in order; a crash costs that block."""
         assert self.worker is not None
+        while self._device.type == "cpu" and not self.compiler.idle:
+            self.wait()  # both want the same cores
         began = time.monotonic()
         answers = []
         for job in jobs:

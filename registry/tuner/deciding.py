@@ -110,6 +110,10 @@ class Deciding:
         contested = [contest for contest in self._contests if len(contest.early_entrants()) > 1]
         answers = run_blocks([self._pre_final(contest) for contest in contested])
         for contest, answer in zip(contested, answers, strict=True):
+            faults = answer.faults if isinstance(answer, Timed) else ()
+            for candidate, fault in zip(contest.early_entrants(), faults, strict=False):
+                if fault:
+                    self._observe(Note(f"{contest.search.plan.problem}: {candidate} is out of the pre-final: {fault}"))
             contest.meet_early(answer)
         for contest in self._contests:
             default = contest.search.default()
@@ -135,6 +139,7 @@ class Deciding:
             for name, fault in zip(entrants, answer.faults, strict=True):
                 if fault:
                     self._observe(Note(f"{problem}: {name} is out of finals block {number + 1}: {fault}"))
+                    contest.refuse(name, fault)
             named = dict(zip(entrants, answer.times, strict=True))
             contest.blocks.append({name: times for name, times in named.items() if times})
             contest.rows += self._rows(number, entrants, answer)
@@ -159,6 +164,8 @@ class Deciding:
     def _decide_one(self, contest: Contest, noise: Noise, *, last: bool) -> Result | None:
         if not contest.complete:
             return self._undecided(contest, "no finals block was completed")
+        if wrong := contest.refused.get(contest.incumbent.key):
+            return self._undecided(contest, f"its incumbent is wrong ({wrong})")
         verdict = judge(contest.incumbent.key, contest.challenged_by, contest.blocks, noise)
         if disturbed := contest.disturbance(verdict.winner):
             return self._undecided(contest, disturbed)

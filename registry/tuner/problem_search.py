@@ -91,6 +91,7 @@ class ProblemSearch:
         self._uids: dict[str, str] = {}
         self._told: set[str] = set()
         self._measured: set[str] = set()
+        self._has_settled = False
         self._known = 0
         self._artifacts: dict[str, tuple[Artifact, ...]] = {}
         self._started = time.monotonic()
@@ -111,7 +112,9 @@ class ProblemSearch:
     @property
     def settled(self) -> bool:
         """Whether the search ends before its budget because more trials are unlikely to gain anything."""
-        return self._budget.trials is None and self._searcher.settled
+        # once and for all: what was dropped on the strength of it is not proposed again
+        self._has_settled = self._has_settled or (self._budget.trials is None and self._searcher.settled)
+        return self._has_settled
 
     @property
     def best_us(self) -> float | None:
@@ -172,13 +175,13 @@ class ProblemSearch:
         usable = status == "ok" and median_us is not None
         self._searcher.tell(candidate, median_us if usable else None)
         self._told.add(candidate.key)
-        self._measured.add(candidate.implementation.name)
         self.waiting = [waiting for waiting in self.waiting if waiting.candidate.key != candidate.key]
         self.statuses[status] += 1
         for times in (self._medians, self._hopeless):
             times.pop(candidate.key, None)
         self._uids.pop(candidate.key, None)
         if usable and median_us is not None:
+            self._measured.add(candidate.implementation.name)
             (self._hopeless if censored else self._medians)[candidate.key] = (median_us, candidate)
             self._uids[candidate.key] = uid
 
@@ -210,11 +213,11 @@ class ProblemSearch:
         """Whether nothing is gained by trying it still: it is known by now, or the search has settled meanwhile."""
         if self.knows(candidate):
             return True
+        if self.must_try(candidate):
+            return False
         # where all has been proposed, what was asked for is all that is left; and of every implementation something is
         # measured
-        if not self.settled or self._searcher.size == 0 or candidate.implementation.name not in self._measured:
-            return False
-        return self._stored is None or candidate.key != self._stored.key
+        return self.settled and self._searcher.size > 0 and candidate.implementation.name in self._measured
 
     def drop_moot(self) -> None:
         """Forget what waits for a compiler and is wanted no more."""
@@ -236,9 +239,9 @@ class ProblemSearch:
         """The default that dispatch would run untuned, or the next one that is right."""
         return next((candidate for candidate in self.plan.defaults() if self.is_right(candidate)), None)
 
-    def is_default(self, candidate: Candidate) -> bool:
-        """Whether an implementation would run it untuned: that is measured whatever it is."""
-        return candidate.key in self._defaults
+    def must_try(self, candidate: Candidate) -> bool:
+        """Whether it is measured whatever happens: what an implementation runs untuned, and what is to be beaten."""
+        return candidate.key in self._defaults or (self._stored is not None and candidate.key == self._stored.key)
 
     @cached_property
     def _defaults(self) -> frozenset[str]:

@@ -127,8 +127,10 @@ class TuningRun:
         except KeyboardInterrupt:
             interrupted = True
         finally:
-            ended = self._ended(interrupted, undecided=len(todo) + len(known) - len(self._results))
-            self._crew.close()
+            try:
+                ended = self._ended(interrupted, undecided=len(todo) + len(known) - len(self._results))
+            finally:
+                self._crew.close()
         self._observe(ended)
         return tuple(self._results)
 

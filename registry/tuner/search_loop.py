@@ -67,7 +67,13 @@ class SearchLoop:
             for search in [search for search in self._active if search.over]:
                 self._active.remove(search)
                 over.append(search)
+                self._cancel_compiling()
         return over
+
+    def _cancel_compiling(self) -> None:
+        """What only searches that are over had queued keeps no compiler from what is wanted."""
+        waiting = [one for search in self._active for one in search.waiting]
+        self._crew.compiler.keep_only({variant.key for one in waiting for variant in (*one.variants, *one.extra)})
 
     def build(self, searches: Sequence[ProblemSearch]) -> None:
         """Compile what may enter the finals and was measured by an earlier run; what fails is left out there."""
@@ -115,7 +121,7 @@ class SearchLoop:
         failure = Failed("error", waiting.fault) if waiting.fault else None
         results, extra = self._results(search, waiting), self._results(search, waiting, waiting.extra)
         failure = failure or next((result for result in results if isinstance(result, Failed)), None)
-        if failure is None and all(results) and not search.is_default(waiting.candidate):
+        if failure is None and all(results) and not search.must_try(waiting.candidate):
             reason = misfit(_artifacts(results), self._device)
             failure = Failed("out_of_resources", reason) if reason else None
         if failure is not None:

@@ -135,6 +135,9 @@ class Session:
         self._mixable = False
         try:
             reference = reference64(self.op, mixed)
+        except (torch.OutOfMemoryError, MemoryError):
+            self._mixable = None
+            raise
         except Exception:  # whatever an op raises when its inputs contradict each other
             return None
         self._mixable = all(bool(output.isfinite().all()) for output in reference)
@@ -218,7 +221,7 @@ class Sessions:
 
     def _is_full(self) -> bool:
         held = sum(session.nbytes for session in self._sessions.values())
-        return held > _CACHE_SHARE * self._device.memory_bytes
+        return held > max(_CACHE_SHARE, _BOUNDS_SHARE) * self._device.memory_bytes
 
     def drop(self, problem: Problem) -> None:
         """Forget one problem's tensors, e.g. because a candidate may have written to them."""

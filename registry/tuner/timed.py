@@ -50,7 +50,9 @@ class TimedPlan:
         for stack in self._stacks:
             stack.poison()
         if self._functional:
-            poison(tuple(output for outputs in self.outputs for output in outputs))
+            # also what was made in inference mode, or is a view of something that wants a gradient
+            with torch.inference_mode():
+                poison(tuple(output.detach() for outputs in self.outputs for output in outputs))
 
     def check_first(self, checks: Checks, case: Case, when: str) -> None:
         """See whether the first copy's outputs are right; samples need not have come to the others."""

@@ -205,7 +205,11 @@ class Worker:
         if outcome.status in _NEVER_RAN:
             return
         if outcome.status != "out_of_memory":
-            self._sessions.drop(self._catalog.op(job.op).problem_of(job.dims))
+            op = self._catalog.op(job.op)
+            problem = op.problem_of(job.dims)
+            for each in (problem, smaller_problem(op, problem)):
+                if each is not None:
+                    self._sessions.drop(each)
             return
         self._sessions.clear()
         self._probes.forget()

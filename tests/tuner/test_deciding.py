@@ -12,10 +12,10 @@ from registry.device import Device
 from registry.discovery import Catalog
 from registry.dispatch.plan import Candidate
 from registry.problem import Problem
-from registry.tuner.contest import DISTURBED
+from registry.tuner.contest import DISTURBED, Contest
 from registry.tuner.deciding import Deciding
 from registry.tuner.events import Event, FinalsStarted, Note, Result
-from registry.tuner.finals import ATTEMPTS, BLOCKS, FINALISTS, PRE_ROUNDS, ROUNDS
+from registry.tuner.finals import ATTEMPTS, BLOCKS, FINALISTS, INCUMBENT_COPY, PRE_ROUNDS, ROUNDS
 from registry.tuner.jobs import BlockJob, Entrant, Outcome, Timed
 from registry.tuner.noise import Noise, Pair
 from registry.tuner.planning import ProblemPlan, plan
@@ -310,3 +310,18 @@ def test_lost_blocks_and_problems_without_a_right_candidate_are_told(
     assert [result.verdict for result in results] == ["none", "none"]
     assert sum("was lost" in event.message for event in events if isinstance(event, Note)) == BLOCKS
     assert recorder.winner(planned.op, PROBLEM) is None
+
+
+def test_who_is_wrong_in_one_block_wins_nothing_however_fast_in_the_others(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    recorder = recorders()
+    search = searched(planned, recorder, {"honest 1": 100.0, "honest 2": 50.0})
+    incumbent, challenger = (candidates(planned)[name] for name in ("honest 1", "honest 2"))
+    contest = Contest(search, incumbent, None, [challenger])
+    contest.refuse(challenger.key, "out_of_memory: no room left")
+    assert contest.challenged_by == [challenger.key]
+    contest.refuse(challenger.key, "wrong_result: after timing: element 3 is 1, expected 2")
+    assert contest.challenged_by == []
+    contest.refuse(INCUMBENT_COPY, "nondeterministic: two runs differ")
+    assert incumbent.key in contest.refused

@@ -131,3 +131,14 @@ def test_who_may_enter_the_finals_and_was_measured_by_an_earlier_run_must_be_bui
     assert unbuilt == {candidate.key for candidate in search.ranked()}
     search.remember(search.ranked()[0], ())
     assert search.ranked()[0].key not in {waiting.candidate.key for waiting in search.unbuilt()}
+
+
+def test_a_default_is_tried_however_settled_the_search() -> None:
+    search = a_search(Budget())
+    default = search.plan.defaults()[0]
+    finish(search)
+    assert search.must_try(default)
+    search.waiting.append(Waiting(default))
+    assert search.is_moot(default)  # it is known
+    other = a_search(Budget())
+    assert not other.is_moot(other.plan.defaults()[0])
