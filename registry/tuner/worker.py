@@ -22,6 +22,7 @@ from ..device import Device
 from ..discovery import Catalog
 from ..dispatch.plan import Candidate, Plan, build
 from ..errors import CompileError, OutOfResourcesError, RegistryError, UnsupportedError
+from ..problem import Problem
 from .clocks import Clocks
 from .copying import copy_sampler
 from .device_lock import DeviceLock
@@ -94,13 +95,13 @@ class Worker:
             outcome = Outcome("error", breach)
         if outcome.status != "ok":
             # here, where no traceback holds the tensors any more
-            self._start_afresh(job, outcome)
+            self.start_afresh(job, outcome)
         return steps.recorded(outcome)
 
     def _trial(self, job: TrialJob, announce: Announce) -> Outcome:
         announce("load")
         protocol = Protocol(**job.protocol)
-        session = self._sessions.get(job.op, dict(job.dims), protocol, job.seed)
+        session = self.session(self._catalog.op(job.op).problem_of(job.dims), protocol, job.seed)
         if job.entrant.role == "floor":
             announce("measure")
             self._clocks.warm()
@@ -130,7 +131,7 @@ class Worker:
         began = time.perf_counter()
         announce("load")
         protocol = Protocol(**job.protocol)
-        session = self._sessions.get(job.op, dict(job.dims), protocol, job.seed)
+        session = self.session(self._catalog.op(job.op).problem_of(job.dims), protocol, job.seed)
         self._clocks.warm()
         entries: dict[int, _Entry] = {}
         faults = [""] * len(job.entrants)
@@ -169,12 +170,16 @@ class Worker:
         entry.sampler.warm_up(protocol.warmup_us)
         return entry
 
+    def session(self, problem: Problem, protocol: Protocol, seed: int) -> Session:
+        """Inputs and references of a problem: the same at every call, until they are started afresh."""
+        return self._sessions.get(problem.op, dict(problem.dims), protocol, seed)
+
     def _smaller(self, plan: Plan, session: Session, job: TrialJob) -> tuple[Plan, Session] | None:
         """The same candidate on the problem's smaller twin, if it has one and runs it from the same artifacts."""
         twin = smaller_problem(session.op, session.problem)
         if twin is None:
             return None
-        there = self._sessions.get(job.op, dict(twin.dims), session.protocol, job.seed)
+        there = self.session(twin, session.protocol, job.seed)
         plan_there = smaller_plan(plan.candidate, there, _by_key(job.entrant))
         return None if plan_there is None else (plan_there, there)
 
@@ -200,7 +205,7 @@ class Worker:
             self._uncapturable.add(name)
         return sampler
 
-    def _start_afresh(self, job: TrialJob, outcome: Outcome) -> None:
+    def start_afresh(self, job: TrialJob, outcome: Outcome) -> None:
         """What went wrong may have written to the inputs or filled the memory; the next candidate must not suffer."""
         if outcome.status in _NEVER_RAN:
             return

@@ -8,11 +8,13 @@ from registry.device import Device
 from registry.discovery import Catalog
 from registry.dispatch.plan import Candidate, build
 from registry.errors import RegistryError
+from registry.tuner.jobs import Entrant, Outcome, TrialJob
 from registry.tuner.planning import plan
 from registry.tuner.problem_search import Budget, ProblemSearch
 from registry.tuner.protocol import Protocol
 from registry.tuner.session import Session
 from registry.tuner.smaller import LARGE_BYTES, smaller_plan, smaller_problem
+from registry.tuner.worker import Worker
 
 CPU = Device.of("cpu")
 H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", 132, 141 * 2**30, 60 * 2**20, 227 * 1024, 65536)
@@ -67,3 +69,18 @@ def test_it_runs_from_the_artifacts_at_hand_or_not_at_all(catalog: Catalog) -> N
     found = smaller_plan(candidate, there, {artifact.variant.key: artifact for artifact in built.artifacts})
     assert found is not None
     assert found.problem == twin
+
+
+def test_after_a_wrong_candidate_the_twins_inputs_are_made_anew_too(catalog: Catalog) -> None:
+    """It may have written to them, and the next candidate must not be blamed."""
+    op, protocol = catalog.op("square"), Protocol.of(CPU)
+    problem = op.problem_of({"n": 2**25, "dtype": "float32"})
+    twin = smaller_problem(op, problem)
+    assert twin is not None
+    worker = Worker(catalog, CPU)
+    before = [worker.session(each, protocol, seed=0) for each in (problem, twin)]
+    assert [worker.session(each, protocol, seed=0) for each in (problem, twin)] == before
+    job = TrialJob(1, "square", dict(problem.dims), Entrant("torch.native", {}), dict(protocol.details), 0)
+    worker.start_afresh(job, Outcome("wrong_result"))
+    after = [worker.session(each, protocol, seed=0) for each in (problem, twin)]
+    assert all(one is not other for one, other in zip(before, after, strict=True))
