@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from tuning_db import Decision, Final, Interval
 
 from ..dispatch.plan import Candidate
-from .children import Answer
 from .events import Incumbent
 from .finals import ALPHA, FINALISTS, INCUMBENT_COPY, Verdict, block_ratio, fastest, median_of, time_ratio
-from .jobs import Entrant, Timed
+from .jobs import Answer, Entrant, Timed
 from .noise import Noise
 from .problem_search import ProblemSearch
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..device import Device
-from .children import Answer, Compiler, DeviceWorker
-from .jobs import BlockJob, Outcome, TrialJob
+from .compiler import Compiler
+from .device_worker import DeviceWorker
+from .jobs import Answer, BlockJob, Outcome, TrialJob
 from .limits import Limits
 
 _TICK_S = 0.5

@@ -11,7 +11,6 @@ from tuning_db import Decision, Final
 
 from ..device import Device
 from ..dispatch.plan import Candidate
-from .children import Answer
 from .contest import Contest, Met
 from .events import FinalsStarted, Incumbent, Note, Observer, Result
 from .finals import (
@@ -26,7 +25,7 @@ from .finals import (
     median_of,
     observed,
 )
-from .jobs import BlockJob, Entrant, Timed
+from .jobs import Answer, BlockJob, Entrant, Timed
 from .noise import Noise
 from .planning import ProblemPlan
 from .problem_search import ProblemSearch

@@ -104,6 +104,9 @@ class Timed:
     seconds: float
 
 
+Answer = Outcome | Timed
+
+
 def to_json(job: TrialJob | BlockJob | CompileJob) -> dict[str, Any]:
     """A job as a message; the variant inside an artifact travels whole, so that a worker can load it."""
     return {"kind": type(job).__name__, **_plain(asdict(job))}

@@ -12,8 +12,7 @@ import numpy as np
 
 from tuning_db import Environment, Store
 
-from .children import Answer
-from .jobs import BlockJob, Entrant, Timed
+from .jobs import Answer, BlockJob, Entrant, Timed
 from .noise import PAIRS_PER_DECADE, Noise, Pair
 from .planning import ProblemPlan
 from .protocol import Protocol

@@ -93,16 +93,6 @@ class Gpu:
         milliwatts = self._ask(self._library.nvmlDeviceGetPowerUsage, self._handle)
         return None if milliwatts is None else milliwatts / 1000
 
-    def power_limit_watts(self) -> float | None:
-        """What it may draw."""
-        milliwatts = self._ask(self._library.nvmlDeviceGetEnforcedPowerLimit, self._handle)
-        return None if milliwatts is None else milliwatts / 1000
-
-    def temperature_celsius(self) -> int | None:
-        """The GPU's temperature."""
-        found = self._ask(self._library.nvmlDeviceGetTemperature, self._handle, self._library.NVML_TEMPERATURE_GPU)
-        return None if found is None else int(found)
-
     def memory_used_bytes(self) -> int | None:
         """Bytes that all processes together hold of the device's memory."""
         found = self._ask(self._library.nvmlDeviceGetMemoryInfo, self._handle)

@@ -23,7 +23,6 @@ from ..numerics import Bounds, bounds_of, compare, output_faults, own_error, poi
 from ..problem import Arguments, Problem, TensorSpec, canonical_json
 from ..surroundings import Layout, laid_out
 from .checks import Checks, WrongError
-from .planning import arguments_of
 from .session import clone
 from .stack import Stack
 from .verify import check_unchanged
@@ -138,19 +137,6 @@ class Probes:
         except Exception as fault:
             raised = f"it raises {type(fault).__name__}: {fault}; what it cannot run, unsupported() has to say"
             raise WrongError("error", _told(probe, raised)) from fault
-
-
-def probe_variants(op: Op, candidate: Candidate, problem: Problem, device: Device) -> tuple[Variant, ...]:
-    """What has to be compiled, beside what the problem itself needs, for all its probes to be checked."""
-    found: dict[str, Variant] = {}
-    for each, layout in _planned(probe_problems(op, problem, device)):
-        try:
-            arguments = _as_laid_out(arguments_of(op, each), layout)
-            for variant in variants_at(op, candidate, op.problem(arguments), arguments, device) or ():
-                found[variant.key] = variant
-        except RegistryError:
-            continue
-    return tuple(found.values())
 
 
 def _group(op: Op, problem: Problem) -> str:

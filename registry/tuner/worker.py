@@ -10,8 +10,8 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from ..artifact import Artifact
 from ..device import Device
 from ..discovery import Catalog
 from ..dispatch.plan import Candidate, Plan, build
-from ..errors import CompileError, OutOfResourcesError, RegistryError, UnsupportedError
 from ..problem import Problem
 from .clocks import Clocks
 from .copying import copy_sampler
@@ -37,39 +36,11 @@ from .samplers import Sampler
 from .sampling import sampler_for
 from .session import Session, Sessions
 from .smaller import smaller_plan, smaller_problem
+from .statuses import status_of
+from .steps import Announce, Steps
 from .timed import TimedPlan
 from .turns import in_turns
-from .verify import WrongError, verify, verify_timed
-
-Announce = Callable[[str], None]
-"""Tells the run which step begins, so that its deadline starts then."""
-
-
-class Steps:
-    """Announces steps and adds up what each took, so that a run can say where the device's time went."""
-
-    def __init__(self, announce: Announce) -> None:
-        self._announce = announce
-        self._seconds: dict[str, float] = {}
-        self._step = ""
-        self._began = time.perf_counter()
-
-    def __call__(self, step: str) -> None:
-        self._account()
-        self._step = step
-        self._announce(step)
-
-    def recorded(self, outcome: Outcome) -> Outcome:
-        """The outcome with the seconds of its steps."""
-        self._account()
-        steps = {step: round(seconds, 5) for step, seconds in self._seconds.items() if step}
-        details = {**outcome.details, "seconds": steps}
-        return replace(outcome, seconds=sum(self._seconds.values()), details=details)
-
-    def _account(self) -> None:
-        now = time.perf_counter()
-        self._seconds[self._step] = self._seconds.get(self._step, 0.0) + now - self._began
-        self._began = now
+from .verify import verify, verify_timed
 
 
 class Worker:
@@ -90,7 +61,7 @@ class Worker:
         try:
             outcome = self._trial(job, steps)
         except BaseException as fault:  # whatever a stranger's code raises, SystemExit too, is that candidate's outcome
-            outcome = Outcome(*_status_of(fault))
+            outcome = Outcome(*status_of(fault))
         if breach := self.trust.breach():
             outcome = Outcome("error", breach)
         if outcome.status != "ok":
@@ -140,7 +111,7 @@ class Worker:
             try:
                 entries[place] = self._entry(entrant, session, protocol)
             except BaseException as fault:  # as in trial: one entrant's fault is not the block's
-                faults[place] = ": ".join(_status_of(fault))
+                faults[place] = ": ".join(status_of(fault))
             if breach := self.trust.breach():
                 entries.pop(place, None)
                 faults[place] = f"error: {breach}"
@@ -151,7 +122,7 @@ class Worker:
         announce("verify")
         for place, entry in entries.items():
             raised = turns.faults.get(place)
-            faults[place] = ": ".join(_status_of(raised)) if raised else entry.check(session) if job.verify else ""
+            faults[place] = ": ".join(status_of(raised)) if raised else entry.check(session) if job.verify else ""
             entry.sampler.close()
         if breach := self.trust.breach():
             # whichever did it, it was timed among all the others
@@ -236,7 +207,7 @@ class _Entry:
             if self.timed is not None:
                 verify_timed(self.timed, self.sampler, session, alone=False)
         except BaseException as fault:  # a stranger's code runs here once more
-            return ": ".join(_status_of(fault))
+            return ": ".join(status_of(fault))
         return ""
 
 
@@ -263,25 +234,6 @@ def _measure_copy(session: Session, protocol: Protocol, clocks: Clocks) -> Outco
 
 def _outcome(found: Measurement) -> Outcome:
     return Outcome("ok", "", found.samples, found.median_us, found.censored, found.stop_reason, 0.0, found.details)
-
-
-_STATUSES: tuple[tuple[type[BaseException], str], ...] = (
-    (OutOfResourcesError, "out_of_resources"),
-    (CompileError, "compile_error"),
-    (UnsupportedError, "unsupported"),
-    (torch.OutOfMemoryError, "out_of_memory"),
-    (MemoryError, "out_of_memory"),
-)
-"""The first that a fault is an instance of; anything else is an ``error``."""
-
-
-def _status_of(fault: BaseException) -> tuple[str, str]:
-    message = fault.message if isinstance(fault, RegistryError | WrongError) else f"{type(fault).__name__}: {fault}"
-    if isinstance(fault, WrongError):
-        return fault.status, message
-    if isinstance(fault, RuntimeError) and "DefaultCPUAllocator" in message:
-        return "out_of_memory", message[:2000]
-    return next((status for kind, status in _STATUSES if isinstance(fault, kind)), "error"), message[:2000]
 
 
 def _is_poisoned(device: Device) -> bool:

@@ -13,8 +13,8 @@ import torch
 from registry.device import Device
 from registry.problem import Value
 from registry.tuner import nvml, spawning
-from registry.tuner.children import Answer, DeviceWorker
-from registry.tuner.jobs import BlockJob, Entrant, Outcome, TrialJob
+from registry.tuner.device_worker import DeviceWorker
+from registry.tuner.jobs import Answer, BlockJob, Entrant, Outcome, TrialJob
 from registry.tuner.limits import Limits
 from registry.tuner.protocol import Protocol
 

@@ -14,8 +14,9 @@ import pytest
 from registry.device import Device
 from registry.problem import Value
 from registry.tuner import spawning
-from registry.tuner.children import Answer, Compiler, DeviceWorker
-from registry.tuner.jobs import BlockJob, Entrant, Outcome, TrialJob
+from registry.tuner.compiler import Compiler
+from registry.tuner.device_worker import DeviceWorker
+from registry.tuner.jobs import Answer, BlockJob, Entrant, Outcome, TrialJob
 from registry.tuner.limits import Limits
 from registry.tuner.protocol import Protocol
 

@@ -19,7 +19,7 @@ from registry.implementation import Implementation, Run, Tensors
 from registry.numerics import same_bits
 from registry.problem import Problem, Value
 from registry.space import Config
-from registry.tuner.probes import Probes, probe_problems, probe_variants
+from registry.tuner.probes import Probes, probe_problems
 from registry.tuner.protocol import Protocol
 from registry.tuner.sampling import sampler_for
 from registry.tuner.session import PARTLY, Session
@@ -168,13 +168,3 @@ def test_a_candidate_is_probed_once_for_all_problems_that_share_the_probes() -> 
         plan = build(SQUARE, Candidate(implementation, {}), session.problem, session.arguments, CPU)
         probes.check(plan, {})
     assert sorted(calls) == [1, 37, 37, 37, 4099]
-
-
-def test_a_probe_that_would_have_to_be_compiled_is_left_out_and_what_it_needs_is_told(catalog: Catalog) -> None:
-    implementation = catalog.implementation("square", "torch.compile")
-    problem = SQUARE.problem_of({"n": 8192, "dtype": "float32"})
-    candidate = Candidate(implementation, {})
-    wanted = probe_variants(SQUARE, candidate, problem, CPU)
-    # three sizes and the strided layout; what Inductor compiles is the same for any alignment
-    assert len({variant.key for variant in wanted}) == 4
-    assert not probe_variants(SQUARE, Candidate(Custom("square", None), {}), problem, CPU)
