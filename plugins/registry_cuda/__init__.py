@@ -1,4 +1,4 @@
-"""CUDA C++ kernels in the box: square, gelu, softmax and rms_norm, compiled by NVRTC; square also by nvcc."""
+"""CUDA C++ kernels in the box, compiled by NVRTC: square, gelu, softmax, rms_norm, gemm_int4; square also by nvcc."""
 
 from __future__ import annotations
 
@@ -35,3 +35,10 @@ def rms_norm_implementations() -> list[Implementation]:
     from .rows import CudaRmsNorm, cluster, looped, row
 
     return [CudaRmsNorm(row), CudaRmsNorm(cluster), CudaRmsNorm(looped)]
+
+
+@registry.implements("gemm_int4")
+def gemm_int4_implementations() -> list[Implementation]:
+    from .gemm_int4 import MmaInt4
+
+    return [MmaInt4()]
