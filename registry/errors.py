@@ -18,12 +18,19 @@ class RegistryError(Exception):
         self.hint = hint
 
 
+def _near(name: str, names: list[str]) -> list[str]:
+    """Up to three names that ``name`` may be a slip for; none that is much farther from it than the nearest."""
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    likeness = [difflib.SequenceMatcher(None, other, name).ratio() for other in near]
+    return [other for other, alike in zip(near, likeness, strict=True) if alike > likeness[0] - 0.25]
+
+
 class UnknownNameError(RegistryError, LookupError):
     """An op, implementation, dimension or attribute that nobody defined."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) if isinstance(name, str) else []
+        near = _near(name, names) if isinstance(name, str) else []
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
         super().__init__(f"unknown {kind} {name!r}", hint=hint)
         self.kind = kind
@@ -68,6 +75,10 @@ class DeviceError(RegistryError):
 
 class ShapesFileError(RegistryError):
     """A shapes file that cannot be read: the message holds file, line, key and what was expected."""
+
+
+class NotTunedError(RegistryError, LookupError):
+    """A call of a problem without a winner while ``registry.configure(mode="strict")`` asks for one."""
 
 
 class StoreError(RegistryError):

@@ -66,3 +66,39 @@ def gemm_int4_implementations() -> Iterable[Implementation]:
     from .tinygemm import CpuTinygemm, CudaTinygemm
 
     return [DequantizeGemm(), CompiledGemmInt4(), CudaTinygemm(), CpuTinygemm()]
+
+
+@implements("square_backward")
+def square_backward_implementations() -> Iterable[Implementation]:
+    """Two products, and Inductor's one pass."""
+    from .backward import SquareBackward
+    from .compiled_backward import CompiledSquareBackward
+
+    return [SquareBackward(), CompiledSquareBackward()]
+
+
+@implements("gelu_backward")
+def gelu_backward_implementations() -> Iterable[Implementation]:
+    """What torch's autograd runs, and Inductor's."""
+    from .backward import GeluBackward
+    from .compiled_backward import CompiledGeluBackward
+
+    return [GeluBackward(), CompiledGeluBackward()]
+
+
+@implements("softmax_backward")
+def softmax_backward_implementations() -> Iterable[Implementation]:
+    """What torch's autograd runs, and Inductor's."""
+    from .backward import SoftmaxBackward
+    from .compiled_backward import CompiledSoftmaxBackward
+
+    return [SoftmaxBackward(), CompiledSoftmaxBackward()]
+
+
+@implements("rms_norm_backward")
+def rms_norm_backward_implementations() -> Iterable[Implementation]:
+    """torch's fused kernels where it has them, else the formula, and Inductor's."""
+    from .backward import RmsNormBackward
+    from .compiled_backward import CompiledRmsNormBackward
+
+    return [RmsNormBackward(), CompiledRmsNormBackward()]

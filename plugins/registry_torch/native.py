@@ -15,15 +15,18 @@ from registry.space import Config
 from .int4 import dequantized
 
 
-class _Native(Implementation):
+class Native(Implementation):
+    """What needs no tuning, and is compared with everything that does."""
+
     name = "torch.native"
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
+    any_rows = True
 
     def preference(self, problem: Problem, device: Device) -> float:
         return 0.0
 
 
-class VectorAdd(_Native):
+class VectorAdd(Native):
     """``torch.add``."""
 
     op = "vector_add"
@@ -37,7 +40,7 @@ class VectorAdd(_Native):
         return run
 
 
-class Square(_Native):
+class Square(Native):
     """``x * x``."""
 
     op = "square"
@@ -51,7 +54,7 @@ class Square(_Native):
         return run
 
 
-class Gelu(_Native):
+class Gelu(Native):
     """``torch.nn.functional.gelu``."""
 
     op = "gelu"
@@ -66,7 +69,7 @@ class Gelu(_Native):
         return run
 
 
-class Softmax(_Native):
+class Softmax(Native):
     """``torch.softmax``."""
 
     op = "softmax"
@@ -80,7 +83,7 @@ class Softmax(_Native):
         return run
 
 
-class RmsNorm(_Native):
+class RmsNorm(Native):
     """``torch.nn.functional.rms_norm``; there is no ``out=``."""
 
     op = "rms_norm"
@@ -97,7 +100,7 @@ class RmsNorm(_Native):
         return run
 
 
-class DequantizeGemm(_Native):
+class DequantizeGemm(Native):
     """The whole weight in half precision, then ``torch.matmul``: what everybody can do without a kernel."""
 
     op = "gemm_int4"

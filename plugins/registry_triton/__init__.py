@@ -50,3 +50,31 @@ def gemm_int4_implementations() -> Sequence[registry.Implementation]:
     from .gemm_int4_split import GemvInt4, SplitKInt4
 
     return [GemmInt4(), SplitKInt4(), GemvInt4()]
+
+
+@registry.implements("square_backward")
+def square_backward_implementations() -> Sequence[registry.Implementation]:
+    from .elementwise import BlockSquareBackward
+
+    return [BlockSquareBackward()]
+
+
+@registry.implements("gelu_backward")
+def gelu_backward_implementations() -> Sequence[registry.Implementation]:
+    from .elementwise import BlockGeluBackward
+
+    return [BlockGeluBackward()]
+
+
+@registry.implements("softmax_backward")
+def softmax_backward_implementations() -> Sequence[registry.Implementation]:
+    from .softmax_backward import LoopedSoftmaxBackward, RowSoftmaxBackward
+
+    return [RowSoftmaxBackward(), LoopedSoftmaxBackward()]
+
+
+@registry.implements("rms_norm_backward")
+def rms_norm_backward_implementations() -> Sequence[registry.Implementation]:
+    from .rms_norm_backward import ColumnsRmsNormBackward, RowRmsNormBackward
+
+    return [RowRmsNormBackward(), ColumnsRmsNormBackward()]

@@ -1,4 +1,4 @@
-"""vector_add, square and gelu by blocks of consecutive elements."""
+"""vector_add, square, gelu and their gradients by blocks of consecutive elements."""
 
 from __future__ import annotations
 
@@ -88,6 +88,25 @@ class BlockGelu(_Block):
     op = "gelu"
     kernel = kernels.gelu
     tensors = ("y", "x")
+
+    def constants(self, problem: Problem) -> dict[str, Any]:
+        return {"TANH": problem.approximate == "tanh"}
+
+
+class BlockSquareBackward(_Block):
+    """grad_x = 2 x grad_y."""
+
+    op = "square_backward"
+    kernel = kernels.square_backward
+    tensors = ("grad_x", "grad_y", "x")
+
+
+class BlockGeluBackward(_Block):
+    """grad_x = grad_y gelu'(x), by tanh or erf."""
+
+    op = "gelu_backward"
+    kernel = kernels.gelu_backward
+    tensors = ("grad_x", "grad_y", "x")
 
     def constants(self, problem: Problem) -> dict[str, Any]:
         return {"TANH": problem.approximate == "tanh"}

@@ -1,4 +1,4 @@
-"""What softmax and rms_norm share: whole rows in registers, and rows in passes."""
+"""What softmax, its gradient and rms_norm share: whole rows in registers, and rows in passes."""
 
 from __future__ import annotations
 
@@ -15,36 +15,38 @@ REGISTER_COLS = 65536
 """The longest row that 1024 threads hold in registers, at 64 elements a thread."""
 
 _MAX_COLS = 2**31 - 2**17
-_WARPS = (1, 2, 4, 8, 16, 32)
+WARPS = (1, 2, 4, 8, 16, 32)
 _DEFAULT_PER_THREAD = 16
 
 
 class RegisterRows(TritonImplementation):
     """One or several whole rows a program, read once and kept in registers.
 
-    ``kernel`` takes ``operands`` (names of tensors and attributes), rows and columns.
+    ``kernel`` takes ``operands`` (names of tensors and attributes), rows and columns, and holds ``held`` tensors.
     """
 
     kernel: Any
     operands: tuple[str, ...]
+    held: int = 1
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         yield from common_reasons(problem, device)
-        if problem.cols > REGISTER_COLS:
-            yield f"a row of {problem.cols} does not fit in registers (limit {REGISTER_COLS})"
+        if problem.cols > (limit := REGISTER_COLS // self.held):
+            yield f"a row of {problem.cols} does not fit in registers (limit {limit})"
 
     def space(self, problem: Problem, device: Device) -> Space:
-        """Warps, and rows a program where rows are short: between 2 and 64 elements a thread."""
+        """Warps, and rows a program where rows are short: between 2 and 64 elements a thread of all it holds."""
         block = next_power_of_2(problem.cols)
-        most = min(next_power_of_2(problem.rows), 32, max(1, 4096 // block))
+        most = min(32, max(1, 4096 // block), next_power_of_2(problem.rows))
         rows = [count for count in (1, 2, 4, 8, 16, 32) if count <= most]
-        warps = [count for count in _WARPS if count <= _max_warps(device)]
+        warps = [count for count in WARPS if count <= max_warps(device)]
+        most_each = 64 // self.held
 
         def balanced(config: Config) -> bool:
             share = elements_per_thread(config["rows_per_program"] * block, config["num_warps"], device)
-            return share <= 64 and (share >= 2 or config["num_warps"] == 1)
+            return share <= most_each and (share >= 2 or config["num_warps"] == 1)
 
-        return Space(rows_per_program=rows, num_warps=warps).require("2 to 64 elements a thread", balanced)
+        return Space(rows_per_program=rows, num_warps=warps).require(f"2 to {most_each} elements a thread", balanced)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """About 16 elements a thread; short rows are gathered up to 1024 elements while SMs keep several programs."""
@@ -90,7 +92,7 @@ class PassRows(TritonImplementation):
         vector = vector_of(problem)
         longest = max(1024, min(next_power_of_2(problem.cols), 32768))
         blocks = [block for block in (1024, 2048, 4096, 8192, 16384, 32768) if block <= longest]
-        warps = [count for count in (4, 8, 16, 32) if count <= _max_warps(device)]
+        warps = [count for count in (4, 8, 16, 32) if count <= max_warps(device)]
 
         def one_to_eight_vectors(config: Config) -> bool:
             share = elements_per_thread(config["BLOCK"], config["num_warps"], device)
@@ -147,6 +149,6 @@ def pass_constants(problem: Problem, config: Config) -> dict[str, int]:
     return {"LANES": config["BLOCK"] // vector, "VECTOR": vector, "STAGES": config["num_stages"]}
 
 
-def _max_warps(device: Device) -> int:
+def max_warps(device: Device) -> int:
     """A program has at most 1024 threads."""
     return 1024 // threads(1, device)

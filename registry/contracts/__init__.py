@@ -4,11 +4,37 @@ from __future__ import annotations
 
 from ..contract import Op
 from .elementwise import GELU, SQUARE, VECTOR_ADD
+from .elementwise_backward import GELU_BACKWARD, SQUARE_BACKWARD
 from .gemm_int4 import GEMM_INT4
 from .norm import RMS_NORM
+from .norm_backward import RMS_NORM_BACKWARD
 from .softmax import SOFTMAX
+from .softmax_backward import SOFTMAX_BACKWARD
 
-BOX: tuple[Op, ...] = (VECTOR_ADD, SQUARE, GELU, SOFTMAX, RMS_NORM, GEMM_INT4)
+BOX: tuple[Op, ...] = (
+    VECTOR_ADD,
+    SQUARE,
+    GELU,
+    SOFTMAX,
+    RMS_NORM,
+    GEMM_INT4,
+    SQUARE_BACKWARD,
+    GELU_BACKWARD,
+    SOFTMAX_BACKWARD,
+    RMS_NORM_BACKWARD,
+)
 """In the order in which they are listed."""
 
-__all__ = ["BOX", "GELU", "GEMM_INT4", "RMS_NORM", "SOFTMAX", "SQUARE", "VECTOR_ADD"]
+__all__ = [
+    "BOX",
+    "GELU",
+    "GELU_BACKWARD",
+    "GEMM_INT4",
+    "RMS_NORM",
+    "RMS_NORM_BACKWARD",
+    "SOFTMAX",
+    "SOFTMAX_BACKWARD",
+    "SQUARE",
+    "SQUARE_BACKWARD",
+    "VECTOR_ADD",
+]

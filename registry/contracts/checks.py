@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -41,17 +42,36 @@ def same_dtype(op: str, one: tuple[str, TensorSpec], other: tuple[str, TensorSpe
         )
 
 
-def normalised_dim(op: str, dim: int, spec: TensorSpec) -> int:
+def gradient_of(arguments: Arguments, output: str, like: str) -> None:
+    """The tensor ``grad_<output>`` must have the shape and dtype of ``like``."""
+    name = f"grad_{output}"
+    gradient, spec = arguments.tensor(name), arguments.tensor(like)
+    if gradient.shape != spec.shape:
+        raise InvalidArgumentError(
+            f"{arguments.op}: {name} is {shape_text(gradient.shape)} but {like} is {shape_text(spec.shape)}",
+            hint=f"a gradient has the shape of what it is the gradient of; {name}.expand_as({like}) if it was reduced",
+        )
+    same_dtype(arguments.op, (like, spec), (name, gradient))
+
+
+def normalised_dim(op: str, dim: int, spec: TensorSpec, name: str = "x") -> int:
     """``dim`` counted from the front."""
-    check_dim(op, dim, len(spec.shape), f" (shape {shape_text(spec.shape)})")
+    check_dim(op, dim, len(spec.shape), f" (shape {shape_text(spec.shape)})", name)
     return dim % max(len(spec.shape), 1)
 
 
-def check_dim(op: str, dim: int, rank: int, shown: str = "") -> None:
+def check_dim(op: str, dim: int, rank: int, shown: str = "", name: str = "x") -> None:
     """``dim`` must be one of ``rank`` dimensions, counted from either end; as in torch, a scalar has one."""
     most = max(rank, 1)
     if not -most <= dim < most:
-        refuse(f"{op}: dim={dim} but x has {rank} dimensions{shown}", hint=f"expected {-most} to {most - 1}")
+        refuse(f"{op}: dim={dim} but {name} has {rank} dimensions{shown}", hint=f"expected {-most} to {most - 1}")
+
+
+def check_eps(op: str, eps: float) -> None:
+    """``eps`` must be a finite number of at least 0."""
+    # written so that NaN fails too
+    if not 0.0 <= eps < math.inf:
+        refuse(f"{op}: eps={eps}", hint="expected a finite number of at least 0, e.g. 1e-6")
 
 
 def layout_traits(arguments: Arguments) -> dict[str, Value]:

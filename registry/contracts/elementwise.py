@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..contract import Floor, Op, Tolerance
+from ..contract import Backward, Floor, Op, Tolerance
 from ..errors import InvalidArgumentError
 from ..problem import Arguments, Problem, Value, dtype_name
 from . import fills
@@ -45,12 +45,14 @@ def _add_problem(arguments: Arguments) -> Problem:
     return Problem(arguments.op, {"n": x.numel, "dtype": dtype_name(x.dtype)}, traits)
 
 
-def _square_problem(arguments: Arguments) -> Problem:
+def square_problem(arguments: Arguments) -> Problem:
+    """The problem that ``x`` poses; forward and backward have the same dimensions."""
     x = float_tensor(arguments, "x")
     return Problem(arguments.op, {"n": x.numel, "dtype": dtype_name(x.dtype)}, layout_traits(arguments))
 
 
-def _gelu_problem(arguments: Arguments) -> Problem:
+def gelu_problem(arguments: Arguments) -> Problem:
+    """The problem that ``x`` and the approximation pose; forward and backward have the same dimensions."""
     x, approximate = float_tensor(arguments, "x"), arguments.text("approximate")
     dims: dict[str, Value] = {"n": x.numel, "dtype": dtype_name(x.dtype), "approximate": approximate}
     problem = Problem(arguments.op, dims, layout_traits(arguments))
@@ -58,7 +60,10 @@ def _gelu_problem(arguments: Arguments) -> Problem:
     return problem
 
 
-def _fill(problem: Problem, kind: str, generator: torch.Generator, level: float, reverse: bool = False) -> torch.Tensor:
+def filled(
+    problem: Problem, kind: str, generator: torch.Generator, level: float, reverse: bool = False
+) -> torch.Tensor:
+    """``[n]`` of that kind; ``level`` sets its constants, ``reverse`` the order of its special values."""
     shape, dtype = (problem.n,), problem.torch_dtype
     if kind == "constant":
         return fills.constant(shape, dtype, generator, level)
@@ -77,39 +82,43 @@ def _fill(problem: Problem, kind: str, generator: torch.Generator, level: float,
 def _special_values(problem: Problem) -> list[float]:
     finite = torch.finfo(problem.torch_dtype)
     values = [torch.nan, 0.0, -0.0, finite.tiny, -finite.tiny]
-    if problem.op == "gelu":
+    if problem.op.startswith("gelu"):
         # torch's own gelu on CPUs turns inf into nan and the largest numbers into inf: nobody can be held to them
         return [*values, 6e4, -6e4]
     return [*values, finite.max, finite.min, torch.inf, -torch.inf]
 
 
 def _add_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
-    return _fill(problem, kind, generator, 1.5), _fill(problem, kind, generator, 0.25, reverse=True)
+    return filled(problem, kind, generator, 1.5), filled(problem, kind, generator, 0.25, reverse=True)
 
 
 def _square_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
-    return (_fill(problem, kind, generator, 1.5),)
+    return (filled(problem, kind, generator, 1.5),)
 
 
 def _gelu_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
-    return _fill(problem, kind, generator, 1.5), problem.approximate
+    return filled(problem, kind, generator, 1.5), problem.approximate
 
 
-def _floor(tensors: int, flop: int, problem: Problem) -> Floor:
+def elementwise_floor(tensors: int, flop: int, problem: Problem) -> Floor:
+    """``tensors`` of n elements cross memory; ``flop`` an element."""
     return Floor(bytes=tensors * problem.n * problem.torch_dtype.itemsize, flop=flop * problem.n)
 
 
-def _check(problem: Problem) -> None:
+def check_elementwise(problem: Problem) -> None:
+    """Dimensions that some call could have."""
     positive(problem, "n")
     float_dtype(problem)
 
 
-def _check_gelu(problem: Problem) -> None:
-    _check(problem)
+def check_gelu(problem: Problem) -> None:
+    """The same, and a known approximation."""
+    check_elementwise(problem)
     one_of(problem, "approximate", APPROXIMATIONS)
 
 
-def _magnitude(_: Problem, reference: torch.Tensor) -> torch.Tensor:
+def magnitude(_: Problem, reference: torch.Tensor) -> torch.Tensor:
+    """Relative to each output."""
     return reference.abs()
 
 
@@ -119,7 +128,7 @@ def _gelu_magnitude(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
 
 
 # one rounding, and a little for the conversion to float64 and back
-EXACT = Tolerance(rtol=units(float32=1.01, half=1.01), atol=underflow(), scale=_magnitude)
+EXACT = Tolerance(rtol=units(float32=1.01, half=1.01), atol=underflow(), scale=magnitude)
 
 # x * (1 + tanh(u)) cancels for negative x: fp32 tanh near -1 errs by 2**-24, which up to |x| = 8 makes 5e-7 absolute.
 # An approximate tanh (2**-11 relative, tanh.approx) misses it by far.
@@ -129,7 +138,7 @@ GELU_TOLERANCE = Tolerance(
     scale=_gelu_magnitude,
 )
 
-_EXAMPLES: tuple[dict[str, Value], ...] = tuple({"n": n, "dtype": dtype_name(dtype)} for dtype in FLOATS for n in SIZES)
+EXAMPLES: tuple[dict[str, Value], ...] = tuple({"n": n, "dtype": dtype_name(dtype)} for dtype in FLOATS for n in SIZES)
 
 VECTOR_ADD = Op(
     name="vector_add",
@@ -138,13 +147,14 @@ VECTOR_ADD = Op(
     reference=add_reference,
     problem=_add_problem,
     inputs=_add_inputs,
-    floor=lambda problem: _floor(3, 1, problem),
+    floor=lambda problem: elementwise_floor(3, 1, problem),
     tolerance=EXACT,
     static=frozenset({"dtype"}),
     dynamic=frozenset({"n"}),
     kinds=KINDS,
-    examples=_EXAMPLES,
-    check=_check,
+    examples=EXAMPLES,
+    check=check_elementwise,
+    backward=Backward(op=None, saved=()),
 )
 
 SQUARE = Op(
@@ -152,15 +162,16 @@ SQUARE = Op(
     schema="square(Tensor x) -> Tensor y",
     version=1,
     reference=square_reference,
-    problem=_square_problem,
+    problem=square_problem,
     inputs=_square_inputs,
-    floor=lambda problem: _floor(2, 1, problem),
+    floor=lambda problem: elementwise_floor(2, 1, problem),
     tolerance=EXACT,
     static=frozenset({"dtype"}),
     dynamic=frozenset({"n"}),
     kinds=KINDS,
-    examples=_EXAMPLES,
-    check=_check,
+    examples=EXAMPLES,
+    check=check_elementwise,
+    backward=Backward(op="square_backward", saved=("x",)),
 )
 
 GELU = Op(
@@ -168,13 +179,14 @@ GELU = Op(
     schema='gelu(Tensor x, str approximate="tanh") -> Tensor y',
     version=1,
     reference=gelu_reference,
-    problem=_gelu_problem,
+    problem=gelu_problem,
     inputs=_gelu_inputs,
-    floor=lambda problem: _floor(2, 10, problem),
+    floor=lambda problem: elementwise_floor(2, 10, problem),
     tolerance=GELU_TOLERANCE,
     static=frozenset({"dtype", "approximate"}),
     dynamic=frozenset({"n"}),
     kinds=KINDS,
-    examples=tuple({**dims, "approximate": approximate} for dims in _EXAMPLES for approximate in APPROXIMATIONS),
-    check=_check_gelu,
+    examples=tuple({**dims, "approximate": approximate} for dims in EXAMPLES for approximate in APPROXIMATIONS),
+    check=check_gelu,
+    backward=Backward(op="gelu_backward", saved=("x",)),
 )

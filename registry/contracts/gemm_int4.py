@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..contract import Floor, Op, Tolerance
+from ..contract import Floor, Op, Packed, Tolerance
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..packed import LAYOUT, PER_WORD, PackedWeight, check_format, check_parts, column_pieces, dequantized
 from ..problem import Arguments, Problem, Value, dtype_name
@@ -196,6 +196,16 @@ def _examples() -> tuple[dict[str, Value], ...]:
     )
 
 
+_PARTS = {
+    "qweight": "qweight",
+    "scales": "scales",
+    "zeros": "zeros",
+    "bits": "bits",
+    "group_size": "group_size",
+    "k": "shape[1]",
+    "layout": "layout",
+}
+
 GEMM_INT4 = Op(
     name="gemm_int4",
     schema=(
@@ -215,4 +225,5 @@ GEMM_INT4 = Op(
     examples=_examples(),
     check=_check,
     flatten=_flatten,
+    packed=Packed("w", PackedWeight, _PARTS),
 )

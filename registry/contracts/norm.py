@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from ..contract import Floor, Op, Tolerance
+from ..contract import Backward, Floor, Op, Tolerance
 from ..errors import InvalidArgumentError
 from ..problem import Arguments, Problem, Value, dtype_name
-from ..tracing import refuse
 from . import fills
-from .checks import FLOATS, float_dtype, float_tensor, layout_traits, positive, same_dtype, shape_text
+from .checks import FLOATS, check_eps, float_dtype, float_tensor, layout_traits, positive, same_dtype, shape_text
 from .rounding import fp32_weight, underflow, units
 
 KINDS = ("normal", "outliers", "spike_last", "constant", "near_zero")
@@ -20,7 +19,7 @@ KINDS = ("normal", "outliers", "spike_last", "constant", "near_zero")
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """``x / sqrt(mean(x * x) + eps) * weight`` (Zhang and Sennrich, 2019); halves in fp32, rounded once."""
-    _check_eps(eps)
+    check_eps("rms_norm", eps)
     accumulator = torch.promote_types(x.dtype, torch.float32)
     wide = x.to(accumulator)
     inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -32,14 +31,9 @@ def rms_norm_fake(x: torch.Tensor, *_: object) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
-def _check_eps(eps: float) -> None:
-    # written so that NaN fails too
-    if not 0.0 <= eps < math.inf:
-        refuse(f"rms_norm: eps={eps}", hint="expected a finite number of at least 0, e.g. 1e-6")
-
-
-def _problem(arguments: Arguments) -> Problem:
-    _check_eps(arguments.number("eps"))
+def norm_problem(arguments: Arguments) -> Problem:
+    """The problem that ``x``, ``weight`` and ``eps`` pose; forward and backward have the same dimensions."""
+    check_eps(arguments.op, arguments.number("eps"))
     x, weight = float_tensor(arguments, "x"), arguments.tensor("weight")
     if not x.shape:
         raise InvalidArgumentError(f"{arguments.op}: x has no dimension to normalise", hint="expected [..., cols]")
@@ -84,7 +78,8 @@ def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     return reference.abs() * (1 + fp32_weight(problem) * (8 + math.sqrt(problem.cols)))
 
 
-def _check(problem: Problem) -> None:
+def check_norm(problem: Problem) -> None:
+    """Dimensions that some call could have."""
     positive(problem, "rows", "cols")
     float_dtype(problem)
 
@@ -97,7 +92,7 @@ RMS_NORM = Op(
     version=1,
     reference=rms_norm_reference,
     fake=rms_norm_fake,
-    problem=_problem,
+    problem=norm_problem,
     inputs=_inputs,
     floor=_floor,
     # two roundings in half: many models' own code rounds x / rms before it multiplies by the weight
@@ -110,5 +105,6 @@ RMS_NORM = Op(
     examples=tuple(
         {"rows": rows, "cols": cols, "dtype": dtype_name(dtype)} for dtype in FLOATS for rows, cols in _SHAPES
     ),
-    check=_check,
+    check=check_norm,
+    backward=Backward(op="rms_norm_backward", saved=("x", "weight")),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..contract import Floor, Op, Tolerance
+from ..contract import Backward, Floor, Op, Tolerance
 from ..problem import Arguments, Problem, Value, dtype_name
 from . import fills
 from .checks import FLOATS, check_dim, float_dtype, float_tensor, layout_traits, normalised_dim, positive
@@ -28,9 +28,10 @@ def softmax_fake(x: torch.Tensor, *_: object) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
-def _problem(arguments: Arguments) -> Problem:
-    x = float_tensor(arguments, "x")
-    dim = normalised_dim(arguments.op, arguments.integer("dim"), x)
+def softmax_problem(arguments: Arguments, name: str = "x") -> Problem:
+    """The problem that tensor ``name`` and ``dim`` pose; forward and backward have the same dimensions."""
+    x = float_tensor(arguments, name)
+    dim = normalised_dim(arguments.op, arguments.integer("dim"), x, name)
     shape = x.shape or (1,)
     inner = math.prod(shape[dim + 1 :])
     dims: dict[str, Value] = {"rows": math.prod(shape[:dim]) * inner, "cols": shape[dim], "dtype": dtype_name(x.dtype)}
@@ -52,11 +53,11 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     elif kind == "spike_last":
         x[:, -1:] = 20.0
     elif kind == "masked":
-        _mask_front(x, generator)
+        mask_front(x, generator)
     return x, -1
 
 
-def _mask_front(x: torch.Tensor, generator: torch.Generator) -> None:
+def mask_front(x: torch.Tensor, generator: torch.Generator) -> None:
     """Left padding: each row begins with -inf, up to all but its last element, as attention scores do.
 
     A blocked kernel meets a first block whose maximum is -inf, and must not compute -inf - -inf.
@@ -84,7 +85,8 @@ def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _check(problem: Problem) -> None:
+def check_softmax(problem: Problem) -> None:
+    """Dimensions that some call could have."""
     positive(problem, "rows", "cols")
     float_dtype(problem)
 
@@ -97,7 +99,7 @@ SOFTMAX = Op(
     version=1,
     reference=softmax_reference,
     fake=softmax_fake,
-    problem=_problem,
+    problem=softmax_problem,
     inputs=_inputs,
     floor=_floor,
     tolerance=Tolerance(rtol=units(float32=2.0, half=1.1), atol=underflow(), scale=_scale),
@@ -107,5 +109,6 @@ SOFTMAX = Op(
     examples=tuple(
         {"rows": rows, "cols": cols, "dtype": dtype_name(dtype)} for dtype in FLOATS for rows, cols in _SHAPES
     ),
-    check=_check,
+    check=check_softmax,
+    backward=Backward(op="softmax_backward", saved=("y",)),
 )

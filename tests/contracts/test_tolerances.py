@@ -12,13 +12,25 @@ import pytest
 import torch
 
 from registry import numerics
-from registry.contract import Op
-from registry.contracts import BOX, GELU, GEMM_INT4, RMS_NORM, SOFTMAX, SQUARE, VECTOR_ADD
+from registry.contract import Op, Outputs
+from registry.contracts import (
+    BOX,
+    GELU,
+    GELU_BACKWARD,
+    GEMM_INT4,
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
+    SOFTMAX,
+    SOFTMAX_BACKWARD,
+    SQUARE,
+    SQUARE_BACKWARD,
+    VECTOR_ADD,
+)
 from registry.packed import dequantized, unpack
 from registry.problem import Problem, Value
 
 Tensor = torch.Tensor
-Computation = Callable[..., Tensor]
+Computation = Callable[..., Outputs]
 BY_NAME = {op.name: op for op in BOX}
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -37,6 +49,10 @@ SIZES: Mapping[str, list[dict[str, Value]]] = {
             (33, 512, 32, False),
         )
     ],
+    "square_backward": [{"n": 1000}, {"n": 65_537}],
+    "gelu_backward": [{"n": 1001, "approximate": how} for how in ("none", "tanh")],
+    "softmax_backward": [{"rows": 1, "cols": 128_256}, {"rows": 7, "cols": 1000}, {"rows": 500, "cols": 8}],
+    "rms_norm_backward": [{"rows": 256, "cols": 2048}, {"rows": 7, "cols": 1000}],
 }
 
 
@@ -97,18 +113,28 @@ OUTPUT_MUTANTS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+OUTPUTS = [
+    pytest.param(key, place, id=f"{problem}-{name}")
+    for key, problem in problems().items()
+    for place, name in enumerate(BY_NAME[problem.op].parsed.outputs)
+]
+
+
 @pytest.mark.parametrize("mutant", OUTPUT_MUTANTS)
-@pytest.mark.parametrize("key", [pytest.param(key, id=str(problem)) for key, problem in problems().items()])
-def test_an_output_mutant_is_refused_by_some_kind(key: str, mutant: str) -> None:
+@pytest.mark.parametrize(("key", "place"), OUTPUTS)
+def test_an_output_mutant_is_refused_by_some_kind(key: str, place: int, mutant: str) -> None:
     problem = problems()[key]
     op = BY_NAME[problem.op]
-    damage = OUTPUT_MUTANTS[mutant]
-    assert any(
-        not verdict.ok for _, verdict in verdicts(op, problem, lambda *values: damage(reference(op)(*values).clone()))
-    )
+
+    def damaged(*values: Any) -> Outputs:
+        outputs = [output.clone() for output in numerics.as_tuple(op.reference(*values))]
+        outputs[place] = OUTPUT_MUTANTS[mutant](outputs[place])
+        return tuple(outputs)
+
+    assert any(not verdict.ok for _, verdict in verdicts(op, problem, damaged))
 
 
-def reference(op: Op) -> Computation:
+def reference(op: Op) -> Callable[..., Tensor]:
     """The op's reference, known to return one tensor."""
 
     def compute(*values: Any) -> Tensor:
@@ -120,6 +146,13 @@ def reference(op: Op) -> Computation:
 
 
 gelu, rms_norm = reference(GELU), reference(RMS_NORM)
+gelu_backward, softmax_backward = reference(GELU_BACKWARD), reference(SOFTMAX_BACKWARD)
+OTHER = {"none": "tanh", "tanh": "none"}
+
+
+def normal_cdf(x: Tensor) -> Tensor:
+    return 0.5 * torch.erfc(x * -math.sqrt(0.5))
+
 
 # --- lower precision than promised ---
 
@@ -233,6 +266,49 @@ def swapped_nibbles(named: dict[str, Any]) -> None:
     named["qweight"] = ((words & 0x0F0F0F0F) << 4) | ((words >> 4) & 0x0F0F0F0F)
 
 
+def softmax_backward_with(total: Callable[[Tensor], Tensor]) -> Computation:
+    def compute(grad_y: Tensor, y: Tensor, dim: int) -> Tensor:
+        return (y.float() * (grad_y.float() - total(y.float() * grad_y.float()))).to(y.dtype)
+
+    return compute
+
+
+def sum_of(terms: Tensor) -> Tensor:
+    return terms.sum(-1, keepdim=True)
+
+
+def rms_backward_with(
+    square_mean: Callable[[Tensor], Tensor] | None = None,
+    mean: Callable[[Tensor], Tensor] | None = None,
+    rows: Callable[[Tensor], Tensor] | None = None,
+) -> Computation:
+    """The formula with one of its three sums made otherwise: of squares, of the projection, over rows."""
+
+    def compute(grad_y: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        wide, gradient = x.float(), grad_y.float()
+        inverse = torch.rsqrt((square_mean or mean_of)(wide * wide) + eps)
+        unit, weighted = wide * inverse, gradient * weight.float()
+        grad_x = (weighted - unit * (mean or mean_of)(weighted * unit)) * inverse
+        grad_weight = rows(gradient * unit) if rows else (gradient * unit).sum(0)
+        return grad_x.to(x.dtype), grad_weight.to(weight.dtype)
+
+    return compute
+
+
+def column_sum(dtype: torch.dtype, programs: int = 16) -> Callable[[Tensor], Tensor]:
+    """Rows summed serially by each program, rounding to ``dtype`` at each step; the programs' sums in fp32."""
+
+    def compute(terms: Tensor) -> Tensor:
+        total = torch.zeros(programs, terms.shape[1])
+        for rows in terms.split(programs):
+            total[: rows.shape[0]] = (total[: rows.shape[0]] + rows).to(dtype).float()
+        return total.sum(0)
+
+    return compute
+
+
+rms_backward = RMS_NORM_BACKWARD.reference
+
 HALF, BRAIN = torch.float16, torch.bfloat16
 
 Applies = Callable[[Problem], bool]
@@ -319,6 +395,75 @@ MUTANTS: list[tuple[Op, str, Computation, Applies]] = [
     # 512 terms are 32 steps: the error stays near what rounded weights make
     (GEMM_INT4, "bfloat16 accumulator", gemm_stepwise(BRAIN), lambda p: p.k > 1000 or p.dtype == "float16"),
     (GEMM_INT4, "float16 accumulator", gemm_stepwise(HALF), lambda p: p.k > 1000 and p.dtype == "float16"),
+    (SQUARE_BACKWARD, "not doubled", lambda g, x: g * x, everywhere),
+    (SQUARE_BACKWARD, "gradient ignored", lambda g, x: 2 * x, everywhere),
+    (SQUARE_BACKWARD, "2 * x overflows", lambda g, x: (2 * x) * g, everywhere),
+    (SQUARE_BACKWARD, "in bfloat16", lambda g, x: (2 * g.to(BRAIN) * x.to(BRAIN)).to(x.dtype), not_bfloat16),
+    (SQUARE_BACKWARD, "tf32", lambda g, x: 2 * tf32(g) * tf32(x), only_float32),
+    (GELU_BACKWARD, "gradient ignored", lambda g, x, how: gelu_backward(torch.ones_like(g), x, how), everywhere),
+    (GELU_BACKWARD, "the other approximation", lambda g, x, how: gelu_backward(g, x, OTHER[how]), everywhere),
+    (GELU_BACKWARD, "of relu", lambda g, x, how: g * (x > 0), everywhere),
+    (GELU_BACKWARD, "density left out", lambda g, x, how: (g.float() * normal_cdf(x.float())).to(x.dtype), everywhere),
+    (
+        GELU_BACKWARD,
+        "in bfloat16",
+        lambda g, x, how: gelu_backward(g.to(BRAIN), x.to(BRAIN), how).to(x.dtype),
+        not_bfloat16,
+    ),
+    (GELU_BACKWARD, "tf32", lambda g, x, how: gelu_backward(tf32(g), tf32(x), how), only_float32),
+    (SOFTMAX_BACKWARD, "sum left out", softmax_backward_with(lambda t: torch.zeros_like(t[..., :1])), everywhere),
+    (SOFTMAX_BACKWARD, "last column not summed", softmax_backward_with(lambda t: sum_of(t[..., :-1])), everywhere),
+    (
+        SOFTMAX_BACKWARD,
+        "last partial block of 128 not summed",
+        softmax_backward_with(lambda t: sum_of(t[..., : (t.shape[-1] - 1) // 128 * 128])),
+        everywhere,
+    ),
+    (SOFTMAX_BACKWARD, "mean, not sum", softmax_backward_with(mean_of), everywhere),
+    (
+        SOFTMAX_BACKWARD,
+        "gradient summed alone",
+        lambda g, y, dim: y * (g - g.float().sum(-1, True).to(g.dtype)),
+        everywhere,
+    ),
+    (SOFTMAX_BACKWARD, "not times y", lambda g, y, dim: g - (g * y).sum(-1, True), everywhere),
+    (SOFTMAX_BACKWARD, "bfloat16 sum", softmax_backward_with(lambda t: lanes_sum(t, BRAIN)), lambda p: p.cols > 100),
+    (SOFTMAX_BACKWARD, "float16 sum", softmax_backward_with(lambda t: lanes_sum(t, HALF)), only_float32),
+    (SOFTMAX_BACKWARD, "tf32", lambda g, y, dim: softmax_backward(tf32(g), tf32(y), dim), only_float32),
+    (RMS_NORM_BACKWARD, "projection left out", rms_backward_with(mean=torch.zeros_like), everywhere),
+    (
+        RMS_NORM_BACKWARD,
+        "last column not projected",
+        rms_backward_with(mean=lambda t: sum_of(t[..., :-1]) / t.shape[-1]),
+        everywhere,
+    ),
+    (
+        RMS_NORM_BACKWARD,
+        "last column not squared",
+        rms_backward_with(lambda t: sum_of(t[..., :-1]) / t.shape[-1]),
+        everywhere,
+    ),
+    (RMS_NORM_BACKWARD, "eps ignored", lambda g, x, w, eps: rms_backward(g, x, w, 0.0), everywhere),
+    (RMS_NORM_BACKWARD, "default eps", lambda g, x, w, eps: rms_backward(g, x, w, 1e-6), everywhere),
+    (RMS_NORM_BACKWARD, "weight ignored", lambda g, x, w, eps: rms_backward(g, x, torch.ones_like(w), eps), everywhere),
+    (
+        RMS_NORM_BACKWARD,
+        "weight of the next column",
+        lambda g, x, w, eps: rms_backward(g, x, w.roll(1), eps),
+        everywhere,
+    ),
+    (RMS_NORM_BACKWARD, "last row not summed", rms_backward_with(rows=lambda t: t[:-1].sum(0)), everywhere),
+    (RMS_NORM_BACKWARD, "rows averaged", rms_backward_with(rows=lambda t: t.mean(0)), everywhere),
+    (
+        RMS_NORM_BACKWARD,
+        "bfloat16 projection",
+        rms_backward_with(mean=lambda t: lanes_sum(t, BRAIN) / t.shape[-1]),
+        everywhere,
+    ),
+    (RMS_NORM_BACKWARD, "bfloat16 squares", rms_backward_with(lambda t: lanes_sum(t, BRAIN) / t.shape[-1]), everywhere),
+    (RMS_NORM_BACKWARD, "float16 squares", rms_backward_with(lambda t: lanes_sum(t, HALF) / t.shape[-1]), everywhere),
+    (RMS_NORM_BACKWARD, "bfloat16 sum over rows", rms_backward_with(rows=column_sum(BRAIN)), lambda p: p.rows > 100),
+    (RMS_NORM_BACKWARD, "tf32", lambda g, x, w, eps: rms_backward(tf32(g), tf32(x), w, eps), only_float32),
 ]
 
 
@@ -364,6 +509,31 @@ def gelu_by_exp(x: Tensor, how: str) -> Tensor:
     return (wide / (1 + torch.exp(-2 * inner))).to(x.dtype)
 
 
+def gelu_backward_by_tanh(grad_y: Tensor, x: Tensor, how: str) -> Tensor:
+    """The slope as most kernels have it: ``1 - tanh(u) ** 2``, which cancels."""
+    wide = x.float()
+    if how == "none":
+        slope = 0.5 * (1 + torch.erf(wide * math.sqrt(0.5))) + wide * torch.exp(-0.5 * wide**2) / math.sqrt(2 * math.pi)
+    else:
+        tanh = torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))
+        inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * wide**2)
+        slope = 0.5 * (1 + tanh) + 0.5 * wide * (1 - tanh * tanh) * inner
+    return (grad_y.float() * slope).to(x.dtype)
+
+
+def softmax_backward_of_products(grad_y: Tensor, y: Tensor, dim: int) -> Tensor:
+    """``y * g - y * sum``, as Inductor has it."""
+    products = y.float() * grad_y.float()
+    return (products - y.float() * products.sum(dim, keepdim=True)).to(y.dtype)
+
+
+def rms_backward_by_autograd(grad_y: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, ...]:
+    x, weight = (tensor.detach().clone().float().requires_grad_() for tensor in (x, weight))
+    y = torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+    gradients = torch.autograd.grad(y, (x, weight), grad_y.float())
+    return tuple(gradient.to(grad_y.dtype) for gradient in gradients)
+
+
 def gemm_dequantised(a: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor | None, *rest: Any) -> Tensor:
     """Weights rounded to half precision, then torch's product."""
     weight: Tensor = dequantized(qweight, scales, zeros, rest[1], a.dtype)
@@ -386,7 +556,7 @@ def gemm_zeros_apart(a: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor |
 
 
 RIGHT: list[tuple[Op, str, Computation, Applies]] = [
-    *[(op, "the reference itself", reference(op), everywhere) for op in BOX],
+    *[(op, "the reference itself", op.reference, everywhere) for op in BOX],
     (VECTOR_ADD, "torch", torch.add, everywhere),
     (SQUARE, "torch", torch.square, everywhere),
     (GELU, "torch", lambda x, how: torch.nn.functional.gelu(x, approximate=how), everywhere),
@@ -401,6 +571,21 @@ RIGHT: list[tuple[Op, str, Computation, Applies]] = [
     (GEMM_INT4, "dequantised first", gemm_dequantised, everywhere),
     (GEMM_INT4, "split-K", gemm_split_k, everywhere),
     (GEMM_INT4, "zero points apart", gemm_zeros_apart, everywhere),
+    (SQUARE_BACKWARD, "product rounded first", lambda g, x: g * x * 2, everywhere),
+    (GELU_BACKWARD, "torch", lambda g, x, how: torch.ops.aten.gelu_backward(g, x, approximate=how), everywhere),
+    (GELU_BACKWARD, "by tanh and erf", gelu_backward_by_tanh, everywhere),
+    (
+        SOFTMAX_BACKWARD,
+        "torch",
+        lambda g, y, dim: torch.ops.aten._softmax_backward_data(g, y, dim, y.dtype),
+        everywhere,
+    ),
+    (SOFTMAX_BACKWARD, "serial sum", softmax_backward_with(serial_sum), everywhere),
+    (SOFTMAX_BACKWARD, "products first", softmax_backward_of_products, everywhere),
+    (RMS_NORM_BACKWARD, "autograd", rms_backward_by_autograd, everywhere),
+    (RMS_NORM_BACKWARD, "serial squares", rms_backward_with(lambda t: serial_sum(t) / t.shape[-1]), everywhere),
+    (RMS_NORM_BACKWARD, "serial projection", rms_backward_with(mean=lambda t: serial_sum(t) / t.shape[-1]), everywhere),
+    (RMS_NORM_BACKWARD, "rows by program", rms_backward_with(rows=column_sum(torch.float32)), everywhere),
 ]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from registry.contracts import BOX
 from registry.device import Device
 from registry.discovery import Catalog
 from registry.dispatch.plan import Candidate, build
@@ -14,7 +16,7 @@ from registry.packed import PackedWeight, quantize
 from registry.problem import Value
 from registry.testing import check_implementation
 
-OPS = ("vector_add", "square", "gelu", "softmax", "rms_norm", "gemm_int4")
+OPS = tuple(op.name for op in BOX)
 CPU = Device.of("cpu")
 
 COMPILED: dict[str, dict[str, Value]] = {
@@ -26,7 +28,20 @@ COMPILED: dict[str, dict[str, Value]] = {
     "gemm_int4": {
         "m": 3, "n": 33, "k": 256, "group_size": 64, "bits": 4, "dtype": "bfloat16", "symmetric": False,
     },
+    "square_backward": {"n": 1000, "dtype": "bfloat16"},
+    "gelu_backward": {"n": 1000, "dtype": "bfloat16", "approximate": "tanh"},
+    "softmax_backward": {"rows": 33, "cols": 1025, "dtype": "bfloat16"},
+    "rms_norm_backward": {"rows": 33, "cols": 1025, "dtype": "float16"},
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Many small tensors: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -40,6 +55,19 @@ def test_what_inductor_makes_is_right(catalog: Catalog, op: str) -> None:
     compiled = catalog.implementation(op, "torch.compile")
     report = check_implementation(compiled, catalog.op(op), problems=[COMPILED[op]], device="cpu")
     assert report.skipped == ()
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_the_gradient_of_softmax_is_right_along_every_dimension(catalog: Catalog, dim: int) -> None:
+    op, native = catalog.op("softmax_backward"), catalog.implementation("softmax_backward", "torch.native")
+    grad_y, y = torch.randn(3, 5, 7), torch.randn(3, 5, 7).softmax(dim)
+    for gradient in (grad_y, grad_y.mT.contiguous().mT, grad_y[:1, :1, :1].expand(3, 5, 7)):
+        values = op.bind((gradient, y, dim), {})
+        arguments = op.arguments(values)
+        plan = build(op, Candidate(native, {}), op.problem(arguments), arguments, CPU)
+        found = plan(*values)
+        torch.testing.assert_close(found, op.reference(*values))
+        assert found.is_contiguous()
 
 
 def test_torchs_own_operator_goes_first_where_nothing_is_tuned(catalog: Catalog) -> None:

@@ -29,6 +29,10 @@ HOOKS: Mapping[str, Callable[[], Sequence[Implementation]]] = {
     "softmax": registry_triton.softmax_implementations,
     "rms_norm": registry_triton.rms_norm_implementations,
     "gemm_int4": registry_triton.gemm_int4_implementations,
+    "square_backward": registry_triton.square_backward_implementations,
+    "gelu_backward": registry_triton.gelu_backward_implementations,
+    "softmax_backward": registry_triton.softmax_backward_implementations,
+    "rms_norm_backward": registry_triton.rms_norm_backward_implementations,
 }
 INT4 = {"n": 4096, "k": 4096, "group_size": 128, "bits": 4, "symmetric": False}
 TYPICAL: Mapping[str, Mapping[str, Any]] = {
@@ -43,6 +47,12 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "gemm_int4 triton.gemm": {"m": 4096, **INT4},
     "gemm_int4 triton.splitk": {"m": 16, **INT4},
     "gemm_int4 triton.gemv": {"m": 1, **INT4},
+    "square_backward triton.block": {"n": 2**24},
+    "gelu_backward triton.block": {"n": 2**24, "approximate": "tanh"},
+    "softmax_backward triton.row": {"rows": 4096, "cols": 8192},
+    "softmax_backward triton.looped": {"rows": 8192, "cols": 128256},
+    "rms_norm_backward triton.row": {"rows": 4096, "cols": 8192},
+    "rms_norm_backward triton.columns": {"rows": 4096, "cols": 28672},
 }
 IMPLEMENTATIONS = {f"{name} {one.name}": one for name, hook in HOOKS.items() for one in hook()}
 LLM_ROWS = [{"rows": rows, "cols": cols} for rows in (1, 64, 8192) for cols in (128, 1024, 4096, 16384, 32000, 151936)]
@@ -119,9 +129,9 @@ def test_spaces_are_small_and_hold_their_default(device: Device) -> None:
 
 def _problems(op: str) -> list[Problem]:
     dims: list[Mapping[str, Any]] = [{"n": n, "approximate": "tanh"} for n in (1, 5000, 2**20, 2**28)]
-    if op in ("vector_add", "square"):
+    if op in ("vector_add", "square", "square_backward"):
         dims = [{"n": point["n"]} for point in dims]
-    elif op in ("softmax", "rms_norm"):
+    elif op.startswith(("softmax", "rms_norm")):
         dims = [*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001}]
     elif op == "gemm_int4":
         dims = [{**INT4, "m": m, "group_size": g} for m in (1, 4, 16, 64, 512, 4096) for g in (32, 64, 128, 4096)]
@@ -145,6 +155,18 @@ def test_every_problem_of_the_box_has_an_implementation() -> None:
             "a row of 65537 does not fit in registers (limit 65536)",
         ),
         ("softmax triton.row", {"rows": 4, "cols": 8}, {"contiguous": False}, "a tensor is not contiguous"),
+        (
+            "softmax_backward triton.row",
+            {"rows": 4, "cols": 32769},
+            {},
+            "a row of 32769 does not fit in registers (limit 32768)",
+        ),
+        (
+            "rms_norm_backward triton.row",
+            {"rows": 4, "cols": 8193},
+            {},
+            "a row of 8193 does not fit in registers four times (limit 8192)",
+        ),
         ("softmax triton.split", {"rows": 9999, "cols": 8192}, {}, "9999 rows keep every SM busy"),
         ("softmax triton.split", {"rows": 1, "cols": 4096}, {}, "a row of 4096 is too short to split"),
         ("gemm_int4 triton.gemv", {**INT4, "m": 5}, {}, "m=5 rows are too many without tensor cores (limit 4)"),
@@ -172,6 +194,9 @@ def test_the_declared_heuristic_follows_the_shape() -> None:
     assert best("softmax", {"rows": 4096, "cols": 128256}) == "triton.online"
     assert best("softmax", {"rows": 1, "cols": 128256}) == "triton.split"
     assert best("rms_norm", {"rows": 4096, "cols": 8192}) == "triton.row"
+    assert best("softmax_backward", {"rows": 4096, "cols": 128256}) == "triton.looped"
+    assert best("rms_norm_backward", {"rows": 4096, "cols": 8192}) == "triton.row"
+    assert best("rms_norm_backward", {"rows": 4096, "cols": 28672}) == "triton.columns"
     assert [best("gemm_int4", {**INT4, "m": m}) for m in (1, 16, 256)] == [
         "triton.gemv",
         "triton.splitk",

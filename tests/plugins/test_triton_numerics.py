@@ -39,6 +39,10 @@ HOOKS: dict[str, Callable[[], Sequence[Implementation]]] = {
     "softmax": registry_triton.softmax_implementations,
     "rms_norm": registry_triton.rms_norm_implementations,
     "gemm_int4": registry_triton.gemm_int4_implementations,
+    "square_backward": registry_triton.square_backward_implementations,
+    "gelu_backward": registry_triton.gelu_backward_implementations,
+    "softmax_backward": registry_triton.softmax_backward_implementations,
+    "rms_norm_backward": registry_triton.rms_norm_backward_implementations,
 }
 CASES = [(name, place) for name, hook in HOOKS.items() for place in range(len(hook()))]
 _NO_LOOPS = "interpreter does not loop with this NumPy"
@@ -136,3 +140,20 @@ def test_nothing_is_written_for_an_empty_tensor() -> None:
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 def test_the_interpreter_serves_the_cpu() -> None:
     assert all("cpu" in implementation.device_types for hook in HOOKS.values() for implementation in hook())
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.usefixtures("_interpreter_that_loops")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("rows", [0, 5])
+def test_rows_that_are_not_there_add_nothing_to_the_gradient_of_a_weight(place: int, rows: int) -> None:
+    op, implementation, device = OPS["rms_norm_backward"], HOOKS["rms_norm_backward"]()[place], Device.of("cpu")
+    # without eps the inverse norm of a row of zeros is infinite
+    values = (torch.randn(rows, 33), torch.randn(rows, 33), torch.randn(33), 0.0)
+    problem = op.problem(op.arguments(values))
+    widest = op.problem_of({"rows": 64, "cols": 33, "dtype": "float32"})
+    config = max(implementation.space(widest, device).configs, key=lambda config: config.get("rows_per_step", 1))
+    plan = build(op, Candidate(implementation, config), problem, op.arguments(values), device)
+    for found, expected in zip(plan(*values), op.reference(*values), strict=True):
+        torch.testing.assert_close(found, expected)

@@ -1,0 +1,103 @@
+"""torch's own gradients: the operators that its autograd runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from registry.artifact import Built
+from registry.device import Device
+from registry.implementation import Run, Tensors
+from registry.problem import Problem
+from registry.space import Config
+
+from .native import Native
+
+
+def rms_norm_gradients(
+    grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of ``[..., cols]`` and ``[cols]``, in fp32."""
+    wide, gradient = x.float(), grad_y.float()
+    inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    unit = wide * inverse
+    weighted = gradient * weight.float()
+    grad_x = (weighted - unit * (weighted * unit).mean(-1, keepdim=True)) * inverse
+    grad_weight = (gradient * unit).reshape(-1, x.shape[-1]).sum(0)
+    return grad_x.to(x.dtype).contiguous(), grad_weight.to(weight.dtype)
+
+
+def _fused_rms_norm_gradients(
+    grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """torch's CUDA kernels (2.9 and newer); the backward wants what the forward computes on the way."""
+    shape, x, weight = list(weight.shape), x.contiguous(), weight.contiguous()
+    _, inverse = torch.ops.aten._fused_rms_norm(x, shape, weight, eps)
+    gradients: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten._fused_rms_norm_backward(
+        grad_y.contiguous(), x, shape, inverse, weight, [True, True]
+    )
+    return gradients
+
+
+class SquareBackward(Native):
+    """``grad_y * x``, doubled in place."""
+
+    op = "square_backward"
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        """Write through ``out=``. Doubling is exact, so that the product is rounded once."""
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
+            torch.mul(arguments[0], arguments[1], out=outputs[0]).mul_(2)
+
+        return run
+
+
+class GeluBackward(Native):
+    """``aten.gelu_backward``."""
+
+    op = "gelu_backward"
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        """Write through the operator's ``grad_input`` overload."""
+        gelu_backward = torch.ops.aten.gelu_backward.grad_input
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
+            grad_y, x, approximate = arguments
+            gelu_backward(grad_y, x, approximate=approximate, grad_input=outputs[0])
+
+        return run
+
+
+class SoftmaxBackward(Native):
+    """``aten._softmax_backward_data``."""
+
+    op = "softmax_backward"
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        """Write through the operator's ``out`` overload."""
+        softmax_backward = torch.ops.aten._softmax_backward_data.out
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
+            grad_y, y, dim = arguments
+            softmax_backward(grad_y, y, dim, y.dtype, grad_input=outputs[0])
+
+        return run
+
+
+class RmsNormBackward(Native):
+    """``aten._fused_rms_norm_backward`` on a GPU, the formula elsewhere."""
+
+    op = "rms_norm_backward"
+    returns_outputs = True
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        """Row-major, whatever the layout of x."""
+        fused = device.type == "cuda" and hasattr(torch.ops.aten, "_fused_rms_norm_backward")
+        gradients = _fused_rms_norm_gradients if fused else rms_norm_gradients
+
+        def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Tensors:
+            return gradients(*arguments)
+
+        return run

@@ -1,0 +1,124 @@
+"""The gradients of square and gelu: one element from the same element of the gradient and of the input."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..contract import Op, Tolerance
+from ..problem import Arguments, Problem
+from .checks import gradient_of
+from .elementwise import (
+    APPROXIMATIONS,
+    EXAMPLES,
+    KINDS,
+    check_elementwise,
+    check_gelu,
+    elementwise_floor,
+    filled,
+    gelu_problem,
+    magnitude,
+    square_problem,
+)
+from .rounding import fp32_weight, underflow, units
+
+
+def square_backward_reference(grad_y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``2 * x * grad_y``, any shape; halves in fp32, rounded once."""
+    accumulator = torch.promote_types(x.dtype, torch.float32)
+    # the product first: 2 * x may overflow where the gradient is small
+    return (grad_y.to(accumulator) * x.to(accumulator) * 2.0).to(x.dtype)
+
+
+def gelu_backward_reference(grad_y: torch.Tensor, x: torch.Tensor, approximate: str = "tanh") -> torch.Tensor:
+    """``grad_y * (Phi(x) + x * Phi'(x))``, Phi the normal distribution or its tanh approximation; halves in fp32."""
+    accumulator = torch.promote_types(x.dtype, torch.float32)
+    wide = x.to(accumulator)
+    slope = _tanh_slope(wide) if approximate == "tanh" else _normal_slope(wide)
+    return (grad_y.to(accumulator) * slope).to(x.dtype)
+
+
+def _normal_slope(x: torch.Tensor) -> torch.Tensor:
+    density = torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return 0.5 * torch.erfc(x * -math.sqrt(0.5)) + x * density
+
+
+def _tanh_slope(x: torch.Tensor) -> torch.Tensor:
+    """Of ``0.5 x (1 + tanh(u))``, which is ``x * sigmoid(2 u)``: sigmoids keep their precision where tanh nears -1."""
+    root = math.sqrt(8 / math.pi)
+    twice_u = root * (x + 0.044715 * x * x * x)
+    below, above = torch.sigmoid(twice_u), torch.sigmoid(-twice_u)
+    return below + x * below * above * (root * (1 + 3 * 0.044715 * x * x))
+
+
+def _square_problem(arguments: Arguments) -> Problem:
+    gradient_of(arguments, "y", "x")
+    return square_problem(arguments)
+
+
+def _gelu_problem(arguments: Arguments) -> Problem:
+    gradient_of(arguments, "y", "x")
+    return gelu_problem(arguments)
+
+
+def _square_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    # reversed: the largest numbers meet the smallest, and 2 * x overflows where the gradient does not
+    return filled(problem, kind, generator, 0.25, reverse=True), filled(problem, kind, generator, 1.5)
+
+
+def _gelu_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    # the slope is absolutely right to fp32's precision, so the gradient that multiplies it stays near 1
+    level = "normal" if kind == "outliers" else kind
+    x = filled(problem, kind, generator, 1.5)
+    return filled(problem, level, generator, 0.25, reverse=True), x, problem.approximate
+
+
+def _gelu_magnitude(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
+    # 32 roundings: the argument's polynomial, an exponential or two, the slope's products
+    return reference.abs() * (1 + 32 * fp32_weight(problem))
+
+
+SQUARE_BACKWARD = Op(
+    name="square_backward",
+    schema="square_backward(Tensor grad_y, Tensor x) -> Tensor grad_x",
+    version=1,
+    reference=square_backward_reference,
+    problem=_square_problem,
+    inputs=_square_inputs,
+    floor=lambda problem: elementwise_floor(3, 2, problem),
+    # what is lost below the normal numbers is doubled where the product is rounded before
+    tolerance=Tolerance(
+        rtol=units(float32=1.01, half=1.01),
+        atol={name: 2 * lost for name, lost in underflow().items()},
+        scale=magnitude,
+    ),
+    static=frozenset({"dtype"}),
+    dynamic=frozenset({"n"}),
+    kinds=KINDS,
+    examples=EXAMPLES,
+    check=check_elementwise,
+)
+
+GELU_BACKWARD = Op(
+    name="gelu_backward",
+    schema='gelu_backward(Tensor grad_y, Tensor x, str approximate="tanh") -> Tensor grad_x',
+    version=1,
+    reference=gelu_backward_reference,
+    problem=_gelu_problem,
+    inputs=_gelu_inputs,
+    floor=lambda problem: elementwise_floor(3, 20, problem),
+    # The slope is 0 near x = -0.75 and below -8, where its two terms cancel. 1 - tanh(u)**2 with tanh in fp32 errs by
+    # 2**-24, which x * u' makes 1e-6, and gradients are up to 6.
+    tolerance=Tolerance(
+        rtol=units(float32=2.0, half=1.05),
+        atol={name: 6e-6 + 6 * lost for name, lost in underflow().items()},
+        scale=_gelu_magnitude,
+    ),
+    static=frozenset({"dtype", "approximate"}),
+    dynamic=frozenset({"n"}),
+    kinds=KINDS,
+    examples=tuple({**dims, "approximate": approximate} for dims in EXAMPLES for approximate in APPROXIMATIONS),
+    check=check_gelu,
+)

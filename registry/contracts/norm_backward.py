@@ -1,0 +1,128 @@
+"""The gradients of rms_norm by its input and by its weight."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..contract import Floor, Op, Tolerance
+from ..problem import Arguments, Problem
+from . import fills
+from .checks import check_eps, gradient_of
+from .norm import RMS_NORM, check_norm, norm_problem
+from .rounding import fp32_weight, underflow, units
+
+KINDS = ("normal", "along", "outliers", "spike_last", "constant", "near_zero")
+
+_SHORT = 16
+
+
+def rms_norm_backward_reference(
+    grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """With ``u = x / sqrt(mean(x * x) + eps)`` and ``g = grad_y * weight`` (Zhang and Sennrich, 2019):
+    ``(g - u * mean(g * u)) / sqrt(mean(x * x) + eps)``, and ``sum(grad_y * u)`` over rows; halves in fp32.
+    """
+    check_eps("rms_norm_backward", eps)
+    accumulator = torch.promote_types(x.dtype, torch.float32)
+    wide, gradient = x.to(accumulator), grad_y.to(accumulator)
+    inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    unit = wide * inverse
+    weighted = gradient * weight.to(accumulator)
+    grad_x = (weighted - unit * (weighted * unit).mean(-1, keepdim=True)) * inverse
+    grad_weight = (gradient * unit).reshape(-1, x.shape[-1]).sum(0)
+    return grad_x.to(x.dtype).contiguous(), grad_weight.to(weight.dtype)
+
+
+def rms_norm_backward_fake(
+    _: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *__: object
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``x`` and ``weight``, row-major."""
+    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+
+
+def _problem(arguments: Arguments) -> Problem:
+    problem = norm_problem(arguments)
+    gradient_of(arguments, "y", "x")
+    return problem
+
+
+def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    shape, dtype = (problem.rows, problem.cols), problem.torch_dtype
+    grad_y = fills.normal(shape, dtype, generator)
+    if kind == "constant":
+        weight = fills.constant(shape[1:], dtype, generator, 0.75)
+        return grad_y, fills.constant(shape, dtype, generator, 3.0), weight, 1e-6
+    x = fills.normal(shape, dtype, generator)
+    weight = fills.normal(shape[1:], dtype, generator).mul_(0.25).add_(1.0)
+    if problem.cols < _SHORT:
+        # away from 0, or a row's inverse norm would be as large as chance has it
+        x += torch.where(x < 0, -0.5, 0.5).to(dtype)
+    if kind == "along":
+        # the mean that is subtracted decides: gradients of other directions hide one that is wrong
+        grad_y += 4.0 * x
+    elif kind == "outliers":
+        # 300 * 300 overflows a float16 accumulator
+        fills.plant_outliers(x, 300.0, generator)
+    elif kind == "spike_last":
+        # as much as all the other columns together, times 64; gradients of one sign, so that rows do not cancel
+        x[:, -1:] = 8.0 * math.sqrt(problem.cols)
+        grad_y[:, -1:].abs_().add_(0.5)
+    elif kind == "near_zero":
+        # mean(x * x) is about 1e-6, so that eps decides; and not the default eps
+        return grad_y, x.mul_(2.0**-10), weight, 1e-5
+    return grad_y, x, weight, 1e-6
+
+
+def _floor(problem: Problem) -> Floor:
+    elements = problem.rows * problem.cols
+    return Floor(bytes=(3 * elements + 2 * problem.cols) * problem.torch_dtype.itemsize, flop=10 * elements)
+
+
+def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
+    """Relative to each output, and to the root mean square of its row or of all the weight's gradients."""
+    rms = reference.square().mean(-1, keepdim=True).sqrt_()
+    return reference.abs() + (_of_weight if reference.dim() == 1 else _of_input)(problem, rms)
+
+
+def _of_input(problem: Problem, rms: torch.Tensor) -> torch.Tensor:
+    """What is subtracted errs for the whole row: a serial sum by up to ``sqrt(cols)`` roundings, and where the gradient
+    is four times x plus noise, that many times 24. Of few columns it may leave little more than that by chance.
+    """
+    chance = min(512.0, 4096.0 / problem.cols**2)
+    common: torch.Tensor = rms * (64 + 24 * math.sqrt(problem.cols)) + chance
+    return common * fp32_weight(problem)
+
+
+def _of_weight(problem: Problem, rms: torch.Tensor) -> torch.Tensor:
+    """A sum over rows whose terms cancel. torch's CUDA kernel rounds the sums of blocks of rows to half precision.
+
+    Even so it errs by 1.2 roundings of the rms in the worst of a few hundred columns; a running sum in bfloat16 over
+    31 rows in each of 132 programs by 5.
+    """
+    return rms * (1.5 + fp32_weight(problem) * (32 + math.sqrt(problem.rows) + math.sqrt(problem.cols)))
+
+
+RMS_NORM_BACKWARD = Op(
+    name="rms_norm_backward",
+    schema=(
+        "rms_norm_backward(Tensor grad_y, Tensor x, Tensor weight, float eps=1e-6) "
+        "-> (Tensor grad_x, Tensor grad_weight)"
+    ),
+    version=1,
+    reference=rms_norm_backward_reference,
+    fake=rms_norm_backward_fake,
+    problem=_problem,
+    inputs=_inputs,
+    floor=_floor,
+    tolerance=Tolerance(
+        rtol=units(float32=2.0, half=1.1), atol={name: 8 * lost for name, lost in underflow().items()}, scale=_scale
+    ),
+    static=RMS_NORM.static,
+    dynamic=RMS_NORM.dynamic,
+    kinds=KINDS,
+    examples=RMS_NORM.examples,
+    check=check_norm,
+)

@@ -1,0 +1,101 @@
+"""The gradient of softmax over one dimension, from its output."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..contract import Floor, Op, Tolerance
+from ..problem import Arguments, Problem
+from . import fills
+from .checks import check_dim, gradient_of
+from .rounding import fp32_weight, underflow, units
+from .softmax import SOFTMAX, check_softmax, mask_front, softmax_problem
+
+KINDS = ("normal", "shifted", "outliers", "spike_last", "constant", "masked")
+
+_PEAK = 4.0
+
+
+def softmax_backward_reference(grad_y: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """``y * (grad_y - sum(grad_y * y))`` along ``dim``; halves in fp32, rounded once. Row-major output."""
+    check_dim("softmax_backward", dim, y.dim(), name="y")
+    accumulator = torch.promote_types(y.dtype, torch.float32)
+    gradient, wide = grad_y.to(accumulator), y.to(accumulator)
+    total = (gradient * wide).sum(dim, keepdim=True)
+    return (wide * (gradient - total)).to(y.dtype).contiguous()
+
+
+def softmax_backward_fake(_: torch.Tensor, y: torch.Tensor, *__: object) -> torch.Tensor:
+    """As ``y``, row-major."""
+    return y.new_empty(y.shape)
+
+
+def _problem(arguments: Arguments) -> Problem:
+    gradient_of(arguments, "y", "y")
+    return softmax_problem(arguments, "y")
+
+
+def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    """``y`` is a softmax; the gradient never is what makes a whole row cancel, which no kernel could get right."""
+    shape, dtype = (problem.rows, problem.cols), problem.torch_dtype
+    x = fills.normal(shape, dtype, generator)
+    grad_y = fills.normal(shape, dtype, generator)
+    if kind == "constant":
+        x.fill_(0.0)
+    elif kind == "shifted":
+        # the sum decides every element: random gradients of mean 0 hide a sum that is wrong
+        grad_y.add_(8.0)
+    elif kind == "outliers":
+        fills.plant_outliers(grad_y, 64.0, generator)
+    elif kind == "spike_last":
+        # half of the row's weight, and a gradient far from the others'
+        x[:, -1:] = 0.5 + math.log(problem.cols)
+        grad_y[:, -1:] = _PEAK
+    elif kind == "masked":
+        # y is 0 there, and 1 where one element is left; where two are left, gradients far apart do not cancel
+        mask_front(x, generator)
+        grad_y[:, ::2] += _PEAK
+        grad_y[:, 1::2] -= _PEAK
+    return grad_y, torch.softmax(x, -1), -1
+
+
+def _floor(problem: Problem) -> Floor:
+    elements = problem.rows * problem.cols
+    return Floor(bytes=3 * elements * problem.torch_dtype.itemsize, flop=4 * elements)
+
+
+def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
+    """Relative to each output, and in fp32 to the row's largest: the sum that is subtracted errs for all of them.
+
+    In short rows gradients may be equal by chance, and the difference is then as small as the sum's own error.
+    """
+    largest = reference.abs().amax(-1, keepdim=True)
+    chance = min(64.0, 512.0 / problem.cols)
+    common: torch.Tensor = largest * (64 + math.sqrt(problem.cols)) + chance
+    return reference.abs() + common * fp32_weight(problem)
+
+
+SOFTMAX_BACKWARD = Op(
+    name="softmax_backward",
+    schema="softmax_backward(Tensor grad_y, Tensor y, int dim=-1) -> Tensor grad_x",
+    version=1,
+    reference=softmax_backward_reference,
+    fake=softmax_backward_fake,
+    problem=_problem,
+    inputs=_inputs,
+    floor=_floor,
+    # a subnormal y may be flushed to zero before the gradient, up to 64, multiplies it
+    tolerance=Tolerance(
+        rtol=units(float32=2.0, half=1.1),
+        atol={name: 128 * lost if name != "float16" else lost for name, lost in underflow().items()},
+        scale=_scale,
+    ),
+    static=SOFTMAX.static,
+    dynamic=SOFTMAX.dynamic,
+    kinds=KINDS,
+    examples=SOFTMAX.examples,
+    check=check_softmax,
+)
