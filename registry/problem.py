@@ -86,7 +86,7 @@ class TensorSpec:
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size == 0:
                 return True
-            if size != 1 and stride != step:
+            if stride != step and size != 1:
                 return False
             step *= size
         return True

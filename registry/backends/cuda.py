@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from types import ModuleType
@@ -16,9 +16,10 @@ import torch
 from ..artifact import Artifact, Built, Signature, Target, Variant
 from ..device import Device
 from ..errors import CompileError, InvalidDefinitionError, NotReadyError, OutOfResourcesError, UnsupportedError
-from ..implementation import Implementation, Launch, Run, Tensors
+from ..implementation import Implementation, Launch, RowsRun, Run, Tensors
 from ..problem import Problem
 from ..space import Config
+from ..symbolic import settled
 from . import cuda_launch, estimate, nvrtc
 from .kernel_text import fingerprint_with_kernels
 
@@ -113,6 +114,23 @@ class CudaImplementation(Implementation):
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """Load the cubins and prepare the launches."""
         launches = self._launches(problem, config, device)
+        kernels = self._kernels(launches, device, built)
+        misaligned = _Twin(self, problem, config, device, built.signature) if problem.traits["aligned"] else None
+        names = [str(launch.kernel) for launch in launches]
+        return cuda_launch.bind_launches(kernels, names, launches, built.signature, device.index, misaligned)
+
+    def bind_rows(self, problem: Problem, config: Config, device: Device, built: Built) -> RowsRun | None:
+        """The same for many row counts: grids and numbers are computed from the rows of the call."""
+        launches = self._launches(problem, config, device)
+        kernels = self._kernels(launches, device, built)
+        misaligned = None
+        if problem.traits["aligned"]:
+            misaligned = _Twin(self, problem, config, device, built.signature, for_rows=True)
+            misaligned.ask()
+        names = [str(launch.kernel) for launch in launches]
+        return cuda_launch.bind_rows(kernels, names, launches, built.signature, device.index, misaligned)
+
+    def _kernels(self, launches: Sequence[Launch], device: Device, built: Built) -> list[cuda_launch.Kernel]:
         kernels = []
         for launch, artifact in zip(launches, built.artifacts, strict=True):
             _check_launch(self.name, launch, device)
@@ -120,9 +138,7 @@ class CudaImplementation(Implementation):
             cuda_launch.check_arguments(kernel, str(launch.kernel), launch, built.signature)
             cuda_launch.allow(kernel, launch, device.index)
             kernels.append(kernel)
-        misaligned = _Twin(self, problem, config, device, built.signature) if problem.traits["aligned"] else None
-        names = [str(launch.kernel) for launch in launches]
-        return cuda_launch.bind_launches(kernels, names, launches, built.signature, device.index, misaligned)
+        return kernels
 
     def sources(self) -> Iterable[ModuleType | str]:
         """The class's modules and ``source``."""
@@ -139,21 +155,21 @@ class CudaImplementation(Implementation):
         return (made,) if isinstance(made, Launch) else tuple(made)
 
     def _variant(self, launch: Launch) -> Variant:
-        kernel, options = launch.kernel, dict(launch.options)
+        kernel, options = launch.kernel, {name: settled(value) for name, value in launch.options.items()}
         if not isinstance(kernel, CudaKernel):
             raise InvalidDefinitionError(f"{self.name}: Launch.kernel is {kernel!r}", hint="expected a CudaKernel")
         if unknown := sorted(options.keys() - _OPTIONS):
             raise InvalidDefinitionError(
                 f"{self.name}: unknown option {', '.join(unknown)}", hint=f"known: {', '.join(sorted(_OPTIONS))}"
             )
-        block = list(cuda_launch.block_of(launch))
+        block = [settled(extent) for extent in cuda_launch.block_of(launch)]
         options.pop("block")
         spec = {
-            "constants": dict(launch.constants),
+            "constants": {name: settled(value) for name, value in launch.constants.items()},
             "options": options,
             "block": block,
-            "cluster": list(launch.cluster),
-            "shared_bytes": launch.shared_bytes,
+            "cluster": [settled(extent) for extent in launch.cluster],
+            "shared_bytes": settled(launch.shared_bytes),
         }
         return Variant("cuda", kernel.name, spec, kernel.source)
 
@@ -171,23 +187,39 @@ class _Twin:
     """The same candidate for tensors that are not 16-byte aligned; built when first needed."""
 
     def __init__(
-        self, implementation: CudaImplementation, problem: Problem, config: Config, device: Device, signature: Signature
+        self,
+        implementation: CudaImplementation,
+        problem: Problem,
+        config: Config,
+        device: Device,
+        signature: Signature,
+        *,
+        for_rows: bool = False,
     ) -> None:
         self._lock = threading.Lock()
-        self._run: Run | None = None
+        self._run: Callable[..., Any] | None = None
+        self._for_rows = for_rows
         self._implementation = implementation
         self._problem = Problem(problem.op, problem.dims, {**problem.traits, "aligned": False})
         self._config = config
         self._device = device
         self._signature = signature
 
-    def __call__(self, outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+    def __call__(self, outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors, *rows: int) -> None:
         if self._run is None:
             with self._lock:
                 self._run = self._run or self._build()
-        self._run(outputs, arguments, scratch)
+        self._run(outputs, arguments, scratch, *rows)
 
-    def _build(self) -> Run:
+    def ask(self) -> None:
+        """Ask of sizes that stand for many what building will ask: afterwards it is too late to narrow them."""
+        if not any(True for _ in self._implementation.unsupported(self._problem, self._device)):
+            self._implementation.variants(self._problem, self._config, self._device, self._signature)
+            for launch in self._implementation._launches(self._problem, self._config, self._device):
+                _check_launch(self._implementation.name, launch, self._device)
+                all(extent != 0 for extent in launch.grid)
+
+    def _build(self) -> Callable[..., Any]:
         implementation, problem, device = self._implementation, self._problem, self._device
         if reasons := list(implementation.unsupported(problem, device)):
             raise UnsupportedError(f"{implementation.name}: tensors are not 16-byte aligned: {'; '.join(reasons)}")
@@ -198,7 +230,11 @@ class _Twin:
             )
         variants = implementation.variants(problem, self._config, device, self._signature)
         artifacts = tuple(implementation.compile(variant, device.target) for variant in variants)
-        return implementation.bind(problem, self._config, device, Built(self._signature, artifacts))
+        bind = implementation.bind_rows if self._for_rows else implementation.bind
+        run = bind(problem, self._config, device, Built(self._signature, artifacts))
+        if run is None:
+            raise UnsupportedError(f"{implementation.name}: bind_rows() is offered for aligned tensors only")
+        return run
 
 
 def architecture_of(target: Target) -> str:

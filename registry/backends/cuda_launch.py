@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,8 +15,9 @@ import torch
 
 from ..artifact import Signature
 from ..errors import DeviceError, InvalidDefinitionError, OutOfResourcesError
-from ..implementation import Launch, Run, Tensors
+from ..implementation import Launch, RowsRun, Run, Tensors
 from ..problem import FULL_ALIGNMENT, TensorSpec
+from ..symbolic import is_symbolic, text_of
 from . import nvrtc
 from .cuda_stream import current_device, current_stream
 
@@ -24,6 +25,7 @@ from .cuda_stream import current_device, current_stream
 _CONFIGURATION = struct.Struct("<7I4xQQI4x")
 _STREAM_OFFSET = 32
 _STREAM = struct.Struct("<Q")
+_GRID = struct.Struct("<3I")
 # struct CUlaunchAttribute: id, padding, a union of 64 bytes that begins with the cluster's extents
 _CLUSTER = struct.Struct("<I4x3I52x")
 _CLUSTER_DIMENSION = 4
@@ -111,7 +113,8 @@ def check_arguments(kernel: Kernel, name: str, launch: Launch, signature: Signat
 class Frame:
     """One thread's memory for a sequence of launches: argument values, the array of their addresses, configurations.
 
-    ``values`` holds the tensors' addresses, then the numbers that come with a call, then the literals.
+    ``values`` holds the tensors' addresses, then the numbers that come with a call, then those that follow from its row
+    count, then the literals. A grid that follows from the row count is filled in by the run.
     """
 
     def __init__(self, layout: Layout, kernels: Sequence[int]) -> None:
@@ -130,7 +133,8 @@ class Frame:
         attribute = ctypes.create_string_buffer(_CLUSTER.size)
         if launch.cluster:
             _CLUSTER.pack_into(attribute, 0, _CLUSTER_DIMENSION, *_three(launch.cluster))
-        extents = (*_three(launch.grid), *block_of(launch))
+        grid = (0 if is_symbolic(extent) else extent for extent in _three(launch.grid))
+        extents = (*grid, *block_of(launch))
         attributes = (ctypes.addressof(attribute), 1) if launch.cluster else (0, 0)
         configuration = ctypes.create_string_buffer(_CONFIGURATION.size)
         _CONFIGURATION.pack_into(configuration, 0, *extents, launch.shared_bytes, 0, *attributes)
@@ -146,6 +150,7 @@ class Layout:
         self.tensors: list[tuple[int, int]] = []
         self.numbers: list[tuple[int, int]] = []
         self.literals: dict[int, tuple[str, Any]] = {}
+        self.computed: list[Any] = []
         places = _places(signature)
         slots: dict[Any, int] = {}
         codes: list[str] = []
@@ -160,6 +165,10 @@ class Layout:
                     slots[argument] = 8 * len(codes)
                     codes.append(code)
                     group.append(places[argument])
+        for number, code in ((number, code) for args in kinds for number, code, _ in args if is_symbolic(number)):
+            slots[id(number)] = 8 * len(codes)
+            codes.append(code)
+            self.computed.append(number)
         self.pack = struct.Struct("<" + "".join(codes)).pack_into
         self.size = 8 * len(codes)
         self.offsets = [[self._offset(slots, argument, code) for argument, code, _ in args] for args in kinds]
@@ -167,6 +176,8 @@ class Layout:
     def _offset(self, slots: dict[Any, int], argument: Any, code: str) -> int:
         if isinstance(argument, str) and argument in slots:
             return slots[argument]
+        if is_symbolic(argument):
+            return slots[id(argument)]
         self.literals[self.size] = (code, 0 if isinstance(argument, str) else argument)
         self.size += 8
         return self.size - 8
@@ -184,18 +195,44 @@ def bind_launches(
 
     ``misaligned`` gets the call instead when a tensor's address is no multiple of 16 bytes.
     """
+    run: Run = _bound(kernels, names, launches, signature, device, misaligned)
+    return run
+
+
+def bind_rows(
+    kernels: Sequence[Kernel],
+    names: Sequence[str],
+    launches: Sequence[Launch],
+    signature: Signature,
+    device: int,
+    misaligned: RowsRun | None,
+) -> RowsRun:
+    """The same for launches whose grids and numbers follow from the row count, the run's last argument."""
+    run: RowsRun = _bound(kernels, names, launches, signature, device, misaligned)
+    return run
+
+
+def _bound(
+    kernels: Sequence[Kernel],
+    names: Sequence[str],
+    launches: Sequence[Launch],
+    signature: Signature,
+    device: int,
+    misaligned: Callable[..., Any] | None,
+) -> Any:
     launches_, kernels_, names_ = _without_empty(launches, kernels, names)
     layout = Layout(names_, launches_, signature)
+    compute, grids = _computed(layout), _grids(launches_)
     handles = [kernel.handle for kernel in kernels_]
     frames = _Frames(layout, handles)
     tensors, numbers, pack = tuple(layout.tensors), tuple(layout.numbers), layout.pack
     mask = FULL_ALIGNMENT - 1 if misaligned is not None else 0
-    enqueue, pack_stream = _enqueue(), _STREAM.pack_into
+    enqueue, pack_stream, pack_grid = _enqueue(), _STREAM.pack_into, _GRID.pack_into
 
-    def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+    def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors, *rows: int) -> None:
         if current_device() != device:
             with torch.cuda.device(device):
-                return run(outputs, arguments, scratch)
+                return run(outputs, arguments, scratch, *rows)
         groups = (outputs, arguments, scratch)
         values, bits = [], 0
         for group, place in tensors:
@@ -204,11 +241,15 @@ def bind_launches(
             values.append(address)
         if bits & mask:
             assert misaligned is not None
-            misaligned(outputs, arguments, scratch)
+            misaligned(outputs, arguments, scratch, *rows)
             return None
         frame = frames.frame
         for group, place in numbers:
             values.append(groups[group][place])
+        if rows:
+            values += compute(*rows)
+            for place, grid in grids:
+                pack_grid(frame.calls[place][0], 0, *grid(*rows))
         pack(frame.values, 0, *values)
         stream = current_stream(device)
         for configuration, where, kernel, parameters in frame.calls:
@@ -218,6 +259,26 @@ def bind_launches(
         return None
 
     return run
+
+
+def _computed(layout: Layout) -> Callable[[int], tuple[Any, ...]]:
+    """The numbers that follow from the row count, in the order of the frame."""
+    return _of_rows(layout.computed)
+
+
+def _grids(launches: Sequence[Launch]) -> list[tuple[int, Callable[[int], tuple[Any, ...]]]]:
+    """The grids that follow from the row count, by the place of their launch."""
+    return [
+        (place, _of_rows(_three(launch.grid)))
+        for place, launch in enumerate(launches)
+        if any(is_symbolic(extent) for extent in launch.grid)
+    ]
+
+
+def _of_rows(numbers: Sequence[Any]) -> Callable[[int], tuple[Any, ...]]:
+    texts = "".join(f"{text_of(number)}, " for number in numbers)
+    function: Callable[[int], tuple[Any, ...]] = eval(f"lambda rows: ({texts})")
+    return function
 
 
 class _Frames(threading.local):
@@ -251,6 +312,8 @@ def _kind(name: str, argument: Any, signature: Signature) -> tuple[str, int]:
             ) from None
         if value is None or isinstance(value, TensorSpec):
             return "Q", 8
+    if is_symbolic(value):
+        return _NUMBERS[int if isinstance(value, int) else float]
     if type(value) not in _NUMBERS:
         raise InvalidDefinitionError(
             f"kernel {name}: argument {argument!r} is a {type(value).__name__}", hint="expected a tensor or a number"

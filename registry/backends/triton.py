@@ -7,7 +7,7 @@ import importlib
 import re
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -25,13 +25,21 @@ from ..errors import (
     OutOfResourcesError,
     RegistryError,
 )
-from ..implementation import Implementation, Launch, Run, Tensors
+from ..implementation import Implementation, Launch, RowsRun, Run, Tensors
 from ..paths import cache_folder
 from ..problem import Problem
 from ..space import Config
 from . import cubin
 from .estimate import shared_limit
-from .triton_launch import BoundLaunch, device_run, full_grid, interpreted_run, load
+from .triton_launch import (
+    BoundLaunch,
+    device_rows_run,
+    device_run,
+    full_grid,
+    interpreted_rows_run,
+    interpreted_run,
+    load,
+)
 from .triton_variant import INTERPRETED, gpu_target, operands, source_of, unaligned, variant_of
 
 __all__ = ["INTERPRETED", "Launch", "TritonImplementation"]
@@ -86,19 +94,32 @@ class TritonImplementation(Implementation):
 
         Raises OutOfResourcesError for a grid or a kernel that the device cannot run.
         """
+        bound = self._bound(problem, config, device, built)
+        if INTERPRETED:
+            return interpreted_run(bound)
+        return device_run(bound, device.index, _UnalignedTwin(self, problem, config, device, built.signature))
+
+    def bind_rows(self, problem: Problem, config: Config, device: Device, built: Built) -> RowsRun | None:
+        """The same for many row counts: grids and numbers are computed from the rows of the call."""
+        bound = self._bound(problem, config, device, built)
+        if INTERPRETED:
+            return interpreted_rows_run(bound)
+        twin = _UnalignedTwin(self, problem, config, device, built.signature, for_rows=True)
+        return device_rows_run(bound, device.index, twin)
+
+    def _bound(self, problem: Problem, config: Config, device: Device, built: Built) -> list[BoundLaunch]:
         launches = self.launches(problem, config, device)
         title = f"{self.name} of {self.op}"
         if INTERPRETED:
-            return interpreted_run([_bound(launch, None, built.signature, title) for launch in launches])
+            return [_bound(launch, None, built.signature, title) for launch in launches]
         if device.type != "cuda":
             raise DeviceError(f"{title} runs on a GPU, not on {device}", hint="TRITON_INTERPRET=1 runs it on the CPU")
         if len(built.artifacts) != len(launches):
             raise InvalidDefinitionError(f"{title}: {len(built.artifacts)} artifacts for {len(launches)} launches")
-        bound = [
+        return [
             _bound(launch, _load(artifact.variant, device), built.signature, title)
             for launch, artifact in zip(launches, built.artifacts, strict=True)
         ]
-        return device_run(bound, device.index, _UnalignedTwin(self, problem, config, device, built.signature))
 
 
 class _UnalignedTwin:
@@ -111,20 +132,23 @@ class _UnalignedTwin:
         config: Config,
         device: Device,
         signature: Signature,
+        *,
+        for_rows: bool = False,
     ) -> None:
         self._lock = threading.Lock()
-        self._run: Run | None = None
+        self._run: Callable[..., Any] | None = None
+        self._for_rows = for_rows
         self._implementation = implementation
         self._bound_to = (problem, config, device)
         self._signature = signature
 
-    def __call__(self, outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+    def __call__(self, outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors, *rows: int) -> None:
         if self._run is None:
             with self._lock:
                 self._run = self._run or self._build()
-        self._run(outputs, arguments, scratch)
+        self._run(outputs, arguments, scratch, *rows)
 
-    def _build(self) -> Run:
+    def _build(self) -> Callable[..., Any]:
         if torch.cuda.is_current_stream_capturing():
             raise NotReadyError(
                 f"{self._implementation.name} of {self._implementation.op}: a tensor is not aligned to 16 bytes,"
@@ -135,7 +159,14 @@ class _UnalignedTwin:
         signature = unaligned(self._signature)
         variants = self._implementation.variants(problem, config, device, signature)
         artifacts = tuple(self._implementation.compile(variant, device.target) for variant in variants)
-        return self._implementation.bind(problem, config, device, Built(signature, artifacts))
+        built = Built(signature, artifacts)
+        bind = self._implementation.bind_rows if self._for_rows else self._implementation.bind
+        run = bind(problem, config, device, built)
+        if run is None:
+            raise InvalidDefinitionError(
+                f"{self._implementation.name}: bind_rows() is offered for aligned tensors only"
+            )
+        return run
 
 
 def _bound(launch: Launch, compiled: Any, signature: Signature, title: str) -> BoundLaunch:

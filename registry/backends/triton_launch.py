@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,8 +21,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ..errors import OutOfResourcesError
-from ..implementation import Run, Tensors
+from ..implementation import RowsRun, Run, Tensors
 from ..problem import FULL_ALIGNMENT
+from ..symbolic import is_symbolic, text_of, value_at
 from .triton_variant import Operand
 
 _MAX_GRID = 2**31 - 1
@@ -37,13 +38,22 @@ current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.c
 
 @dataclass(frozen=True)
 class BoundLaunch:
-    """A loaded kernel with its grid and operands. ``compiled`` is None in the interpreter, where ``jit`` runs."""
+    """A loaded kernel with its grid and operands. ``compiled`` is None in the interpreter, where ``jit`` runs.
+
+    Extents and numbers of a run for many row counts are symbolic.
+    """
 
     jit: Any
     compiled: Any
     grid: tuple[int, int, int]
     operands: tuple[Operand, ...]
     options: Mapping[str, Any]
+
+    def at(self, rows: int) -> BoundLaunch:
+        """The launch for one row count."""
+        x, y, z = (value_at(extent, rows) for extent in self.grid)
+        operands = tuple(replace(operand, value=value_at(operand.value, rows)) for operand in self.operands)
+        return replace(self, grid=(x, y, z), operands=operands)
 
 
 def full_grid(grid: Sequence[int], title: str) -> tuple[int, int, int]:
@@ -52,9 +62,10 @@ def full_grid(grid: Sequence[int], title: str) -> tuple[int, int, int]:
     Triton multiplies the extents in a C int: 65536 × 65536 programs are zero to it and nothing is launched.
     """
     x, y, z = (*grid, 1, 1, 1)[:3]
-    if len(grid) > 3 or min(x, y, z) < 0:
+    # one by one: min and max would ask more of a size that stands for many
+    if len(grid) > 3 or any(extent < 0 for extent in (x, y, z)):
         raise OutOfResourcesError(f"{title}: grid {tuple(grid)}; expected up to three extents of at least 0")
-    if x * y * z > _MAX_GRID or max(y, z) > _MAX_GRID_YZ:
+    if x * y * z > _MAX_GRID or y > _MAX_GRID_YZ or z > _MAX_GRID_YZ:
         raise OutOfResourcesError(
             f"{title}: grid {x} x {y} x {z} is more than a launch may have"
             f" ({_MAX_GRID} programs, {_MAX_GRID_YZ} in the second and third extent)",
@@ -87,6 +98,15 @@ def interpreted_run(launches: Sequence[BoundLaunch]) -> Run:
     return run
 
 
+def interpreted_rows_run(launches: Sequence[BoundLaunch]) -> RowsRun:
+    """The same for many row counts."""
+
+    def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors, rows: int) -> None:
+        interpreted_run([launch.at(rows) for launch in launches])(outputs, arguments, scratch)
+
+    return run
+
+
 def _widened(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
         return value.detach().float()
@@ -102,49 +122,74 @@ def _launch_jit(launches: Sequence[BoundLaunch], groups: Mapping[str, tuple[Any,
 
 def device_run(launches: Sequence[BoundLaunch], index: int, twin: Run) -> Run:
     """A run on CUDA device ``index``. ``twin`` runs instead when a tensor assumed aligned is not."""
+    run: Run = _device_run(launches, index, twin, "")
+    return run
+
+
+def device_rows_run(launches: Sequence[BoundLaunch], index: int, twin: RowsRun) -> RowsRun:
+    """The same for many row counts."""
+    run: RowsRun = _device_run(launches, index, twin, ", rows")
+    return run
+
+
+def _device_run(launches: Sequence[BoundLaunch], index: int, twin: Callable[..., Any], rows: str) -> Any:
     launches = [launch for launch in launches if 0 not in launch.grid]
     careful = _careful_run(launches, index)
     with torch.cuda.device(index):
         direct = all(_has_known_launcher(launch.compiled) for launch in launches) and _probe_passed()
-    return _generated_run(launches, index, careful, twin, direct)
+    return _generated_run(launches, index, careful, twin, direct, rows)
 
 
 def _value(operand: Operand, groups: Mapping[str, tuple[Any, ...]]) -> Any:
     return groups[operand.group][operand.place] if operand.group else operand.value
 
 
-def _careful_run(launches: Sequence[BoundLaunch], index: int) -> Run:
-    """Through compiled kernels' own call: it serves launch hooks, any current device and any launcher."""
+def _careful_run(launches: Sequence[BoundLaunch], index: int) -> Callable[..., None]:
+    """Through compiled kernels' own call: it serves launch hooks, any current device and any launcher.
+
+    The run takes the row count behind its other arguments where launches depend on it.
+    """
     callable_kernels = all(hasattr(type(launch.compiled), "__getitem__") for launch in launches)
     scratch_needed = any(getattr(launch.compiled.metadata, "global_scratch_size", 0) for launch in launches)
 
-    def launch_all(groups: Mapping[str, tuple[Any, ...]]) -> None:
+    def launch_all(groups: Mapping[str, tuple[Any, ...]], rows: tuple[int, ...]) -> None:
+        now = [launch.at(*rows) for launch in launches] if rows else launches
         if not callable_kernels:
-            _launch_jit(launches, groups)
+            _launch_jit(now, groups)
             return
-        for launch in launches:
+        for launch in now:
             launch.compiled[launch.grid](*[_value(operand, groups) for operand in launch.operands])
 
-    def launch_with_allocator(groups: Mapping[str, tuple[Any, ...]]) -> None:
+    def launch_with_allocator(groups: Mapping[str, tuple[Any, ...]], rows: tuple[int, ...]) -> None:
         triton.set_allocator(lambda size, _align, _stream: torch.empty(size, dtype=torch.uint8, device=device))
-        launch_all(groups)
+        launch_all(groups, rows)
 
     device = torch.device("cuda", index)
 
-    def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+    def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors, *rows: int) -> None:
         groups = {"outputs": outputs, "arguments": arguments, "scratch": scratch}
         with torch.cuda.device(index):
             if scratch_needed:
                 # Triton keeps its allocator in a context variable, which is empty in every new thread
-                contextvars.copy_context().run(launch_with_allocator, groups)
+                contextvars.copy_context().run(launch_with_allocator, groups, rows)
             else:
-                launch_all(groups)
+                launch_all(groups, rows)
 
     return run
 
 
-def _generated_run(launches: Sequence[BoundLaunch], index: int, careful: Run, twin: Run, direct: bool) -> Run:
-    """The hot path, as one function without a loop: each loop or tuple here costs as much as a third of the launch."""
+def _generated_run(
+    launches: Sequence[BoundLaunch],
+    index: int,
+    careful: Callable[..., Any],
+    twin: Callable[..., Any],
+    direct: bool,
+    rows: str = "",
+) -> Any:
+    """The hot path, as one function without a loop: each loop or tuple here costs as much as a third of the launch.
+
+    ``rows`` is ``", rows"`` for a run of many row counts.
+    """
     runtime = triton.knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     names: dict[str, Any] = {
@@ -161,25 +206,24 @@ def _generated_run(launches: Sequence[BoundLaunch], index: int, careful: Run, tw
         "uint8": torch.uint8,
         "device": torch.device("cuda", index),
     }
-    body = _addresses(launches)
+    body = _addresses(launches, rows)
     if direct:
         body += [
             "if enter_calls or leave_calls or runtime.launch_enter_hook is not enter"
             f" or runtime.launch_exit_hook is not leave or current_device() != {index}:",
-            "    return careful(outputs, arguments, scratch)",
+            f"    return careful(outputs, arguments, scratch{rows})",
             f"stream = current_stream({index})",
         ]
         for place, launch in enumerate(launches):
             body += _direct_call(place, launch, names)
     else:
-        body.append("return careful(outputs, arguments, scratch)")
-    source = "def run(outputs, arguments, scratch):\n" + "".join(f"    {line}\n" for line in body)
+        body.append(f"return careful(outputs, arguments, scratch{rows})")
+    source = f"def run(outputs, arguments, scratch{rows}):\n" + "".join(f"    {line}\n" for line in body)
     exec(compile(source, "<triton launch>", "exec"), names)
-    run: Run = names["run"]
-    return run
+    return names["run"]
 
 
-def _addresses(launches: Sequence[BoundLaunch]) -> list[str]:
+def _addresses(launches: Sequence[BoundLaunch], rows: str) -> list[str]:
     """Lines that take each tensor's address once, and turn to the twin if one assumed aligned is not."""
     tensors = {_address(operand): operand for launch in launches for operand in launch.operands if _is_tensor(operand)}
     aligned = {_address(op) for launch in launches for op in launch.operands if _is_tensor(op) and op.aligned}
@@ -187,7 +231,7 @@ def _addresses(launches: Sequence[BoundLaunch]) -> list[str]:
     if aligned:
         lines += [
             f"if ({' | '.join(sorted(aligned))}) & {FULL_ALIGNMENT - 1}:",
-            "    return twin(outputs, arguments, scratch)",
+            f"    return twin(outputs, arguments, scratch{rows})",
         ]
     return lines
 
@@ -211,6 +255,8 @@ def _direct_call(place: int, launch: BoundLaunch, names: dict[str, Any]) -> list
             arguments.append(_address(operand))
         elif operand.kind == "attribute":
             arguments.append(f"{operand.group}[{operand.place}]")
+        elif is_symbolic(operand.value):
+            arguments.append(text_of(operand.value))
         else:
             names[f"value_{place}_{number}"] = operand.value
             arguments.append(f"value_{place}_{number}")
@@ -218,8 +264,10 @@ def _direct_call(place: int, launch: BoundLaunch, names: dict[str, Any]) -> list
     if launcher.global_scratch_size:
         programs = launch.grid[0] * launch.grid[1] * launch.grid[2] * launcher.num_ctas
         scratch = f"memory_{place}"
-        lines.append(f"{scratch} = empty({programs * launcher.global_scratch_size}, dtype=uint8, device=device)")
-    head = f"{', '.join(map(str, launch.grid))}, stream, function_{place}"
+        lines.append(
+            f"{scratch} = empty({_shown(programs * launcher.global_scratch_size)}, dtype=uint8, device=device)"
+        )
+    head = f"{', '.join(map(_shown, launch.grid))}, stream, function_{place}"
     head += f", {bool(launcher.launch_cooperative_grid)}, {bool(launcher.launch_pdl)}"
     listed = "".join(f"{argument}, " for argument in arguments)
     if hasattr(launcher, "arg_annotations"):  # Triton 3.7 and later
@@ -228,6 +276,10 @@ def _direct_call(place: int, launch: BoundLaunch, names: dict[str, Any]) -> list
     else:
         tail = f"{scratch}, None, metadata_{place}, None, None, None, {listed.removesuffix(', ')}"
     return [*lines, f"launch_{place}({head}, {tail})"]
+
+
+def _shown(number: Any) -> str:
+    return text_of(number) if is_symbolic(number) else str(number)
 
 
 def _has_known_launcher(kernel: Any) -> bool:

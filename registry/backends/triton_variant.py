@@ -22,6 +22,7 @@ from ..fingerprint import fingerprint
 from ..implementation import Launch
 from ..problem import FULL_ALIGNMENT, TensorSpec
 from ..source_files import sources_of
+from ..symbolic import settled
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter, on CPU tensors: decided once, by ``TRITON_INTERPRET`` at import."""
@@ -154,13 +155,17 @@ def _number(launch: Launch, operand: Operand) -> Operand:
             f"{_title(launch)}: {operand.parameter} is {value!r}", hint="an argument is a tensor's name or a number"
         )
     kind = "i32" if -(2**31) <= value < 2**31 else "i64"
-    aligned = value % FULL_ALIGNMENT == 0 and _specialised(launch, operand.parameter)
+    # in this order: a size that stands for many must not be asked for what nobody wants to know
+    aligned = _specialised(launch, operand.parameter) and bool(value % FULL_ALIGNMENT == 0)
     return replace(operand, type=kind, aligned=aligned)
 
 
 def _specialised(launch: Launch, parameter: str) -> bool:
-    params = getattr(launch.kernel, "params", ())
-    return all(p.name != parameter or not (p.do_not_specialize or p.do_not_specialize_on_alignment) for p in params)
+    params = getattr(launch.kernel, "params", None)
+    # a kernel made for the interpreter is not compiled
+    return params is not None and all(
+        p.name != parameter or not (p.do_not_specialize or p.do_not_specialize_on_alignment) for p in params
+    )
 
 
 def variant_of(launch: Launch, signature: Signature, target: Target) -> Variant:
@@ -178,7 +183,7 @@ def variant_of(launch: Launch, signature: Signature, target: Target) -> Variant:
 def _options(launch: Launch, target: Target) -> dict[str, Any]:
     """The launch's compiler options, less those that are constants: a launch may pass its whole configuration."""
     known = _option_names(target)
-    options = {name: value for name, value in launch.options.items() if name in known}
+    options = {name: settled(value) for name, value in launch.options.items() if name in known}
     for name in launch.options:
         if name not in known and name not in launch.constants:
             raise UnknownNameError(f"Triton option of {_title(launch)}", name, known)
@@ -194,7 +199,7 @@ def _encode(launch: Launch, value: Any) -> Any:
     if isinstance(value, tl.dtype):
         return {"dtype": str(value)}
     if value is None or isinstance(value, bool | int | float | str):
-        return value
+        return settled(value)
     raise InvalidDefinitionError(
         f"{_title(launch)}: constant {value!r}", hint="a constant is None, a bool, an int, a float, a str or a tl.dtype"
     )
