@@ -16,7 +16,11 @@ from .schema import Schema
 
 Outputs = torch.Tensor | tuple[torch.Tensor, ...]
 
+COUNT = "count"
+"""What stands beside the dimensions in a shapes file: how often a program calls the problem. No dimension is named so."""
+
 _NAME = re.compile(r"([a-z][a-z0-9_]*::)?[a-z][a-z0-9_]*\Z")
+_PATH = re.compile(r"[a-z][a-z0-9_]*(\[\d+\])?\Z")
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,33 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
-class Backward:
-    """The op that computes the gradient, and what it needs saved, by name of input or output."""
+class Packed:
+    """An argument of the user's call that stands for several of the schema's, which follow one another.
 
-    op: str
+    ``parts``: the schema's name -> where it is in an object of exactly ``kind``, e.g. ``"qweight"`` or ``"shape[1]"``.
+    """
+
+    parameter: str
+    kind: type
+    parts: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        for name, path in self.parts.items():
+            if not _PATH.match(path):
+                raise InvalidDefinitionError(
+                    f"packed {self.parameter}: {name} is at {path!r}", hint='expected e.g. "scales" or "shape[1]"'
+                )
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The op that computes the gradient, and what it needs saved, by name of input or output.
+
+    That op takes ``grad_<output>``, then what is saved under its own name, then the attributes by theirs; it returns
+    ``grad_<input>``. ``op`` None: the gradient of every input is that of the one output, and nothing runs.
+    """
+
+    op: str | None
     saved: tuple[str, ...]
 
 
@@ -66,6 +93,7 @@ class Op:
     dynamic    dimensions (int) along which the nearest tuned problem is looked for
     fake       shapes, dtypes and strides of the outputs, from meta or fake tensors; the reference when not given
     flatten    the user's call -> (args, attributes) in the schema's terms, e.g. a PackedWeight into its tensors
+    packed     the same for the usual call, as data: dispatch then takes the argument apart without a Python call
     """
 
     name: str
@@ -84,6 +112,7 @@ class Op:
     fake: Callable[..., Outputs] | None = None
     backward: Backward | None = None
     flatten: Callable[..., tuple[tuple[Any, ...], Mapping[str, Any]]] | None = None
+    packed: Packed | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.match(self.name):
@@ -94,6 +123,11 @@ class Op:
             raise InvalidDefinitionError(f"op {self.name!r}: its schema is named {self.parsed.name!r}")
         if both := self.static & self.dynamic:
             raise InvalidDefinitionError(f"op {self.name!r}: {sorted(both)} both static and dynamic")
+        if COUNT in self.static | self.dynamic:
+            raise InvalidDefinitionError(
+                f"op {self.name!r}: a dimension named {COUNT!r}",
+                hint="a shapes file says by that name how often a problem is called; take another",
+            )
         if not self.kinds:
             raise InvalidDefinitionError(f"op {self.name!r}: no input kinds")
 

@@ -7,11 +7,12 @@ scale (and a zero point, 0 to 15, stored as a number) for each column and each g
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+from torch.utils import _pytree as pytree
 
 from .errors import InvalidArgumentError
 from .problem import dtype_name
@@ -133,6 +134,47 @@ class PackedWeight:
 
 
 _FIELDS = ("qweight", "scales", "zeros", "bits", "group_size", "shape", "layout", "version")
+_TENSORS = ("qweight", "scales", "zeros")
+_NUMBERS = tuple(name for name in _FIELDS if name not in _TENSORS)
+
+
+def _flatten(weight: PackedWeight) -> tuple[list[Any], list[Any]]:
+    """Its tensors; their count and the numbers, as they come back from JSON."""
+    tensors = [getattr(weight, name) for name in _TENSORS]
+    numbers = [list(weight.shape) if name == "shape" else getattr(weight, name) for name in _NUMBERS]
+    present = [tensor for tensor in tensors if tensor is not None]
+    return present, [len(present), *numbers]
+
+
+def _flatten_with_keys(weight: PackedWeight) -> tuple[list[tuple[Any, Any]], list[Any]]:
+    tensors, context = _flatten(weight)
+    return [(pytree.GetAttrKey(name), tensor) for name, tensor in zip(_TENSORS, tensors, strict=False)], context
+
+
+def _unflatten(tensors: Iterable[Any], context: Sequence[Any]) -> PackedWeight:
+    # unchecked: whoever maps over a tree may put anything in the tensors' places, if only for a while
+    weight = object.__new__(PackedWeight)
+    count, *numbers = context
+    for name, value in zip(_TENSORS, (*tensors, *[None] * (len(_TENSORS) - count)), strict=True):
+        _refuse_nested(f"PackedWeight: {name}", value)
+        object.__setattr__(weight, name, value)
+    for name, value in zip(_NUMBERS, numbers, strict=True):
+        object.__setattr__(weight, name, tuple(value) if name == "shape" else value)
+    return weight
+
+
+# torch.export's documentation names this module, underscore or not
+pytree.register_pytree_node(
+    PackedWeight,
+    _flatten,
+    _unflatten,
+    serialized_type_name="registry.PackedWeight",
+    to_dumpable_context=list,
+    from_dumpable_context=list,
+    flatten_with_keys_fn=_flatten_with_keys,
+)
+# tensors, numbers and strings: as safe to unpickle as a state dict
+torch.serialization.add_safe_globals([PackedWeight])
 
 
 def quantize(weight: torch.Tensor, bits: int = 4, group_size: int = 128, symmetric: bool = False) -> PackedWeight:
@@ -169,6 +211,13 @@ def _check_tensor(what: str, value: object) -> None:
         raise InvalidArgumentError(f"{what} is a {type(value).__name__}, expected a Tensor")
     if value.layout != torch.strided:
         raise InvalidArgumentError(f"{what} is {value.layout}, expected torch.strided", hint="use to_dense()")
+    _refuse_nested(what, value)
+
+
+def _refuse_nested(what: str, value: object) -> None:
+    # dispatch relies on it: torch's guard ends the process when it is given one
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        raise InvalidArgumentError(f"{what} is a nested tensor, expected a dense one", hint="use to_padded_tensor(0.0)")
 
 
 def _check_integers(what: str, **values: object) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from .backward_check import check_backward
 from .contract import Op
 from .contract_check import refuse_blind
 from .errors import InvalidDefinitionError
@@ -16,7 +17,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)+\Z")
 
 
 def check_new_op(op: Any, known: Mapping[str, Op], *, bare: bool = True) -> None:
-    """Raise InvalidDefinitionError unless ``op`` is an Op of a free name, whose tolerance tells right from nothing.
+    """Raise InvalidDefinitionError unless ``op`` is an Op of a free name, whose tolerance tells right from nothing
+    and which fits its backward op.
 
     Bare names may be kept for the box.
     """
@@ -28,6 +30,7 @@ def check_new_op(op: Any, known: Mapping[str, Op], *, bare: bool = True) -> None
         raise InvalidDefinitionError(
             f"it defines {op.name!r}, but bare names belong to the ops in the box: name it vendor::{op.name}"
         )
+    check_backward(op, known)
     if not _is_in_the_box(op):
         refuse_blind(op)
 

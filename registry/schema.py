@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NoReturn
@@ -16,6 +16,18 @@ _REQUIRED: Any = object()
 
 _DENSE = (torch.strided, torch.jagged)
 """Jagged tensors are a subclass with a behaviour of its own, which torch's operations know."""
+
+
+Kind = tuple[str, str]
+"""The name of a value's type, ``Tensor`` for any tensor, and how to show the value."""
+
+
+def kind_of(value: Any) -> Kind:
+    """What torch.compile knows of a value while it traces: numbers may be symbols there."""
+    if isinstance(value, torch.Tensor):
+        return "Tensor", "a Tensor"
+    name = type(value).__name__
+    return name, repr(value) if value is None or isinstance(value, str | bool) else f"a {name}"
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,13 @@ class Parameter:
             return value
         shown = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else repr(value)
         return refuse(f"{op}: {self.name} must be a {self.kind}, got {shown[:80]}", kind=ArgumentTypeError)
+
+    def check_kind(self, op: str, kind: Kind) -> None:
+        """Raise ArgumentTypeError unless ``coerce`` would accept a value of that kind."""
+        name, shown = kind
+        accepted = {self.kind, *(("int",) if self.kind == "float" else ()), *(("NoneType",) if self.optional else ())}
+        if name not in accepted:
+            refuse(f"{op}: {self.name} must be a {self.kind}, got {shown[:80]}", kind=ArgumentTypeError)
 
     def _accepts(self, value: Any) -> bool:
         """Whether ``value`` already is of this type; a bool is no int."""
@@ -92,6 +111,19 @@ class Schema:
         Raises ArgumentTypeError for too many, missing, repeated, unknown or mistyped arguments, and
         InvalidArgumentError for a tensor that is not dense.
         """
+        given = self._by_name(args, attributes)
+        return tuple(
+            parameter.coerce(self.name, given.get(parameter.name, parameter.default)) for parameter in self.parameters
+        )
+
+    def check_kinds(self, args: Sequence[Kind], attributes: Mapping[str, Kind]) -> None:
+        """Raise ArgumentTypeError as ``bind`` does, for a call of which only the kinds of its values are known."""
+        given = self._by_name(args, attributes)
+        for parameter in self.parameters:
+            if parameter.name in given:
+                parameter.check_kind(self.name, given[parameter.name])
+
+    def _by_name(self, args: Sequence[Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
         positional = [parameter for parameter in self.parameters if not parameter.keyword_only]
         if len(args) > len(positional):
             self._refuse(f"{len(args)} positional arguments given, at most {len(positional)} expected")
@@ -107,9 +139,7 @@ class Schema:
         ]
         if missing:
             self._refuse(f"missing {', '.join(missing)}")
-        return tuple(
-            parameter.coerce(self.name, given.get(parameter.name, parameter.default)) for parameter in self.parameters
-        )
+        return given
 
     def _refuse(self, message: str) -> NoReturn:
         refuse(f"{self.name}: {message}", hint=f"schema: {self.text}", kind=ArgumentTypeError)
