@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from sqlalchemy import Select, select
@@ -11,23 +11,53 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from . import reading, writing
 from .errors import ExchangeError
 from .exchange import DecisionLine, HeaderLine, Line, Parsed, RunLine, TrialLine, WinnerLine
-from .models import DecisionRow, HardwareRow, ProblemRow, ProtocolRow, RunRow, TrialRow, WinnerRow
+from .models import DecisionRow, FinalRow, HardwareRow, ProblemRow, ProtocolRow, RunRow, TrialRow, WinnerRow
+from .records import Decision
 
 
-def exported(session: Session, op: str | None, hardware_key: str | None) -> Iterator[Line]:
+def exported(session: Session, op: str | None, hardware_keys: Collection[str] | None) -> Iterator[Line]:
     """Every line of an export: header, runs, trials, decisions, winners, of one op or one hardware if asked."""
     yield HeaderLine()
 
     def chosen(query: Select[Any], row: type[TrialRow] | type[DecisionRow]) -> Select[Any]:
-        return _chosen(query, op, hardware_key).order_by(row.id).execution_options(yield_per=1000)
+        return _chosen(query, op, hardware_keys).order_by(row.id).execution_options(yield_per=1000)
 
-    yield from _runs(session, op, hardware_key)
+    yield from _runs(session, op, hardware_keys)
     for run, trial in reading.trials_of(session, chosen(reading.select_trials(), TrialRow)):
         yield TrialLine(run=run, trial=trial)
     for run, decision in reading.decisions_of(session, chosen(reading.select_decisions(), DecisionRow)):
         yield DecisionLine(run=run, decision=decision, finals=tuple(reading.finals_of(session, decision.uid)))
     for _, decision in reading.decisions_of(session, chosen(reading.select_winners(), DecisionRow)):
         yield WinnerLine(decision=decision.uid)
+
+
+def exported_winners(session: Session, op: str | None, hardware_keys: Collection[str] | None) -> Iterator[Line]:
+    """What holds, sorted by problem: header, the runs of it, each decision without its finals and that it is a winner.
+
+    No trial is among it, so that it is small: for those who dispatch and do not search.
+    """
+    query = reading.select_winners()
+    if op is not None:
+        query = query.where(ProblemRow.op == op)
+    if hardware_keys is not None:
+        query = query.where(HardwareRow.key.in_(sorted(hardware_keys)))
+    found = sorted(reading.decisions_of(session, query), key=lambda pair: _place(pair[1]))
+    yield HeaderLine()
+    for chunk in writing.chunks({uid for uid, _ in found}):
+        for run in reading.runs_of(session, reading.select_runs().where(RunRow.id.in_(chunk)).order_by(RunRow.id)):
+            yield RunLine(run=run)
+    for uid, decision in found:
+        yield DecisionLine(run=uid, decision=decision)
+        yield WinnerLine(decision=decision.uid)
+
+
+def _place(decision: Decision) -> tuple[object, ...]:
+    """Numbers are sorted as such: what belongs together stands together, and two exports can be compared."""
+    dims = [
+        (0, value, "") if isinstance(value, int | float) else (1, 0, value)
+        for _, value in sorted(decision.problem.dims.items())
+    ]
+    return decision.problem.op, dims, decision.environment.key, decision.protocol.regime, decision.uid
 
 
 def merge(session: Session, parsed: Parsed) -> int:
@@ -41,24 +71,28 @@ def merge(session: Session, parsed: Parsed) -> int:
     _check_runs(session, parsed, runs.keys())
     trials = {content.trial.uid: content for _, content in parsed.trials if content.trial.uid not in taken}
     decisions = {content.decision.uid: content for _, content in parsed.decisions if content.decision.uid not in taken}
+    bare = _without_finals(session, {content.decision.uid for _, content in parsed.decisions if content.finals})
+    late = {content.decision.uid: content for _, content in parsed.decisions if content.decision.uid in bare}
     identities = writing.identities_of(
         session,
         [content.trial for content in trials.values()],
-        [(content.decision, content.finals) for content in decisions.values()],
+        [(content.decision, content.finals) for content in (*decisions.values(), *late.values())],
         [run.environment for run in runs.values()],
     )
     writing.add_runs(session, identities, runs.values())
     writing.add_trials(session, identities, ((content.run, content.trial) for content in trials.values()))
     for content in decisions.values():
         writing.add_decision(session, identities, content.run, content.decision, content.finals)
+    for uid, content in late.items():
+        writing.add_finals(session, identities, bare[uid], content.decision, content.finals)
     crowned = sum(_crown(session, number, content.decision) for number, content in parsed.winners)
-    return len(runs) + len(trials) + len(decisions) + crowned
+    return len(runs) + len(trials) + len(decisions) + len(late) + crowned
 
 
-def _runs(session: Session, op: str | None, hardware_key: str | None) -> Iterator[RunLine]:
+def _runs(session: Session, op: str | None, hardware_keys: Collection[str] | None) -> Iterator[RunLine]:
     query = reading.select_runs().order_by(RunRow.started, RunRow.id)
-    if hardware_key is not None:
-        query = query.where(HardwareRow.key == hardware_key)
+    if hardware_keys is not None:
+        query = query.where(HardwareRow.key.in_(sorted(hardware_keys)))
     if op is not None:
         trials = (
             select(TrialRow.run_id).join(ProblemRow, TrialRow.problem_id == ProblemRow.id).where(ProblemRow.op == op)
@@ -69,11 +103,11 @@ def _runs(session: Session, op: str | None, hardware_key: str | None) -> Iterato
         yield RunLine(run=run)
 
 
-def _chosen(query: Select[Any], op: str | None, hardware_key: str | None) -> Select[Any]:
+def _chosen(query: Select[Any], op: str | None, hardware_keys: Collection[str] | None) -> Select[Any]:
     if op is not None:
         query = query.where(ProblemRow.op == op)
-    if hardware_key is not None:
-        query = query.where(HardwareRow.key == hardware_key)
+    if hardware_keys is not None:
+        query = query.where(HardwareRow.key.in_(sorted(hardware_keys)))
     return query
 
 
@@ -81,6 +115,16 @@ def _present(session: Session, column: InstrumentedAttribute[str], uids: Iterabl
     found: set[str] = set()
     for chunk in writing.chunks(set(uids)):
         found |= set(session.execute(select(column).where(column.in_(chunk))).scalars())
+    return found
+
+
+def _without_finals(session: Session, uids: Iterable[str]) -> dict[str, int]:
+    """Row numbers of the decisions that are here without their finals, as an export of winners brings them."""
+    found: dict[str, int] = {}
+    held = select(FinalRow.decision_id).where(FinalRow.decision_id == DecisionRow.id).exists()
+    for chunk in writing.chunks(set(uids)):
+        rows = session.execute(select(DecisionRow.uid, DecisionRow.id).where(DecisionRow.uid.in_(chunk), ~held))
+        found |= {row.uid: row.id for row in rows}
     return found
 
 

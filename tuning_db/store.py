@@ -267,14 +267,33 @@ class Store:
             }
             return Statistics(schema_version=self._opened.version, size_bytes=self._size(session), **counts)
 
-    def export(self, stream: TextIO, *, op: str | None = None, hardware: Mapping[str, Any] | None = None) -> int:
-        """Writes everything, or what concerns one op or one hardware, as JSON lines; returns how many records."""
-        from .exchange import line
-        from .merging import exported
+    def hardware(self) -> list[Mapping[str, Any]]:
+        """Every hardware identity that anything was measured on, in the order of their coming."""
+        with self._reading() as session:
+            return [
+                dict(row.identity) for row in session.execute(select(HardwareRow).order_by(HardwareRow.id)).scalars()
+            ]
 
+    def export(
+        self,
+        stream: TextIO,
+        *,
+        op: str | None = None,
+        hardware: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        winners_only: bool = False,
+    ) -> int:
+        """Writes everything, or what concerns one op or some hardware, as JSON lines; returns how many records.
+
+        ``winners_only`` leaves out trials, finals and what has been replaced.
+        """
+        from .exchange import line
+        from .merging import exported, exported_winners
+
+        identities = [hardware] if isinstance(hardware, Mapping) else hardware
+        keys = None if identities is None else [_key(identity) for identity in identities]
         count = -1  # the header is no record
         with self._reading() as session:
-            for content in exported(session, op, None if hardware is None else _key(hardware)):
+            for content in (exported_winners if winners_only else exported)(session, op, keys):
                 stream.write(line(content))
                 count += 1
         return count

@@ -126,12 +126,19 @@ def add_decision(
     """Adds a decision with its finals and returns its row number."""
     values = _decision_values(run, decision, identities)
     number = session.execute(insert(DecisionRow).returning(DecisionRow.id), [values]).scalar_one()
+    add_finals(session, identities, number, decision, finals)
+    return number
+
+
+def add_finals(
+    session: Session, identities: Identities, number: int, decision: Decision, finals: Sequence[Final]
+) -> None:
+    """Adds the finals of the decision in row ``number``, which has none."""
     op = decision.problem.op
     if finals:
         session.execute(
             insert(FinalRow), [_final_values(number, i, op, final, identities) for i, final in enumerate(finals)]
         )
-    return number
 
 
 def swap_winner(session: Session, place: Mapping[str, Any], decision_id: int, previous: str | None) -> bool:

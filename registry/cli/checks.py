@@ -50,6 +50,7 @@ def checks(database: str | None) -> Iterator[Check]:
     yield compiler_check()
     yield cache_check()
     yield database_check(database)
+    yield shipped_check()
     yield from plugin_checks()
     yield shadow_check(Path.cwd())
     yield script_check()
@@ -156,6 +157,34 @@ def database_check(database: str | None) -> Check:
         return Check("database", FAULT, fault.message, fault.hint)
     counts = f"{text.plural(held.winners, 'winner')}, {text.plural(held.trials, 'trial')}"
     return Check("database", OK, f"{counts}, {held.size_bytes / 2**20:.1f} MiB; schema {held.schema_version}")
+
+
+def shipped_check() -> Check:
+    """Winners that came with the package for this hardware, and which of them still hold."""
+    from .. import shipped
+    from ..device import Device
+    from ..discovery import Catalog
+    from ..dispatch.resolution import standing
+    from ..dispatch.winners import REGIME
+
+    if shipped.ignored():
+        return Check("shipped", ABSENT, f"ignored: {shipped.VARIABLE}=0", f"unset {shipped.VARIABLE} to use them")
+    device = Device.best()
+    try:
+        decisions = shipped.shipped(device.hardware(), REGIME)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            stale = [(one, why) for one, why in standing(decisions, Catalog(), device) if why]
+    except RegistryError as fault:
+        return Check("shipped", FAULT, fault.message, fault.hint)
+    if not decisions:
+        others = ", ".join(shipped.names()) or "nothing"
+        return Check("shipped", ABSENT, f"no winners for {device.name} (there are for: {others})", "run tune")
+    found = f"{text.plural(len(decisions) - len(stale), 'winner')} usable, {len(stale)} stale, with {shipped.origin()}"
+    if not stale:
+        return Check("shipped", OK, found)
+    worst, why = stale[0]
+    return Check("shipped", OK, f"{found}; e.g. {text.named(worst.problem.op, worst.problem.dims)}: {why}", "run tune")
 
 
 def plugin_checks() -> Iterator[Check]:

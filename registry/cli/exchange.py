@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from tuning_db import ExchangeError, Store
 
-from ..errors import RegistryError
+from ..errors import RegistryError, UnknownNameError
 from . import text
 from .options import Database, check_stored_op
 
@@ -18,6 +19,14 @@ from .options import Database, check_stored_op
 def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write; - is stdout. Never overwritten.")],
     op: Annotated[str | None, typer.Option("--op", metavar="OP", help="Only this op.")] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option("--hardware", metavar="NAME", help="Only what was measured on this, e.g. 'NVIDIA H200'."),
+    ] = None,
+    winners_only: Annotated[
+        bool,
+        typer.Option("--winners-only", help="Only what dispatch needs: no trials, no finals, nothing replaced. Small."),
+    ] = False,
     db: Database = None,
 ) -> None:
     """Write results as JSON lines.
@@ -26,15 +35,25 @@ def export(
     """
     with Store.open(db, create=False, migrate=False) as store:
         check_stored_op(op, store)
+        chosen = None if hardware is None else _named(hardware, store)
         if str(file) == "-":
-            store.export(sys.stdout, op=op)
+            store.export(sys.stdout, op=op, hardware=chosen, winners_only=winners_only)
             return
         try:
             with file.open("x", encoding="utf-8") as stream:
-                count = store.export(stream, op=op)
+                count = store.export(stream, op=op, hardware=chosen, winners_only=winners_only)
         except OSError as fault:
             raise RegistryError(f"{file}: {fault.strerror}", hint="expected a file that can be made") from None
     text.say(f"{text.plural(count, 'record')} written to {file}")
+
+
+def _named(name: str, store: Store) -> list[Mapping[str, Any]]:
+    """Every identity of that name: the same GPU may be there whole and in MIG parts."""
+    there = store.hardware()
+    found = [identity for identity in there if str(identity.get("name", "")).casefold() == name.casefold()]
+    if not found:
+        raise UnknownNameError("hardware", name, {str(identity.get("name", "")) for identity in there})
+    return found
 
 
 def import_(

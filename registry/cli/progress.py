@@ -16,6 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from tuning_db import Interval
+
 from ..problem import Problem
 from ..tuner import events
 from . import changes, closing, text
@@ -78,7 +80,7 @@ def _data(value: object) -> object:
             held = as_json(value)
             del held["event"]
             return held | {"fraction_of_floor": value.fraction_of_floor}
-        case events.Incumbent():
+        case events.Incumbent() | events.Saving() | Interval():
             return {field.name: getattr(value, field.name) for field in fields(value)}
         case tuple():
             return [_data(item) for item in value]

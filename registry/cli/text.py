@@ -78,6 +78,13 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
+def duration_us(value: float) -> str:
+    """A time given in µs: ``12.3 µs``, ``45.6 ms``, ``7.8 s``, as it is best read."""
+    if value < 1e3:
+        return f"{value:.3g} µs"
+    return f"{value / 1e3:.3g} ms" if value < 1e6 else duration(value / 1e6)
+
+
 def pairs(values: Mapping[str, Any]) -> str:
     """``num_warps=4 num_stages=1``, or a dash when there is nothing."""
     return " ".join(f"{name}={value}" for name, value in values.items()) or "-"

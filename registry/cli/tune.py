@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -102,6 +103,7 @@ class _Work:
     """What the options name: which problems, by whom, and where."""
 
     problems: tuple[Problem, ...]
+    counts: Mapping[Problem, int]
     implementations: list[str]
     catalog: Catalog
     device: Device
@@ -111,12 +113,12 @@ def _work(
     shapes: Path, ops: list[str], implementations: list[str], device: str | None, plugins: list[Path] | None
 ) -> _Work:
     from ..device import Device
-    from ..tuner.shapes import all_problems, load_shapes
+    from ..tuner.shapes import all_problems, read_shapes
 
     there = Device.best() if device is None else Device.of(device)
     catalog = catalog_with(plugins)
-    problems = tuple(all_problems(load_shapes(shapes, catalog, ops)))
-    return _Work(problems, implementations, catalog, there)
+    told = read_shapes(shapes, catalog, ops)
+    return _Work(tuple(all_problems(told.problems)), told.counts, implementations, catalog, there)
 
 
 def _show_plan(work: _Work, *, json: bool) -> None:
@@ -141,6 +143,7 @@ def _run(
         retune=retune,
         regime=regime,
         observer=display,
+        counts=work.counts,
     )
 
 

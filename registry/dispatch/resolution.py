@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -11,7 +11,8 @@ from tuning_db import Decision
 
 from ..contract import Op
 from ..device import Device
-from ..errors import UnsupportedError
+from ..discovery import Catalog
+from ..errors import RegistryError, UnsupportedError
 from ..implementation import Implementation
 from ..problem import Problem
 from ..space import Config
@@ -30,6 +31,7 @@ class Choice:
     """A candidate and why it is considered; ``candidate`` None is torch's reference.
 
     ``octaves`` is the distance to the tuned problem that ``decision`` is about, 0 for the problem itself.
+    ``source`` says where the decision comes from.
     """
 
     step: Step
@@ -37,6 +39,7 @@ class Choice:
     reason: str
     decision: Decision | None = None
     octaves: float = 0.0
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,9 +88,7 @@ def forced_choice(situation: Situation, forced: Forced, misses: list[str]) -> Ch
     tuned = [*exact_choices(situation, misses), *nearest_choices(situation, misses)]
     for choice in tuned:
         if choice.candidate is not None and choice.candidate.implementation is implementation:
-            return Choice(
-                "forced", choice.candidate, f"registry.using(...), {choice.reason}", choice.decision, choice.octaves
-            )
+            return replace(choice, step="forced", reason=f"registry.using(...), {choice.reason}")
     config = implementation.default(situation.problem, situation.device)
     return Choice("forced", Candidate(implementation, config), "registry.using(...), with its default config")
 
@@ -97,22 +98,25 @@ def exact_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
     for decision in situation.winners.exact(situation.problem):
         candidate = usable(decision, situation)
         if isinstance(candidate, Candidate):
-            yield Choice("exact", candidate, "the winner of exactly this problem", decision)
+            source = situation.winners.source(decision)
+            reason = f"the {_kind(situation, decision)} of exactly this problem"
+            yield Choice("exact", candidate, reason, decision, source=source)
         else:
-            misses.append(f"winner of exactly this problem: {candidate}")
+            misses.append(f"{_kind(situation, decision)} of exactly this problem: {candidate}")
 
 
 def nearest_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
     """Winners of other problems with the same static dimensions, from near to far, each candidate once."""
     seen: set[str] = set()
     for near in situation.winners.nearest(situation.op, situation.problem):
-        where = f"winner of {_shown(situation.op, near.decision)}"
+        where = f"{_kind(situation, near.decision)} of {_shown(situation.op, near.decision)}"
         candidate = usable(near.decision, situation)
         if isinstance(candidate, str):
             misses.append(f"{where}: {candidate}")
         elif candidate.key not in seen:
             seen.add(candidate.key)
-            yield Choice("nearest", candidate, f"the {where}", near.decision, near.octaves)
+            source = situation.winners.source(near.decision)
+            yield Choice("nearest", candidate, f"the {where}", near.decision, near.octaves, source)
 
 
 def default_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
@@ -152,6 +156,20 @@ def usable(decision: Decision, situation: Situation) -> Candidate | str:
     return f"{name}: {'; '.join(reasons)}" if reasons else Candidate(implementation, config)
 
 
+def standing(decisions: Iterable[Decision], catalog: Catalog, device: Device) -> Iterator[tuple[Decision, str]]:
+    """Each decision and why it would not answer a call of its own problem on ``device``, "" when it would."""
+    for decision in decisions:
+        try:
+            op = catalog.op(decision.problem.op)
+            problem = op.problem_of(decision.problem.dims)
+        except RegistryError as fault:
+            yield decision, fault.message
+            continue
+        situation = Situation(op, problem, device, catalog.implementations(op.name), OpWinners())
+        candidate = usable(decision, situation)
+        yield decision, candidate if isinstance(candidate, str) else ""
+
+
 def violations(implementation: Implementation, config: Config, situation: Situation) -> list[str]:
     """Why ``config`` is no point of the implementation's space for this problem; empty when it is one."""
     found = _asked(
@@ -189,6 +207,10 @@ def changed_software(decision: Decision, software: Mapping[str, str]) -> list[st
         for name in names
         if then.get(name) != software.get(name)
     ]
+
+
+def _kind(situation: Situation, decision: Decision) -> str:
+    return "shipped winner" if situation.winners.is_shipped(decision) else "winner"
 
 
 def _shown(op: Op, decision: Decision) -> str:

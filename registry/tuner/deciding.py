@@ -269,6 +269,7 @@ def result_of(
         statuses or Counter(),
         met,
         ties=decision.ties,
+        default_ratio=decision.default_ratio,
     )
     if met is None:
         return result

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from tuning_db import Interval
+
 from ..problem import Problem
 from ..space import Config
 
@@ -70,7 +72,7 @@ class Result:
     Ratios are of the finals, paired: ``speedup`` maps another implementation's name to its time over the winner's.
     ``verdict`` is ``new``, ``replaced``, ``kept``, ``tie`` or ``none`` (no candidate was right). ``ratio`` is the
     ``incumbent``'s time over the winner's, with its interval ``low`` to ``high``; ``noise`` is relative. ``ties`` are
-    the candidates that could not be told from the winner.
+    the candidates that could not be told from the winner. ``default_ratio`` is the default's time over the winner's.
     """
 
     problem: Problem
@@ -87,6 +89,7 @@ class Result:
     high: float | None = None
     noise: float | None = None
     ties: tuple[str, ...] = ()
+    default_ratio: Interval | None = None
 
     @property
     def fraction_of_floor(self) -> float | None:
@@ -117,12 +120,28 @@ class Note:
 
 
 @dataclass(frozen=True)
+class Saving:
+    """What winners are worth to a program whose calls were counted.
+
+    ``share`` of its time, as estimated, is in the problems that have winners now. Where the default was timed beside
+    them, the calls that were counted take ``default_us`` by defaults, ``low_us`` to ``high_us`` with what is known of
+    the noise, and ``winner_us`` by winners.
+    """
+
+    share: float
+    default_us: float
+    low_us: float
+    high_us: float
+    winner_us: float
+
+
+@dataclass(frozen=True)
 class RunEnded:
     """``interrupted``: stopped by Ctrl-C; what was measured is stored.
 
     ``device_seconds``: how long the worker had a job. ``busy_share``: the part of the time that this makes once the
     processes have started (None for a run that ended before). ``compile_seconds``: summed over the compiling
-    processes, by backend, e.g. ``inductor`` for torch.compile.
+    processes, by backend, e.g. ``inductor`` for torch.compile. ``saving`` is there when the problems had counts.
     """
 
     seconds: float
@@ -132,6 +151,7 @@ class RunEnded:
     undecided: int
     busy_share: float | None = None
     compile_seconds: Mapping[str, float] = field(default_factory=dict)
+    saving: Saving | None = None
 
 
 Event = RunStarted | ProblemSkipped | ProblemStarted | TrialDone | FinalsStarted | ProblemDecided | Note | RunEnded

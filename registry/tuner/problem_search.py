@@ -30,11 +30,13 @@ DEFAULT_SECONDS = 30.0
 class Budget:
     """Limits of one problem's search: ``seconds`` of the device, ``trials`` measured. None takes the default.
 
-    A search that was given no number of trials also ends when it has settled: see ``Searcher.settled``.
+    A search that was given no number of trials also ends when it has settled, see ``Searcher.settled``, and after
+    ``cap`` at the latest.
     """
 
     seconds: float | None = None
     trials: int | None = None
+    cap: int = DEFAULT_TRIALS
 
     def __post_init__(self) -> None:
         if self.seconds is not None and not self.seconds > 0:
@@ -50,7 +52,7 @@ class Budget:
     @property
     def most_trials(self) -> int:
         """Trials of one problem's search."""
-        return DEFAULT_TRIALS if self.trials is None else self.trials
+        return self.cap if self.trials is None else self.trials
 
 
 @dataclass

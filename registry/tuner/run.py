@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,15 +25,14 @@ from .events import Event, Note, Observer, ProblemDecided, ProblemSkipped, Resul
 from .limits import Limits
 from .machine_noise import aa_job, aa_of, earlier_noise
 from .noise import Noise
-from .ordering import ordered
 from .planning import ProblemPlan
 from .planning import plan as plan_problems
 from .problem_search import Budget, ProblemSearch, by_distance
 from .protocol import REGIME, Protocol
 from .recording import Recorder
 from .search_loop import SearchLoop
+from .weights import default_us, weigh
 
-_BATCH = 64
 _WARMING_UP_S = 10.0
 """What a run takes until its processes have started; how busy the device was is told from then on."""
 
@@ -56,11 +55,13 @@ def tune(  # noqa: PLR0913  (an option each)
     implementations: Sequence[str] = (),
     retune: bool = False,
     observer: Observer = _ignore,
+    counts: Mapping[Problem, int] | None = None,
 ) -> tuple[Result, ...]:
     """Search, verify, measure and decide each problem on ``device``; store every trial and the winners.
 
     Problems that have a valid winner for this hardware, software, regime and source are reported and left alone, unless
     ``retune``. Dispatch runs winners of the regime ``cold``. Ctrl-C ends the run in order: what was measured is stored.
+    ``counts``: how often a program calls each problem; what takes most of its time is then tuned first, and longest.
     Raises StoreError when the database cannot be used, UnknownNameError for an implementation that nobody has.
     """
     try:
@@ -69,7 +70,7 @@ def tune(  # noqa: PLR0913  (an option each)
             spawning.warm(*_heavy_modules(plans))
             with Store.open(database) as store:
                 settings = Settings(budget or Budget(), limits or Limits(), regime, retune)
-                return TuningRun(plans, catalog, device, store, settings, observer).run()
+                return TuningRun(plans, catalog, device, store, settings, observer, counts or {}).run()
     except TuningDBError as fault:
         raise StoreError(fault.message, hint=fault.hint) from fault
 
@@ -95,6 +96,7 @@ class TuningRun:
         store: Store,
         settings: Settings,
         observer: Observer,
+        counts: Mapping[Problem, int],
     ) -> None:
         self._plans = plans
         self._device = device
@@ -111,6 +113,7 @@ class TuningRun:
         self._phases: dict[str, float] = {}
         self._noise = Noise()
         self._earlier_noise = earlier_noise(store, self._recorder.environment)
+        self._weights = weigh(plans, counts, self._default_us)
 
     def run(self) -> tuple[Result, ...]:
         """Everything, in order; returns the results that were reached."""
@@ -122,7 +125,7 @@ class TuningRun:
         interrupted = False
         try:
             self._measure_noise(todo)
-            for batch in _batches(ordered(todo)):
+            for batch in self._weights.batches(todo):
                 self._tune(batch)
         except KeyboardInterrupt:
             interrupted = True
@@ -138,7 +141,7 @@ class TuningRun:
         crew = self._crew
         ended = RunEnded(
             crew.seconds, crew.device_seconds, self._loop.trials, interrupted, undecided,
-            crew.busy_share(_WARMING_UP_S), dict(crew.compiler.seconds),
+            crew.busy_share(_WARMING_UP_S), dict(crew.compiler.seconds), self._weights.saving(self._results),
         )  # fmt: skip
         self._recorder.end(
             {
@@ -199,11 +202,15 @@ class TuningRun:
         finally:
             self._phases[phase] = self._phases.get(phase, 0.0) + time.monotonic() - began
 
+    def _default_us(self, plan: ProblemPlan) -> float | None:
+        return default_us(self._recorder.winner(plan.op, plan.problem))
+
     def _begin(self, plan: ProblemPlan, over: Sequence[ProblemSearch]) -> ProblemSearch:
         """A problem's search, from its neighbours' winners on and with what is stored of it already told."""
         seeds = by_distance(plan, [*_tuned_in_this_run(plan, over), *self._recorder.neighbours(plan)])
         stored = self._recorder.valid(plan, self._recorder.winner(plan.op, plan.problem))
-        search = ProblemSearch(plan, self._settings.budget, seeds, next(self._seeds), stored)
+        budget = self._weights.budget(plan.problem, self._settings.budget)
+        search = ProblemSearch(plan, budget, seeds, next(self._seeds), stored)
         if not self._settings.retune:
             for candidate, trial in self._recorder.known_trials(plan):
                 search.remember_trial(candidate, trial.status, trial.median_us, trial.censored, trial.uid)
@@ -222,8 +229,3 @@ def _tuned_in_this_run(plan: ProblemPlan, over: Iterable[ProblemSearch]) -> list
         for search in over
         if search.plan.op is plan.op and search.ranked()
     ]
-
-
-def _batches(plans: Sequence[ProblemPlan]) -> list[Sequence[ProblemPlan]]:
-    """Consecutive problems that share finals: their winners are stored at the end of the batch."""
-    return [plans[start : start + _BATCH] for start in range(0, len(plans), _BATCH)]

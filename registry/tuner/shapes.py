@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Protocol, cast
 
 import torch
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
-from ..contract import Op
+from ..contract import COUNT, Op
 from ..errors import RegistryError, ShapesFileError, UnknownNameError
 from ..problem import Problem
 from .yaml_document import Document
@@ -36,8 +37,24 @@ class Ops(Protocol):
         """Every op by name."""
 
 
+@dataclass(frozen=True)
+class Shapes:
+    """What a shapes file stands for: problems by op, without duplicates, in the file's order.
+
+    ``counts`` says how often a program calls each of them; it is empty when no entry says so.
+    """
+
+    problems: Mapping[str, list[Problem]]
+    counts: Mapping[Problem, int] = field(default_factory=dict)
+
+
 def load_shapes(path: str | Path, catalog: Ops, ops: Iterable[str] = ()) -> dict[str, list[Problem]]:
-    """The problems that a shapes file lists, by op, without duplicates, in the file's order.
+    """The problems of :func:`read_shapes`, by op."""
+    return dict(read_shapes(path, catalog, ops).problems)
+
+
+def read_shapes(path: str | Path, catalog: Ops, ops: Iterable[str] = ()) -> Shapes:
+    """The problems that a shapes file lists, and their counts.
 
     ``ops`` keeps only those; each must be in the file. Raises ShapesFileError naming file, line, key and what was
     expected, and UnknownNameError for an op in ``ops`` that nobody defines.
@@ -47,21 +64,28 @@ def load_shapes(path: str | Path, catalog: Ops, ops: Iterable[str] = ()) -> dict
     for name in wanted:
         if name not in known:
             raise UnknownNameError("op", name, known)
-    problems = _File(Path(path)).problems(known)
+    found = _File(Path(path)).problems(known)
     for name in wanted:
-        if name not in problems:
-            raise ShapesFileError(f"{path}: no shapes for {name}", hint=f"the file has: {', '.join(problems)}")
-    return {name: found for name, found in problems.items() if not wanted or name in wanted}
+        if name not in found:
+            raise ShapesFileError(f"{path}: no shapes for {name}", hint=f"the file has: {', '.join(found)}")
+    kept = {name: counted for name, counted in found.items() if not wanted or name in wanted}
+    counts = {problem: count for counted in kept.values() for problem, count in counted.items()}
+    told = any(counts.values())
+    # beside entries with a count, one without counts once
+    return Shapes(
+        {name: list(counted) for name, counted in kept.items()},
+        {problem: max(count, 1) for problem, count in counts.items()} if told else {},
+    )
 
 
 class _File:
-    """One file: which problems its data stand for."""
+    """One file: which problems its data stand for, and the sum of their counts, 0 where none is told."""
 
     def __init__(self, path: Path) -> None:
         self._document = Document(path)
         self._fault = self._document.fault
 
-    def problems(self, known: Mapping[str, Op]) -> dict[str, list[Problem]]:
+    def problems(self, known: Mapping[str, Op]) -> dict[str, dict[Problem, int]]:
         data = self._document.data
         if data is None:
             raise self._fault((), "the file is empty", "expected an op with a list of entries, see docs/shapes.md")
@@ -75,24 +99,26 @@ class _File:
                 raise self._fault((name,), unknown.message, hint or unknown.hint)
         return {name: self._of(known[name], entries) for name, entries in data.items()}
 
-    def _of(self, op: Op, entries: Any) -> list[Problem]:
+    def _of(self, op: Op, entries: Any) -> dict[Problem, int]:
         try:
-            checked: list[dict[str, list[Any]]] = _entries_of(op).validate_python(entries)
+            checked: list[dict[str, Any]] = _entries_of(op).validate_python(entries)
         except ValidationError as fault:
             raise self._invalid(op, fault) from None
-        found: dict[Problem, None] = {}
-        count = 0  # with duplicates: it takes its time to find out that they are
+        found: dict[Problem, int] = {}
+        total = 0  # with duplicates: it takes its time to find out that they are
         for number, (entry, written) in enumerate(zip(checked, entries, strict=True)):
-            names = list(written)  # the order of the file, which the validated entry has lost
-            count += math.prod(map(len, entry.values()))
-            if count > MOST_PROBLEMS:
+            count = entry.pop(COUNT, 0)
+            names = [name for name in written if name != COUNT]  # in the file's order, which the entry has lost
+            total += math.prod(map(len, entry.values()))
+            if total > MOST_PROBLEMS:
                 raise self._fault((op.name, number), f"more than {MOST_PROBLEMS} problems", "list fewer values")
             for values in itertools.product(*(entry[name] for name in names)):
                 try:
-                    found[op.problem_of(dict(zip(names, values, strict=True)))] = None
+                    problem = op.problem_of(dict(zip(names, values, strict=True)))
+                    found[problem] = found.get(problem, 0) + count
                 except RegistryError as refused:
                     raise self._fault((op.name, number), refused.message, refused.hint) from None
-        return list(found)
+        return found
 
     def _invalid(self, op: Op, invalid: ValidationError) -> ShapesFileError:
         fault = min(invalid.errors(include_url=False), key=lambda error: self._document.line((op.name, *error["loc"])))
@@ -100,9 +126,10 @@ class _File:
         return self._fault((op.name, *fault["loc"]), message, hint)
 
 
-def _entries_of(op: Op) -> TypeAdapter[list[dict[str, list[Any]]]]:
-    """Validates an op's list of entries; every value becomes a list."""
-    fields = {name: _values_of(op, name) for name in sorted(op.static | op.dynamic)}
+def _entries_of(op: Op) -> TypeAdapter[list[dict[str, Any]]]:
+    """Validates an op's list of entries; every value of a dimension becomes a list."""
+    fields: dict[str, Any] = {name: _values_of(op, name) for name in sorted(op.static | op.dynamic)}
+    fields[COUNT] = cast("Any", NotRequired)[Annotated[int, PlainValidator(_count)]]
     # a TypedDict, because a model's field could not be called `copy`
     entry: Any = with_config(ConfigDict(extra="forbid"))(cast("Any", TypedDict)("entry", fields))
     entries: Any = Annotated[list[entry], Field(min_length=1)]
@@ -120,6 +147,12 @@ def _value(op: Op, name: str, value: object) -> object:
     expected = _expected(op, name)
     if not _ACCEPTS[expected](value):
         raise ValueError(f"got {_shown(value)}; expected {expected}")
+    return value
+
+
+def _count(value: object) -> object:
+    if not _is_positive(value):
+        raise ValueError(f"got {_shown(value)}; expected one positive integer: how often a program calls each problem")
     return value
 
 

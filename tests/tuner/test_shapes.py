@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.contract import Floor, Op, Tolerance
-from registry.errors import ShapesFileError, UnknownNameError
+from registry.errors import InvalidDefinitionError, ShapesFileError, UnknownNameError
 from registry.problem import Problem
-from registry.tuner.shapes import load_shapes
+from registry.tuner.shapes import Shapes, load_shapes, read_shapes
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -76,6 +76,32 @@ def test_a_problem_that_stands_twice_is_there_once(load: Load) -> None:
     assert len(load("softmax:\n" + entry + entry)["softmax"]) == 2
 
 
+def counted(tmp_path: Path, text: str, *ops: str) -> Shapes:
+    path = tmp_path / "shapes.yaml"
+    path.write_text(text)
+    return read_shapes(path, Ops(), ops)
+
+
+def test_a_count_holds_for_every_problem_of_its_entry_and_adds_up(tmp_path: Path) -> None:
+    text = (
+        "softmax:\n"
+        "  - {rows: [1, 2], cols: 8, dtype: float32, count: 37}\n"
+        "  - {rows: 2, count: 3, cols: 8, dtype: float32}\n"
+        "  - {rows: 4, cols: 8, dtype: float32}\n"
+        "gelu:\n  - {rows: 1, flag: true, mode: tanh, dtype: float32, count: 1_000}\n"
+    )
+    found = counted(tmp_path, text)
+    by_rows = {problem.rows: count for problem, count in found.counts.items() if problem.op == "softmax"}
+    assert by_rows == {1: 37, 2: 40, 4: 1}
+    assert [problem.rows for problem in found.problems["softmax"]] == [1, 2, 4]
+    assert list(counted(tmp_path, text, "gelu").counts.values()) == [1000]
+    assert all("count" not in problem.dims for problem in found.counts)
+
+
+def test_without_counts_there_are_none(tmp_path: Path) -> None:
+    assert counted(tmp_path, "softmax: [{rows: [1, 2], cols: 8, dtype: float32}]").counts == {}
+
+
 def test_flags_text_underscores_and_aliases_are_read(load: Load) -> None:
     text = "gelu:\n  - {rows: &sizes [32_000], flag: [true, false], mode: none, dtype: float16}\n"
     text += "softmax:\n  - {rows: *sizes, cols: 4, dtype: bfloat16}\n"
@@ -133,6 +159,9 @@ def test_ops_keeps_only_those(load: Load) -> None:
         ("softmax: [{rows: 1, cols: 8, dtype: 16}]", "softmax[0].dtype: got 16\n  expected a dtype"),
         ("gelu: [{rows: 1, mode: 3, flag: true, dtype: float32}]", "gelu[0].mode: got 3\n  expected text"),
         ("gelu: [{rows: 1, mode: tanh, flag: x, dtype: float32}]", "got 'x'\n  expected a positive integer, true"),
+        ("softmax: [{rows: 1, cols: 8, dtype: float32, count: 0}]", "softmax[0].count: got 0\n  expected one positive"),
+        ("softmax: [{rows: 1, cols: 8, dtype: float32, count: [1]}]", "softmax[0].count: got a list\n  expected one"),
+        ("softmax: [{rows: 1, cols: 8, dtype: float32, count: true}]", "softmax[0].count: got True\n  expected one"),
         ("softmax: [{rows: 1, rows: 2}]", "softmax[0]: rows stands here twice, on line 1 and line 1"),
         ("softmax: []\nsoftmax: []\n", "softmax stands here twice, on line 1 and line 2"),
         ("softmax: [{1: 2}]", "softmax[0]: 1 is not a name\n  expected the name of an op or dimension"),
@@ -224,3 +253,8 @@ def test_whatever_stands_in_a_file_is_shapes_or_a_shapes_file_error(
         load_shapes(path, Ops())
     except ShapesFileError as fault:
         assert "\n" not in fault.message  # noqa: PT017
+
+
+def test_no_op_may_call_a_dimension_as_the_count_is_called() -> None:
+    with pytest.raises(InvalidDefinitionError, match="a dimension named 'count'"):
+        _op("histogram", "int bins", {"count"})

@@ -1,0 +1,92 @@
+"""Winners that come with the package: what was measured on a GPU of that name, in the exchange format.
+
+A file holds the winners of one hardware name, ``nvidia-h200.jsonl`` those of "NVIDIA H200", and is made anew from a
+tuning database by
+
+    rm -f registry/shipped/nvidia-h200.jsonl && registry export --winners-only --hardware "NVIDIA H200" \\
+        --db tuning.db registry/shipped/nvidia-h200.jsonl
+
+tests/dispatch/test_shipped.py fails where one of them does not hold for the sources as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from tuning_db import Decision, TuningDBError
+
+from ..errors import StoreError
+from ..problem import canonical_json
+
+VARIABLE = "KERNEL_REGISTRY_SHIPPED"
+"""``0`` ignores what is shipped; a folder is read in its place."""
+
+
+def ignored() -> bool:
+    """Whether the user wants none of it."""
+    return os.environ.get(VARIABLE) == "0"
+
+
+def shipped(hardware: Mapping[str, Any], regime: str) -> tuple[Decision, ...]:
+    """The winners shipped for exactly this hardware identity; reads nothing but the file of its name.
+
+    Raises StoreError for a file that cannot be read.
+    """
+    if ignored():
+        return ()
+    return _read(os.environ.get(VARIABLE, ""), canonical_json(dict(hardware)), str(hardware.get("name", "")), regime)
+
+
+def origin() -> str:
+    """Where shipped winners come from, for people: ``kernel-registry 0.1.0``."""
+    from .. import __version__
+
+    return os.environ.get(VARIABLE) or f"kernel-registry {__version__}"
+
+
+def names() -> list[str]:
+    """The files that are there, by their names without the suffix."""
+    folder = _folder(os.environ.get(VARIABLE, ""))
+    found = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(name.removesuffix(".jsonl") for name in found if name.endswith(".jsonl"))
+
+
+def file_name(hardware_name: str) -> str:
+    """``NVIDIA H200`` -> ``nvidia-h200.jsonl``."""
+    return f"{re.sub(r'[^a-z0-9]+', '-', hardware_name.lower()).strip('-')}.jsonl"
+
+
+def _folder(given: str) -> Traversable:
+    return Path(given) if given else files(__name__)
+
+
+@lru_cache(maxsize=16)
+def _read(folder: str, identity: str, name: str, regime: str) -> tuple[Decision, ...]:
+    file = _folder(folder).joinpath(file_name(name))
+    if not file.is_file():
+        return ()
+    # a parser that needs neither SQLAlchemy nor a database
+    from tuning_db.exchange import parse
+
+    try:
+        with file.open(encoding="utf-8") as lines:
+            parsed = parse(lines)
+    except (TuningDBError, OSError) as fault:
+        told = fault.message if isinstance(fault, TuningDBError) else str(fault.strerror)
+        raise StoreError(f"{file}: {told}", hint=f"reinstall kernel-registry, or set {VARIABLE}=0") from fault
+    winning = {content.decision for _, content in parsed.winners}
+    decisions = (content.decision for _, content in parsed.decisions)
+    return tuple(
+        decision
+        for decision in decisions
+        if decision.uid in winning
+        and decision.protocol.regime == regime
+        and canonical_json(dict(decision.environment.hardware)) == identity
+    )
