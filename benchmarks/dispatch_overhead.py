@@ -13,7 +13,7 @@ import argparse
 import json
 import platform
 import timeit
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,11 @@ from registry.contracts import BOX
 from registry.discovery import Catalog
 from registry.dispatch import torch_private
 from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.plan import Plan
 from registry.implementation import Run
 from registry.space import Config
+
+from .dispatch_rivals import ways
 
 BATCHES = 15
 CALLS = 300
@@ -36,11 +39,12 @@ CALLS = 300
 
 @dataclass(frozen=True)
 class Line:
-    """One measured thing. ``us`` is microseconds of host time a call."""
+    """Microseconds of host time a call, or a ratio without unit; None where ``what`` says why there is none."""
 
     op: str
     what: str
-    us: float
+    value: float | None
+    unit: str = "µs"
 
 
 class Null(registry.Implementation):
@@ -69,88 +73,154 @@ def host_us(call: Callable[[], Any], cuda: bool) -> float:
     return best * 1e6
 
 
-def cases(device: str) -> dict[str, tuple[Callable[[], Any], tuple[Any, ...], dict[str, Any]]]:
-    """Op -> torch's own way, and the registry's arguments."""
-    dtype = torch.bfloat16
-    x = torch.randn(16, 1024, device=device, dtype=dtype)
-    weight = torch.randn(1024, device=device, dtype=dtype)
-    dense = torch.randn(512, 1024, device=device, dtype=dtype)
-    packed = registry.quantize(dense, bits=4, group_size=128)
-    return {
-        "softmax": (lambda: torch.softmax(x, -1), (x,), {}),
-        "rms_norm": (lambda: torch.nn.functional.rms_norm(x, (1024,), weight, 1e-6), (x, weight), {"eps": 1e-6}),
-        "gemm_int4": (lambda: x @ dense.T, (x, packed), {}),
+@dataclass(frozen=True)
+class Case:
+    """One call: torch's own way, and the registry's with positional and named arguments, as a user writes it."""
+
+    op: str
+    torchs: Callable[[], Any]
+    args: tuple[Any, ...]
+    attributes: dict[str, Any]
+    by_name: Callable[[Callable[..., Any]], Callable[[], Any]]
+    bound: Callable[[Callable[..., Any]], Callable[[], Any]]
+
+
+def cases(device: str) -> list[Case]:
+    """One token of a model, where host time matters most."""
+    cols = 4096
+    x = torch.randn(1, cols, device=device, dtype=torch.bfloat16)
+    weight = torch.randn(cols, device=device, dtype=torch.bfloat16)
+    dense = torch.randn(cols, cols, device=device, dtype=torch.bfloat16)
+    w = registry.quantize(dense, bits=4, group_size=128)
+    # literal calls: to unpack a tuple and a dict would be timed too
+    return [
+        Case(
+            "softmax",
+            lambda: torch.softmax(x, -1),
+            (x,),
+            {},
+            lambda call: lambda: call("softmax", x),
+            lambda call: lambda: call(x),
+        ),
+        Case(
+            "rms_norm",
+            lambda: torch.nn.functional.rms_norm(x, (cols,), weight, 1e-6),
+            (x, weight),
+            {"eps": 1e-6},
+            lambda call: lambda: call("rms_norm", x, weight, eps=1e-6),
+            lambda call: lambda: call(x, weight, eps=1e-6),
+        ),
+        Case(
+            "gemm_int4",
+            lambda: x @ dense.T,
+            (x, w),
+            {},
+            lambda call: lambda: call("gemm_int4", x, w),
+            lambda call: lambda: call(x, w),
+        ),
+    ]
+
+
+def through(dispatcher: Dispatcher, case: Case, cuda: bool, rivals: bool) -> Iterator[Line]:
+    """The plan of a call, what stands above it, and the same kernel called in other ways."""
+    bound = dispatcher.bound(case.op)
+    for _ in range(3):
+        dispatcher.call(case.op, *case.args, **case.attributes)
+    told = dispatcher.explain(case.op, *case.args, **case.attributes)
+    values = bound.op.bind(case.args, case.attributes)
+    tensors = tuple(values[place] for place in bound._tensors)
+    plain = tuple(values[place] for place in bound._plain)
+    entry = bound.table.find(values[0].shape, tensors, plain, torch.is_grad_enabled())
+    assert entry is not None, "the calls above are hits"
+    run = entry.run
+    us = {
+        "plan": host_us(lambda: run(*values), cuda),
+        "registry.op(...)": host_us(case.bound(bound.call), cuda),
+        "registry.call(...)": host_us(case.by_name(dispatcher.call), cuda),
     }
+    yield from (Line(case.op, f"{told.implementation}: {what}", time) for what, time in us.items())
+    call = us["registry.call(...)"]
+    yield Line(case.op, f"{told.implementation}: call above its plan", call - us["plan"])
+    if rivals:
+        yield from _beside(case, entry.resolved.plan, values, run, call, cuda)
 
 
-def through(
-    dispatcher: Dispatcher, op: str, args: tuple[Any, ...], attributes: dict[str, Any], cuda: bool
-) -> Iterable[Line]:
-    """The plan of a call, the call bound to its op, and the call by name."""
-    bound = dispatcher.op(op)
-    bound(*args, **attributes)
-    told = dispatcher.explain(op, *args, **attributes)
-    table = dispatcher.bound(op).table
-    contract = dispatcher.catalog.op(op)
-    flat, named = contract.flatten(*args, **attributes) if contract.flatten else (args, attributes)
-    values = contract.parsed.bind(flat, named)
-    form = (len(flat), *named) if named else len(flat)
-    run = table.entries[form][flat[0].shape][0].resolved.run
-    name = told.implementation
-    yield Line(op, f"{name}: plan", host_us(lambda: run(*values), cuda))
-    yield Line(op, f"{name}: registry.op(...)", host_us(lambda: bound(*args, **attributes), cuda))
-    yield Line(op, f"{name}: registry.call(...)", host_us(lambda: dispatcher.call(op, *args, **attributes), cuda))
+def _beside(
+    case: Case, plan: Plan | None, values: tuple[Any, ...], run: Callable[..., Any], call: float, cuda: bool
+) -> Iterator[Line]:
+    torchs = host_us(case.torchs, cuda)
+    yield Line(case.op, "torch's own", torchs)
+    yield Line(case.op, "ratio: call / torch's own", call / torchs, "")
+    operator = getattr(torch.ops.kernel_registry, case.op)
+    operator(*values)
+    yield Line(case.op, f"torch.ops.kernel_registry.{case.op}", host_us(lambda: operator(*values), cuda))
+    if plan is None:
+        return
+    for name, way in ways(registry.ops()[case.op], plan, values, run):
+        if isinstance(way, str):
+            yield Line(case.op, f"{name}: {way}", None)
+            continue
+        us = host_us(way, cuda)
+        yield Line(case.op, name, us)
+        if name.startswith("allocation"):
+            yield Line(case.op, "ratio: call / (allocation + kernel[grid])", call / us, "")
 
 
-def parts(op: str, args: tuple[Any, ...], dispatcher: Dispatcher) -> Iterable[Line]:
-    """What a hit on the hot path consists of."""
-    contract = dispatcher.catalog.op(op)
-    table = dispatcher.bound(op).table
-    if contract.flatten:
-        yield Line(op, "part: flatten", host_us(lambda: contract.flatten(*args), False))  # type: ignore[misc]
-        args = contract.flatten(*args)[0]
-    entries = next(shapes for shapes in table.entries.values() if args[0].shape in shapes)
-    matches = entries[args[0].shape][0].matches
-    given = args if op != "rms_norm" else (*args, 1e-6)
-    yield Line(op, "part: table lookup by shape", host_us(lambda: entries[args[0].shape], False))
-    yield Line(op, "part: guard", host_us(lambda: matches(*given), False))
-    yield Line(op, "part: modes, forward AD, using", host_us(lambda: _state(dispatcher), False))
+def parts(case: Case, dispatcher: Dispatcher) -> Iterator[Line]:
+    """What a hit on the hot path consists of, each measured alone."""
+    bound = dispatcher.bound(case.op)
+    values = bound.op.bind(case.args, case.attributes)
+    tensors = [values[place] for place in bound._tensors]
+    now, first = bound.table.now, values[0]
+    matches = next(iter(now.shapes.get(first.shape, now.anywhere))).check
+    yield Line(case.op, "part: key, if the call is not like the latest", host_us(lambda: first.shape, False))
+    yield Line(case.op, "part: key and lookup, likewise", host_us(lambda: now.shapes.get(first.shape), False))
+    yield Line(case.op, "part: guard of the tensors", host_us(lambda: matches(*tensors), False))
+    yield Line(case.op, "part: modes, forward AD, using, recording", host_us(lambda: _state(dispatcher), False))
+    yield Line(case.op, "part: no nested tensor", host_us(lambda: [one.is_nested for one in tensors], False))
 
 
 def _state(dispatcher: Dispatcher) -> bool:
-    return not torch_private.dispatch_modes() and forward_ad._current_level < 0 and not dispatcher.forcing.active
+    quiet = not torch_private.dispatch_modes() and forward_ad._current_level < 0
+    return quiet and not dispatcher.forcing.active and not dispatcher.recorder.active
 
 
-def plain_triton(x: torch.Tensor) -> Callable[[], Any]:
-    """``kernel[grid](...)`` as most people launch: a copy of a row by one program."""
-    from benchmarks.dispatch_overhead_kernel import copy_rows
-
-    y = torch.empty_like(x)
-    rows, cols = x.shape
-
-    def launch() -> None:
-        copy_rows[(rows,)](y, x, cols, BLOCK=1024)
-
-    launch()
-    return launch
+def alternating(dispatcher: Dispatcher, device: str, cuda: bool) -> Line:
+    """Two shapes in turn, so that no call is like the one before."""
+    x, other = (torch.randn(1, cols, device=device, dtype=torch.bfloat16) for cols in (4096, 2048))
+    call = dispatcher.op("softmax")
+    for _ in range(3):
+        call(x), call(other)
+    return Line(
+        "softmax", "null: registry.op(...), two shapes in turn", host_us(lambda: (call(x), call(other)), cuda) / 2
+    )
 
 
-def measure(device: str) -> list[Line]:
+def triton_only(op: str) -> Dispatcher | None:
+    """A dispatcher with one Triton kernel for the op, so that calling it by hand can be compared."""
+    found = {one.name: one for one in registry.implementations(op)}
+    wanted = next((found[name] for name in ("triton.row", "triton.gemm") if name in found), None)
+    if wanted is None:
+        return None
+    dispatcher = Dispatcher(Catalog(entry_points=()))
+    dispatcher.register(wanted)
+    return dispatcher
+
+
+def measure(device: str) -> Iterator[Line]:
     """Every line for one device."""
     cuda = device == "cuda"
     null = Dispatcher(Catalog(entry_points=()))
     for contract in BOX:
         null.register(Null(contract.name))
-    real = Dispatcher()
-    lines = [Line("", "an empty Python function", host_us(lambda: None, False))]
-    for op, (torchs, args, attributes) in cases(device).items():
-        lines.append(Line(op, "torch's own", host_us(torchs, cuda)))
-        if op == "softmax" and cuda:
-            lines.append(Line(op, "Triton kernel[grid](...), nothing allocated", host_us(plain_triton(args[0]), cuda)))
-        lines += through(real, op, args, attributes, cuda)
-        lines += through(null, op, args, attributes, cuda)
-        lines += parts(op, args, null)
-    return lines
+    yield Line("", "an empty Python function", host_us(lambda: None, False))
+    for case in cases(device):
+        yield from through(registry._dispatcher, case, cuda, rivals=True)
+        if cuda and (only := triton_only(case.op)) is not None:
+            yield from through(only, case, cuda, rivals=True)
+        yield from through(null, case, cuda, rivals=False)
+        yield from parts(case, null)
+    yield alternating(null, device, cuda)
 
 
 def main() -> None:
@@ -162,10 +232,12 @@ def main() -> None:
     device = registry.Device.of(options.device)
     environment = {"device": str(device), **device.software(), "host": platform.processor() or platform.machine()}
     environment["guard"] = "torch's TensorGuards" if torch_private.NATIVE_GUARD else "public"
-    lines = measure(options.device)
     print("\n".join(f"{name:8} {value}" for name, value in environment.items()))
-    for line in lines:
-        print(f"{line.op:10} {line.what:50} {line.us:8.2f} µs")
+    lines = []
+    for line in measure(options.device):
+        lines.append(line)
+        shown = "       -" if line.value is None else f"{line.value:8.2f} {line.unit}"
+        print(f"{line.op:10} {line.what:60} {shown}", flush=True)
     if options.json:
         record = {"environment": environment, "lines": [asdict(line) for line in lines]}
         options.json.write_text(json.dumps(record, indent=1) + "\n")

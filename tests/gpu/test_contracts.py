@@ -24,6 +24,13 @@ def gemm_dequantised(a: torch.Tensor, qweight: torch.Tensor, scales: torch.Tenso
     return a @ weight
 
 
+def rms_norm_gradients(grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
+    """What torch's autograd makes of its own rms_norm."""
+    x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    y = torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+    return torch.autograd.grad(y, (x, weight), grad_y)
+
+
 NATIVE: dict[str, Callable[..., Any]] = {
     "vector_add": torch.add,
     "square": torch.square,
@@ -31,6 +38,10 @@ NATIVE: dict[str, Callable[..., Any]] = {
     "softmax": torch.softmax,
     "rms_norm": lambda x, weight, eps: torch.nn.functional.rms_norm(x, weight.shape, weight, eps),
     "gemm_int4": gemm_dequantised,
+    "square_backward": lambda grad_y, x: grad_y * x * 2,
+    "gelu_backward": lambda grad_y, x, how: torch.ops.aten.gelu_backward(grad_y, x, approximate=how),
+    "softmax_backward": lambda grad_y, y, dim: torch.ops.aten._softmax_backward_data(grad_y, y, dim, y.dtype),
+    "rms_norm_backward": rms_norm_gradients,
 }
 SIZES: list[tuple[str, dict[str, Value]]] = [
     ("vector_add", {"n": 2**26 + 1}),
@@ -44,6 +55,15 @@ SIZES: list[tuple[str, dict[str, Value]]] = [
     ("gemm_int4", {"m": 1, "n": 4096, "k": 14_336, "group_size": 128, "bits": 4, "symmetric": False}),
     ("gemm_int4", {"m": 2048, "n": 28_672, "k": 4096, "group_size": 4096, "bits": 4, "symmetric": False}),
     ("gemm_int4", {"m": 65, "n": 6144, "k": 4096, "group_size": 32, "bits": 4, "symmetric": True}),
+    ("square_backward", {"n": 2**26 + 1}),
+    ("gelu_backward", {"n": 2**24 + 1, "approximate": "tanh"}),
+    ("gelu_backward", {"n": 2**24 + 1, "approximate": "none"}),
+    ("softmax_backward", {"rows": 1, "cols": 128_256}),
+    ("softmax_backward", {"rows": 4097, "cols": 4096}),
+    ("softmax_backward", {"rows": 300_001, "cols": 7}),
+    ("rms_norm_backward", {"rows": 4097, "cols": 8192}),
+    ("rms_norm_backward", {"rows": 131_072, "cols": 128}),
+    ("rms_norm_backward", {"rows": 300_001, "cols": 7}),
 ]
 
 

@@ -28,6 +28,10 @@ PROBLEMS: dict[str, dict[str, Value]] = {
     "gemm_int4": {
         "m": 5, "n": 256, "k": 512, "group_size": 128, "bits": 4, "dtype": "bfloat16", "symmetric": False,
     },
+    "square_backward": {"n": 65_537, "dtype": "bfloat16"},
+    "gelu_backward": {"n": 65_537, "dtype": "bfloat16", "approximate": "tanh"},
+    "softmax_backward": {"rows": 33, "cols": 4099, "dtype": "bfloat16"},
+    "rms_norm_backward": {"rows": 333, "cols": 4096, "dtype": "bfloat16"},
 }  # fmt: skip
 
 

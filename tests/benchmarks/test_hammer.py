@@ -1,0 +1,54 @@
+"""Threads that call and forget at once: every result is right, and one that is not is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from benchmarks.hammer import Hammer, cases
+from registry.discovery import Catalog
+from registry.dispatch.dispatcher import Dispatcher
+
+
+@pytest.fixture(autouse=True)
+def _one_core() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_no_result_is_wrong_and_nobody_stands_still(forced: bool) -> None:
+    dispatcher = Dispatcher(Catalog())
+    work = cases(dispatcher, "cpu", (1, 3, 8), statics=1)
+    outcome = Hammer(dispatcher, "cpu", work, threads=4, streams=1).run(1.0, forced=forced)
+    assert outcome.ok, str(outcome)
+    assert outcome.forgotten > 0
+    assert outcome.misses > 0
+
+
+def test_a_wrong_result_and_a_fault_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatcher = Dispatcher(Catalog())
+    work = cases(dispatcher, "cpu", (2,), statics=1)
+    hammer = Hammer(dispatcher, "cpu", work, threads=2, streams=1)
+    hammer.warm(forced=False)
+    right = dispatcher.call
+
+    def off(op: str, *values: object) -> torch.Tensor:
+        y: torch.Tensor = right(op, *values)
+        return y + 1 if op == "softmax" else y
+
+    monkeypatch.setattr(dispatcher, "call", off)
+    outcome = hammer.run(0.2, forced=False, forget=False)
+    assert not outcome.ok
+    assert [title.split("(")[0] for title in outcome.wrong] == ["softmax"]
+
+    def broken(*_: object) -> torch.Tensor:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(hammer, "warm", lambda forced: None)
+    monkeypatch.setattr(dispatcher, "call", broken)
+    assert "RuntimeError: broken" in str(hammer.run(0.1, forced=False, forget=False))
