@@ -12,10 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import torch_ops
 from .contract import Backward, Floor, Op, Tolerance
 from .device import Device
-from .dispatch.dispatcher import Dispatcher
+from .dispatch.dispatcher import KEEP, Dispatcher, Keep
 from .dispatch.explain import Explanation
+from .dispatch.mode import Mode
 from .dispatch.plan import Candidate
 from .dispatch.warning import DispatchWarning
 from .errors import (
@@ -25,6 +27,7 @@ from .errors import (
     InvalidArgumentError,
     InvalidDefinitionError,
     NotReadyError,
+    NotTunedError,
     OutOfResourcesError,
     PluginError,
     RegistryError,
@@ -41,17 +44,22 @@ from .problem import Arguments, Problem, TensorSpec, Value
 from .space import Config, Space
 
 if TYPE_CHECKING:
+    from .dispatch.warmup import Warmed
     from .tuner.events import Result
 
 __version__ = "0.1.0"
 
 _dispatcher = Dispatcher()
+torch_ops.serve(_dispatcher)
+torch_ops.define_box()
 
 call = _dispatcher.call
 op = _dispatcher.op
 explain = _dispatcher.explain
 using = _dispatcher.using
 register = _dispatcher.register
+reload = _dispatcher.reload
+record = _dispatcher.recorder.record
 
 
 def ops() -> dict[str, Op]:
@@ -69,12 +77,42 @@ def plugins() -> tuple[PluginReport, ...]:
     return _dispatcher.catalog.plugins()
 
 
-def configure(*, database: str | Path | None = None) -> None:
-    """Read winners from ``database`` from now on: a file or an SQLAlchemy URL; None for the default place.
+def configure(*, database: str | Path | Keep | None = KEEP, mode: Mode | Keep = KEEP) -> None:
+    """Change where winners come from and what may answer, from now on; what is not given stays as it is.
 
-    Winners in memory are dropped, so this also makes a running process see what another one has tuned.
+    ``database``: a file or an SQLAlchemy URL; None for the default place. ``mode``: "tuned" (the best that is known),
+    "reference" (always the op's reference: no kernel is built, ``using`` asks in vain) or "strict" (NotTunedError
+    where only a heuristic could choose). ``KERNEL_REGISTRY_MODE`` says it for a process that does not. Plans and
+    winners in memory are dropped. Raises InvalidArgumentError for another mode.
     """
-    _dispatcher.configure(database=None if database is None else str(database))
+    _dispatcher.configure(database=str(database) if isinstance(database, Path) else database, mode=mode)
+
+
+def warmup(
+    shapes: str | Path | Mapping[str, Sequence[Mapping[str, Value] | Problem]], *, device: Device | str | None = None
+) -> tuple[Warmed, ...]:
+    """Build, load and run the plans of problems once, so that later calls and CUDA graph captures find them in memory.
+
+    ``shapes``: a shapes file, or op -> problems (mappings of dimensions, or Problems). ``device``: the current GPU if
+    there is one, else the CPU. Inputs are made as the op makes them (row-major, aligned, without gradient) and freed
+    again; another layout is another plan. Returns what answers each problem, or why nothing does. Raises RegistryError
+    for unknown names and dimensions before anything runs.
+    """
+    from .dispatch.warmup import warm
+
+    catalog = _dispatcher.catalog
+    if isinstance(shapes, str | Path):
+        from .tuner.shapes import load_shapes
+
+        wanted = load_shapes(shapes, catalog)
+    elif isinstance(shapes, Mapping):
+        contracts = {name: catalog.op(name) for name in shapes}
+        wanted = {name: [_problem("warmup", contracts[name], one) for one in shapes[name]] for name in shapes}
+    else:
+        raise InvalidArgumentError(
+            f"warmup({shapes!r:.80})", hint='expected a shapes file, or e.g. {"softmax": [{"rows": 1, ...}]}'
+        )
+    return warm(_dispatcher, [problem for found in wanted.values() for problem in found], _device(device))
 
 
 def tune(
@@ -90,23 +128,26 @@ def tune(
 ) -> tuple[Result, ...]:
     """Find and store the winners of problems of ``op``; from then on ``call`` runs them.
 
-    ``problems``: mappings of dimensions, Problems, or a shapes file. ``device``: the current GPU if there is one, else
-    the CPU. ``budget`` in seconds and ``trials`` are per problem. ``database``: where ``configure`` says, when None.
+    ``problems``: mappings of dimensions, Problems, or a shapes file, by whose counts they are weighed. ``device``: the
+    current GPU if there is one, else the CPU. ``budget`` in seconds and ``trials`` are per problem. ``database``: where
+    ``configure`` says, when None.
     Raises RegistryError for unknown names and dimensions before anything is measured.
     """
     from .tuner.run import Budget
     from .tuner.run import tune as run
-    from .tuner.shapes import load_shapes
+    from .tuner.shapes import read_shapes
 
     catalog = _dispatcher.catalog
     contract = catalog.op(op)
     if isinstance(implementations, str):
         implementations = (implementations,)
+    counts: Mapping[Problem, int] = {}
     if isinstance(problems, str | Path):
-        wanted = load_shapes(problems, catalog, [op])[op]
+        told = read_shapes(problems, catalog, [op])
+        wanted, counts = told.problems[op], told.counts
     else:
-        wanted = [_problem(contract, one) for one in problems]
-    place = Device.best() if device is None else device if isinstance(device, Device) else Device.of(device)
+        wanted = [_problem("tune", contract, one) for one in problems]
+    place = _device(device)
     results = run(
         wanted,
         catalog=catalog,
@@ -115,19 +156,24 @@ def tune(
         budget=Budget(seconds=budget, trials=trials),
         implementations=tuple(implementations),
         retune=retune,
+        counts=counts,
     )
     _dispatcher.forget()
     return results
 
 
-def _problem(op: Op, given: Mapping[str, Value] | Problem) -> Problem:
+def _device(given: Device | str | None) -> Device:
+    return Device.best() if given is None else given if isinstance(given, Device) else Device.of(given)
+
+
+def _problem(what: str, op: Op, given: Mapping[str, Value] | Problem) -> Problem:
     if isinstance(given, Problem):
         if given.op != op.name:
-            raise InvalidArgumentError(f"tune({op.name!r}): {given} is a problem of another op")
+            raise InvalidArgumentError(f"{what}({op.name!r}): {given} is a problem of another op")
         return given
     if not isinstance(given, Mapping):
         raise InvalidArgumentError(
-            f"tune({op.name!r}): {given!r} is no problem", hint="expected a list of mappings of dimensions, or a file"
+            f"{what}({op.name!r}): {given!r} is no problem", hint="expected a list of mappings of dimensions, or a file"
         )
     return op.problem_of(given)
 
@@ -149,6 +195,7 @@ __all__ = [
     "InvalidDefinitionError",
     "Launch",
     "NotReadyError",
+    "NotTunedError",
     "Op",
     "OutOfResourcesError",
     "PackedWeight",
@@ -175,7 +222,10 @@ __all__ = [
     "ops",
     "plugins",
     "quantize",
+    "record",
     "register",
+    "reload",
     "tune",
     "using",
+    "warmup",
 ]

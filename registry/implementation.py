@@ -28,6 +28,9 @@ Run = Callable[[Tensors, tuple[Any, ...], Tensors], Any]
 Returns None, or the outputs when the implementation ``returns_outputs`` (``outputs`` is then empty).
 """
 
+RowsRun = Callable[[Tensors, tuple[Any, ...], Tensors, int], Any]
+"""A run for many row counts: ``run(outputs, arguments, scratch, rows)``. See ``Implementation.bind_rows``."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -58,6 +61,8 @@ class Implementation(ABC):
     deterministic   two runs give the same bits
     capturable      may be captured into a CUDA graph
     returns_outputs functional code: it returns new tensors instead of writing into the host's
+    any_rows        the run that ``bind`` returns serves every problem that differs in dynamic dimensions only: torch's
+                    own operators do, what is compiled for a shape or remembers a size does not
     """
 
     op: str
@@ -66,6 +71,7 @@ class Implementation(ABC):
     deterministic: bool = True
     capturable: bool = True
     returns_outputs: bool = False
+    any_rows: bool = False
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         """Every reason, for a person to read, why this problem cannot run here. The device type is checked before."""
@@ -100,6 +106,10 @@ class Implementation(ABC):
         """
         raise KeyError(name)
 
+    def prepared_config(self, problem: Problem, config: Config) -> Config:
+        """The parameters that prepared tensors depend on: configs equal in them share one copy. By default, all."""
+        return config
+
     def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
         """What must be compiled before ``bind``; plain data, equal for all problems that can share it."""
         return ()
@@ -111,6 +121,14 @@ class Implementation(ABC):
     @abstractmethod
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """Load the artifacts and return what the hot path calls. Compiles nothing."""
+
+    def bind_rows(self, problem: Problem, config: Config, device: Device, built: Built) -> RowsRun | None:
+        """As ``bind``, for many row counts; None where that is not offered. For backends, not for implementations.
+
+        Dynamic dimensions of ``problem`` and sizes in ``built.signature`` may be ``registry.symbolic``: what the run is
+        made of must be evaluated by its last argument, and what is looked at here narrows the row counts it serves.
+        """
+        return None
 
     def sources(self) -> Iterable[ModuleType | str]:
         """What the fingerprint covers: modules (hashed as normalised syntax) and other source text.

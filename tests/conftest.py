@@ -16,6 +16,8 @@ def _own_folders(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monke
     """The database is each test's own; compiled kernels are shared by the tests of one run."""
     monkeypatch.setenv("KERNEL_REGISTRY_DB", str(tmp_path / "tuning.db"))
     monkeypatch.setenv("KERNEL_REGISTRY_CACHE", str(tmp_path_factory.getbasetemp().parent / "kernel-registry-cache"))
+    monkeypatch.setenv("KERNEL_REGISTRY_SHIPPED", "0")
+    monkeypatch.delenv("KERNEL_REGISTRY_RECORD", raising=False)
     monkeypatch.delenv("KERNEL_REGISTRY_STRICT", raising=False)
 
 

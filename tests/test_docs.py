@@ -90,8 +90,10 @@ def test_shapes_in_the_guides_load(tmp_path: Path, catalog: Catalog) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
 def test_the_shapes_in_the_box_load_and_cover_every_op_of_it(path: Path, catalog: Catalog) -> None:
-    shapes = load_shapes(path, catalog)
-    assert shapes.keys() >= {name for name in catalog.ops() if "::" not in name}
+    shapes, ops = load_shapes(path, catalog), {name: catalog.op(name) for name in catalog.ops() if "::" not in name}
+    # gradients are for training, which is no laptop's work
+    gradients = {op.backward.op for op in ops.values() if op.backward}
+    assert shapes.keys() >= ops.keys() - (gradients if path.name != "llm.yaml" else set())
     assert all(shapes.values())
 
 

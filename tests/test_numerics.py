@@ -178,13 +178,14 @@ def test_bounds_accept_what_the_rule_accepts_and_never_more(op: Op, dtype: str) 
         values = op.inputs(problem, kind, torch.Generator().manual_seed(7))
         reference = numerics.reference64(op, values)
         error = numerics.own_error(op, problem, values, reference)
-        (bounds,) = numerics.bounds_of(op, problem, values, reference, error)
-        right = numerics.as_tuple(op.reference(*values))[0]
-        assert bounds.hold(right), kind
-        flat = right.reshape(-1)
-        for place in range(0, flat.numel(), max(1, flat.numel() // 7)):
-            for factor in (0.0, 0.9, 0.99, 1.001, 1.01, -1.0, torch.nan, torch.inf):
-                other = right.clone()
-                other.view(-1)[place] = flat[place] * factor
-                if bounds.hold(other):
-                    assert numerics.compare(op, problem, other, reference, error).ok, (kind, place, factor)
+        right = numerics.as_tuple(op.reference(*values))
+        for output, bounds in enumerate(numerics.bounds_of(op, problem, values, reference, error)):
+            assert bounds.hold(right[output]), kind
+            flat = right[output].reshape(-1)
+            for place in range(0, flat.numel(), max(1, flat.numel() // 7)):
+                for factor in (0.0, 0.9, 0.99, 1.001, 1.01, -1.0, torch.nan, torch.inf):
+                    other = right[output].clone()
+                    other.view(-1)[place] = flat[place] * factor
+                    if bounds.hold(other):
+                        outputs = (*right[:output], other, *right[output + 1 :])
+                        assert numerics.compare(op, problem, outputs, reference, error).ok, (kind, place, factor)

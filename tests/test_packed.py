@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
 
 from registry.errors import InvalidArgumentError
 from registry.packed import PackedWeight, pack, quantize, unpack
@@ -190,3 +191,25 @@ def test_a_state_that_lacks_something_says_what() -> None:
     del state["scales"]
     with pytest.raises(InvalidArgumentError, match="lacks scales"):
         PackedWeight.from_state_dict(state)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_it_is_a_tree_of_its_tensors(symmetric: bool) -> None:
+    packed = quantize(weight(), symmetric=symmetric)
+    leaves, spec = pytree.tree_flatten(packed)
+    assert len(leaves) == (2 if symmetric else 3)
+    assert same(pytree.tree_unflatten(leaves, spec), packed)
+    assert same(pytree.tree_unflatten(leaves, pytree.treespec_loads(pytree.treespec_dumps(spec))), packed)
+    named, _ = pytree.tree_flatten_with_path(packed)
+    assert [pytree.keystr(path) for path, _ in named] == [".qweight", ".scales", ".zeros"][: len(leaves)]
+    kinds = pytree.tree_map(lambda leaf: leaf.dtype, packed)
+    assert kinds.qweight == torch.int32
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_it_may_be_saved_whole_and_read_back_without_trusting_the_file(symmetric: bool) -> None:
+    packed = quantize(weight(), symmetric=symmetric)
+    file = io.BytesIO()
+    torch.save({"layer": packed}, file)
+    file.seek(0)
+    assert same(torch.load(file, weights_only=True)["layer"], packed)

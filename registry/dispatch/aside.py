@@ -52,6 +52,10 @@ class Aside:
         """Reasons at one place, by candidate key."""
         return {key: reason for (where, key), reason in list(self._reasons.items()) if where == place}
 
+    def renew_locks(self) -> None:
+        """In a forked child."""
+        self._lock = threading.Lock()
+
     def clear(self) -> None:
         """Try everything again, e.g. after a new winner was stored. What is failing at the moment does not count."""
         with self._lock:

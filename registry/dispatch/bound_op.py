@@ -9,21 +9,35 @@ from typing import Any
 
 import torch
 from torch import is_grad_enabled
-from torch.autograd import forward_ad
-from torch.compiler import is_dynamo_compiling
+from torch._ops import OpOverload
 
+from .. import torch_ops
 from ..contract import Op
 from ..device import Device
 from ..discovery import Catalog
-from ..errors import CompileError, NotReadyError, UnsupportedError
+from ..errors import CompileError, NotReadyError, RegistryError, UnsupportedError
 from ..problem import Problem
+from ..schema import Kind, kind_of
+from ..tracing import constant_while_tracing, let_through, refuse
+from . import recorder
 from .explain import Explanation, explained
 from .forcing import Forced, Forcing
+from .gradients import NO_BACKWARD_HINT, Gradients, no_backward
 from .guards import matcher
+from .hot_path import Around, hot_path
+from .mode import REFERENCE_MODE, Mode
+from .ranges import Ranged, Ranges
 from .resolved import NOT_FOR_US, Call, Plans, Resolved, place_of, reference, tensors_of
-from .situation import autocast_active, capturing, gradient_needed, unusual, without_autocast
-from .table import Entry, Table, form_of
-from .torch_private import dispatch_modes
+from .situation import (
+    autocast_active,
+    capturing,
+    counting_writes,
+    gradient_needed,
+    traced_by_torch,
+    unusual,
+    without_autocast,
+)
+from .table import Entry, Table
 from .winners import Winners
 
 _NOT_ENQUEUED = (NotReadyError, CompileError, UnsupportedError)
@@ -45,64 +59,81 @@ class BoundOp:
         catalog: Catalog,
         winners: Callable[[], Winners],
         forcing: Forcing,
-        follow: Callable[[], None] = lambda: None,
+        follow: Callable[[], None],
+        find: Callable[[str], BoundOp],
+        watch: recorder.Recorder,
+        mode: Callable[[], Mode],
     ) -> None:
         self.op = op
+        self.gradients = Gradients(op, find, forcing)
+        self.torch_op: OpOverload[..., Any] | None = None
+        """torch's operator of the op, once torch.compile has met a call."""
+        self.ready_to_trace = _definer(self)
         self._follow = follow
         self.plans = Plans(op, catalog, winners)
-        self.table = Table()
+        self.ranges = Ranges(op, self.plans)
+        self._tensors, self._plain = _places(op)
+        self.table = Table(len(self._plain))
         self.misses = 0
         """Calls that went the slow path."""
-        self._entries = self.table.entries
         self._forcing = forcing
+        self._watch = watch
+        self.mode = mode
         self._forced_tables: dict[str, Table] = {}
         self._flatten = op.flatten
         self._reference = op.reference
         self._names = op.parsed.names
         self._not_enqueued = _NOT_ENQUEUED_MUTATING if op.parsed.mutates else _NOT_ENQUEUED
-
-    def call(self, *args: Any, **attributes: Any) -> Any:
+        hot = hot_path(
+            op, Around(self.table, (forcing, watch), self._slow, self.generic, self.traced, self._not_enqueued)
+        )
+        self.call = hot.call
         """Run the op on these arguments by whatever is the fastest known implementation here."""
-        if is_dynamo_compiling():
-            return self.traced(args, attributes)
-        if self._flatten is not None:
-            args, attributes = self._flatten(*args, **attributes)  # type: ignore[assignment]  # only read from here on
-        try:
-            if attributes:
-                given = (*args, *attributes.values())
-                entries = self._entries[len(args), *attributes][given[0].shape]
-            else:
-                given = args
-                entries = self._entries[len(args)][args[0].shape]
-        except (LookupError, AttributeError, TypeError, RuntimeError):  # a nested tensor's shape raises the last
-            entries = ()
-        if not dispatch_modes() and forward_ad._current_level < 0 and not self._forcing.active:
-            for matches, run, rest, grad, _ in entries:
-                if matches(*given) and (grad is None or grad is is_grad_enabled()):
-                    try:
-                        return run(*given, *rest)
-                    except self._not_enqueued:
-                        break
-        return self._slow(args, attributes)
+        self.taken = hot.taken
+        """The same with the arguments as a tuple and a dict, for who knows that torch.compile is not tracing."""
+        self.flat = hot.flat
+        """``call`` in the schema's own terms, e.g. with the tensors of a PackedWeight. Not traced."""
 
     def explain(self, *args: Any, **attributes: Any) -> Explanation:
         """What ``call`` does with these arguments, and why. Builds the plan that it would build; launches nothing."""
         if self._flatten is not None:
             args, attributes = self._flatten(*args, **attributes)  # type: ignore[assignment]
+        return self.explain_flat(args, attributes)
+
+    def explain_flat(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Explanation:
+        """The same in the schema's own terms."""
         values = self.op.parsed.bind(args, attributes)
         forced = self._forcing.of(self.op.name)
-        entry = None if unusual(tensors_of(values)) else self._known(self._table_of(forced), args, attributes)
-        if entry is None:
-            return explained(self.plans, next(self._answers(values, forced, self.plans.generation)), values)
-        resolved: Resolved = entry.resolved
-        return explained(self.plans, resolved, values)
+        strange = unusual(tensors_of(values))
+        entry = None if strange else self._known(self._table_of(forced), self._given(args, attributes))
+        if entry is not None:
+            return explained(self.plans, self.ranges.told(entry.resolved, values), values, self.mode())
+        resolved = next(self._answers(values, forced, self.plans.generation, telling=True))
+        return explained(self.plans, resolved, values, self.mode())
 
     def clear(self) -> None:
         """Forget every plan, e.g. because there are new winners."""
         # plans first: a table that is new by then must not take in what was recalled before
         self.plans.clear()
+        self.ranges.clear()
         self._forced_tables = {}
         self.table.clear()
+
+    def renew_locks(self) -> None:
+        """In a forked child."""
+        self.plans.renew_locks()
+        for table in (self.table, *self._forced_tables.values()):
+            table.renew_locks()
+
+    def generic(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
+        """Answer a call of whatever form. Raises the schema's errors."""
+        return self.run(self.op.bind(args, attributes))
+
+    def run(self, values: tuple[Any, ...]) -> Any:
+        """Answer a call by all its values in the schema's order."""
+        given = dict(zip(self._names, values, strict=True))
+        named = {one.name: given.pop(one.name) for one in self.op.parsed.parameters if one.keyword_only}
+        return self.flat(*given.values(), **named)
 
     # --- the slow path
 
@@ -115,24 +146,37 @@ class BoundOp:
         values = self.op.parsed.bind(args, attributes)
         tensors = tensors_of(values)
         strange = unusual(tensors)
-        if self._forcing.active and not strange and (entry := self._known(table, args, attributes)):
+        if strange and traced_by_torch(tensors) and torch_ops.serves(self):
+            return torch_ops.called(torch_ops.define(self.op), self.op, values)
+        given = self._given(args, attributes)
+        watched = self._forcing.active or self._watch.active
+        if watched and not strange and (entry := self._known(table, given)):
             with suppress(*self._not_enqueued):
-                return entry.run(*args, *attributes.values(), *entry.rest)
+                outputs = entry.run(*given)
+                entry.hit()
+                self._report(values)
+                return outputs
         outputs, resolved = self._first_that_runs(values, forced, generations[1])
+        resolved.calls.hit()
+        if not strange:
+            self._report(values)
         if not strange and not capturing(tensors):
             self.plans.remember(resolved, forced, generations[1])
             # inference tensors, whose changes cannot be followed, have entries of their own: others are not bound
             if not resolved.makeshift or any(tensor.is_inference() for tensor in tensors):
-                run = _keeping_dtype(resolved, tensors)
-                self._add(table, generations[0], (args, attributes), values, replace(resolved, run=run))
+                run = self._prepared(resolved, values)
+                if forced is None and (ranged := self.ranges.of(values, resolved)):
+                    many = self._prepared(ranged, values)
+                    self._add(table, generations[0], given, values, replace(ranged, run=many))
+                    resolved = replace(resolved, choice=ranged.choice)
+                self._add(table, generations[0], given, values, replace(resolved, run=run))
         return outputs
 
     def _first_that_runs(self, values: tuple[Any, ...], forced: Forced | None, generation: int) -> tuple[Any, Resolved]:
-        tensors = tensors_of(values)
         makeshift = False
         for resolved in self._answers(values, forced, generation):
             try:
-                outputs = _keeping_dtype(resolved, tensors)(*values)
+                outputs = self._prepared(resolved, values)(*values)
                 resolved.check(outputs)
             except Exception as fault:
                 self._excuse(resolved, fault, forced, generation)
@@ -141,11 +185,27 @@ class BoundOp:
                 return outputs, replace(resolved, makeshift=makeshift or resolved.makeshift)
         raise AssertionError("resolution ends with the reference, or with what was forced")
 
-    def _known(self, table: Table, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Entry | None:
-        return table.find(form_of(args, attributes), (*args, *attributes.values()), is_grad_enabled())
+    def _given(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The values of a sound call in the schema's order as they were given: not coerced."""
+        named = {**dict(zip(self._names, args, strict=False)), **attributes}
+        return tuple(named.get(parameter.name, parameter.default) for parameter in self.op.parsed.parameters)
 
-    def _answers(self, values: tuple[Any, ...], forced: Forced | None, generation: int) -> Iterator[Resolved]:
-        """What may answer these values, best first; the first that runs does."""
+    def _known(self, table: Table, given: tuple[Any, ...]) -> Entry | None:
+        if not given or not isinstance(given[0], torch.Tensor):
+            return None
+        tensors = tuple(given[place] for place in self._tensors)
+        plain = tuple(given[place] for place in self._plain)
+        return table.find(given[0].shape, tensors, plain, is_grad_enabled())
+
+    def _report(self, values: tuple[Any, ...]) -> None:
+        """Tell who watches that this was called, if there was anything to launch."""
+        if self._watch.active and not _nothing_to_launch(tensors_of(values)):
+            self._watch.seen(self.op.problem(self.op.arguments(values)))
+
+    def _answers(
+        self, values: tuple[Any, ...], forced: Forced | None, generation: int, telling: bool = False
+    ) -> Iterator[Resolved]:
+        """What may answer these values, best first; the first that runs does. ``telling``: none is going to run."""
         tensors = tensors_of(values)
         if reason := unusual(tensors):
             yield self._plain_torch(reason, None, forced)
@@ -155,9 +215,11 @@ class BoundOp:
         if reason := _nothing_to_launch(tensors):
             yield reference(self.op, reason, problem)
             return
-        if gradient_needed(tensors):
-            yield self._plain_torch("an input needs a gradient, which only the reference records", problem, forced)
+        if self.mode() == "reference":
+            yield reference(self.op, REFERENCE_MODE, problem)
             return
+        if gradient_needed(tensors) and (refusal := self.gradients.refusal(values)):
+            raise refusal
         place = place_of(arguments)
         known = self.plans.recall(place, forced)
         if known is not None and all(condition(*values) for condition in known.conditions):
@@ -167,7 +229,8 @@ class BoundOp:
             yield self._plain_torch(reason, problem, forced)
             return
         device = Device.of(tensors[0].device)
-        yield from self.plans.candidates(Call(problem, arguments, device, place), forced, generation)
+        strict = self.mode() == "strict" and not telling
+        yield from self.plans.candidates(Call(problem, arguments, device, place), forced, generation, strict)
 
     def _plain_torch(self, reason: str, problem: Problem | None, forced: Forced | None) -> Resolved:
         if forced is not None:
@@ -186,24 +249,20 @@ class BoundOp:
         self.plans.failed(resolved.place, candidate, fault, forced, generation)
 
     def _add(
-        self,
-        table: Table,
-        generation: int,
-        call: tuple[tuple[Any, ...], Mapping[str, Any]],
-        values: tuple[Any, ...],
-        resolved: Resolved,
+        self, table: Table, generation: int, given: tuple[Any, ...], values: tuple[Any, ...], resolved: Resolved
     ) -> None:
-        args, attributes = call
-        given = (*args, *attributes.values())
         if not given or not isinstance(given[0], torch.Tensor):
             return
-        names = (*self._names[: len(args)], *attributes)
-        run, rest = _arranged(
-            resolved.run, dict(zip(names, given, strict=True)), dict(zip(self._names, values, strict=True))
-        )
+        run = resolved.run
+        if any(given[place] is not values[place] for place in self._plain):
+            run = _coerced(run, {place: values[place] for place in self._plain})
         grad = is_grad_enabled() if any(tensor.requires_grad for tensor in tensors_of(values)) else None
-        entry = Entry(matcher(given, resolved.conditions), run, rest, grad, resolved)
-        table.add(form_of(args, attributes), given[0].shape, entry, generation)
+        plain = tuple(given[place] for place in self._plain)
+        if isinstance(resolved, Ranged):
+            table.add_anywhere(Entry(resolved.check_rows, plain, grad, run, resolved.calls.hit, resolved), generation)
+            return
+        check = matcher([given[place] for place in self._tensors], resolved.conditions)
+        table.add(given[0].shape, Entry(check, plain, grad, run, resolved.calls.hit, resolved), generation)
 
     def _table_of(self, forced: Forced | None) -> Table:
         if forced is None:
@@ -211,13 +270,55 @@ class BoundOp:
         tables = self._forced_tables
         if forced.key not in tables and len(tables) >= _MOST_FORCED:
             tables.pop(next(iter(tables)), None)
-        return tables.setdefault(forced.key, Table())
+        return tables.setdefault(forced.key, Table(len(self._plain)))
+
+    def _prepared(self, resolved: Resolved, values: tuple[Any, ...]) -> Callable[..., Any]:
+        """What answers these values, with all that torch expects of an operation: its dtype, gradient and version."""
+        tensors = tensors_of(values)
+        run = _keeping_dtype(resolved, tensors)
+        if self.op.parsed.mutates:
+            run = counting_writes(run, self.op.parsed)
+        # plain torch operations are recorded one by one
+        return self.gradients.recording(run) if not resolved.plain_torch and gradient_needed(tensors) else run
 
     def traced(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
-        """What torch.compile sees: the reference, in line."""
+        """What torch.compile sees: torch's operator, or the reference where torch's operators run for another."""
         if self._flatten is not None:
             args, attributes = self._flatten(*args, **attributes)
-        return self._reference(*self.op.parsed.bind(args, attributes))
+        return self.traced_flat(args, attributes)
+
+    def traced_flat(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
+        """The same in the schema's own terms."""
+        values = [*args, *attributes.values()]
+        # torch.compile follows little of a schema's Python: what can be told from types is looked at out of its sight
+        if not self.ready_to_trace(tuple([kind_of(value) for value in values]), tuple(attributes)):
+            return self._reference(*self.op.parsed.bind(args, attributes))
+        if self.op.backward is None and gradient_needed(tensors_of(values)):
+            refuse(no_backward(self.op.name), hint=NO_BACKWARD_HINT, kind=UnsupportedError)
+        assert self.torch_op is not None
+        return self.torch_op(*args, **attributes)
+
+
+def _definer(bound: BoundOp) -> Callable[[tuple[Kind, ...], tuple[str, ...]], bool]:
+    """Checks a call's form and defines torch's operator before torch.compile traces the call.
+
+    False where the reference is to be traced: torch's operators run another dispatcher's calls, or nothing but the
+    reference has a gradient and it is what was asked for.
+    """
+
+    def define(kinds: tuple[Kind, ...], names: tuple[str, ...]) -> bool:
+        plain = bound.op.backward is None and bound.mode() == "reference"
+        if plain or not torch_ops.serves(bound):
+            return False
+        count = len(kinds) - len(names)
+        try:
+            bound.op.parsed.check_kinds(kinds[:count], dict(zip(names, kinds[count:], strict=True)))
+            bound.torch_op = torch_ops.define(bound.op)
+        except RegistryError as fault:
+            raise let_through(fault) from None
+        return True
+
+    return constant_while_tracing(define)
 
 
 def _nothing_to_launch(tensors: list[torch.Tensor]) -> str:
@@ -236,18 +337,17 @@ def _keeping_dtype(resolved: Resolved, tensors: list[torch.Tensor]) -> Callable[
     return without_autocast(resolved.run, tensors[0].device.type)
 
 
-def _arranged(
-    run: Callable[..., Any], given: Mapping[str, Any], values: Mapping[str, Any]
-) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """``(run, rest)`` so that ``run(*given, *rest)`` gets the schema's values in order."""
-    in_order = list(given) == list(values)[: len(given)]
-    if in_order and all(given[name] is values[name] for name in given):
-        return run, tuple(values.values())[len(given) :]
-    places = {name: place for place, name in enumerate(given) if isinstance(given[name], torch.Tensor)}
-    # a tensor always comes from the call, so that the table keeps no argument alive
-    sources = [(places.get(name, -1), None if name in places else value) for name, value in values.items()]
+def _places(op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where among the schema's values its tensors are, and where the others."""
+    kinds = [parameter.kind for parameter in op.parsed.parameters]
+    tensors = tuple(place for place, kind in enumerate(kinds) if kind == "Tensor")
+    return tensors, tuple(place for place, kind in enumerate(kinds) if kind != "Tensor")
 
-    def arranged(*new: Any) -> Any:
-        return run(*[new[place] if place >= 0 else value for place, value in sources])
 
-    return arranged, ()
+def _coerced(run: Callable[..., Any], plain: Mapping[int, Any]) -> Callable[..., Any]:
+    """``run`` for a call that gave e.g. 1 for 1.0: the plan gets what the schema made of its plain values."""
+
+    def coerced(*given: Any) -> Any:
+        return run(*[plain.get(place, value) for place, value in enumerate(given)])
+
+    return coerced

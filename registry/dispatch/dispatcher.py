@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import enum
+import os
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
+from ..contract import Op
 from ..device import Device
 from ..discovery import Catalog
 from ..errors import ArgumentTypeError, RegistryError
@@ -18,8 +22,22 @@ from ..tracing import constant_while_tracing, let_through
 from .bound_op import BoundOp
 from .explain import Explanation, explained_problem
 from .forcing import Forced, Forcing, Wanted
+from .hot_path import Answer
+from .mode import Mode, checked_mode, mode_of
 from .prepared import forget_prepared
+from .recorder import Recorder
 from .winners import Winners
+
+_dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+
+
+class Keep(enum.Enum):
+    """What ``configure`` is to leave as it is."""
+
+    IT = enum.auto()
+
+
+KEEP = Keep.IT
 
 
 class Dispatcher:
@@ -28,12 +46,17 @@ class Dispatcher:
     def __init__(self, catalog: Catalog | None = None, database: str | None = None) -> None:
         self.catalog = Catalog() if catalog is None else catalog
         self.forcing = Forcing()
+        self.recorder = Recorder()
+        self._mode: Mode | None = None
+        self._swapping = False
+        self._reloading = threading.Lock()
         self._winners = Winners(database)
         self._bound: dict[str, BoundOp] = {}
-        self._calls: dict[str, Callable[..., Any]] = {}
+        self._calls: dict[str, Answer] = {}
         self._seen = self.catalog.generation
         self._lock = threading.RLock()
         self._ensure = _finder(self)
+        _dispatchers.add(self)
 
     def call(self, op: str, /, *args: Any, **attributes: Any) -> Any:
         """Run ``op`` on these arguments by whatever is the fastest known implementation here.
@@ -45,13 +68,19 @@ class Dispatcher:
             self._ensure(op)
             return self._bound[op].traced(args, attributes)
         try:
-            run = self._calls[op]
+            taken = self._calls[op]
         except (KeyError, TypeError):
-            run = self.op(op)
-        return run(*args, **attributes)
+            taken = self.bound(op).taken
+        return taken(args, attributes)
 
     def op(self, name: str) -> Callable[..., Any]:
-        """``call`` bound to one op, for the hottest loops. Raises UnknownNameError."""
+        """``call`` bound to one op, for the hottest loops. Raises UnknownNameError.
+
+        What it refuses is what ``call`` refuses; an argument given twice is Python's own TypeError.
+        """
+        if is_dynamo_compiling():
+            self._ensure(name)
+            return self._bound[name].call
         return self.bound(name).call
 
     def bound(self, name: str) -> BoundOp:
@@ -60,14 +89,27 @@ class Dispatcher:
             raise ArgumentTypeError(
                 f"the name of an op must be a str, got {name!r:.80}", hint='expected e.g. registry.call("softmax", x)'
             )
-        self._follow_catalog()
+        self._follow()
         with self._lock:
             if name not in self._bound:
                 op = self.catalog.op(name)
-                bound = BoundOp(op, self.catalog, lambda: self._winners, self.forcing, self._follow_catalog)
+                bound = BoundOp(
+                    op,
+                    self.catalog,
+                    lambda: self._winners,
+                    self.forcing,
+                    self._follow,
+                    self.bound,
+                    self.recorder,
+                    self.mode,
+                )
                 self._bound[name] = bound
-                self._calls[name] = bound.call
+                self._calls[name] = bound.taken
             return self._bound[name]
+
+    def known(self) -> Mapping[str, Op]:
+        """Every op by name."""
+        return self.catalog.ops()
 
     def explain(self, op: str, /, *args: Any, **attributes: Any) -> Explanation:
         """What ``call`` does with these arguments, and why."""
@@ -77,7 +119,7 @@ class Dispatcher:
         """What would be tried first for a problem, without tensors; nothing is built."""
         bound = self.bound(problem.op)
         situation = bound.plans.situation(problem, device or Device.best())
-        return explained_problem(situation, self.forcing.of(problem.op))
+        return explained_problem(situation, self.forcing.of(problem.op), self.mode())
 
     def using(self, **choices: Wanted) -> AbstractContextManager[None]:
         """Force implementations in a with block of this thread: ``using(softmax="triton.row")``.
@@ -95,10 +137,50 @@ class Dispatcher:
         self.catalog.register(implementation)
         self.forget()
 
-    def configure(self, *, database: str | None) -> None:
-        """Take winners from another database from now on: an SQLAlchemy URL or a file, None for the default place."""
-        self._winners = Winners(database)
-        self.forget()
+    def configure(self, *, database: str | Keep | None = KEEP, mode: Mode | Keep = KEEP) -> None:
+        """Take winners from another database, or let other things answer, from now on; what is not given stays.
+
+        ``database``: an SQLAlchemy URL or a file, None for the default place. ``mode``: see ``Mode``; raises
+        InvalidArgumentError for anything else, and then changes nothing.
+        """
+        wanted = None if isinstance(mode, Keep) else checked_mode(mode)
+        with self._lock:
+            if wanted is not None:
+                self._mode = wanted
+            if not isinstance(database, Keep):
+                self._winners = Winners(database)
+            self.forget()
+
+    def mode(self) -> Mode:
+        """What may answer: as configured, else as ``KERNEL_REGISTRY_MODE`` says."""
+        if self._mode is None:
+            self._mode = mode_of()
+        return self._mode
+
+    def reload(self) -> int:
+        """Take up what was stored since the winners in memory were read; returns how many problems' winners changed.
+
+        They are read completely before they replace the old ones, for all ops at one moment: a call that begins after
+        another one has seen a new winner sees new ones too. Raises StoreError, and keeps the old, when they cannot be
+        read.
+        """
+        with self._reloading:
+            old = self._winners
+            fresh = old.reread()
+            changed = fresh.changed_since(old)
+            with self._lock, self.forcing.closed():
+                if self._winners is not old:
+                    return 0  # configured anew meanwhile: nothing old is in memory any more
+                self._swapping = True
+                try:
+                    self._winners = fresh
+                    for bound in self._bound.values() if changed else ():
+                        bound.clear()
+                finally:
+                    self._swapping = False
+        if changed:
+            forget_prepared()
+        return changed
 
     @property
     def database(self) -> str | None:
@@ -114,9 +196,30 @@ class Dispatcher:
                 bound.clear()
         forget_prepared()
 
-    def _follow_catalog(self) -> None:
+    def _follow(self) -> None:
+        """Be up to date before a call is resolved."""
+        if self._swapping:
+            with self._lock:
+                pass
         if self.catalog.generation != self._seen:
             self.forget()
+
+    def renew_locks(self) -> None:
+        """In a forked child: threads that held a lock are not there to release it."""
+        self._lock, self._reloading, self._swapping = threading.RLock(), threading.Lock(), False
+        self.forcing.renew_locks()
+        self._winners.renew_locks()
+        for bound in self._bound.values():
+            bound.renew_locks()
+
+
+def _renew_locks() -> None:
+    for dispatcher in list(_dispatchers):
+        dispatcher.renew_locks()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _finder(dispatcher: Dispatcher) -> Callable[[str], bool]:
@@ -124,9 +227,12 @@ def _finder(dispatcher: Dispatcher) -> Callable[[str], bool]:
 
     def find(op: str) -> bool:
         try:
-            dispatcher.op(op)
+            dispatcher.bound(op)
         except RegistryError as fault:
             raise let_through(fault) from None
+        # all of them: dynamo looks at a dict once in a trace, and would miss what a second op adds to it
+        for name in dispatcher.catalog.ops():
+            dispatcher.bound(name)
         return True
 
     # a function, since dynamo looks through partials and methods

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuning_db import Decision
@@ -13,9 +12,11 @@ from ..device import Device
 from ..problem import Problem
 from ..space import Config
 from .forcing import Forced
+from .mode import REFERENCE_MODE, Mode
 from .prepared import prepared_bytes
 from .resolution import Choice, Situation, Step, changed_software, choices, refusals
 from .resolved import Plans, Resolved
+from .tuning_command import tune_command
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,16 @@ class Explanation:
     step            "forced", "exact", "nearest", "default" or "reference"
     implementation  its name; "reference" is the op's own definition in torch
     evidence        the stored decision that it rests on, if it rests on one
+    source          where that is from: a database, or what was shipped with the package
     octaves         distance of the tuned problem along the dynamic dimensions, in powers of two; 0 for this problem
     software        what was another version when the evidence was measured; empty when all is the same
     misses          why better choices were passed over
     others          every other implementation with its reasons
     prepared_bytes  held for prepared arguments (repacked weights) of this call
     tune_command    a shell command that tunes exactly this problem
+    calls           how many calls this plan has answered since it was made
+    mode            what registry.configure(mode=...) says
+    raises          in mode "strict" the call raises NotTunedError: only a heuristic could answer it
     """
 
     op: str
@@ -55,13 +60,22 @@ class Explanation:
     others: tuple[Other, ...] = ()
     prepared_bytes: int = 0
     tune_command: str = ""
+    calls: int = 0
+    mode: Mode = "tuned"
+    raises: bool = False
+    source: str = ""
 
     def __str__(self) -> str:
         return "\n".join(_story(self))
 
 
-def explained(plans: Plans, resolved: Resolved, values: tuple[Any, ...]) -> Explanation:
+def explained(plans: Plans, resolved: Resolved, values: tuple[Any, ...], mode: Mode) -> Explanation:
     """The explanation of what was resolved for a call."""
+    told = _explained(plans, resolved, values)
+    return replace(told, calls=resolved.calls.value, mode=mode, raises=mode == "strict" and resolved.untuned)
+
+
+def _explained(plans: Plans, resolved: Resolved, values: tuple[Any, ...]) -> Explanation:
     tensors = [value for value in values if hasattr(value, "device")]
     if resolved.problem is None or not tensors or tensors[0].device.type not in {"cpu", "cuda"}:
         where = str(tensors[0].device) if tensors else ""
@@ -72,11 +86,15 @@ def explained(plans: Plans, resolved: Resolved, values: tuple[Any, ...]) -> Expl
     return _explanation(situation, resolved.choice, resolved.misses, aside, held)
 
 
-def explained_problem(situation: Situation, forced: Forced | None) -> Explanation:
+def explained_problem(situation: Situation, forced: Forced | None, mode: Mode) -> Explanation:
     """The same for a problem without tensors: the first choice, of which nothing is built."""
     misses: list[str] = []
-    choice = next(choices(situation, forced, misses))
-    return _explanation(situation, choice, tuple(misses), {}, 0)
+    if mode == "reference":
+        choice = Choice("reference", None, REFERENCE_MODE)
+    else:
+        choice = next(choices(situation, forced, misses))
+    told = _explanation(situation, choice, tuple(misses), {}, 0)
+    return replace(told, mode=mode, raises=mode == "strict" and choice.step == "default")
 
 
 def _bare(op: str, problem: Problem | None, device: str, choice: Choice) -> Explanation:
@@ -103,6 +121,7 @@ def _explanation(
         others=_others(situation, choice, aside),
         prepared_bytes=held,
         tune_command=tune_command(situation.problem),
+        source=choice.source,
     )
 
 
@@ -138,18 +157,13 @@ def _comparison(name: str, implementation: Any, situation: Situation, choice: Ch
     return f"nothing tuned is near, and its heuristic preference is only {preference:g}"
 
 
-def tune_command(problem: Problem) -> str:
-    """A shell command that tunes exactly this problem."""
-    shapes = json.dumps({problem.op: [dict(problem.dims)]})
-    return f"echo '{shapes}' > shapes.yaml && tune --op {problem.op} --shapes shapes.yaml"
-
-
 def _story(told: Explanation) -> list[str]:
     config = ", ".join(f"{name}={value}" for name, value in told.config.items())
     lines = [
         f"{told.problem or told.op} on {told.device}",
         f"  runs   {told.implementation}{f'({config})' if config else ''}",
         f"  step   {told.step}: {told.reason}",
+        *_mode(told),
     ]
     if told.evidence is not None:
         lines += _evidence(told, told.evidence)
@@ -164,9 +178,20 @@ def _story(told: Explanation) -> list[str]:
     return lines
 
 
+def _mode(told: Explanation) -> list[str]:
+    lines = [f"  calls  {told.calls:,} answered by this plan"] if told.calls else []
+    if told.raises:
+        lines.append("  mode   strict: nothing is tuned here, so that the call raises NotTunedError instead")
+    elif told.mode != "tuned":
+        lines.append(f"  mode   {told.mode}")
+    return lines
+
+
 def _evidence(told: Explanation, decision: Decision) -> list[str]:
     floor = f", a copy of the same bytes {decision.floor_us:.2f} µs" if decision.floor_us else ""
     lines = [f"  timed  {decision.median_us:.2f} µs{floor}, on {decision.created:%Y-%m-%d %H:%M} UTC"]
+    if told.source:
+        lines.append(f"  from   {told.source}")
     if told.octaves:
         dims = ", ".join(f"{name}={value}" for name, value in decision.problem.dims.items())
         lines.append(f"  there  tuned for {dims}: {told.octaves:.2f} octaves away")

@@ -54,10 +54,17 @@ class Forcing:
         """What this thread (or asyncio task) asks for."""
         return self._choices.get().get(op) if self.active else None
 
+    def captured(self) -> Mapping[str, Forced]:
+        """All that this thread asks for, for ``restored`` in another one."""
+        return self._choices.get() if self.active else {}
+
     @contextmanager
-    def using(self, choices: Mapping[str, Forced]) -> Iterator[None]:
-        """Inner blocks win over outer ones, op by op."""
-        token = self._choices.set({**self._choices.get(), **choices})
+    def restored(self, choices: Mapping[str, Forced]) -> Iterator[None]:
+        """Ask for exactly ``choices``, whatever blocks this thread is in."""
+        if not choices and not self.active:
+            yield
+            return
+        token = self._choices.set(choices)
         with self._lock:
             self.active += 1
         try:
@@ -66,3 +73,24 @@ class Forcing:
             with self._lock:
                 self.active -= 1
             self._choices.reset(token)
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """No call of any thread takes the hot path in this block."""
+        with self._lock:
+            self.active += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.active -= 1
+
+    def renew_locks(self) -> None:
+        """In a forked child."""
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def using(self, choices: Mapping[str, Forced]) -> Iterator[None]:
+        """Inner blocks win over outer ones, op by op."""
+        with self.restored({**self._choices.get(), **choices}):
+            yield

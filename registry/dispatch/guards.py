@@ -1,8 +1,9 @@
-"""When a call is the same as one that was resolved before: the matcher of one entry of the hot path's table."""
+"""When a call's tensors are like those that were resolved before: the guard of one entry of the hot path's table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,82 +15,49 @@ Condition = Callable[..., bool]
 """A further demand, called with the tensors of the call."""
 
 
-def matcher(given: Sequence[Any], conditions: Sequence[Condition] = ()) -> Check:
-    """``match(*given)``: whether a later call, of as many values, may run what this one runs.
+def matcher(given: Sequence[torch.Tensor | None], conditions: Sequence[Condition] = ()) -> Check:
+    """``match(*given)``: whether later tensors, as many, may take the place of these; None stands for one left out.
 
-    Tensors must agree in all that ``torch_private.native_guard`` names, other values in type and value: 1, 1.0 and
-    True are equal to Python, and 0.0 equals -0.0, but a kernel may have been compiled for one of them.
+    Tensors must agree in all that ``torch_private.native_guard`` names. A nested tensor must not be given to it.
     """
-    tensors = [value for value in given if isinstance(value, torch.Tensor)]
-    count = len(tensors)
-    if all(isinstance(value, torch.Tensor) for value in given[:count]):
-        check = _prefix(count, _tensors(tensors), tuple(given[count:]))
-    else:
-        check = _scattered(given, _tensors(tensors))
-    return _with(check, conditions) if conditions else check
-
-
-def _tensors(tensors: Sequence[torch.Tensor]) -> Check:
-    if len({id(tensor) for tensor in tensors}) == len(tensors):
+    tensors = [value for value in given if value is not None]
+    twice = len({id(tensor) for tensor in tensors}) < len(tensors)
+    if not twice and not conditions and len(tensors) == len(given):
         return tensor_guard(*tensors)
-    # torch's guard refuses a tensor that is given twice, so each gets its own
-    checks = [tensor_guard(tensor) for tensor in tensors]
-
-    def each(*given: Any) -> bool:
-        return all(check(value) for check, value in zip(checks, given, strict=True))
-
-    return each
-
-
-def _prefix(count: int, check: Check, plain: tuple[Any, ...]) -> Check:
-    """Tensors first, then plain values: how nearly every call looks."""
-    if not plain:
-        return check
-    if len(plain) == 1:
-        return _one_attribute(check, plain[0])
-    same = _same(plain)
-
-    def match(*given: Any) -> bool:
-        return check(*given[:count]) and same(given[count:])
-
+    # torch's guard refuses a tensor that is given twice, so each gets its own then
+    checks = [tensor_guard(tensor) for tensor in tensors] if twice else [tensor_guard(*tensors)]
+    others = tuple(condition for condition in conditions if condition is not aligned)
+    make = _maker(tuple(value is not None for value in given), twice, aligned in conditions, len(others))
+    match: Check = make(*checks, *others)
     return match
 
 
-def _one_attribute(check: Check, expected: Any) -> Check:
-    same = _same((expected,))
+@lru_cache(maxsize=256)
+def _maker(present: tuple[bool, ...], twice: bool, in_line: bool, conditions: int) -> Callable[..., Check]:
+    """``make(*checks, *conditions)`` of one flat function: a loop or a generator here costs more than the guard.
 
-    def match(*given: Any) -> bool:
-        value = given[-1]
-        # most calls pass the very constant of their source line
-        return (value is expected or same((value,))) and check(*given[:-1])
-
-    return match
-
-
-def _same(expected: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], bool]:
-    kinds = [*map(type, expected)]
-    if any(isinstance(value, float) and value == 0 for value in expected):
-        shown = str(expected)
-        return lambda values: [*map(type, values)] == kinds and str(values) == shown
-    return lambda values: [*map(type, values)] == kinds and values == expected
-
-
-def _scattered(given: Sequence[Any], check: Check) -> Check:
-    places = [place for place, value in enumerate(given) if isinstance(value, torch.Tensor)]
-    others = [place for place in range(len(given)) if place not in places]
-    same = _same(tuple(given[place] for place in others))
-
-    def match(*values: Any) -> bool:
-        return same(tuple(values[place] for place in others)) and check(*[values[place] for place in places])
-
-    return match
-
-
-def _with(check: Check, conditions: Sequence[Condition]) -> Check:
-    def match(*given: Any) -> bool:
-        return check(*given) and all(condition(*given) for condition in conditions)
-
-    return match
+    ``in_line``: alignment is checked too.
+    """
+    names = [f"t{place}" for place in range(len(present))]
+    tensors = [name for name, there in zip(names, present, strict=True) if there]
+    given = ", ".join(tensors)
+    demands = [f"{name} is None" for name, there in zip(names, present, strict=True) if not there]
+    checks = [f"check{place}" for place in range(len(tensors) if twice else 1)]
+    demands += [f"{check}({tensors[place]})" for place, check in enumerate(checks)] if twice else [f"check0({given})"]
+    if in_line:
+        demands.append(f"not ({' | '.join(f'{name}.data_ptr()' for name in tensors)}) & {FULL_ALIGNMENT - 1}")
+    others = [f"condition{place}" for place in range(conditions)]
+    demands += [f"{other}({given})" for other in others]
+    source = (
+        f"def make({', '.join([*checks, *others])}):\n"
+        f"    def match({', '.join(names)}):\n"
+        f"        return {' and '.join(demands)}\n"
+        "    return match\n"
+    )
+    names_of_source: dict[str, Any] = {}
+    exec(compile(source, __file__, "exec"), names_of_source)
+    make: Callable[..., Check] = names_of_source["make"]
+    return make
 
 
 def aligned(*given: Any) -> bool:

@@ -115,7 +115,7 @@ def _caller(
     else:
         call = _general(run, outputs, scratch, prepared)
     device = next(spec.device for spec in signature.outputs.values())
-    return _on_device(call, device) if device.type == "cuda" and torch.cuda.device_count() > 1 else call
+    return on_its_device(call, device)
 
 
 def _single(run: Run, output: Allocate, scratch: list[Allocate]) -> Callable[..., Any]:
@@ -157,8 +157,10 @@ def _functional(run: Run, scratch: list[Allocate], prepared: PreparedTensors) ->
     return lambda *values: run((), extend(values), tuple([make() for make in scratch]))
 
 
-def _on_device(call: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+def on_its_device(call: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """``call`` with its GPU current: kernels and allocations go to the current device, whatever the tensors say."""
+    if device.type != "cuda" or torch.cuda.device_count() == 1:
+        return call
 
     def on_device(*values: Any) -> Any:
         if current_cuda_device() == device.index:

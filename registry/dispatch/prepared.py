@@ -50,7 +50,8 @@ class PreparedTensors:
         }
         static = canonical_json({name: value for name, value in problem.dims.items() if name not in op.dynamic})
         # two implementations may bear one name: of two catalogs, or of a module that was loaded again
-        self._key = (op.name, id(implementation), config_key(config), static)
+        shared = config_key(implementation.prepared_config(problem, config))
+        self._key = (op.name, id(implementation), shared, static)
 
     def __bool__(self) -> bool:
         return bool(self._wanted)
@@ -110,6 +111,8 @@ class PreparedTensors:
             found = self._make(name, place, sources, tensors, versions)
         elif not found.captured and _capturing(tensors[0]):
             _CACHE.pin(place, found, tensors)
+        if not found.captured:
+            found.read_here()
         return found.tensor
 
     def _make(

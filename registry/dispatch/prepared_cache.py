@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..backends.cuda_stream import current_stream
+
 Place = tuple[Hashable, ...]
 """Who prepares what, from which memory."""
 
@@ -24,6 +26,7 @@ class Entry:
     maker     the implementation: kept alive, since the place knows it by its id
     captured  a CUDA graph may read the tensor at every replay, so that its memory must last as long as its sources
     kept      former tensors that a graph may read
+    streams   handles of the streams that have read the tensor
     """
 
     maker: object
@@ -31,6 +34,17 @@ class Entry:
     versions: Versions | None = None
     captured: bool = False
     kept: list[torch.Tensor] = field(default_factory=list)
+    streams: set[int] = field(default_factory=set)
+
+    def read_here(self) -> None:
+        """Let the memory, once dropped, wait for what the current stream is about to read of it.
+
+        torch's allocator hands memory that was freed to the stream it came from, without regard to other streams.
+        """
+        index = self.tensor.get_device()
+        if index >= 0 and (stream := current_stream(index)) not in self.streams:
+            self.tensor.record_stream(torch.cuda.current_stream(index))
+            self.streams.add(stream)
 
     def renew(self, made: torch.Tensor, versions: Versions) -> None:
         """Hold what was made anew, in the same memory where that is possible: graphs and other streams read it."""
@@ -42,6 +56,7 @@ class Entry:
                 if self.captured:
                     self.kept.append(self.tensor)
                 self.tensor = made
+                self.streams.clear()
         if made.device.type == "cuda":
             # it was made on this stream and will be read from any
             torch.cuda.current_stream(made.device).synchronize()

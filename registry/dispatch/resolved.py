@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,13 +12,15 @@ import torch
 from ..contract import Op
 from ..device import Device
 from ..discovery import Catalog
-from ..errors import NotReadyError, RegistryError, UnsupportedError
+from ..errors import NotReadyError, NotTunedError, RegistryError, UnsupportedError
 from ..problem import Arguments, Problem, TensorSpec
 from .aside import Aside
+from .counter import Counter
 from .forcing import Forced
 from .guards import Condition, aligned, determinism_asked, determinism_not_asked, misaligned, not_capturing
 from .plan import Candidate, Plan, build
 from .resolution import Choice, Situation, choices, refusals
+from .tuning_command import tune_command
 from .winners import Winners
 
 MOST_PLANS = 8192
@@ -33,7 +35,9 @@ class Resolved:
     """What answers a call: ``run(*values)`` takes the schema's values in order. ``plan`` is None for the reference.
 
     ``misses`` tell why better choices were passed over; ``conditions`` are what an entry of the table must check.
-    ``makeshift``: a better choice was merely not ready, so that this one must not become the rule.
+    ``makeshift``: a better choice was merely not ready, so that this one must not become the rule. ``plain_torch``:
+    torch must see the reference's operations one by one, e.g. to record or to trace them. ``untuned``: a
+    heuristic chose it, for want of a winner that holds. ``calls`` counts the answers.
     """
 
     choice: Choice
@@ -44,6 +48,9 @@ class Resolved:
     misses: tuple[str, ...] = ()
     conditions: tuple[Condition, ...] = ()
     makeshift: bool = False
+    plain_torch: bool = False
+    untuned: bool = False
+    calls: Counter = field(default_factory=Counter, compare=False)
 
     def check(self, outputs: Any) -> None:
         """What functional code returned must be what the op declares. Raises RegistryError."""
@@ -69,7 +76,7 @@ def _fits(tensor: torch.Tensor, spec: TensorSpec) -> bool:
 
 def reference(op: Op, reason: str, problem: Problem | None = None) -> Resolved:
     """torch's reference, and why."""
-    return Resolved(Choice("reference", None, reason), op.reference, problem)
+    return Resolved(Choice("reference", None, reason), op.reference, problem, plain_torch=True)
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,11 @@ class Plans:
             self.aside.clear()
             self._plans = {}
 
+    def renew_locks(self) -> None:
+        """In a forked child."""
+        self._lock = threading.Lock()
+        self.aside.renew_locks()
+
     def remember(self, resolved: Resolved, forced: Forced | None, generation: int) -> None:
         """Keep a plan that ran and was resolved in ``generation``."""
         if resolved.plan is None or resolved.makeshift:
@@ -124,13 +136,22 @@ class Plans:
         implementations = self._catalog.implementations(self.op.name)
         return Situation(self.op, problem, device, implementations, self._winners().of(self.op, device))
 
-    def candidates(self, call: Call, forced: Forced | None, generation: int) -> Iterator[Resolved]:
-        """Built plans, best first, ending with the reference. What cannot be built is put aside."""
+    def candidates(
+        self, call: Call, forced: Forced | None, generation: int, strict: bool = False
+    ) -> Iterator[Resolved]:
+        """Built plans, best first, ending with the reference. What cannot be built is put aside.
+
+        ``strict``: raises NotTunedError instead of a default where no winner holds.
+        """
         misses: list[str] = []
-        makeshift = False
+        makeshift = tuned = False
         passed: tuple[Condition, ...] = ()
         for choice in choices(self.situation(call.problem, call.device), forced, misses):
             candidate = choice.candidate
+            tuned = tuned or choice.step in {"exact", "nearest"}
+            untuned = choice.step == "default" and not tuned
+            if strict and untuned:
+                raise _not_tuned(call, misses)
             if candidate is None:
                 narrow = passed if call.problem.traits["aligned"] else (*passed, misaligned)
                 run = self.op.reference
@@ -151,7 +172,8 @@ class Plans:
                 makeshift = makeshift or isinstance(fault, NotReadyError)
                 continue
             conditions = (*passed, *conditions_of(candidate, call.problem, call.device))
-            yield Resolved(choice, plan.call, call.problem, call.place, plan, tuple(misses), conditions, makeshift)
+            found = Resolved(choice, plan.call, call.problem, call.place, plan, tuple(misses), conditions, makeshift)
+            yield replace(found, untuned=untuned)
 
     def _passed_over(self, place: Hashable, candidate: Candidate) -> str:
         if reason := self.aside.reason(place, candidate):
@@ -171,6 +193,14 @@ class Plans:
         if isinstance(fault, NotReadyError):
             return f"{candidate} was not ready: {fault.message}"
         return f"{candidate} was put aside: {self.aside.put(self.op.name, place, candidate, fault, generation)}"
+
+
+def _not_tuned(call: Call, misses: list[str]) -> NotTunedError:
+    passed_over = f" ({'; '.join(misses)})" if misses else ""
+    return NotTunedError(
+        f"{call.problem} is not tuned on {call.device}{passed_over}, and the mode is strict",
+        hint=f"{tune_command(call.problem)}   # then registry.reload()",
+    )
 
 
 def _not_deterministic_enough(candidate: Candidate) -> bool:

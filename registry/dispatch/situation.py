@@ -7,8 +7,30 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 
-from .torch_private import PLAIN, autocasting, dispatch_modes, jit_tracing, transforming
+from ..schema import Schema
+from .torch_private import (
+    PLAIN,
+    autocasting,
+    below_autograd,
+    dispatch_modes,
+    jit_tracing,
+    stands_for_others,
+    transforming,
+)
+
+__all__ = [
+    "autocast_active",
+    "below_autograd",
+    "capturing",
+    "counting_writes",
+    "dispatch_modes",
+    "gradient_needed",
+    "traced_by_torch",
+    "unusual",
+    "without_autocast",
+]
 
 
 def unusual(tensors: Iterable[torch.Tensor]) -> str:
@@ -47,6 +69,20 @@ def _dual(tensors: Iterable[torch.Tensor]) -> str:
     return ""
 
 
+def traced_by_torch(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether torch looks at operators rather than runs them: fake tensors, make_fx, export, any dispatch mode.
+
+    Not where only torch's own operations are right: transforms, forward AD, a stranger's tensor subclass.
+    """
+    tensors = list(tensors)
+    symbols = [tensor for tensor in tensors if stands_for_others(tensor)]
+    if not dispatch_modes() and not symbols:
+        return False
+    if any(type(tensor) not in PLAIN and not stands_for_others(tensor) for tensor in tensors):
+        return False
+    return not transforming() and not jit_tracing() and not _dual(tensors)
+
+
 def gradient_needed(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether autograd would record this call."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
@@ -67,6 +103,25 @@ def without_autocast(run: Callable[..., Any], device_type: str) -> Callable[...,
     return outside
 
 
+def counting_writes(run: Callable[..., Any], schema: Schema) -> Callable[..., Any]:
+    """``run`` telling autograd which of its arguments it writes to: a backward that saved one must not use it."""
+    places = [place for place, parameter in enumerate(schema.parameters) if parameter.mutated]
+
+    def counted(*values: Any) -> Any:
+        outputs = run(*values)
+        for place in places:
+            if values[place] is not None and not values[place].is_inference():
+                increment_version(values[place])
+        return outputs
+
+    return counted
+
+
 def capturing(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether the current stream of these tensors' GPU is being captured into a graph."""
-    return any(tensor.is_cuda for tensor in tensors) and torch.cuda.is_current_stream_capturing()
+    """Whether the current stream of these tensors' GPU, which need not be the current one, is being captured."""
+    return any(map(_capturing_on, {tensor.device for tensor in tensors if tensor.is_cuda}))
+
+
+def _capturing_on(device: torch.device) -> bool:
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from registry import TensorSpec
 from registry.dispatch import torch_private
-from registry.dispatch.guards import matcher
+from registry.dispatch.guards import aligned, determinism_not_asked, matcher, misaligned
+from registry.dispatch.table import same
 from registry.dispatch.torch_private import native_allocator, native_guard, public_allocator, public_guard
 
 BOTH = pytest.mark.parametrize("guard", [native_guard, public_guard])
@@ -119,22 +121,30 @@ def test_allocators_obey_the_spec_and_inference_mode(allocator: Callable[..., Ca
 
 @pytest.mark.parametrize(("first", "second"), [(1, True), (1, 1.0), (0.0, -0.0), (0, False), (None, 0), ("a", "b")])
 def test_plain_values_are_compared_by_type_and_value(first: object, second: object) -> None:
-    match, other = matcher((x(), first)), matcher((x(), second))
-    assert match(x(), first)
-    assert other(x(), second)
-    assert not match(x(), second)
-    assert not other(x(), first)
+    assert same(first, first)
+    assert same(second, second)
+    assert not same(first, second)
+    assert not same(second, first)
 
 
-def test_several_values_and_any_order_are_compared() -> None:
-    match = matcher((x(), 1, 0.5, None))
-    assert match(x(), 1, 0.5, None)
-    assert not match(x(), True, 0.5, None)
-    assert not match(x(), 1, 0.5, x())
-    scattered = matcher((None, x(), 3, x()))
-    assert scattered(None, x(), 3, x())
-    assert not scattered(None, x(), 3.0, x())
-    assert not scattered(None, x(), 3, x().double())
+@pytest.mark.parametrize("conditions", [(), (aligned,), (aligned, determinism_not_asked)])
+def test_tensors_that_may_be_left_out_are_compared_too(conditions: tuple[Any, ...]) -> None:
+    match = matcher((x(), None, x()), conditions)
+    assert match(x(), None, x())
+    assert not match(x(), x(), x())
+    assert not match(None, None, x())
+    assert not match(x(), None, x().double())
+    assert matcher((x(), x(), x()), conditions)(x(), x(), x())
+    assert not matcher((x(), x(), x()), conditions)(x(), None, x())
+
+
+def test_conditions_narrow_a_guard() -> None:
+    shifted = torch.zeros(33)[1:].view(4, 8)
+    assert matcher((x(),))(shifted)
+    assert not matcher((x(),), (aligned,))(shifted)
+    assert matcher((shifted,), (misaligned,))(shifted)
+    assert not matcher((shifted,), (misaligned,))(x())
+    assert not matcher((x(), x()), (aligned,))(x(), shifted)
 
 
 def test_one_tensor_given_twice_matches() -> None:

@@ -56,6 +56,31 @@ def test_an_export_can_be_of_one_op_or_one_gpu(filled: Store, make: Any, tmp_pat
         assert len(part.runs()) == 1
 
 
+def test_an_export_of_winners_is_what_dispatch_needs(filled: Store, store: Store) -> None:
+    sent = _export(filled, winners_only=True)
+    kinds = [json.loads(text)["kind"] for text in sent.splitlines()]
+    assert kinds == ["header", "run", "run", *["decision", "winner"] * 2]
+    assert not any(json.loads(text).get("finals") for text in sent.splitlines())
+    store.load(io.StringIO(sent))
+    assert store.load(io.StringIO(sent)) == 0
+    assert sorted(decision.uid for decision in store.winners()) == sorted(one.uid for one in filled.winners())
+    assert store.trials() == []
+    hardware = [identity for identity in filled.hardware() if identity != {"gpu": "H100"}]
+    part = _export(filled, winners_only=True, hardware=hardware, op="softmax").splitlines()
+    assert len(part) == 4
+    assert [json.loads(text)["kind"] for text in _export(filled, winners_only=True, op="gelu").splitlines()] == [
+        "header"
+    ]
+
+
+def test_winners_first_and_everything_later_is_the_same_as_everything(filled: Store, store: Store) -> None:
+    everything = _export(filled)
+    store.load(io.StringIO(_export(filled, winners_only=True)))
+    assert store.load(io.StringIO(everything)) > 0
+    assert sorted(_export(store).splitlines()) == sorted(everything.splitlines())
+    assert store.load(io.StringIO(everything)) == 0
+
+
 def test_of_two_winners_the_later_stays_whichever_comes_first(tmp_path: Path, make: Any) -> None:
     early = make.decision()
     late = make.decision(num_warps=8, created=early.created + timedelta(seconds=1))

@@ -1,0 +1,35 @@
+"""The modes of dispatch: what may answer a call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal, cast, get_args
+
+from ..errors import InvalidArgumentError
+
+VARIABLE = "KERNEL_REGISTRY_MODE"
+
+Mode = Literal["tuned", "reference", "strict"]
+"""``tuned``: the best that is known. ``reference``: always the op's reference. ``strict``: an error where nothing is
+tuned."""
+
+REFERENCE_MODE = 'registry.configure(mode="reference")'
+"""Why the reference answers in that mode."""
+
+
+def checked_mode(mode: Any) -> Mode:
+    """``mode``, or InvalidArgumentError."""
+    return _checked(mode, f"configure(mode={mode!r:.80})")
+
+
+def mode_of(environ: Mapping[str, str] = os.environ) -> Mode:
+    """What ``KERNEL_REGISTRY_MODE`` says; "tuned" where it says nothing. Raises InvalidArgumentError."""
+    mode = environ.get(VARIABLE) or "tuned"
+    return _checked(mode, f"{VARIABLE}={mode!r:.80}")
+
+
+def _checked(mode: Any, what: str) -> Mode:
+    if not isinstance(mode, str) or mode not in get_args(Mode):
+        raise InvalidArgumentError(what, hint=f"expected {', '.join(map(repr, get_args(Mode)))}")
+    return cast("Mode", mode)

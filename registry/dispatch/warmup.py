@@ -1,0 +1,65 @@
+"""Running problems once ahead, so that later calls and captures find their plans in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..device import Device
+from ..errors import InvalidArgumentError
+from ..problem import Problem
+from ..space import Config
+from .bound_op import BoundOp
+from .dispatcher import Dispatcher
+from .resolution import Step
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """What answers a problem from now on; ``error`` tells why nothing does, and is empty otherwise."""
+
+    problem: Problem
+    implementation: str = ""
+    config: Config = field(default_factory=dict)
+    step: Step | None = None
+    error: str = ""
+
+    def __str__(self) -> str:
+        if self.error:
+            return f"{self.problem}: {self.error}"
+        config = ", ".join(f"{name}={value}" for name, value in self.config.items())
+        return f"{self.problem}: {self.implementation}({config}), {self.step}"
+
+
+def warm(dispatcher: Dispatcher, problems: Iterable[Problem], device: Device) -> tuple[Warmed, ...]:
+    """Build, load and run the plan of each problem once, on inputs of the op's own making.
+
+    A problem that fails does not stop the others. Nothing stays allocated. Raises InvalidArgumentError while a CUDA
+    stream is capturing.
+    """
+    if device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise InvalidArgumentError("warmup: a CUDA stream is capturing", hint="warm up before the capture begins")
+    # entries of inference mode and of grad mode are made by their first call from the plan that is in memory by then
+    with torch.inference_mode(False), torch.no_grad():
+        results = tuple(_warm(dispatcher.bound(problem.op), problem, device) for problem in problems)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device.torch)
+        torch.cuda.empty_cache()
+    return results
+
+
+def _warm(bound: BoundOp, problem: Problem, device: Device) -> Warmed:
+    try:
+        generator = torch.Generator(device.torch).manual_seed(0)
+        values: tuple[Any, ...] = bound.op.inputs(problem, bound.op.kinds[0], generator)
+        bound.run(values)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device.torch)
+        told = bound.explain_flat((), dict(zip(bound.op.parsed.names, values, strict=True)))
+    except Exception as fault:
+        lines = str(fault).strip().splitlines()
+        return Warmed(problem, error=f"{type(fault).__name__}: {lines[0] if lines else 'no message'}")
+    return Warmed(problem, told.implementation, told.config, told.step)

@@ -1,0 +1,146 @@
+"""What may answer: tuned, reference and strict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from registry import CompileError, InvalidArgumentError, NotTunedError, RegistryError
+from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.mode import mode_of
+
+DIMS: dict[str, Any] = {"rows": 8, "cols": 16, "dtype": "float32"}
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(8, 16)
+
+
+def test_reference_mode_answers_everything_by_the_reference_and_builds_nothing(
+    dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor
+) -> None:
+    one = told("a.one")
+    dispatcher.register(one)
+    publish(DIMS, "a.one", {"block": 4})
+    dispatcher.configure(mode="reference")
+    for _ in range(3):
+        torch.testing.assert_close(dispatcher.call("softmax", x), torch.softmax(x, -1))
+    with dispatcher.using(softmax="a.one"):
+        dispatcher.call("softmax", x)
+        assert dispatcher.explain("softmax", x).step == "reference"
+    assert (one.bound, one.runs) == (0, [])
+    explanation = dispatcher.explain("softmax", x)
+    assert (explanation.step, explanation.mode) == ("reference", "reference")
+    assert 'configure(mode="reference")' in str(explanation)
+    assert dispatcher.explain_problem(dispatcher.catalog.op("softmax").problem_of(DIMS)).step == "reference"
+    dispatcher.configure(mode="tuned")
+    dispatcher.call("softmax", x)
+    assert dispatcher.explain("softmax", x).step == "exact"
+
+
+def test_reference_mode_has_gradients_of_every_order(dispatcher: Dispatcher, told: Any) -> None:
+    dispatcher.register(told("a.one"))
+    dispatcher.configure(mode="reference")
+    x = torch.randn(3, 4, dtype=torch.float32, requires_grad=True)
+    for _ in range(2):
+        (first,) = torch.autograd.grad(dispatcher.call("softmax", x)[0, 0], x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x)
+        (plain,) = torch.autograd.grad(torch.softmax(x, -1)[0, 0], x, create_graph=True)
+        torch.testing.assert_close(second, torch.autograd.grad(plain.square().sum(), x)[0])
+
+
+def test_strict_mode_refuses_what_only_a_heuristic_chose(dispatcher: Dispatcher, told: Any, x: torch.Tensor) -> None:
+    one = told("a.one")
+    dispatcher.register(one)
+    dispatcher.configure(mode="strict")
+    with pytest.raises(NotTunedError, match=r"softmax\(rows=8, cols=16.*not tuned on cpu") as caught:
+        dispatcher.call("softmax", x)
+    assert "tune --op softmax" in caught.value.hint
+    assert isinstance(caught.value, RegistryError)
+    assert one.bound == 0
+    explanation = dispatcher.explain("softmax", x)
+    assert explanation.raises
+    assert "raises NotTunedError" in str(explanation)
+    assert dispatcher.explain_problem(dispatcher.catalog.op("softmax").problem_of(DIMS)).raises
+
+
+def test_strict_mode_lets_winners_and_demands_through(
+    dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor
+) -> None:
+    dispatcher.register(told("a.one"))
+    publish(DIMS, "a.one", {"block": 4})
+    dispatcher.configure(mode="strict")
+    dispatcher.call("softmax", x)
+    dispatcher.call("softmax", torch.randn(9, 16))
+    assert dispatcher.explain("softmax", torch.randn(9, 16)).step == "nearest"
+    with pytest.raises(NotTunedError):
+        dispatcher.call("softmax", torch.randn(8, 17))
+    with dispatcher.using(softmax="a.one"):
+        dispatcher.call("softmax", torch.randn(8, 17))
+
+
+def test_strict_mode_lets_through_what_tuning_could_not_change(
+    dispatcher: Dispatcher, told: Any, x: torch.Tensor
+) -> None:
+    dispatcher.register(told("a.none", unsupported=lambda problem: ["nothing at all"]))
+    dispatcher.configure(mode="strict")
+    assert dispatcher.call("softmax", torch.empty(0, 16)).shape == (0, 16)
+    torch.testing.assert_close(torch.vmap(lambda row: dispatcher.call("softmax", row))(x), torch.softmax(x, -1))
+    dispatcher.call("softmax", x)
+    assert dispatcher.explain("softmax", x).step == "reference"
+    assert dispatcher.call("softmax", x.to("meta")).shape == x.shape
+
+
+@pytest.mark.filterwarnings("ignore::registry.DispatchWarning")
+def test_strict_mode_forgives_a_winner_that_fails(
+    dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor
+) -> None:
+    dispatcher.register(told("a.broken", bind_fault=CompileError("no such intrinsic")))
+    dispatcher.register(told("a.sound"))
+    publish(DIMS, "a.broken", {"block": 4})
+    dispatcher.configure(mode="strict")
+    dispatcher.call("softmax", x)
+    explanation = dispatcher.explain("softmax", x)
+    assert (explanation.step, explanation.implementation, explanation.raises) == ("default", "a.sound", False)
+
+
+def test_a_stale_winner_is_no_winner_in_strict_mode(
+    dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor
+) -> None:
+    dispatcher.register(told("a.one"))
+    publish(DIMS, "a.one", {"block": 4}, fingerprint="2")
+    dispatcher.configure(mode="strict")
+    with pytest.raises(NotTunedError, match=r"source of a\.one has changed"):
+        dispatcher.call("softmax", x)
+
+
+def test_database_and_mode_are_configured_apart(dispatcher: Dispatcher, tmp_path: Path) -> None:
+    dispatcher.configure(database=str(tmp_path / "own.db"))
+    dispatcher.configure(mode="strict")
+    assert (dispatcher.database, dispatcher.mode()) == (str(tmp_path / "own.db"), "strict")
+    dispatcher.configure(database=None)
+    assert (dispatcher.database, dispatcher.mode()) == (None, "strict")
+    for wrong in ("fast", None, 3):
+        with pytest.raises(InvalidArgumentError, match="expected 'tuned', 'reference', 'strict'"):
+            dispatcher.configure(mode=wrong, database="elsewhere")  # type: ignore[arg-type]
+    assert (dispatcher.database, dispatcher.mode()) == (None, "strict")
+
+
+def test_the_environment_says_the_mode_until_a_program_does(
+    dispatcher: Dispatcher, told: Any, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert mode_of({}) == "tuned"
+    assert mode_of({"KERNEL_REGISTRY_MODE": "reference"}) == "reference"
+    dispatcher.register(told("a.one"))
+    monkeypatch.setenv("KERNEL_REGISTRY_MODE", "fast")
+    with pytest.raises(InvalidArgumentError, match="KERNEL_REGISTRY_MODE='fast'"):
+        dispatcher.call("softmax", x)
+    monkeypatch.setenv("KERNEL_REGISTRY_MODE", "strict")
+    with pytest.raises(NotTunedError):
+        dispatcher.call("softmax", x)
+    dispatcher.configure(mode="tuned")
+    dispatcher.call("softmax", x)
