@@ -145,7 +145,7 @@ def fastest(times: Mapping[str, Sequence[float]], keep: int = FINALISTS) -> list
     """Who goes on from a pre-final: by the median time, fastest first; who has no times, or is behind, is out."""
     medians = {name: statistics.median(times[name]) for name in times if times[name]}
     ordered = sorted(medians, key=lambda name: medians[name])[:keep]
-    return [name for name in ordered if medians[name] <= BEHIND * medians[ordered[0]]]
+    return [name for name in ordered if medians[name] <= BEHIND * min(medians.values())]
 
 
 def median_of(name: str, blocks: Sequence[Times]) -> float:
