@@ -33,7 +33,7 @@ def kernel_from(path: str, source: Any) -> Any | None:
     description = Path(path)
     try:
         binary = _binary_beside(description)
-        if binary is None or not _EXPECTED <= json.loads(description.read_text()).keys():
+        if binary is None or _EXPECTED - json.loads(description.read_text()).keys():
             return None
         kernel: Any = CompiledKernel(source, {description.name: path, binary.name: str(binary)}, "")
         kernel.hash = kernel.metadata.hash
