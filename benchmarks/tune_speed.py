@@ -45,7 +45,8 @@ def main() -> int:
     gpu = nvml.gpu_of(device)
     shares: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "registry.cli.main", "tune", "--op", options.op, "--shapes", options.shapes]
+        start = "import kernel_registry; kernel_registry.tune()"  # what the installed script does
+        command = [sys.executable, "-c", start, "--op", options.op, "--shapes", options.shapes]
         with (Path(folder) / "log").open("w+") as log:
             began = time.monotonic()
             tuning = subprocess.Popen(command, env=cold_environment(Path(folder)), stdout=log, stderr=log)
@@ -56,7 +57,7 @@ def main() -> int:
             seconds = time.monotonic() - began
             log.seek(0)
             said = log.read().strip().splitlines()
-    print(f"{' '.join(command[3:])}: {seconds:.1f} s from start to end, exit code {tuning.returncode}")
+    print(f"tune {' '.join(command[3:])}: {seconds:.1f} s from start to end, exit code {tuning.returncode}")
     for limit in (0.0, _WARMING_UP_S):
         later = [share for at, share in shares if at >= limit]
         if later:

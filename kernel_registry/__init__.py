@@ -4,7 +4,11 @@ Ctrl-C in those seconds ends a command as it does later, with a line and code 13
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
 
 INTERRUPTED = 130
 
@@ -21,7 +25,25 @@ def registry() -> None:
 
 def _start(program: str, module: str) -> None:
     try:
-        import_module(module).main()
+        keeper = _early_keeper([program, *sys.argv[1:]])
+        main = import_module(module).main
+        if keeper is not None:
+            import_module("registry.tuner.spawning").adopt(keeper)
+        main()
     except KeyboardInterrupt:
         sys.stderr.write(f"{program}: interrupted\n")
         sys.exit(INTERRUPTED)
+
+
+def _early_keeper(words: Sequence[str]) -> Any:
+    """For a command that tunes: the process that starts its children, which imports torch while this one does."""
+    if sys.platform != "linux" or "tune" not in words[:2] or {"-h", "--help", "--dry-run"} & {*words}:
+        return None
+    registry = find_spec("registry")
+    path = Path(registry.origin or "").parent / "tuner" / "keeper.py" if registry else Path()
+    spec = spec_from_file_location("kernel_registry.keeper", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        return None
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.launch()

@@ -43,8 +43,8 @@ class Variant:
 class Artifact:
     """A compiled variant, loadable in another process.
 
-    ``path`` is the file in the user's cache ("" when the backend finds it by the variant alone, as Triton's own
-    cache does); ``resources`` are the compiler's: ``registers``, ``shared_bytes``, ``spill_bytes``, ``threads``.
+    ``path`` is the file in the user's cache ("" when the backend finds it by the variant alone); ``resources`` are the
+    compiler's: ``registers``, ``shared_bytes``, ``spill_bytes``, ``threads``.
     """
 
     variant: Variant

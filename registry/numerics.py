@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from .problem import Problem, TensorSpec, dtype_name
 
 CHUNK = 2**22
 """Elements compared at a time: some ten float64 temporaries of 32 MiB each."""
+_CHUNK_OF_MEMORY = 2**-12
+"""The same on a GPU, as a part of its bytes: eight chunks are launched in the time of one."""
 
 # float16 has no nextafter; for bfloat16 a billion elements must fit in memory five times
 _BOUND_DTYPES = {torch.bfloat16: torch.bfloat16, torch.float16: torch.float32, torch.float32: torch.float32}
@@ -73,9 +76,14 @@ def own_error(op: Op, _: Problem, values: tuple[Any, ...], reference: Outputs) -
     with full_precision():
         outputs = as_tuple(op.reference(*_fresh(op, values)))
     return tuple(
-        max((_errors(piece.output, piece.reference)[0].max().item() for piece in _pieces(output, wide)), default=0.0)
+        _largest([_errors(piece.output, piece.reference)[0].max() for piece in _pieces(output, wide)])
         for output, wide in zip(outputs, as_tuple(reference), strict=True)
     )
+
+
+def _largest(values: Sequence[torch.Tensor]) -> float:
+    """Read together: each reading waits for the device."""
+    return float(torch.stack(list(values)).max()) if values else 0.0
 
 
 @contextlib.contextmanager
@@ -146,9 +154,9 @@ def _bounds_of_one(op: Op, problem: Problem, dtype: torch.dtype, reference: torc
     wide = _BOUND_DTYPES.get(dtype, torch.float64)
     low, high = torch.empty_like(reference, dtype=wide), torch.empty_like(reference, dtype=wide)
     scales = [op.tolerance.scale(problem, _finite(piece.reference)) for piece in _pieces(low, reference)]
-    most = max((scale.max().item() for scale in scales), default=0.0)
+    most = _largest([scale.max() for scale in scales])
     limit = 2 * torch_error + unit * most + atol
-    has_nan = False
+    is_nan = []
     for below, above, scale in zip(_pieces(low, reference), _pieces(high, reference), scales, strict=True):
         allowed = (rtol * scale + atol).clamp_(max=limit)
         expected = below.reference.to(dtype)
@@ -159,8 +167,8 @@ def _bounds_of_one(op: Op, problem: Problem, dtype: torch.dtype, reference: torc
         exact = ~expected.isfinite()
         below.output.copy_(torch.where(exact, expected.to(wide), least))
         above.output.copy_(torch.where(exact, expected.to(wide), greatest))
-        has_nan |= bool(expected.isnan().any())
-    return Bounds(low, high, has_nan)
+        is_nan.append(expected.isnan().any())
+    return Bounds(low, high, bool(is_nan) and bool(torch.stack(is_nan).any()))
 
 
 def _inwards(bound: torch.Tensor, direction: int, dtype: torch.dtype, wide: torch.dtype) -> torch.Tensor:
@@ -200,9 +208,17 @@ def _pieces(output: torch.Tensor, reference: torch.Tensor) -> Iterator[_Piece]:
     rows, wide = output.reshape(-1, cols), reference.reshape(-1, cols)
     if output.dim() <= 1:
         rows, wide = rows.view(-1), wide.view(-1)
-    step = max(1, CHUNK // cols)
+    step = max(1, _chunk(output.device) // cols)
     for start in range(0, rows.shape[0], step):
         yield _Piece(start * cols, rows[start : start + step], wide[start : start + step])
+
+
+@lru_cache(maxsize=16)
+def _chunk(device: torch.device) -> int:
+    if device.type != "cuda":
+        return CHUNK
+    wanted = _CHUNK_OF_MEMORY * torch.cuda.get_device_properties(device).total_memory
+    return max(CHUNK, min(8 * CHUNK, int(wanted)))
 
 
 def _finite(reference: torch.Tensor) -> torch.Tensor:

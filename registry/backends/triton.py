@@ -40,6 +40,7 @@ from .triton_launch import (
     interpreted_run,
     load,
 )
+from .triton_stored import build_launcher, kernel_from, path_of
 from .triton_variant import INTERPRETED, gpu_target, operands, source_of, unaligned, variant_of
 
 __all__ = ["INTERPRETED", "Launch", "TritonImplementation"]
@@ -79,7 +80,8 @@ class TritonImplementation(Implementation):
         Raises OutOfResourcesError when a program needs more shared memory than the target has, CompileError for all
         else that the compiler refuses.
         """
-        resources = _resources(_compiled(variant, target))
+        kernel = _compiled(variant, target)
+        resources = _resources(kernel)
         limit = shared_limit(target.architecture)
         if limit is not None and resources["shared_bytes"] > limit:
             raise OutOfResourcesError(
@@ -87,7 +89,9 @@ class TritonImplementation(Implementation):
                 f" {target.architecture} has {limit}",
                 hint="smaller blocks or fewer num_stages need less",
             )
-        return Artifact(variant, "", resources)
+        with _own_cache():
+            build_launcher(kernel)
+        return Artifact(variant, path_of(kernel), resources)
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """Load what ``compile`` made and return the function that launches it.
@@ -117,7 +121,7 @@ class TritonImplementation(Implementation):
         if len(built.artifacts) != len(launches):
             raise InvalidDefinitionError(f"{title}: {len(built.artifacts)} artifacts for {len(launches)} launches")
         return [
-            _bound(launch, _load(artifact.variant, device), built.signature, title)
+            _bound(launch, _load(artifact, device), built.signature, title)
             for launch, artifact in zip(launches, built.artifacts, strict=True)
         ]
 
@@ -230,18 +234,20 @@ _LOADED: dict[tuple[str, int], Any] = {}
 _LOADING = threading.Lock()
 
 
-def _load(variant: Variant, device: Device) -> Any:
+def _load(artifact: Artifact, device: Device) -> Any:
     """The kernel loaded on the device, once a process.
 
     It stays for the life of the process: a captured CUDA graph may go on using it after its plan was dropped, and
     from Triton 3.8 on a collected kernel takes its module along.
     """
+    variant = artifact.variant
     place = (variant.key, device.index)
     with _LOADING:
         if place not in _LOADED:
-            kernel = _compiled(variant, device.target)
+            kernel = artifact.path and kernel_from(artifact.path, source_of(variant))
+            kernel = kernel or _compiled(variant, device.target)
             try:
-                with torch.cuda.device(device.index):
+                with torch.cuda.device(device.index), _own_cache():
                     load(kernel)
             except OutOfResources as fault:
                 raise _refusal(variant, device.target, fault) from fault

@@ -82,6 +82,9 @@ class Compiler:
         """End every child. May be called in any state."""
         for slot in self._slots:
             forget(self._selector, slot.child)
+            slot.child.kill()
+        # each is waited for, but they end together
+        for slot in self._slots:
             slot.child.stop()
         self._slots.clear()
 

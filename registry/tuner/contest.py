@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,8 @@ from .noise import Noise
 from .problem_search import ProblemSearch
 
 FLOOR = "floor"
+FAR = 1.5
+"""Times the fastest: whose distance need not be known to the percent."""
 DISTURBED: Mapping[str, float] = {"cuda": 2.0, "cpu": 5.0}
 """Finals in which the winner takes so many times what it took in the search say more about the machine than about it.
 
@@ -46,8 +49,11 @@ class Contest:
 
     def early_entrants(self) -> list[Candidate]:
         """Who enters the pre-final: the challengers and, so that the ratios to all are known, the incumbent and the
-        best of every other implementation."""
-        everybody = [*self.challengers, self.incumbent, *self.search.best_of_each()]
+        best of every other implementation. Of one that is far behind the search tells enough."""
+        times = {one.key: self.search.median_us(one.key) or math.inf for one in self.search.best_of_each()}
+        near = FAR * min(times.values(), default=math.inf)
+        best = [one for one in self.search.best_of_each() if times[one.key] <= near]
+        everybody = [*self.challengers, self.incumbent, *best]
         return list({candidate.key: candidate for candidate in everybody}.values())
 
     def meet_early(self, answer: Answer) -> None:
@@ -122,7 +128,7 @@ class Contest:
 
     def baselines(self, winner: Candidate) -> dict[str, float]:
         """Per other implementation its best candidate's time over the winner's, paired by rounds: of the blocks where
-        it was in them, else of the pre-final."""
+        it was in them, else of the pre-final; else, unpaired, of the search."""
         ratios: dict[str, float] = {}
         entered = [self.incumbent, *self.challengers, *self.search.best_of_each()]
         for candidate in {candidate.key: candidate for candidate in entered}.values():
@@ -130,9 +136,15 @@ class Contest:
             ratio = block_ratio(candidate.key, winner.key, self.blocks)
             if ratio is None:
                 ratio = block_ratio(candidate.key, winner.key, [self.early])
+            if ratio is None:
+                ratio = self._searched_ratio(candidate, winner)
             if name != winner.implementation.name and ratio is not None:
                 ratios[name] = min(ratio, ratios.get(name, ratio))
         return ratios
+
+    def _searched_ratio(self, one: Candidate, other: Candidate) -> float | None:
+        mine, its = self.search.median_us(one.key), self.search.median_us(other.key)
+        return mine / its if mine and its else None
 
     def default_ratio(self, winner: Candidate, noise: Noise) -> Interval | None:
         """The default's time over the winner's and where one more process would find it; None where it did not run.

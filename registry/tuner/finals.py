@@ -24,6 +24,8 @@ ATTEMPTS = 3
 """Finals of one problem at most, when other runs publish in between."""
 PRE_FINALISTS = 8
 FINALISTS = 2
+BEHIND = 1.03
+"""Times the fastest of a pre-final: two processes differ by a percent, so that who is farther wins no block."""
 ALPHA = 0.04
 _RESAMPLES = 1000
 _CLIP = 0.1
@@ -140,8 +142,10 @@ def observed(incumbent: str, challengers: Sequence[str], blocks: Sequence[Times]
 
 
 def fastest(times: Mapping[str, Sequence[float]], keep: int = FINALISTS) -> list[str]:
-    """Who goes on from a pre-final: by the median time, fastest first; who has no times is out."""
-    return sorted((name for name in times if times[name]), key=lambda name: statistics.median(times[name]))[:keep]
+    """Who goes on from a pre-final: by the median time, fastest first; who has no times, or is behind, is out."""
+    medians = {name: statistics.median(times[name]) for name in times if times[name]}
+    ordered = sorted(medians, key=lambda name: medians[name])[:keep]
+    return [name for name in ordered if medians[name] <= BEHIND * min(medians.values())]
 
 
 def median_of(name: str, blocks: Sequence[Times]) -> float:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..contract import Op
 from ..device import Device
@@ -17,6 +16,7 @@ from ..errors import UnknownNameError
 from ..implementation import Implementation
 from ..problem import Arguments, Problem
 from ..space import Config
+from .unmade import arguments_of
 
 _MEMORY_SHARE = 0.8
 
@@ -62,7 +62,7 @@ class ProblemPlan:
 
     @cached_property
     def arguments(self) -> Arguments:
-        """Specs of the problem's arguments, from its inputs made of fake tensors."""
+        """Specs of the problem's arguments."""
         return arguments_of(self.op, self.problem)
 
     def defaults(self) -> list[Candidate]:
@@ -86,13 +86,6 @@ def plan(
         if wanted not in everywhere:
             raise UnknownNameError(f"implementation of {' or '.join(ops)}", wanted, everywhere)
     return tuple(_plan_one(problem, catalog, device, frozenset(implementations)) for problem in problems)
-
-
-def arguments_of(op: Op, problem: Problem) -> Arguments:
-    """Specs of what ``op.inputs`` would make, without making it."""
-    with FakeTensorMode():
-        values = op.inputs(problem, op.kinds[0], torch.Generator())
-        return op.arguments(values)
 
 
 def needed_bytes(op: Op, problem: Problem) -> int:

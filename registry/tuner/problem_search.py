@@ -17,10 +17,11 @@ from ..problem import Arguments, Problem
 from .finals import PRE_FINALISTS
 from .jobs import Entrant
 from .ordering import seeds_of
-from .planning import ProblemPlan, arguments_of
+from .planning import ProblemPlan
 from .probes import variants_at
 from .search import EXHAUST, Searcher
 from .smaller import smaller_problem
+from .unmade import arguments_of
 
 DEFAULT_TRIALS = 64
 DEFAULT_SECONDS = 30.0

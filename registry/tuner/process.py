@@ -126,6 +126,10 @@ class Child:
         why = ending.why or _how(ending.code)
         return replace(ending, why=f"{why}: {words}" if words else why)
 
+    def kill(self) -> None:
+        """Kill the group, without waiting; ``stop`` has to follow."""
+        self._started.kill()
+
     def stop(self) -> bool:
         """Kill the group, wait until it is reaped, free what is held here; whether it is gone. May be called again."""
         self._started.kill()

@@ -21,7 +21,9 @@ from typing import IO, Any, Protocol
 from ..errors import RegistryError
 from . import keeper as keeper_module
 
-_KEEPER_FILE = Path(keeper_module.__file__)
+Launched = tuple[subprocess.Popen[bytes], socket.socket]
+"""A keeper's process and socket."""
+
 _PATIENCE_S = 20.0
 
 
@@ -69,19 +71,8 @@ class Started(Protocol):
 class Keeper:
     """The connection to a keeper process."""
 
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # -I -S: only the standard library, so that it starts in tens of milliseconds and nothing can shadow it
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_KEEPER_FILE), str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        self._socket = ours
+    def __init__(self, launched: Launched | None = None) -> None:
+        self._process, self._socket = launched or keeper_module.launch()
         self._numbers = itertools.count(1)
         self.owner = os.getpid()
 
@@ -258,6 +249,12 @@ def kept(*, now: bool = True) -> Iterator[None]:
             last = _shared.pop() if _shared and not _holders else None
         if last is not None:
             last.close()
+
+
+def adopt(launched: Launched) -> None:
+    """Use a keeper that was started before torch was imported here: its template has been importing meanwhile."""
+    with _lock:
+        _shared[:] = [Keeper(launched)]
 
 
 def warm(*modules: str) -> None:

@@ -75,7 +75,7 @@ def label(one: Entrant | Candidate) -> str:
     return name.removeprefix("rogue.") + "".join(f" {value}" for value in one.config.values())
 
 
-HONEST = {"honest 1": 100.0, "honest 40": 300.0, "honest 2": 150.0, "chatters": 140.0}
+HONEST = {"honest 1": 100.0, "honest 40": 300.0, "honest 2": 142.0, "chatters": 140.0}
 
 
 def candidates(planned: ProblemPlan) -> dict[str, Candidate]:
@@ -153,6 +153,16 @@ def test_the_default_and_its_copy_meet_two_challengers_in_three_fresh_processes(
     assert [event.problems for event in events if isinstance(event, FinalsStarted)] == [1]
 
 
+def test_a_challenger_that_is_behind_in_the_pre_final_does_not_go_on(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    bench = Bench({**HONEST, "honest 2": 150.0})
+    decide(planned, recorders(), bench)
+    assert {label(entrant) for entrant in bench.jobs[0].entrants} == {"chatters", "honest 2", "honest 1"}
+    for job in bench.finals:
+        assert {label(entrant) for entrant in job.entrants if entrant.role != "floor"} == {"chatters", "honest 1"}
+
+
 def test_entrants_are_set_up_in_another_order_in_every_process(
     planned: ProblemPlan, recorders: Callable[[], Recorder]
 ) -> None:
@@ -169,15 +179,15 @@ def test_the_decision_keeps_the_ratio_to_the_default_and_every_round(
     planned: ProblemPlan, recorders: Callable[[], Recorder], store: Store
 ) -> None:
     recorder = recorders()
-    fast = {**HONEST, "chatters": 80.0}
-    result, _, deciding = decide(planned, recorder, Bench(fast), {**HONEST, "chatters": 80.0})
+    fast = {**HONEST, "chatters": 80.0, "honest 2": 82.0}
+    result, _, deciding = decide(planned, recorder, Bench(fast), fast)
     decision = recorder.winner(planned.op, PROBLEM)
     assert decision is not None
     assert decision.default_ratio is not None
     assert decision.default_ratio.value == pytest.approx(1.25, rel=1e-2)
     assert decision.default_ratio.low < 1.25 < decision.default_ratio.high
     assert (result.ratio, result.low, result.high) == (decision.ratio, decision.lo, decision.hi)
-    assert decision.baselines == pytest.approx({"rogue.honest": 1.25}, rel=1e-2)
+    assert decision.baselines == pytest.approx({"rogue.honest": 82 / 80}, rel=1e-2)
     assert decision.floor_us == pytest.approx(FLOOR_US, rel=1e-2)
     entered = 1 + 1 + FINALISTS
     assert len(store.finals(decision.uid)) == ROUNDS * (BLOCKS * entered + 1)
@@ -200,7 +210,7 @@ def test_a_tie_says_with_whom(planned: ProblemPlan, recorders: Callable[[], Reco
 def test_a_stored_winner_meets_the_default_too(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
     other, recorder = recorders(), recorders()
     publish(planned, other, "chatters")
-    bench = Bench({**HONEST, "chatters": 90.0, "honest 1": 130.0, "honest 2": 85.0, "honest 40": 95.0})
+    bench = Bench({**HONEST, "chatters": 90.0, "honest 1": 130.0, "honest 2": 85.0, "honest 40": 87.0})
     result, _, _ = decide(planned, recorder, bench, bench.times)
     assert {label(entrant) for entrant in bench.finals[-1].entrants} == {
         "chatters", "honest 2", "honest 40", "honest 1"
@@ -233,7 +243,7 @@ def test_when_another_run_publishes_first_its_winner_has_to_be_beaten(
     assert winner(recorder, planned) == "chatters"
     decision = recorder.winner(planned.op, PROBLEM)
     assert decision is not None
-    assert decision.ratio == pytest.approx(150 / 80, rel=1e-2)
+    assert decision.ratio == pytest.approx(142 / 80, rel=1e-2)
     assert any(isinstance(event, Note) and "finals against its winner follow" in event.message for event in events)
 
 

@@ -194,7 +194,13 @@ def test_what_finals_show_of_noise() -> None:
 
 
 def test_a_pre_final_keeps_the_fastest_that_ran() -> None:
-    assert fastest({"a": [3.0, 3.0], "b": [], "c": [1.0, 9.0, 1.0], "d": [2.0]}, keep=2) == ["c", "d"]
+    times = {"a": [1.02, 1.02], "b": [], "c": [1.0, 9.0, 1.0], "d": [1.01], "e": [1.005]}
+    assert fastest(times, keep=3) == ["c", "e", "d"]
+
+
+def test_who_is_behind_in_a_pre_final_does_not_go_on() -> None:
+    assert fastest({"a": [1.0], "b": [1.02], "c": [1.04]}, keep=3) == ["a", "b"]
+    assert fastest({"b": []}) == []
 
 
 def test_a_ratio_without_common_blocks_is_unknown() -> None:
