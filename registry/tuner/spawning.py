@@ -253,8 +253,11 @@ def kept(*, now: bool = True) -> Iterator[None]:
 
 def adopt(launched: Launched) -> None:
     """Use a keeper that was started before torch was imported here: its template has been importing meanwhile."""
+    adopted = Keeper(launched)
     with _lock:
-        _shared[:] = [Keeper(launched)]
+        for old in _shared:
+            old.close()
+        _shared[:] = [adopted]
 
 
 def warm(*modules: str) -> None:

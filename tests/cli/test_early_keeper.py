@@ -8,7 +8,6 @@ import sys
 import pytest
 
 import kernel_registry
-from registry.tuner import spawning
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere children are executed")
 
@@ -33,12 +32,17 @@ def test_a_command_that_tunes_nothing_starts_none(words: list[str]) -> None:
     assert kernel_registry._early_keeper(words) is None
 
 
+REPLACED = """
+import kernel_registry
+launched = kernel_registry._early_keeper(["tune"])
+launched[0].kill()
+launched[0].wait()
+from registry.tuner import spawning
+spawning.adopt(launched)
+with spawning.kept():
+    assert spawning._keeper().alive and spawning._keeper().pid != launched[0].pid
+"""
+
+
 def test_a_keeper_that_died_meanwhile_is_replaced() -> None:
-    launched = kernel_registry._early_keeper(["tune"])
-    assert launched is not None
-    launched[0].kill()
-    launched[0].wait()
-    spawning.adopt(launched)
-    with spawning.kept():
-        assert spawning._keeper().alive
-        assert spawning._keeper().pid != launched[0].pid
+    subprocess.run([sys.executable, "-c", REPLACED], check=True, timeout=120)

@@ -49,7 +49,7 @@ LIGHT = """
 import sys
 from registry.discovery import Catalog
 from registry.tuner.unmade import arguments_of
-for op in Catalog().ops().values():
+for op in map(Catalog().op, ("vector_add", "square", "gelu", "softmax", "rms_norm", "gemm_int4")):
     arguments_of(op, op.problem_of(op.examples[0]))
     assert "torch._dynamo" not in sys.modules, op.name
 """
