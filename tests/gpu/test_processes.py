@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("way", ["fork", "spawn"])
 def test_a_child_is_served_or_told_why_not(way: str) -> None:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, str(SCRIPT), way],
         capture_output=True,
