@@ -93,11 +93,12 @@ class MmaInt4(CudaImplementation):
         )
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """64 columns, 8 warps over K, and the least cluster that keeps the GPU busy."""
+        """64 columns (32 with 16 tokens), 8 warps over K, and the least cluster that keeps the GPU busy."""
 
         def distance(config: Config) -> tuple[float, ...]:
             return (
-                -min(config["tokens"], 32), _idle(problem, config, device), abs(config["columns"] - 64),
+                -min(config["tokens"], 32), _idle(problem, config, device),
+                abs(config["columns"] - (32 if config["tokens"] == 16 else 64)),
                 abs(config["warps_k"] - 8), config["warps_n"], config["cluster"], config["tokens"], config["ahead"],
             )  # fmt: skip
 
