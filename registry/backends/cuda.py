@@ -21,6 +21,7 @@ from ..problem import Problem
 from ..space import Config
 from ..symbolic import settled
 from . import cuda_launch, estimate, nvrtc
+from .cuda_frame import block_of
 from .kernel_text import fingerprint_with_kernels
 
 _OPTIONS = frozenset({"block", "maxrregcount", "use_fast_math", "std"})
@@ -162,7 +163,7 @@ class CudaImplementation(Implementation):
             raise InvalidDefinitionError(
                 f"{self.name}: unknown option {', '.join(unknown)}", hint=f"known: {', '.join(sorted(_OPTIONS))}"
             )
-        block = [settled(extent) for extent in cuda_launch.block_of(launch)]
+        block = [settled(extent) for extent in block_of(launch)]
         options.pop("block")
         spec = {
             "constants": {name: settled(value) for name, value in launch.constants.items()},

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import struct
+import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,24 +15,16 @@ import torch
 
 from ..artifact import Signature
 from ..errors import DeviceError, InvalidDefinitionError, OutOfResourcesError
-from ..implementation import Launch, RowsRun, Run, Tensors
-from ..problem import FULL_ALIGNMENT, TensorSpec
-from ..symbolic import is_symbolic, text_of
+from ..implementation import Launch, RowsRun, Run
+from ..problem import FULL_ALIGNMENT
 from . import nvrtc
+from .cuda_frame import Frames, Layout, kind_of
 from .cuda_stream import current_device, current_stream
+from .written_run import Operands, Written, run_of
 
-# struct CUlaunchConfig: grid and block extents, shared bytes, (padding,) stream, attributes, their count
-_CONFIGURATION = struct.Struct("<7I4xQQI4x")
-_STREAM_OFFSET = 32
-_STREAM = struct.Struct("<Q")
-_GRID = struct.Struct("<3I")
-# struct CUlaunchAttribute: id, padding, a union of 64 bytes that begins with the cluster's extents
-_CLUSTER = struct.Struct("<I4x3I52x")
-_CLUSTER_DIMENSION = 4
 _INVALID_CONTEXT = 201
 _OUT_OF_RESOURCES = 701
 _PORTABLE_CLUSTER = 8
-_NUMBERS = {bool: ("?7x", 1), int: ("q", 8), float: ("f4x", 4)}
 
 
 @dataclass(frozen=True)
@@ -102,85 +94,12 @@ def _set(kernel: Kernel, attribute: Any, value: int, device: int) -> None:
 def check_arguments(kernel: Kernel, name: str, launch: Launch, signature: Signature) -> None:
     """Raise InvalidDefinitionError when number or sizes of ``launch.args`` are not the kernel's parameters'."""
     wanted = [info.size for info in kernel.owner.arguments_info]
-    given = [_kind(name, argument, signature)[1] for argument in launch.args]
+    given = [kind_of(name, argument, signature)[1] for argument in launch.args]
     if wanted != given:
         raise InvalidDefinitionError(
             f"kernel {name} has parameters of {wanted} bytes, launch() gives args of {given} bytes: {launch.args}",
             hint="a tensor is a pointer, an int a long long (8 bytes), a float a float (4), a bool a bool (1)",
         )
-
-
-class Frame:
-    """One thread's memory for a sequence of launches: argument values, the array of their addresses, configurations.
-
-    ``values`` holds the tensors' addresses, then the numbers that come with a call, then those that follow from its row
-    count, then the literals. A grid that follows from the row count is filled in by the run.
-    """
-
-    def __init__(self, layout: Layout, kernels: Sequence[int]) -> None:
-        self.values = ctypes.create_string_buffer(max(layout.size, 8))
-        for offset, (code, value) in layout.literals.items():
-            struct.pack_into(f"<{code}", self.values, offset, value)
-        self._parts: list[Any] = []
-        self.calls = [
-            self._call(kernel, launch, offsets)
-            for kernel, launch, offsets in zip(kernels, layout.launches, layout.offsets, strict=True)
-        ]
-
-    def _call(self, kernel: int, launch: Launch, offsets: Sequence[int]) -> tuple[Any, int, int, int]:
-        base = ctypes.addressof(self.values)
-        parameters = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
-        attribute = ctypes.create_string_buffer(_CLUSTER.size)
-        if launch.cluster:
-            _CLUSTER.pack_into(attribute, 0, _CLUSTER_DIMENSION, *_three(launch.cluster))
-        grid = (0 if is_symbolic(extent) else extent for extent in _three(launch.grid))
-        extents = (*grid, *block_of(launch))
-        attributes = (ctypes.addressof(attribute), 1) if launch.cluster else (0, 0)
-        configuration = ctypes.create_string_buffer(_CONFIGURATION.size)
-        _CONFIGURATION.pack_into(configuration, 0, *extents, launch.shared_bytes, 0, *attributes)
-        self._parts += [parameters, attribute]
-        return configuration, ctypes.addressof(configuration), kernel, ctypes.addressof(parameters)
-
-
-class Layout:
-    """Where every argument of a sequence of launches comes from (group, place) and lies in a Frame (offset)."""
-
-    def __init__(self, names: Sequence[str], launches: Sequence[Launch], signature: Signature) -> None:
-        self.launches = tuple(launches)
-        self.tensors: list[tuple[int, int]] = []
-        self.numbers: list[tuple[int, int]] = []
-        self.literals: dict[int, tuple[str, Any]] = {}
-        self.computed: list[Any] = []
-        places = _places(signature)
-        slots: dict[Any, int] = {}
-        codes: list[str] = []
-        kinds = [
-            [(argument, *_kind(name, argument, signature)) for argument in launch.args]
-            for name, launch in zip(names, launches, strict=True)
-        ]
-        found = {argument: code for args in kinds for argument, code, _ in args if isinstance(argument, str)}
-        for wanted, group in ((True, self.tensors), (False, self.numbers)):
-            for argument, code in found.items():
-                if (code == "Q") == wanted and signature[argument] is not None:
-                    slots[argument] = 8 * len(codes)
-                    codes.append(code)
-                    group.append(places[argument])
-        for number, code in ((number, code) for args in kinds for number, code, _ in args if is_symbolic(number)):
-            slots[id(number)] = 8 * len(codes)
-            codes.append(code)
-            self.computed.append(number)
-        self.pack = struct.Struct("<" + "".join(codes)).pack_into
-        self.size = 8 * len(codes)
-        self.offsets = [[self._offset(slots, argument, code) for argument, code, _ in args] for args in kinds]
-
-    def _offset(self, slots: dict[Any, int], argument: Any, code: str) -> int:
-        if isinstance(argument, str) and argument in slots:
-            return slots[argument]
-        if is_symbolic(argument):
-            return slots[id(argument)]
-        self.literals[self.size] = (code, 0 if isinstance(argument, str) else argument)
-        self.size += 8
-        return self.size - 8
 
 
 def bind_launches(
@@ -195,7 +114,7 @@ def bind_launches(
 
     ``misaligned`` gets the call instead when a tensor's address is no multiple of 16 bytes.
     """
-    run: Run = _bound(kernels, names, launches, signature, device, misaligned)
+    run: Run = _bound(kernels, names, launches, signature, device, misaligned, rows=False)
     return run
 
 
@@ -208,7 +127,7 @@ def bind_rows(
     misaligned: RowsRun | None,
 ) -> RowsRun:
     """The same for launches whose grids and numbers follow from the row count, the run's last argument."""
-    run: RowsRun = _bound(kernels, names, launches, signature, device, misaligned)
+    run: RowsRun = _bound(kernels, names, launches, signature, device, misaligned, rows=True)
     return run
 
 
@@ -219,126 +138,63 @@ def _bound(
     signature: Signature,
     device: int,
     misaligned: Callable[..., Any] | None,
+    *,
+    rows: bool,
 ) -> Any:
-    launches_, kernels_, names_ = _without_empty(launches, kernels, names)
-    layout = Layout(names_, launches_, signature)
-    compute, grids = _computed(layout), _grids(launches_)
-    handles = [kernel.handle for kernel in kernels_]
-    frames = _Frames(layout, handles)
-    tensors, numbers, pack = tuple(layout.tensors), tuple(layout.numbers), layout.pack
-    mask = FULL_ALIGNMENT - 1 if misaligned is not None else 0
-    enqueue, pack_stream, pack_grid = _enqueue(), _STREAM.pack_into, _GRID.pack_into
+    kept = [place for place, launch in enumerate(launches) if 0 not in launch.grid]
+    titles = [names[place] for place in kept]
+    layout = Layout(titles, [launches[place] for place in kept], signature)
 
-    def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors, *rows: int) -> None:
-        if current_device() != device:
-            with torch.cuda.device(device):
-                return run(outputs, arguments, scratch, *rows)
-        groups = (outputs, arguments, scratch)
-        values, bits = [], 0
-        for group, place in tensors:
-            address = groups[group][place].data_ptr()
-            bits |= address
-            values.append(address)
-        if bits & mask:
-            assert misaligned is not None
-            misaligned(outputs, arguments, scratch, *rows)
-            return None
-        frame = frames.frame
-        for group, place in numbers:
-            values.append(groups[group][place])
-        if rows:
-            values += compute(*rows)
-            for place, grid in grids:
-                pack_grid(frame.calls[place][0], 0, *grid(*rows))
-        pack(frame.values, 0, *values)
-        stream = current_stream(device)
-        for configuration, where, kernel, parameters in frame.calls:
-            pack_stream(configuration, _STREAM_OFFSET, stream)
-            if status := enqueue(where, kernel, parameters, None):
-                _recover(status, (where, kernel, parameters, None), device, names_)
-        return None
+    def recover(status: int, *call: Any) -> None:
+        _recover(status, call, device, titles)
 
+    def elsewhere(*given: Any) -> None:
+        with torch.cuda.device(device):
+            run(*given)
+
+    known: dict[str, Any] = {
+        "k_current_device": current_device,
+        "k_current_stream": current_stream,
+        "k_elsewhere": elsewhere,
+        "k_misaligned": misaligned,
+        "k_frames": Frames(layout),
+        "k_pack": layout.pack,
+        "k_enqueue": _enqueue(),
+        "k_recover": recover,
+        "k_kernels": [kernels[place] for place in kept],
+    }
+    # a reference that ctypes made is passed on without another look, an int is converted each time
+    known |= {f"k_kernel_{n}": ctypes.c_void_p.from_param(kernels[place].handle) for n, place in enumerate(kept)}
+
+    def lines(operands: Operands) -> list[str]:
+        return _lines(layout, operands, device, guarded=misaligned is not None) if kept else []
+
+    run = run_of(Written(lines, known), rows=rows)
     return run
 
 
-def _computed(layout: Layout) -> Callable[[int], tuple[Any, ...]]:
-    """The numbers that follow from the row count, in the order of the frame."""
-    return _of_rows(layout.computed)
-
-
-def _grids(launches: Sequence[Launch]) -> list[tuple[int, Callable[[int], tuple[Any, ...]]]]:
-    """The grids that follow from the row count, by the place of their launch."""
-    return [
-        (place, _of_rows(_three(launch.grid)))
-        for place, launch in enumerate(launches)
-        if any(is_symbolic(extent) for extent in launch.grid)
+def _lines(layout: Layout, operands: Operands, device: int, *, guarded: bool) -> list[str]:
+    """The hot path: one pack for all that changes, one call to the driver a launch."""
+    addresses = [f"k_address_{number}" for number in range(len(layout.tensors))]
+    taken = zip(addresses, layout.tensors, strict=True)
+    body = [f"if k_current_device() != {device}:", *(f"    {line}" for line in operands.leave_to("k_elsewhere"))]
+    body += [f"{name} = {operands.at(group, place)}.data_ptr()" for name, (group, place) in taken]
+    if guarded and addresses:
+        body.append(f"if ({' | '.join(addresses)}) & {FULL_ALIGNMENT - 1}:")
+        body += [f"    {line}" for line in operands.leave_to("k_misaligned")]
+    calls = [(f"k_configuration_{place}", f"k_parameters_{place}") for place in range(len(layout.launches))]
+    body += [
+        f"k_stream = k_current_stream({device})",
+        f"k_memory, {', '.join(name for call in calls for name in call)} = k_frames.frame",
+        f"k_pack(k_memory, {layout.start}, {', '.join(layout.packed(addresses, operands))})",
     ]
+    for place, (configuration, parameters) in enumerate(calls):
+        call = f"{configuration}, k_kernel_{place}, {parameters}, None"
+        body.append(f"if k_status := k_enqueue({call}): k_recover(k_status, {call})")
+    return body
 
 
-def _of_rows(numbers: Sequence[Any]) -> Callable[[int], tuple[Any, ...]]:
-    texts = "".join(f"{text_of(number)}, " for number in numbers)
-    function: Callable[[int], tuple[Any, ...]] = eval(f"lambda rows: ({texts})")
-    return function
-
-
-class _Frames(threading.local):
-    """A Frame for each thread: the call to the driver releases the GIL while it reads the frame."""
-
-    def __init__(self, layout: Layout, kernels: Sequence[int]) -> None:
-        self.frame = Frame(layout, kernels)
-
-
-def block_of(launch: Launch) -> tuple[int, int, int]:
-    """The launch's threads per block: the option ``block``, an int or up to three extents."""
-    block = launch.options.get("block")
-    if isinstance(block, int):
-        return block, 1, 1
-    if isinstance(block, list | tuple) and 1 <= len(block) <= 3:
-        return _three(block)
-    raise InvalidDefinitionError(
-        f"launch of {launch.kernel}: option block={block!r}", hint="expected threads per block"
-    )
-
-
-def _kind(name: str, argument: Any, signature: Signature) -> tuple[str, int]:
-    """Format code (8 bytes each) and true size of an argument."""
-    value = argument
-    if isinstance(argument, str):
-        try:
-            value = signature[argument]
-        except KeyError:
-            raise InvalidDefinitionError(
-                f"kernel {name}: launch() names {argument!r}, which is no input, output, scratch or prepared tensor"
-            ) from None
-        if value is None or isinstance(value, TensorSpec):
-            return "Q", 8
-    if is_symbolic(value):
-        return _NUMBERS[int if isinstance(value, int) else float]
-    if type(value) not in _NUMBERS:
-        raise InvalidDefinitionError(
-            f"kernel {name}: argument {argument!r} is a {type(value).__name__}", hint="expected a tensor or a number"
-        )
-    return _NUMBERS[type(value)]
-
-
-def _places(signature: Signature) -> dict[str, tuple[int, int]]:
-    arguments = [*signature.arguments.values, *signature.prepared]
-    groups: tuple[Iterable[str], ...] = (signature.outputs, arguments, signature.scratch)
-    places: dict[str, tuple[int, int]] = {}
-    for group, names in enumerate(groups):
-        for place, name in enumerate(names):
-            places.setdefault(name, (group, place))
-    return places
-
-
-def _without_empty(
-    launches: Sequence[Launch], kernels: Sequence[Kernel], names: Sequence[str]
-) -> tuple[tuple[Launch, ...], tuple[Kernel, ...], tuple[str, ...]]:
-    kept = [place for place, launch in enumerate(launches) if 0 not in launch.grid]
-    return tuple(launches[k] for k in kept), tuple(kernels[k] for k in kept), tuple(names[k] for k in kept)
-
-
-def _recover(status: int, call: tuple[int | None, ...], device: int, names: Sequence[str]) -> None:
+def _recover(status: int, call: tuple[Any, ...], device: int, names: Sequence[str]) -> None:
     if status == _INVALID_CONTEXT:
         # a thread that has not used CUDA yet has no context
         from cuda.core import Device
@@ -371,18 +227,12 @@ def _bindings() -> Any:
 
 @lru_cache(maxsize=1)
 def _enqueue() -> Any:
-    """``cuLaunchKernelEx(configuration, kernel, parameters, extra)`` by ctypes: it copies the arguments and returns."""
-    function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
-    function.argtypes = [ctypes.c_void_p] * 4
-    function.restype = ctypes.c_int
-    return function
+    """``cuLaunchKernelEx(configuration, kernel, parameters, extra)`` by ctypes: it copies the arguments and returns.
 
-
-def _three(extents: Sequence[int]) -> tuple[int, int, int]:
-    x, y, z = (*extents, 1, 1, 1)[:3]
-    return x, y, z
+    Without ``argtypes``, so that every argument but None must be a reference made by ctypes.
+    """
+    return ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
 
 
 def _product(extents: Sequence[int]) -> int:
-    x, y, z = _three(extents)
-    return x * y * z
+    return math.prod((*extents, 1, 1, 1)[:3])

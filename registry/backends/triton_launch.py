@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -25,6 +25,7 @@ from ..implementation import RowsRun, Run, Tensors
 from ..problem import FULL_ALIGNMENT
 from ..symbolic import is_symbolic, text_of, value_at
 from .triton_variant import Operand
+from .written_run import Operands, Written, run_of
 
 _MAX_GRID = 2**31 - 1
 _MAX_GRID_YZ = 65535
@@ -122,17 +123,17 @@ def _launch_jit(launches: Sequence[BoundLaunch], groups: Mapping[str, tuple[Any,
 
 def device_run(launches: Sequence[BoundLaunch], index: int, twin: Run) -> Run:
     """A run on CUDA device ``index``. ``twin`` runs instead when a tensor assumed aligned is not."""
-    run: Run = _device_run(launches, index, twin, "")
+    run: Run = _device_run(launches, index, twin, rows=False)
     return run
 
 
 def device_rows_run(launches: Sequence[BoundLaunch], index: int, twin: RowsRun) -> RowsRun:
     """The same for many row counts."""
-    run: RowsRun = _device_run(launches, index, twin, ", rows")
+    run: RowsRun = _device_run(launches, index, twin, rows=True)
     return run
 
 
-def _device_run(launches: Sequence[BoundLaunch], index: int, twin: Callable[..., Any], rows: str) -> Any:
+def _device_run(launches: Sequence[BoundLaunch], index: int, twin: Callable[..., Any], *, rows: bool) -> Any:
     launches = [launch for launch in launches if 0 not in launch.grid]
     careful = _careful_run(launches, index)
     with torch.cuda.device(index):
@@ -184,54 +185,54 @@ def _generated_run(
     careful: Callable[..., Any],
     twin: Callable[..., Any],
     direct: bool,
-    rows: str = "",
+    rows: bool = False,
 ) -> Any:
     """The hot path, as one function without a loop: each loop or tuple here costs as much as a third of the launch.
 
-    ``rows`` is ``", rows"`` for a run of many row counts.
+    ``rows``: the run serves many row counts.
     """
     runtime = triton.knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     names: dict[str, Any] = {
-        "runtime": runtime,
-        "enter": enter,
-        "leave": leave,
-        "enter_calls": getattr(enter, "calls", ()),
-        "leave_calls": getattr(leave, "calls", ()),
-        "careful": careful,
-        "twin": twin,
-        "current_stream": current_stream,
-        "current_device": current_device,
-        "empty": torch.empty,
-        "uint8": torch.uint8,
-        "device": torch.device("cuda", index),
+        "k_runtime": runtime,
+        "k_enter": enter,
+        "k_leave": leave,
+        "k_enter_calls": getattr(enter, "calls", ()),
+        "k_leave_calls": getattr(leave, "calls", ()),
+        "k_careful": careful,
+        "k_twin": twin,
+        "k_current_stream": current_stream,
+        "k_current_device": current_device,
+        "k_empty": torch.empty,
+        "k_uint8": torch.uint8,
+        "k_device": torch.device("cuda", index),
     }
-    body = _addresses(launches, rows)
-    if direct:
+    calls = [_direct_call(place, launch, names) for place, launch in enumerate(launches)] if direct else []
+
+    def lines(operands: Operands) -> list[str]:
+        body = _addresses(launches, operands)
+        if not direct:
+            return [*body, *operands.leave_to("k_careful")]
         body += [
-            "if enter_calls or leave_calls or runtime.launch_enter_hook is not enter"
-            f" or runtime.launch_exit_hook is not leave or current_device() != {index}:",
-            f"    return careful(outputs, arguments, scratch{rows})",
-            f"stream = current_stream({index})",
+            "if k_enter_calls or k_leave_calls or k_runtime.launch_enter_hook is not k_enter"
+            f" or k_runtime.launch_exit_hook is not k_leave or k_current_device() != {index}:",
+            *(f"    {line}" for line in operands.leave_to("k_careful")),
+            f"k_stream = k_current_stream({index})",
         ]
-        for place, launch in enumerate(launches):
-            body += _direct_call(place, launch, names)
-    else:
-        body.append(f"return careful(outputs, arguments, scratch{rows})")
-    source = f"def run(outputs, arguments, scratch{rows}):\n" + "".join(f"    {line}\n" for line in body)
-    exec(compile(source, "<triton launch>", "exec"), names)
-    return names["run"]
+        return [*body, *(line for call in calls for line in call(operands))]
+
+    return run_of(Written(lines, names), rows=rows)
 
 
-def _addresses(launches: Sequence[BoundLaunch], rows: str) -> list[str]:
+def _addresses(launches: Sequence[BoundLaunch], operands: Operands) -> list[str]:
     """Lines that take each tensor's address once, and turn to the twin if one assumed aligned is not."""
     tensors = {_address(operand): operand for launch in launches for operand in launch.operands if _is_tensor(operand)}
     aligned = {_address(op) for launch in launches for op in launch.operands if _is_tensor(op) and op.aligned}
-    lines = [f"{name} = {op.group}[{op.place}].data_ptr()" for name, op in tensors.items()]
+    lines = [f"{name} = {operands.at(op.group, op.place)}.data_ptr()" for name, op in tensors.items()]
     if aligned:
         lines += [
             f"if ({' | '.join(sorted(aligned))}) & {FULL_ALIGNMENT - 1}:",
-            f"    return twin(outputs, arguments, scratch{rows})",
+            *(f"    {line}" for line in operands.leave_to("k_twin")),
         ]
     return lines
 
@@ -241,41 +242,51 @@ def _is_tensor(operand: Operand) -> bool:
 
 
 def _address(operand: Operand) -> str:
-    return f"{operand.group}_{operand.place}"
+    return f"k_{operand.group}_{operand.place}"
 
 
-def _direct_call(place: int, launch: BoundLaunch, names: dict[str, Any]) -> list[str]:
+def _direct_call(place: int, launch: BoundLaunch, names: dict[str, Any]) -> Callable[[Operands], list[str]]:
+    """What writes the lines of one launch."""
     kernel, launcher = launch.compiled, launch.compiled.run
     # the name keeps the kernel: from Triton 3.8 on its module is unloaded when it is collected
-    names |= {f"kernel_{place}": kernel, f"launch_{place}": launcher.launch, f"function_{place}": kernel.function}
-    names |= {f"metadata_{place}": kernel.packed_metadata}
-    arguments = []
+    names |= {f"k_kernel_{place}": kernel, f"k_launch_{place}": launcher.launch, f"k_function_{place}": kernel.function}
+    names |= {f"k_metadata_{place}": kernel.packed_metadata}
     for number, operand in enumerate(launch.operands):
-        if operand.kind == "tensor":
-            arguments.append(_address(operand))
-        elif operand.kind == "attribute":
-            arguments.append(f"{operand.group}[{operand.place}]")
-        elif is_symbolic(operand.value):
-            arguments.append(text_of(operand.value))
-        else:
-            names[f"value_{place}_{number}"] = operand.value
-            arguments.append(f"value_{place}_{number}")
+        names[f"k_value_{place}_{number}"] = operand.value
     lines, scratch = [], "None"
     if launcher.global_scratch_size:
         programs = launch.grid[0] * launch.grid[1] * launch.grid[2] * launcher.num_ctas
-        scratch = f"memory_{place}"
-        lines.append(
-            f"{scratch} = empty({_shown(programs * launcher.global_scratch_size)}, dtype=uint8, device=device)"
-        )
-    head = f"{', '.join(map(_shown, launch.grid))}, stream, function_{place}"
+        size = _shown(programs * launcher.global_scratch_size)
+        scratch = f"k_memory_{place}"
+        lines.append(f"{scratch} = k_empty({size}, dtype=k_uint8, device=k_device)")
+    head = f"{', '.join(map(_shown, launch.grid))}, k_stream, k_function_{place}"
     head += f", {bool(launcher.launch_cooperative_grid)}, {bool(launcher.launch_pdl)}"
-    listed = "".join(f"{argument}, " for argument in arguments)
-    if hasattr(launcher, "arg_annotations"):  # Triton 3.7 and later
-        names |= {f"types_{place}": launcher.arg_annotations, f"signature_{place}": launcher.kernel_signature}
-        tail = f"metadata_{place}, None, None, None, {scratch}, None, types_{place}, signature_{place}, ({listed})"
-    else:
-        tail = f"{scratch}, None, metadata_{place}, None, None, None, {listed.removesuffix(', ')}"
-    return [*lines, f"launch_{place}({head}, {tail})"]
+    annotated = hasattr(launcher, "arg_annotations")  # Triton 3.7 and later
+    if annotated:
+        names |= {f"k_types_{place}": launcher.arg_annotations, f"k_signature_{place}": launcher.kernel_signature}
+
+    def write(operands: Operands) -> list[str]:
+        given = "".join(f"{text}, " for text in _arguments(place, launch, operands))
+        if annotated:
+            tail = f"k_metadata_{place}, None, None, None, {scratch}, None"
+            tail += f", k_types_{place}, k_signature_{place}, ({given})"
+        else:
+            tail = f"{scratch}, None, k_metadata_{place}, None, None, None, {given.removesuffix(', ')}"
+        return [*lines, f"k_launch_{place}({head}, {tail})"]
+
+    return write
+
+
+def _arguments(place: int, launch: BoundLaunch, operands: Operands) -> Iterator[str]:
+    for number, operand in enumerate(launch.operands):
+        if operand.kind == "tensor":
+            yield _address(operand)
+        elif operand.kind == "attribute":
+            yield operands.at(operand.group, operand.place)
+        elif is_symbolic(operand.value):
+            yield text_of(operand.value)
+        else:
+            yield f"k_value_{place}_{number}"
 
 
 def _shown(number: Any) -> str:

@@ -15,7 +15,8 @@ from ..implementation import Implementation, Run, Tensors
 from ..problem import Arguments, Problem, TensorSpec
 from ..space import Config, config_key
 from .prepared import PreparedTensors
-from .torch_private import Allocate, allocator, current_cuda_device
+from .torch_private import current_cuda_device
+from .written_plan import fixed, written_call
 
 
 @dataclass(frozen=True)
@@ -106,55 +107,16 @@ def _caller(
     implementation: Implementation, signature: Signature, run: Run, prepared: PreparedTensors
 ) -> Callable[..., Any]:
     """The leanest function that allocates, runs and returns, for this signature."""
-    outputs = [allocator(spec) for spec in signature.outputs.values()]
-    scratch = [allocator(spec) for spec in signature.scratch.values()]
-    if implementation.returns_outputs:
-        call = _functional(run, scratch, prepared)
-    elif len(outputs) == 1 and not prepared:
-        call = _single(run, outputs[0], scratch)
-    else:
-        call = _general(run, outputs, scratch, prepared)
+    call = written_call(
+        len(signature.arguments.values),
+        run,
+        [fixed(spec) for spec in signature.outputs.values()],
+        [fixed(spec) for spec in signature.scratch.values()],
+        prepared.hit(signature.arguments) if prepared else None,
+        returns_outputs=implementation.returns_outputs,
+    )
     device = next(spec.device for spec in signature.outputs.values())
     return on_its_device(call, device)
-
-
-def _single(run: Run, output: Allocate, scratch: list[Allocate]) -> Callable[..., Any]:
-    if scratch:
-
-        def with_scratch(*values: Any) -> Any:
-            y = output()
-            run((y,), values, tuple([make() for make in scratch]))
-            return y
-
-        return with_scratch
-
-    def single(*values: Any) -> Any:
-        y = output()
-        run((y,), values, ())
-        return y
-
-    return single
-
-
-def _general(
-    run: Run, outputs: list[Allocate], scratch: list[Allocate], prepared: PreparedTensors
-) -> Callable[..., Any]:
-    extend = prepared.extend
-
-    def general(*values: Any) -> Any:
-        extended = extend(values)
-        new = tuple([make() for make in outputs])
-        run(new, extended, tuple([make() for make in scratch]))
-        return new[0] if len(new) == 1 else new
-
-    return general
-
-
-def _functional(run: Run, scratch: list[Allocate], prepared: PreparedTensors) -> Callable[..., Any]:
-    extend = prepared.extend
-    if not scratch and not prepared:
-        return lambda *values: run((), values, ())
-    return lambda *values: run((), extend(values), tuple([make() for make in scratch]))
 
 
 def on_its_device(call: Callable[..., Any], device: torch.device) -> Callable[..., Any]:

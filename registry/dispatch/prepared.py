@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from ..implementation import Implementation
 from ..problem import Arguments, Problem, TensorSpec, canonical_json
 from ..space import Config, config_key
 from .prepared_cache import Entry, Place, PreparedCache, Versions
+from .prepared_hit import Hit, Sources, hit, unremembered
 from .torch_private import stream_capturing
 
 _CACHE = PreparedCache()
@@ -76,9 +77,18 @@ class PreparedTensors:
         """
         if not self._wanted:
             return values
-        return values + tuple(
-            self._get(name, tuple(values[place] for place in self._places[name])) for name in self._wanted
-        )
+        return values + tuple(entry.tensor for entry in self._entries(values))
+
+    def hit(self, arguments: Arguments, varying: Collection[str] = ()) -> Hit:
+        """``extend`` for a plan, whose tensors have the specs of ``arguments``, but for the ``varying`` ones."""
+        given = list(arguments.values.items())
+        if any(given[place][0] in varying for places in self._places.values() for place in places):
+            return unremembered(len(self._places), len(given), self.extend)
+        are = {place for place, (_, value) in enumerate(given) if isinstance(value, TensorSpec)}
+        used = {place for places in self._places.values() for place in places}
+        tensors = tuple(tuple(place for place in places if place in are) for places in self._places.values())
+        sources = Sources(tensors, tuple(sorted(used - are)))
+        return hit(_CACHE, sources, len(given), next(iter(arguments.tensors.values())).device, self._entries)
 
     def nbytes(self, values: tuple[Any, ...]) -> int:
         """Bytes that are held for these values now."""
@@ -95,7 +105,10 @@ class PreparedTensors:
         known = tuple(_memory(source) if isinstance(source, torch.Tensor) else source for source in sources)
         return (*self._key, name, known), tuple(source._version for source in tensors), tensors
 
-    def _get(self, name: str, sources: tuple[Any, ...]) -> torch.Tensor:
+    def _entries(self, values: tuple[Any, ...]) -> list[Entry]:
+        return [self._entry(name, tuple(values[place] for place in places)) for name, places in self._places.items()]
+
+    def _entry(self, name: str, sources: tuple[Any, ...]) -> Entry:
         try:
             place, versions, tensors = self._identity(name, sources)
         except RuntimeError:
@@ -113,7 +126,7 @@ class PreparedTensors:
             _CACHE.pin(place, found, tensors)
         if not found.captured:
             found.read_here()
-        return found.tensor
+        return found
 
     def _make(
         self,

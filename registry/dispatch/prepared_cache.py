@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -68,6 +69,12 @@ class Entry:
         return sum(tensor.untyped_storage().nbytes() for tensor in (self.tensor, *self.kept))
 
 
+class Records(dict[tuple[Any, ...], tuple[Any, ...]]):
+    """What one plan remembers of entries."""
+
+    __slots__ = ("__weakref__",)
+
+
 class PreparedCache:
     """Entries by the memory they were made from; an entry dies with any of its sources' storages.
 
@@ -79,12 +86,19 @@ class PreparedCache:
         self._lock = threading.RLock()
         self._entries: dict[Place, Entry] = {}
         self._places: dict[int, set[Place]] = {}
-        self._dead: deque[int] = deque()
+        self.dead: deque[int] = deque()
+        """Ids of storages that have died since anybody looked."""
+        self._records: weakref.WeakValueDictionary[int, Records] = weakref.WeakValueDictionary()
+
+    def follow(self, records: Records) -> None:
+        """Empty ``records`` whenever entries are dropped. They are held weakly."""
+        with self._lock:
+            self._records[id(records)] = records
 
     def find(self, place: Place, versions: Versions) -> Entry | None:
         """The entry of that place, if it holds for those versions."""
         # a storage's id is free for another one as soon as it stands in here, so that no look may come before
-        if self._dead:
+        if self.dead:
             self._bury()
         entry = self._entries.get(place)
         return entry if entry is not None and entry.versions == versions else None
@@ -120,6 +134,7 @@ class PreparedCache:
             self._entries = {place: entry for place, entry in self._entries.items() if entry.captured or entry.kept}
             for places in self._places.values():
                 places.intersection_update(self._entries)
+            self._empty_records()
 
     @property
     def nbytes(self) -> int:
@@ -137,15 +152,23 @@ class PreparedCache:
                 self._places[token] = set()
                 # torch keeps the storage's Python object alive as long as its memory, also when only views are left.
                 # Garbage is collected at any point, also under the lock of another thread: so no lock in here
-                weakref.finalize(storage, self._dead.append, token).atexit = False
+                weakref.finalize(storage, self.dead.append, token).atexit = False
             self._places[token].add(place)
 
     def _bury(self) -> None:
         with self._lock:
-            while self._dead:
-                for place in self._places.pop(self._dead[0], ()):
+            count = len(self.dead)
+            for number in range(count):
+                for place in self._places.pop(self.dead[number], ()):
                     self._entries.pop(place, None)
-                self._dead.popleft()  # last, so that nobody looks before the entries are gone
+            if count:
+                self._empty_records()
+            for _ in range(count):
+                self.dead.popleft()  # last, so that nobody looks before the entries are gone
+
+    def _empty_records(self) -> None:
+        for records in list(self._records.values()):
+            records.clear()
 
 
 def _fits(old: torch.Tensor, new: torch.Tensor) -> bool:

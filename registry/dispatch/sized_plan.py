@@ -17,7 +17,7 @@ from ..problem import Arguments, Problem, TensorSpec
 from ..symbolic import Interval, is_symbolic, settled, text_of, value_at
 from .leading import Leading, row_major
 from .plan import Plan, on_its_device
-from .torch_private import sized_allocator
+from .written_plan import Allocation, fixed, written_call
 
 
 @dataclass(frozen=True)
@@ -152,43 +152,29 @@ def _samples(interval: Interval, count: int) -> Iterator[tuple[int, ...]]:
 def _written(
     call: Sized, plan: Plan, run: Run | RowsRun, outputs: Sequence[_Output], scratch: Sequence[TensorSpec]
 ) -> Callable[..., Any]:
-    """One flat function, as the hot path's other parts are."""
-    names: dict[str, Any] = {"run": run, "extend": plan.prepared.extend}
     sizes = [f"s{axis}" for axis in range(call.leading.count)]
     first = call.op.parsed.names.index(call.leading.names[0])
     rank = len(call.actual.tensor(call.leading.names[0]).shape)
-    lines = [f"{''.join(f'{size}, ' for size in sizes)}{'_' if rank > len(sizes) else ''} = values[{first}].shape"]
-    lines.append(f"rows = {' * '.join(sizes)}")
-    if plan.prepared:
-        lines.append("values = extend(values)")
-    made: list[str] = []
-    for place, output in enumerate(outputs):
-        shape = [*(sizes if output.varies else ()), *map(str, output.spec.shape)]
-        strides = _strides(sizes, output.spec.shape) if output.varies else [*map(str, output.spec.strides)]
-        lines.append(_allocation(f"y{place}", output.spec, shape, strides, names))
-        made.append(f"y{place}")
-    held: list[str] = []
-    for place, spec in enumerate(scratch):
-        lines.append(_allocation(f"t{place}", spec, _texts(spec.shape), _texts(spec.strides), names))
-        held.append(f"t{place}")
+    opening = [f"{''.join(f'{size}, ' for size in sizes)}{'_' if rank > len(sizes) else ''} = a{first}.shape"]
+    opening.append(f"rows = {' * '.join(sizes)}")
     implementation = plan.candidate.implementation
-    ran = f"run({_tuple(made)}, values, {_tuple(held)}{'' if implementation.any_rows else ', rows'})"
-    if implementation.returns_outputs:
-        lines.append(f"return {ran}")
-    else:
-        lines += [ran, f"return {made[0] if len(made) == 1 else _tuple(made)}"]
-    source = "def sized(*values):\n" + "".join(f"    {line}\n" for line in lines)
-    exec(compile(source, "<plan for many row counts>", "exec"), names)
-    function: Callable[..., Any] = names["sized"]
-    return function
+    return written_call(
+        len(call.actual.values),
+        run,
+        [_allocation(output, sizes) for output in outputs],
+        [Allocation(spec, _texts(spec.shape), _texts(spec.strides)) for spec in scratch],
+        plan.prepared.hit(plan.signature.arguments, call.leading.names) if plan.prepared else None,
+        returns_outputs=implementation.returns_outputs,
+        opening=opening,
+        rows=() if implementation.any_rows else ("rows",),
+    )
 
 
-def _allocation(
-    name: str, spec: TensorSpec, shape: Sequence[str], strides: Sequence[str], names: dict[str, Any]
-) -> str:
-    names[f"make_{name}"] = sized_allocator(spec.dtype, spec.device)
-    names[f"dtype_{name}"] = spec.dtype
-    return f"{name} = make_{name}({_tuple(shape)}, {_tuple(strides)}, dtype_{name})"
+def _allocation(output: _Output, sizes: Sequence[str]) -> Allocation:
+    if not output.varies:
+        return fixed(output.spec)
+    shape = [*sizes, *map(str, output.spec.shape)]
+    return Allocation(output.spec, shape, _strides(sizes, output.spec.shape))
 
 
 def _strides(sizes: Sequence[str], tail: Sequence[int]) -> list[str]:
@@ -201,7 +187,3 @@ def _strides(sizes: Sequence[str], tail: Sequence[int]) -> list[str]:
 
 def _texts(values: Sequence[Any]) -> list[str]:
     return [text_of(value) if is_symbolic(value) else str(value) for value in values]
-
-
-def _tuple(parts: Sequence[str]) -> str:
-    return f"({''.join(f'{part}, ' for part in parts)})"

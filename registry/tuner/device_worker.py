@@ -18,7 +18,9 @@ from .limits import Limits
 from .process import Child, Message
 from .watching import MOST_FAILED_STARTS, NONSENSE, failed, forget, send, settle, watch
 
-_IN_FLIGHT = 2
+_IN_FLIGHT = 3
+"""Jobs that it has or will get, so that it need not wait while the run stores a trial and thinks of the next."""
+
 _DEVICE_FREE_S = 5.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,7 @@ _ACTIVE_PROBLEMS = 6
 _IN_FLIGHT = 8
 _ENOUGH_READY = 4
 """Candidates that wait for the device. While there are so many nothing is asked for: it would be asked knowing less."""
+_HEAR_EVERY_S = 0.1
 _REMEMBERED = 512
 """Built candidates that other problems are offered."""
 
@@ -54,6 +56,7 @@ class SearchLoop:
         self._built: collections.deque[tuple[Waiting, tuple[Artifact, ...]]] = collections.deque(maxlen=_REMEMBERED)
         self._offered: set[tuple[int, str]] = set()
         self.trials = 0
+        self._hear_at = 0.0
         crew.answered = self._answered
 
     def run(self, plans: Sequence[ProblemPlan], begin: Begin) -> list[ProblemSearch]:
@@ -111,6 +114,10 @@ class SearchLoop:
 
     def _hear(self) -> None:
         """What other runs on this database have tried meanwhile need not be tried here."""
+        now = time.monotonic()
+        if now < self._hear_at:
+            return
+        self._hear_at = now + _HEAR_EVERY_S
         if self._recorder.has_news():
             for search in self._active:
                 for candidate, trial in self._recorder.news(search.plan):

@@ -35,8 +35,8 @@ SPEC = TensorSpec.contiguous((4,), torch.float32)
 SIGNATURE = Signature(Arguments("op", {"x": SPEC, "eps": 0.25}), {"y": SPEC}, {"partial": SPEC})
 
 
-def recorder(calls: list[Any]) -> Callable[..., int]:
-    """cuLaunchKernelEx that remembers the grid, the rest of the configuration and the arguments."""
+def recorder(calls: list[Any]) -> Any:
+    """cuLaunchKernelEx, called through ctypes as the driver's is, that remembers the grid, the rest of the configuration and the arguments."""
 
     def enqueue(where: int, kernel: int, parameters: int, _extra: None) -> int:
         counts = {11: 7, 22: 3}
@@ -47,7 +47,7 @@ def recorder(calls: list[Any]) -> Callable[..., int]:
         calls.append((kernel, configuration, attribute_count, arguments))
         return 0
 
-    return enqueue
+    return ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(enqueue)
 
 
 def test_a_cuda_run_packs_what_the_row_count_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_a_triton_run_launches_what_the_row_count_asks(monkeypatch: pytest.Monke
     twins: list[tuple[Any, ...]] = []
     twin = lambda *given: twins.append(given)  # noqa: E731
     symbolic = triton_launches(Interval(8).size(), kernel)
-    many = triton_launch._generated_run(symbolic, 0, twin, twin, True, ", rows")
+    many = triton_launch._generated_run(symbolic, 0, twin, twin, True, rows=True)
     for rows in ROWS:
         alone = triton_launch._generated_run(triton_launches(rows, kernel), 0, twin, twin, True)
         many((y,), (x, 0.5), (), rows)
