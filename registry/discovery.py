@@ -136,6 +136,10 @@ class Catalog:
             self.files = (*self.files, str(file))
             self.generation += 1
 
+    def renew_locks(self) -> None:
+        """In a forked child: what a thread of the parent was about to find is found anew."""
+        self._lock, self._busy = threading.RLock(), False
+
     # --- loading
 
     def _reset(self) -> None:

@@ -10,6 +10,7 @@ asking, and must go through ``__index__`` for anything else.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -111,10 +112,10 @@ class Symbolic:
     """A number that follows from the row count. ``at(rows)`` is its value, ``text`` the same in Python.
 
     ``slope`` is 1 where it never falls and -1 where it never rises with the rows, 0 where neither is known; ``affine``
-    is (a, b) where it is ``a * rows + b``.
+    is (a, b) where it is ``a * rows + b``. ``multiple`` divides it at every row count, if it is whole.
     """
 
-    __slots__ = ("affine", "at", "interval", "slope", "text", "value")
+    __slots__ = ("affine", "at", "interval", "multiple", "slope", "text", "value")
 
     def __init__(
         self,
@@ -124,6 +125,7 @@ class Symbolic:
         text: str,
         slope: int,
         affine: tuple[int, int] | None = None,
+        multiple: int = 1,
     ) -> None:
         self.interval = interval
         self.value = value
@@ -131,6 +133,7 @@ class Symbolic:
         self.text = text
         self.slope = slope
         self.affine = affine
+        self.multiple = multiple
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # so that isinstance(size, int) holds
@@ -356,6 +359,13 @@ def _affine(value: Any) -> tuple[int, int] | None:
     return (0, int(value)) if _is_plain_int(value) else None
 
 
+def _multiple(value: Any) -> int:
+    """What divides ``value`` at every row count, if it is whole; all divides 0."""
+    if is_symbolic(value):
+        return int(value.multiple)
+    return abs(int(value)) if _is_plain_int(value) else 1
+
+
 def _bounds(value: Any, lo: int, hi: int) -> tuple[float, float]:
     """The least and the greatest value from ``lo`` to ``hi``, as far as they are known."""
     if not is_symbolic(value):
@@ -385,14 +395,24 @@ def _line(interval: Interval, factor: int, offset: int) -> Any:
         return offset
     text = "rows" if factor == 1 else f"{factor} * rows"
     text += f" + {offset}" if offset > 0 else f" - {-offset}" if offset else ""
-    value = factor * interval.rows + offset
     return Symbolic(
-        interval, value, lambda rows: factor * rows + offset, text, 1 if factor > 0 else -1, (factor, offset)
+        interval,
+        factor * interval.rows + offset,
+        lambda rows: factor * rows + offset,
+        text,
+        1 if factor > 0 else -1,
+        (factor, offset),
+        math.gcd(factor, offset),
     )
 
 
 def _made(
-    interval: Interval, form: str, compute: Callable[..., Any], operands: tuple[Any, ...], slope: int
+    interval: Interval,
+    form: str,
+    compute: Callable[..., Any],
+    operands: tuple[Any, ...],
+    slope: int,
+    multiple: int = 1,
 ) -> Symbolic:
     """An expression of ``operands``; ``form`` is its text with their places."""
 
@@ -400,7 +420,7 @@ def _made(
         return compute(*[value_at(operand, rows) for operand in operands])
 
     value = compute(*map(_value, operands))
-    return Symbolic(interval, value, at, form.format(*map(_text, operands)), slope)
+    return Symbolic(interval, value, at, form.format(*map(_text, operands)), slope, multiple=multiple)
 
 
 def _add(one: Symbolic, other: Any) -> Any:
@@ -413,7 +433,8 @@ def _add(one: Symbolic, other: Any) -> Any:
         # nothing is known of the sum; where one of them goes by steps, a step of it is worth more
         stepped, straight = (one, other) if other.affine is not None else (other, one)
         return _add(straight, stepped.settle("added to what falls where it rises"))
-    return _made(one.interval, "{0} + {1}", operator.add, (one, other), one.slope)
+    multiple = math.gcd(_multiple(one), _multiple(other))
+    return _made(one.interval, "{0} + {1}", operator.add, (one, other), one.slope, multiple)
 
 
 def _multiply(one: Symbolic, other: Any) -> Any:
@@ -426,7 +447,7 @@ def _multiply(one: Symbolic, other: Any) -> Any:
     slope = _product_slope(one, other)
     if slope == 0 and is_symbolic(other) and other.affine is None:
         return _multiply(one, other.settle("multiplied by what falls where it rises"))
-    return _made(one.interval, "{0} * {1}", operator.mul, (one, other), slope)
+    return _made(one.interval, "{0} * {1}", operator.mul, (one, other), slope, _multiple(one) * _multiple(other))
 
 
 def _product_slope(one: Symbolic, other: Any) -> int:
@@ -468,4 +489,7 @@ def _modulo(one: Symbolic, other: Any) -> Any:
         return one.settle("divided") % other
     if one.affine is not None and one.affine[0] % other == 0:
         return one.affine[1] % other
+    if _is_plain_int(one.value) and one.multiple % other == 0:
+        # a cluster's share of a grid, say, whatever number of clusters there is
+        return 0
     return _made(one.interval, "{0} % {1}", operator.mod, (one, other), 0)

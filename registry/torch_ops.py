@@ -7,10 +7,11 @@ so that one graph serves every shape with that shape's own winner. A stranger's 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -50,6 +51,7 @@ class Dispatches(Protocol):
 @dataclass
 class _Serving:
     dispatcher: Dispatches | None = None
+    lock: Any = field(default_factory=threading.RLock)
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,6 @@ class _Defined:
 
 _serving = _Serving()
 _defined: dict[str, _Defined] = {}
-_lock = threading.RLock()
 
 
 def serve(dispatcher: Dispatches) -> None:
@@ -108,7 +109,7 @@ def define_box() -> None:
 
 def define(op: Op) -> OpOverload[..., Any]:
     """torch's operator of ``op``. Raises InvalidDefinitionError when somebody else has defined one of that name."""
-    with _lock:
+    with _serving.lock:
         known = _defined.get(op.name)
         if known is None or known.schema != op.schema:
             if known is not None:
@@ -202,6 +203,14 @@ def called(overload: Callable[..., Any], op: Op, values: tuple[Any, ...]) -> Any
     """``overload`` called with the schema's values in order."""
     count = sum(not parameter.keyword_only for parameter in op.parsed.parameters)
     return overload(*values[:count], **dict(zip(op.parsed.names[count:], values[count:], strict=True)))
+
+
+def _renew_lock() -> None:
+    _serving.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _dispatcher() -> Dispatches:

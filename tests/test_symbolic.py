@@ -62,6 +62,10 @@ EXPRESSIONS: list[Callable[[Any, int], Any]] = [
     lambda rows, n: rows**2 % n,
     lambda rows, n: ~rows + (rows | 1) + n,
     lambda rows, n: [0] * 3 + [rows],
+    lambda rows, n: cdiv(rows, 16) * n % 8 + cdiv(rows, n) * -8 % 4,
+    lambda rows, n: (cdiv(rows, 16) * 12 + next_power_of_2(rows) * n * 8) % 4 == n % 3,
+    lambda rows, n: (rows / n * 4) % 4 + (cdiv(rows, n) * 0.5) % 1 + rows * 4 // n % 4,
+    lambda rows, n: (rows % 7 * 8 + n) % 8 + (4 * (rows // 3) + 6) % -2,
 ]
 
 
@@ -113,6 +117,8 @@ def test_arithmetic_that_cancels_asks_nothing() -> None:
     assert (rows * 4096) % 16 == 0
     assert rows * 3 - rows - 2 * rows == 0
     assert rows * 64 // 32 == rows * 2
+    assert cdiv(rows, 32) * 4 % 4 == 0
+    assert (cdiv(rows, 32) * 8 + rows * 12 - 4) % -4 == 0
     assert rows > 0
     assert 264 / rows - 2 == 264 / rows - 2
     assert (interval.lo, interval.hi) == (1, MOST_ROWS)

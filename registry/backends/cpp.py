@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from ..artifact import Artifact, Built, Signature, Target, Variant
 from ..device import Device
-from ..errors import InvalidDefinitionError
+from ..errors import InvalidDefinitionError, NotReadyError
 from ..implementation import Implementation, Launch, RowsRun, Run
 from ..problem import Problem, TensorSpec
 from ..space import Config
@@ -180,6 +180,7 @@ def _caller(launch: Launch, signature: Signature, artifact: Artifact, rows: str)
     entry.restype = None
     names: dict[str, object] = {
         "entry": entry,
+        "no_memory": _no_memory,
         "pack": struct.Struct("=" + "".join(_FORMATS[kind] for kind in kinds)).pack,
     }
     values = []
@@ -187,6 +188,8 @@ def _caller(launch: Launch, signature: Signature, artifact: Artifact, rows: str)
         if isinstance(argument, str):
             absent = signature[argument] is None
             values.append("0" if absent else places[argument] + (".data_ptr()" if kind == "p" else ""))
+            if _has_memory(signature.arguments.tensors.get(argument)):
+                values[-1] += " or no_memory()"  # no guard sees that a tensor's memory was freed
         elif is_symbolic(argument):
             values.append(text_of(argument))
         else:
@@ -195,6 +198,14 @@ def _caller(launch: Launch, signature: Signature, artifact: Artifact, rows: str)
     source = f"lambda outputs, arguments, scratch{rows}: entry(pack({', '.join(values)}))"
     caller: _Caller = eval(source, names)
     return caller
+
+
+def _has_memory(spec: TensorSpec | None) -> bool:
+    return spec is not None and not any(type(size) is int and size == 0 for size in spec.shape)
+
+
+def _no_memory() -> NoReturn:
+    raise NotReadyError("a tensor's memory was freed", hint="its storage was resized to nothing, and not back again")
 
 
 def _places(signature: Signature) -> Mapping[str, str]:

@@ -178,13 +178,13 @@ def _lines(layout: Layout, operands: Operands, device: int, *, guarded: bool) ->
     addresses = [f"k_address_{number}" for number in range(len(layout.tensors))]
     taken = zip(addresses, layout.tensors, strict=True)
     body = [f"if k_current_device() != {device}:", *(f"    {line}" for line in operands.leave_to("k_elsewhere"))]
-    body += [f"{name} = {operands.at(group, place)}.data_ptr()" for name, (group, place) in taken]
+    body += [f"{name} = {operands.address(group, place)}" for name, (group, place) in taken]
     if guarded and addresses:
         body.append(f"if ({' | '.join(addresses)}) & {FULL_ALIGNMENT - 1}:")
         body += [f"    {line}" for line in operands.leave_to("k_misaligned")]
     calls = [(f"k_configuration_{place}", f"k_parameters_{place}") for place in range(len(layout.launches))]
     body += [
-        f"k_stream = k_current_stream({device})",
+        f"k_stream = {operands.stream or f'k_current_stream({device})'}",
         f"k_memory, {', '.join(name for call in calls for name in call)} = k_frames.frame",
         f"k_pack(k_memory, {layout.start}, {', '.join(layout.packed(addresses, operands))})",
     ]

@@ -217,7 +217,7 @@ def _generated_run(
             "if k_enter_calls or k_leave_calls or k_runtime.launch_enter_hook is not k_enter"
             f" or k_runtime.launch_exit_hook is not k_leave or k_current_device() != {index}:",
             *(f"    {line}" for line in operands.leave_to("k_careful")),
-            f"k_stream = k_current_stream({index})",
+            f"k_stream = {operands.stream or f'k_current_stream({index})'}",
         ]
         return [*body, *(line for call in calls for line in call(operands))]
 
@@ -228,7 +228,7 @@ def _addresses(launches: Sequence[BoundLaunch], operands: Operands) -> list[str]
     """Lines that take each tensor's address once, and turn to the twin if one assumed aligned is not."""
     tensors = {_address(operand): operand for launch in launches for operand in launch.operands if _is_tensor(operand)}
     aligned = {_address(op) for launch in launches for op in launch.operands if _is_tensor(op) and op.aligned}
-    lines = [f"{name} = {operands.at(op.group, op.place)}.data_ptr()" for name, op in tensors.items()]
+    lines = [f"{name} = {operands.address(op.group, op.place)}" for name, op in tensors.items()]
     if aligned:
         lines += [
             f"if ({' | '.join(sorted(aligned))}) & {FULL_ALIGNMENT - 1}:",

@@ -6,7 +6,8 @@ On a host where a kernel's launch costs 5 µs, each Python call, tuple or loop b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -14,20 +15,29 @@ from typing import Any
 class Operands:
     """How text reads the tensors and numbers of a call.
 
-    groups  an expression for each of ``outputs``, ``arguments`` and ``scratch``
-    items   expressions for their items, where the text around holds them in variables
-    rows    expressions of the run's arguments behind the three groups
-    after   what the text around does when the run is done
+    groups     an expression for each of ``outputs``, ``arguments`` and ``scratch``
+    items      expressions for their items, where the text around holds them in variables
+    rows       expressions of the run's arguments behind the three groups
+    after      what the text around does when the run is done
+    addresses  of items whose address the text around holds, by item
+    stream     the current stream's handle, if the text around holds it
     """
 
     groups: Mapping[str, str]
     items: Mapping[str, tuple[str, ...]] | None = None
     rows: tuple[str, ...] = ()
     after: str = "return"
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    stream: str = ""
 
     def at(self, group: str, place: int) -> str:
         """One item of a group."""
         return self.items[group][place] if self.items is not None else f"{self.groups[group]}[{place}]"
+
+    def address(self, group: str, place: int) -> str:
+        """The address of a tensor."""
+        item = self.at(group, place)
+        return self.addresses.get(item) or f"{item}.data_ptr()"
 
     def call(self, function: str) -> str:
         """``function`` called as a run is."""
@@ -68,6 +78,7 @@ def function(name: str, signature: str, body: list[str], names: Mapping[str, Any
     """A function of these lines, which reach for ``names``."""
     source = f"def {name}({signature}):\n" + "".join(f"    {line}\n" for line in body or ["pass"])
     scope = dict(names)
-    exec(compile(source, f"<{name} as written>", "exec"), scope)
+    # a file name within this package, so that warnings point at who called it
+    exec(compile(source, str(Path(__file__).with_name(f"<{name}>")), "exec"), scope)
     made: Callable[..., Any] = scope[name]
     return made

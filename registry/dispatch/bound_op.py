@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from ..problem import Problem
 from ..schema import Kind, kind_of
 from ..tracing import constant_while_tracing, let_through, refuse
 from . import recorder
+from .counter import Counter
 from .explain import Explanation, explained
 from .forcing import Forced, Forcing
 from .gradients import NO_BACKWARD_HINT, Gradients, no_backward
@@ -27,12 +27,13 @@ from .guards import matcher
 from .hot_path import Around, hot_path
 from .mode import REFERENCE_MODE, Mode
 from .ranges import Ranged, Ranges
-from .resolved import NOT_FOR_US, Call, Plans, Resolved, place_of, reference, tensors_of
+from .resolved import NOT_FOR_US, Attempt, Call, Plans, Resolved, place_of, reference, tensors_of
 from .situation import (
     autocast_active,
     capturing,
     counting_writes,
     gradient_needed,
+    in_dual_level,
     traced_by_torch,
     unusual,
     without_autocast,
@@ -74,8 +75,7 @@ class BoundOp:
         self.ranges = Ranges(op, self.plans)
         self._tensors, self._plain = _places(op)
         self.table = Table(len(self._plain))
-        self.misses = 0
-        """Calls that went the slow path."""
+        self._missed = Counter()
         self._forcing = forcing
         self._watch = watch
         self.mode = mode
@@ -84,15 +84,18 @@ class BoundOp:
         self._reference = op.reference
         self._names = op.parsed.names
         self._not_enqueued = _NOT_ENQUEUED_MUTATING if op.parsed.mutates else _NOT_ENQUEUED
-        hot = hot_path(
-            op, Around(self.table, (forcing, watch), self._slow, self.generic, self.traced, self._not_enqueued)
-        )
+        hot = hot_path(op, Around(self.table, (forcing, watch), self._slow, self.generic, self.traced, self._may_retry))
         self.call = hot.call
         """Run the op on these arguments by whatever is the fastest known implementation here."""
         self.taken = hot.taken
         """The same with the arguments as a tuple and a dict, for who knows that torch.compile is not tracing."""
         self.flat = hot.flat
         """``call`` in the schema's own terms, e.g. with the tensors of a PackedWeight. Not traced."""
+
+    @property
+    def misses(self) -> int:
+        """Calls that went the slow path."""
+        return self._missed.value
 
     def explain(self, *args: Any, **attributes: Any) -> Explanation:
         """What ``call`` does with these arguments, and why. Builds the plan that it would build; launches nothing."""
@@ -131,14 +134,28 @@ class BoundOp:
 
     def run(self, values: tuple[Any, ...]) -> Any:
         """Answer a call by all its values in the schema's order."""
+        args, named = self._as_called(values)
+        return self.flat(*args, **named)
+
+    def warm(self, values: tuple[Any, ...]) -> None:
+        """Answer such a call by a plan that is kept for its very shape. It does not count as the program's.
+
+        A plan for many row counts is not enough: it answers in one mode of torch, and a capture in another mode looks
+        for that of the shape.
+        """
+        kept = self.plans.recall(place_of(self.op.arguments(values)), self._forcing.of(self.op.name))
+        if kept is None:
+            self._slow(*self._as_called(values), warming=True)
+
+    def _as_called(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         given = dict(zip(self._names, values, strict=True))
         named = {one.name: given.pop(one.name) for one in self.op.parsed.parameters if one.keyword_only}
-        return self.flat(*given.values(), **named)
+        return tuple(given.values()), named
 
     # --- the slow path
 
-    def _slow(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
-        self.misses += 1
+    def _slow(self, args: tuple[Any, ...], attributes: Mapping[str, Any], *, warming: bool = False) -> Any:
+        self._missed.hit()
         self._follow()
         forced = self._forcing.of(self.op.name)
         table = self._table_of(forced)
@@ -149,36 +166,70 @@ class BoundOp:
         if strange and traced_by_torch(tensors) and torch_ops.serves(self):
             return torch_ops.called(torch_ops.define(self.op), self.op, values)
         given = self._given(args, attributes)
-        watched = self._forcing.active or self._watch.active
-        if watched and not strange and (entry := self._known(table, given)):
-            with suppress(*self._not_enqueued):
+        # states in which no call takes the hot path, though its entries hold
+        watched = self._forcing.active or self._watch.active or in_dual_level()
+        if watched and not strange and not warming and (entry := self._known(table, given)):
+            try:
                 outputs = entry.run(*given)
+            except Exception as fault:
+                if not self._may_retry(fault, entry.grad, entry.resolved):
+                    raise
+            else:
                 entry.hit()
                 self._report(values)
                 return outputs
         outputs, resolved = self._first_that_runs(values, forced, generations[1])
-        resolved.calls.hit()
-        if not strange:
+        if not warming:
+            resolved.calls.hit()
+        if not strange and not warming:
             self._report(values)
         if not strange and not capturing(tensors):
             self.plans.remember(resolved, forced, generations[1])
             # inference tensors, whose changes cannot be followed, have entries of their own: others are not bound
             if not resolved.makeshift or any(tensor.is_inference() for tensor in tensors):
-                run = self._prepared(resolved, values)
-                if forced is None and (ranged := self.ranges.of(values, resolved)):
-                    many = self._prepared(ranged, values)
-                    self._add(table, generations[0], given, values, replace(ranged, run=many))
-                    resolved = replace(resolved, choice=ranged.choice)
-                self._add(table, generations[0], given, values, replace(resolved, run=run))
+                self._keep(table, generations[0], given, values, resolved, many=forced is None)
         return outputs
+
+    def _keep(
+        self,
+        table: Table,
+        generation: int,
+        given: tuple[Any, ...],
+        values: tuple[Any, ...],
+        resolved: Resolved,
+        *,
+        many: bool,
+    ) -> None:
+        """Let the table answer such calls; with ``many`` those of other row counts too, where that is sound."""
+        run = self._prepared(resolved, values)
+        known = self._known(table, given, anywhere=True) if many else None
+        if known is not None:
+            resolved = self.ranges.widened(resolved, known.resolved)
+        elif many and (ranged := self.ranges.of(values, resolved)):
+            self._add(table, generation, given, values, replace(ranged, run=self._prepared(ranged, values)))
+            resolved = replace(resolved, choice=ranged.choice)
+        self._add(table, generation, given, values, replace(resolved, run=run))
+
+    def _may_retry(self, fault: Exception, grad: bool | None, resolved: Resolved) -> bool:
+        """Whether a hit that raised ``fault`` is resolved anew, where what failed is put aside.
+
+        A plan for many row counts may meet one that it cannot run. Not so where autograd records (``grad``): what
+        raised may be a hook on what is saved.
+        """
+        if isinstance(fault, self._not_enqueued):
+            return True
+        return isinstance(resolved, Ranged) and grad is None and not isinstance(fault, NOT_FOR_US)
 
     def _first_that_runs(self, values: tuple[Any, ...], forced: Forced | None, generation: int) -> tuple[Any, Resolved]:
         makeshift = False
         for resolved in self._answers(values, forced, generation):
+            attempt = Attempt(resolved)
             try:
-                outputs = self._prepared(resolved, values)(*values)
-                resolved.check(outputs)
+                outputs = self._prepared(replace(resolved, run=attempt), values)(*values)
             except Exception as fault:
+                own, attempt.fault = fault is attempt.fault, None  # they hold each other, and the tensors
+                if not own:
+                    raise
                 self._excuse(resolved, fault, forced, generation)
                 makeshift = makeshift or isinstance(fault, NotReadyError)
             else:
@@ -190,12 +241,12 @@ class BoundOp:
         named = {**dict(zip(self._names, args, strict=False)), **attributes}
         return tuple(named.get(parameter.name, parameter.default) for parameter in self.op.parsed.parameters)
 
-    def _known(self, table: Table, given: tuple[Any, ...]) -> Entry | None:
+    def _known(self, table: Table, given: tuple[Any, ...], *, anywhere: bool = False) -> Entry | None:
         if not given or not isinstance(given[0], torch.Tensor):
             return None
         tensors = tuple(given[place] for place in self._tensors)
         plain = tuple(given[place] for place in self._plain)
-        return table.find(given[0].shape, tensors, plain, is_grad_enabled())
+        return table.find(None if anywhere else given[0].shape, tensors, plain, is_grad_enabled())
 
     def _report(self, values: tuple[Any, ...]) -> None:
         """Tell who watches that this was called, if there was anything to launch."""
@@ -208,7 +259,7 @@ class BoundOp:
         """What may answer these values, best first; the first that runs does. ``telling``: none is going to run."""
         tensors = tensors_of(values)
         if reason := unusual(tensors):
-            yield self._plain_torch(reason, None, forced)
+            yield self._plain_torch(reason, None, None if self.mode() == "reference" else forced)
             return
         arguments = self.op.arguments(values)
         problem = self.op.problem(arguments)
@@ -269,7 +320,7 @@ class BoundOp:
             return self.table
         tables = self._forced_tables
         if forced.key not in tables and len(tables) >= _MOST_FORCED:
-            tables.pop(next(iter(tables)), None)
+            tables.pop(next(iter(list(tables))), None)  # a list: other threads add to it meanwhile
         return tables.setdefault(forced.key, Table(len(self._plain)))
 
     def _prepared(self, resolved: Resolved, values: tuple[Any, ...]) -> Callable[..., Any]:

@@ -207,6 +207,7 @@ class Dispatcher:
     def renew_locks(self) -> None:
         """In a forked child: threads that held a lock are not there to release it."""
         self._lock, self._reloading, self._swapping = threading.RLock(), threading.Lock(), False
+        self.catalog.renew_locks()
         self.forcing.renew_locks()
         self._winners.renew_locks()
         for bound in self._bound.values():

@@ -48,6 +48,7 @@ class Forcing:
     def __init__(self) -> None:
         self.active = 0
         self._lock = threading.Lock()
+        self._mine = threading.local()
         self._choices: ContextVar[Mapping[str, Forced]] = ContextVar("registry_using", default={})  # noqa: B039
 
     def of(self, op: str) -> Forced | None:
@@ -65,29 +66,30 @@ class Forcing:
             yield
             return
         token = self._choices.set(choices)
-        with self._lock:
-            self.active += 1
         try:
-            yield
+            with self.closed():
+                yield
         finally:
-            with self._lock:
-                self.active -= 1
             self._choices.reset(token)
 
     @contextmanager
     def closed(self) -> Iterator[None]:
         """No call of any thread takes the hot path in this block."""
-        with self._lock:
-            self.active += 1
+        self._count(1)
         try:
             yield
         finally:
-            with self._lock:
-                self.active -= 1
+            self._count(-1)
+
+    def _count(self, blocks: int) -> None:
+        with self._lock:
+            self.active += blocks
+            self._mine.blocks = getattr(self._mine, "blocks", 0) + blocks
 
     def renew_locks(self) -> None:
-        """In a forked child."""
+        """In a forked child, where only the blocks of this thread are ever left."""
         self._lock = threading.Lock()
+        self.active = getattr(self._mine, "blocks", 0)
 
     @contextmanager
     def using(self, choices: Mapping[str, Forced]) -> Iterator[None]:

@@ -48,7 +48,8 @@ class Around:
     """What the functions of one op reach for.
 
     While one of the two ``watchers`` is ``active`` every call is ``slow``'s to answer, and so is one whose plan raises
-    ``not_enqueued``. ``generic`` answers any form of a call in the user's terms, ``traced`` while torch.compile traces.
+    what ``may_retry(fault, grad, resolved)`` allows. ``generic`` answers any form of a call in the user's terms,
+    ``traced`` while torch.compile traces.
     """
 
     table: Any
@@ -56,7 +57,7 @@ class Around:
     slow: Answer
     generic: Answer
     traced: Answer
-    not_enqueued: tuple[type[Exception], ...]
+    may_retry: Callable[[Exception, bool | None, Any], bool]
 
 
 def hot_path(op: Op, around: Around) -> HotPath:
@@ -119,7 +120,7 @@ def _names(around: Around) -> dict[str, Any]:
         "_slow": around.slow,
         "_generic": around.generic,
         "_traced": around.traced,
-        "_not_enqueued": around.not_enqueued,
+        "_may_retry": around.may_retry,
     }
 
 
@@ -197,7 +198,7 @@ def _default(parameter: Parameter) -> str:
 
 def _hit(parameters: Sequence[Parameter], nestable: Sequence[Parameter], otherwise: str) -> list[str]:
     """Lines that answer from the table, else return ``otherwise``. ``nestable``: who may be given a nested tensor."""
-    entry = f"_check, ({_expected(parameters)}), _grad, _run, _hit, _"
+    entry = f"_check, ({_expected(parameters)}), _grad, _run, _hit, _resolved"
     same = _same(parameters)
     # torch's guard ends the process when it is given a nested tensor
     nested = " or ".join(_nested(parameter) for parameter in nestable if parameter.kind == "Tensor") or "True"
@@ -224,8 +225,8 @@ def _hit(parameters: Sequence[Parameter], nestable: Sequence[Parameter], otherwi
         "    if _same:",
         "        try:",
         f"            _outputs = _run({', '.join(names)})",
-        "        except _not_enqueued:",
-        "            pass",
+        "        except Exception as _fault:",
+        "            if not _may_retry(_fault, _grad, _resolved): raise",
         "        else:",
         "            _hit()",
         "            return _outputs",

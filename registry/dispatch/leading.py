@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from ..problem import Arguments, TensorSpec
 from ..symbolic import Interval
 
@@ -184,13 +182,3 @@ def leadings(arguments: Arguments, first: str) -> list[Leading]:
 
 def _row_major(spec: TensorSpec) -> bool:
     return spec.is_contiguous
-
-
-def key_of(shape: Sequence[int]) -> tuple[int, int]:
-    """What calls that differ in leading sizes only have in common: the rank and the last size."""
-    return len(shape), shape[-1] if len(shape) > 1 else 0
-
-
-def varying(leading: Leading, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors of a call that vary."""
-    return [tensors[name] for name in leading.names]

@@ -12,6 +12,7 @@ from ..errors import NotReadyError
 from ..implementation import Implementation
 from ..problem import Arguments, Problem, TensorSpec, canonical_json
 from ..space import Config, config_key
+from .apart import made_apart
 from .prepared_cache import Entry, Place, PreparedCache, Versions
 from .prepared_hit import Hit, Sources, hit, unremembered
 from .torch_private import stream_capturing
@@ -142,8 +143,10 @@ class PreparedTensors:
                 hint="call it once on these weights before capturing",
             )
         # a tensor of inference mode could neither be refilled nor used outside of it
+        made = made_apart(
+            lambda: self._implementation.prepare(name, sources, self._problem, self._config), tensors[0].device
+        )
         with torch.inference_mode(False), torch.no_grad():
-            made = self._implementation.prepare(name, sources, self._problem, self._config)
             return _CACHE.put(place, self._implementation, made, tensors, versions)
 
 

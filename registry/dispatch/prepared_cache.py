@@ -134,7 +134,7 @@ class PreparedCache:
             self._entries = {place: entry for place, entry in self._entries.items() if entry.captured or entry.kept}
             for places in self._places.values():
                 places.intersection_update(self._entries)
-            self._empty_records()
+            self.empty_records()
 
     @property
     def nbytes(self) -> int:
@@ -162,11 +162,12 @@ class PreparedCache:
                 for place in self._places.pop(self.dead[number], ()):
                     self._entries.pop(place, None)
             if count:
-                self._empty_records()
+                self.empty_records()
             for _ in range(count):
                 self.dead.popleft()  # last, so that nobody looks before the entries are gone
 
-    def _empty_records(self) -> None:
+    def empty_records(self) -> None:
+        """Let every plan look its entries up again."""
         for records in list(self._records.values()):
             records.clear()
 

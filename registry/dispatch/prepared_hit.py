@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,11 +18,16 @@ _MOST_RECORDS = 4096
 
 @dataclass(frozen=True)
 class Hit:
-    """``lines`` set ``prepared`` from a call's values ``a0``, ``a1`` ...; ``names`` begin with ``e_``."""
+    """``lines`` set ``prepared`` from a call's values ``a0``, ``a1`` ...; ``names`` begin with ``e_``.
+
+    They may set the addresses of ``prepared``, too, and the current ``stream``.
+    """
 
     lines: Sequence[str]
     names: Mapping[str, Any]
     prepared: tuple[str, ...]
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    stream: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,29 +91,31 @@ def hit(
 
     prepared = tuple(f"p{number}" for number in range(len(sources.tensors)))
     names = {"e_dead": cache.dead, "e_find": records.get, "e_stream_of": stream_of, "e_capturing": capturing}
-    return Hit(_lines(sources, values, index, prepared), {**names, "e_make": make}, prepared)
+    lines = _lines(sources, values, index, prepared)
+    addresses = {name: f"e_address_{name}" for name in prepared}
+    return Hit(lines, {**names, "e_make": make}, prepared, addresses, "e_stream")
 
 
 def _lines(sources: Sources, values: int, index: int, prepared: Sequence[str]) -> list[str]:
     places = sources.all_tensors
     memory = "".join(f"id(a{place}.untyped_storage()), a{place}.data_ptr(), " for place in places)
-    held = "".join(f", e_entry_{name}, e_held_{name}" for name in prepared)
+    held = "".join(f", e_entry_{name}, e_held_{name}, {name}, e_address_{name}" for name in prepared)
     holds = "".join(f" and e_entry_{name}.versions is e_held_{name}" for name in prepared)
     return [
-        "p0 = None",
+        "e_holds = False",
+        f"e_stream = e_stream_of({index})",
         # a storage's id is free for another one as soon as it stands in there, so that no look may come before
-        "if not e_dead:",
-        f"    e_stream = e_stream_of({index})",
-        f"    e_record = e_find(({memory}{_listed(sources.plain)}e_stream,))",
-        "    if e_record is not None:",
-        f"        e_versions{held} = e_record",
-        "        try:",
-        f"            if e_versions == ({''.join(f'a{place}._version, ' for place in places)}){holds}"
-        " and not (e_stream and e_capturing()):",
-        *(f"                {name} = e_entry_{name}.tensor" for name in prepared),
+        f"e_record = None if e_dead else e_find(({memory}{_listed(sources.plain)}e_stream,))",
+        "if e_record is not None:",
+        f"    e_versions{held} = e_record",
+        "    try:",
+        f"        e_holds = e_versions == ({''.join(f'a{place}._version, ' for place in places)}){holds}"
+        " and not (e_stream and e_capturing())",
         # tensors of inference mode have no version
-        "        except RuntimeError: pass",
-        f"if p0 is None: {', '.join(prepared)}, = e_make(({_listed(range(values))}))",
+        "    except RuntimeError: pass",
+        "if not e_holds:",
+        f"    {', '.join(prepared)}, = e_make(({_listed(range(values))}))",
+        *(f"    e_address_{name} = {name}.data_ptr()" for name in prepared),
     ]
 
 
@@ -132,8 +139,8 @@ def _record(sources: Sources, versions: Versions, entries: Sequence[Entry]) -> t
     of = dict(zip(sources.all_tensors, versions, strict=True))
     record: list[Any] = [versions]
     for entry, places in zip(entries, sources.tensors, strict=True):
-        held = entry.versions
-        if held != tuple(of[place] for place in places):
+        held, tensor = entry.versions, entry.tensor
+        if held != tuple(of[place] for place in places) or entry.versions is not held:
             return None
-        record += [entry, held]
+        record += [entry, held, tensor, tensor.data_ptr()]
     return tuple(record)

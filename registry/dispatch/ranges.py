@@ -22,7 +22,7 @@ from ..problem import Arguments
 from ..symbolic import MOST_ROWS
 from .choice_range import keep_choice, same_choice
 from .guards import Condition
-from .leading import Leading, key_of, leadings
+from .leading import Leading, leadings
 from .resolution import Choice, Situation, choices
 from .resolved import Plans, Resolved, place_of
 from .sized_plan import Sized, sized, sized_call
@@ -33,6 +33,9 @@ _LOG = logging.getLogger(__name__)
 MOST_FAILURES = 8
 """Of one candidate's calls that differ in leading sizes only. A few row counts stand alone, e.g. 1 where 2 is tuned;
 more failures than that have a reason in the implementation, which comes again."""
+
+MOST_FAILED = 4096
+"""Kinds of calls whose failures are counted, per op: all are tried again when there are more."""
 
 _LONGEST_BOUND = 40
 """Characters of an expression that a person still reads."""
@@ -79,6 +82,13 @@ class Ranges:
         told = _with_rows(choice, resolved.lo, resolved.hi, resolved.bound)
         return replace(resolved, choice=told, problem=problem, place=place_of(arguments))
 
+    def widened(self, resolved: Resolved, ranged: Any) -> Resolved:
+        """``resolved`` telling the interval that ``ranged`` serves, where both are of one candidate."""
+        one, other = resolved.choice.candidate, ranged.choice.candidate
+        if not isinstance(ranged, Ranged) or one is None or other is None or one.key != other.key:
+            return resolved
+        return replace(resolved, choice=_with_rows(resolved.choice, ranged.lo, ranged.hi, ranged.bound))
+
     def of(self, values: tuple[Any, ...], resolved: Resolved) -> Ranged | None:
         """What ``resolved``, an answer to ``values`` that nobody forced, says about other row counts."""
         if resolved.plan is None or resolved.makeshift or resolved.problem is None or self._op.parsed.mutates:
@@ -87,7 +97,10 @@ class Ranges:
             return None
         arguments = self._op.arguments(values)
         first = next(iter(arguments.tensors))
-        key = (resolved.plan.candidate.key, resolved.problem.traits["aligned"], key_of(arguments.tensor(first).shape))
+        aligned, rank = resolved.problem.traits["aligned"], len(arguments.tensor(first).shape)
+        # another weight of the same depth has row counts of its own that stand alone
+        fixed = tuple((name, size) for name, size in resolved.problem.dims.items() if name not in self._op.dynamic)
+        key = (resolved.plan.candidate.key, aligned, rank, fixed)
         if self._failures[key] >= MOST_FAILURES:
             return None
         reason = "its first tensor has no leading sizes"
@@ -96,6 +109,8 @@ class Ranges:
             if isinstance(found, Ranged):
                 return found
             reason = found
+        if len(self._failures) >= MOST_FAILED:
+            self._failures = Counter()
         self._failures[key] += 1
         _LOG.debug("%s: a plan for %s serves no other row counts: %s", self._op.name, resolved.problem, reason)
         return None

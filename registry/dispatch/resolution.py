@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -194,8 +195,25 @@ def _asked(implementation: Implementation, what: str, ask: Callable[[], _Answer]
         return ask()
     except Exception as fault:
         text = f"{implementation.name}: {what}() raised {type(fault).__name__}: {fault}"
-        warn_caller(text)
+        if _first_time(implementation, what):
+            warn_caller(text)
         return text
+
+
+_MOST_TOLD = 256
+_told: dict[int, tuple[weakref.ref[Implementation], set[str]]] = {}
+
+
+def _first_time(implementation: Implementation, what: str) -> bool:
+    """Whether that fault of an implementation was not told yet: it comes with every shape, in words of its own."""
+    known = _told.get(id(implementation))
+    if known is None or known[0]() is not implementation:
+        if len(_told) >= _MOST_TOLD:
+            _told.clear()
+        known = _told[id(implementation)] = weakref.ref(implementation), set()
+    first = what not in known[1]
+    known[1].add(what)
+    return first
 
 
 def changed_software(decision: Decision, software: Mapping[str, str]) -> list[str]:

@@ -66,6 +66,26 @@ class Resolved:
                 raise RegistryError(f"{self.plan.candidate} returned {name} as {shown}, expected {spec}")
 
 
+class Attempt:
+    """One run of what was resolved. ``fault`` is what it raised itself.
+
+    What torch raises around it (a hook on saved tensors, as checkpointing ends its recomputation) is no candidate's.
+    """
+
+    def __init__(self, resolved: Resolved) -> None:
+        self.fault: Exception | None = None
+        self._resolved = resolved
+
+    def __call__(self, *values: Any) -> Any:
+        try:
+            outputs = self._resolved.run(*values)
+            self._resolved.check(outputs)
+        except Exception as fault:
+            self.fault = fault
+            raise
+        return outputs
+
+
 def _fits(tensor: torch.Tensor, spec: TensorSpec) -> bool:
     # the stride of a dimension of size one says nothing
     strides = zip(spec.shape, tensor.stride(), spec.strides, strict=False)

@@ -27,6 +27,7 @@ __all__ = [
     "counting_writes",
     "dispatch_modes",
     "gradient_needed",
+    "in_dual_level",
     "traced_by_torch",
     "unusual",
     "without_autocast",
@@ -56,17 +57,30 @@ def _unusual_tensor(tensor: torch.Tensor) -> str:
         return "a tensor is a lazy negation or conjugate"
     if tensor._is_zerotensor():
         return "a tensor is autograd's zero without memory"
-    if tensor.data_ptr() == 0 and tensor.device.type != "meta" and tensor.numel() > 0:
+    return _unusual_memory(tensor)
+
+
+def _unusual_memory(tensor: torch.Tensor) -> str:
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:
+        return "a tensor stands for a batch of others (of autograd's is_grads_batched) and has no memory of its own"
+    if address == 0 and tensor.device.type != "meta" and tensor.numel() > 0:
         return "a tensor's memory was freed"
     return ""
 
 
 def _dual(tensors: Iterable[torch.Tensor]) -> str:
-    if forward_ad._current_level < 0:
+    if not in_dual_level():
         return ""
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         return "an input carries a forward-mode tangent"
     return ""
+
+
+def in_dual_level() -> bool:
+    """Whether a block of forward-mode AD is open, whatever carries a tangent in it."""
+    return forward_ad._current_level >= 0
 
 
 def traced_by_torch(tensors: Iterable[torch.Tensor]) -> bool:

@@ -104,7 +104,10 @@ class Table:
     def find(
         self, shape: Hashable, tensors: tuple[Any, ...], plain: tuple[Any, ...], grad_enabled: bool
     ) -> Entry | None:
-        """The entry that holds for a call, as the hot path would find it; ``tensors`` must not be nested ones."""
+        """The entry that holds for a call, as the hot path would find it; ``tensors`` must not be nested ones.
+
+        ``shape`` None: among those for many shapes.
+        """
         now = self.now
         for entry in now.shapes.get(shape, now.anywhere):
             if (

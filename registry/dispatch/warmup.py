@@ -55,7 +55,7 @@ def _warm(bound: BoundOp, problem: Problem, device: Device) -> Warmed:
     try:
         generator = torch.Generator(device.torch).manual_seed(0)
         values: tuple[Any, ...] = bound.op.inputs(problem, bound.op.kinds[0], generator)
-        bound.run(values)
+        bound.warm(values)
         if device.type == "cuda":
             torch.cuda.synchronize(device.torch)
         told = bound.explain_flat((), dict(zip(bound.op.parsed.names, values, strict=True)))

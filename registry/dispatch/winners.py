@@ -65,14 +65,15 @@ class OpWinners:
 
         yield from sorted((near for near in found if near.octaves > 0), key=rank)
 
-    def first(self) -> dict[str, str]:
-        """The candidate that is considered first for each problem, as text."""
-        found: dict[str, str] = {}
+    def ranking(self) -> dict[str, tuple[str, ...]]:
+        """The candidates that are considered for each problem, the first first, as text."""
+        found: dict[str, tuple[str, ...]] = {}
         for one in self._all:
             key = {"version": one.problem.op_version, "dims": dict(one.problem.dims)}
             winner = one.candidate
             told = {"name": winner.implementation, "source": winner.fingerprint, "config": dict(winner.config)}
-            found.setdefault(canonical_json(key), canonical_json(told))
+            text = canonical_json(key)
+            found[text] = (*found.get(text, ()), canonical_json(told))
         return found
 
     def is_shipped(self, decision: Decision) -> bool:
@@ -135,6 +136,7 @@ class Winners:
     def reread(self) -> Winners:
         """What is in memory as it is stored now. Raises StoreError when something cannot be read."""
         fresh = Winners(self.database)
+        shipped.forget()
         for key, (op, device) in list(self._asked.items()):
             found = self._read(op, device)
             if found.fault:
@@ -146,9 +148,12 @@ class Winners:
         return fresh
 
     def changed_since(self, old: Winners) -> int:
-        """Problems whose first choice of ``old`` is another one here, or that only one of them knows."""
+        """Problems whose winners of ``old`` are others here, or that only one of them knows.
+
+        All of a problem's count, not only the first: that may be stale, so that another one answers.
+        """
         pairs = [(found, old._loaded.get(key, OpWinners())) for key, found in self._loaded.items()]
-        return sum(len({dims for dims, _ in new.first().items() ^ was.first().items()}) for new, was in pairs)
+        return sum(len({dims for dims, _ in new.ranking().items() ^ was.ranking().items()}) for new, was in pairs)
 
     def renew_locks(self) -> None:
         """In a forked child."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..backends.written_run import Operands, function, written_of
@@ -54,6 +54,8 @@ def written_call(
     groups = {group: _tuple(parts) for group, parts in items.items()}
     after = f"return {made[0] if len(made) == 1 else _tuple(made)}"
     operands = Operands(groups, items, rows, after)
+    if hit is not None:
+        operands = replace(operands, addresses=hit.addresses, stream=hit.stream)
     written = None if returns_outputs else written_of(run)
     if written is None:
         names["run"] = run

@@ -44,6 +44,11 @@ def shipped(hardware: Mapping[str, Any], regime: str) -> tuple[Decision, ...]:
     return _read(os.environ.get(VARIABLE, ""), canonical_json(dict(hardware)), str(hardware.get("name", "")), regime)
 
 
+def forget() -> None:
+    """Read files again when they are asked for: those of a folder of the user's may have changed."""
+    _read.cache_clear()
+
+
 def origin() -> str:
     """Where shipped winners come from, for people: ``kernel-registry 0.1.0``."""
     from .. import __version__

@@ -43,7 +43,7 @@ _MOST_IN_FLIGHT = 32
 
 _NOISE = 0.005
 _PATIENCE = 8
-_PROMISE = 0.002
+_PROMISE = 0.005
 """The search has settled when the last trials brought no gain beyond noise and the model expects less than this."""
 
 

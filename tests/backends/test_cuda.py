@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import struct
+import threading
 import time
 import types
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ import torch
 from registry.artifact import Signature, Target, Variant
 from registry.backends import cuda_launch, nvrtc
 from registry.backends.cuda import CudaImplementation, CudaKernel, architecture_of, read_source, shared_limit
+from registry.backends.cuda_frame import Layout
 from registry.backends.kernel_text import normalised_module
 from registry.device import Device
+from registry.dispatch.written_plan import fixed, written_call
 from registry.errors import CompileError, InvalidDefinitionError, OutOfResourcesError
 from registry.implementation import Launch
 from registry.problem import Arguments, Problem, TensorSpec
@@ -232,41 +236,150 @@ def test_unsupported_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_arguments_are_packed_as_the_kernel_declares_them() -> None:
-    launch = Launch(
-        CudaKernel("", "k"),
-        (7, 2),
-        ("y", "eps", "x", 5, 2.5, "missing", True),
-        options={"block": 96},
-        cluster=(2,),
-        shared_bytes=64,
-    )
-    specs = signature(8, eps=0.0, missing=None)
-    layout = cuda_launch.Layout(["k"], [launch], specs)
-    assert layout.tensors == [(0, 0), (1, 0)]
-    assert layout.numbers == [(1, 1)]
-    frame = cuda_launch.Frame(layout, [0xABC])
-    layout.pack(frame.values, 0, 0x1000, 0x2000, 0.25)
-    ((configuration, _, kernel, parameters),) = frame.calls
-    places = (ctypes.c_void_p * 7).from_address(parameters)
-    codes = ("Q", "f", "Q", "q", "f", "Q", "?")
-    values = [
-        struct.unpack(f"<{code}", ctypes.string_at(place, struct.calcsize(f"<{code}")))[0]
-        for code, place in zip(codes, places, strict=True)
-    ]
-    assert values == [0x1000, 0.25, 0x2000, 5, 2.5, 0, True]
-    assert kernel == 0xABC
+LAUNCH = Launch(
+    CudaKernel("", "k"),
+    (7, 2),
+    ("y", "eps", "x", 5, 2.5, "missing", True, "count", "flag", -(2**40)),
+    options={"block": 96},
+    cluster=(2,),
+    shared_bytes=64,
+)
+CODES = ("Q", "f", "Q", "q", "f", "Q", "?", "q", "?", "q")
+# cuda.core takes a pointer as an int
+KINDS: tuple[Any, ...] = (int, ctypes.c_float, int, ctypes.c_longlong, ctypes.c_float, int,
+                          ctypes.c_bool, ctypes.c_longlong, ctypes.c_bool, ctypes.c_longlong)  # fmt: skip
+
+
+class _Enqueued:
+    """cuLaunchKernelEx, called through ctypes as the driver's is, that keeps what a launch of LAUNCH hands over."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, bytes, list[Any]]] = []
+        self.attributes: list[bytes] = []
+        self.status = 0
+        self.function = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(self._enqueue)
+
+    def _enqueue(self, configuration: int, kernel: int, parameters: int, extra: int | None) -> int:
+        places = (ctypes.c_void_p * len(CODES)).from_address(parameters)
+        values = [
+            struct.unpack(f"<{code}", ctypes.string_at(place, struct.calcsize(f"<{code}")))[0]
+            for code, place in zip(CODES, places, strict=True)
+        ]
+        assert extra is None
+        self.seen.append((kernel, ctypes.string_at(configuration, 56), values))
+        self.attributes.append(ctypes.string_at(struct.unpack_from("<Q", self.seen[-1][1], 40)[0], 72))
+        return self.status
+
+
+@pytest.fixture
+def enqueued(monkeypatch: pytest.MonkeyPatch) -> _Enqueued:
+    made = _Enqueued()
+    monkeypatch.setattr(cuda_launch, "_enqueue", lambda: made.function)
+    monkeypatch.setattr(cuda_launch, "current_device", lambda: 0)
+    monkeypatch.setattr(cuda_launch, "current_stream", lambda index: threading.get_native_id())
+    return made
+
+
+def bound(launch: Launch = LAUNCH, misaligned: Any = None) -> Any:
+    specs = signature(8, eps=0.0, missing=None, count=0, flag=False)
+    kernels = [cuda_launch.Kernel(0xABC0_0000_1234, None)]
+    return cuda_launch.bind_launches(kernels, ["k"], [launch], specs, 0, misaligned)
+
+
+def test_arguments_are_packed_as_the_kernel_declares_them(enqueued: _Enqueued) -> None:
+    y, x = torch.empty(8), torch.empty(8)
+    bound()((y,), (x, 0.25, None, 2**40 + 1, True), ())
+    ((kernel, configuration, values),) = enqueued.seen
+    assert values == [y.data_ptr(), 0.25, x.data_ptr(), 5, 2.5, 0, True, 2**40 + 1, True, -(2**40)]
+    assert kernel == 0xABC0_0000_1234
     assert struct.unpack_from("<7I", configuration) == (7, 2, 1, 96, 1, 1, 64)
-    attributes, count = struct.unpack_from("<QI", configuration, 40)
-    assert count == 1
-    assert struct.unpack("<I4x3I", ctypes.string_at(attributes, 20)) == (4, 2, 1, 1)
+    assert struct.unpack_from("<Q", configuration, 32) == (threading.get_native_id(),)
+    assert struct.unpack_from("<I", configuration, 48) == (1,)
+    assert struct.unpack_from("<I4x3I", enqueued.attributes[0]) == (4, 2, 1, 1)
+
+
+def test_structs_are_those_of_the_drivers_bindings(enqueued: _Enqueued) -> None:
+    driver = pytest.importorskip("cuda.bindings.driver")
+    bound()((torch.empty(8),), (torch.empty(8), 0.0, None, 0, False), ())
+    wanted, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = 2, 1, 1
+    wanted.gridDimX, wanted.gridDimY, wanted.gridDimZ = 7, 2, 1
+    wanted.blockDimX, wanted.blockDimY, wanted.blockDimZ = 96, 1, 1
+    wanted.sharedMemBytes, wanted.hStream = 64, driver.CUstream(threading.get_native_id())
+    wanted.attrs, wanted.numAttrs = [attribute], 1
+    expected = ctypes.string_at(wanted.getPtr(), 56)
+    # but for the address of the attributes, which are compared by themselves, and the padding
+    configuration = enqueued.seen[0][1]
+    assert [configuration[:28], configuration[32:40], configuration[48:52]] == [
+        expected[:28], expected[32:40], expected[48:52]
+    ]  # fmt: skip
+    assert enqueued.attributes[0][:20] == ctypes.string_at(struct.unpack_from("<Q", expected, 40)[0], 20)
+
+
+def test_arguments_are_packed_as_cuda_core_packs_them(enqueued: _Enqueued) -> None:
+    packing = pytest.importorskip("cuda.core._kernel_arg_handler")
+    y, x = torch.empty(8), torch.empty(8)
+    bound()((y,), (x, 0.1, None, 3, True), ())
+    given = (y.data_ptr(), 0.1, x.data_ptr(), 5, 2.5, 0, True, 3, True, -(2**40))
+    holder = packing.ParamHolder([kind(value) for kind, value in zip(KINDS, given, strict=True)])
+    places = (ctypes.c_void_p * len(CODES)).from_address(holder.ptr)
+    expected = [
+        struct.unpack(f"<{code}", ctypes.string_at(place, struct.calcsize(f"<{code}")))[0]
+        for code, place in zip(CODES, places, strict=True)
+    ]
+    assert enqueued.seen[0][2] == expected
+
+
+def test_threads_do_not_share_arguments(enqueued: _Enqueued) -> None:
+    run, start = bound(), threading.Barrier(8)
+
+    def work(number: int) -> bool:
+        y, x = torch.empty(8), torch.empty(8)
+        start.wait()
+        for _ in range(50):
+            run((y,), (x, 0.0, None, threading.get_native_id(), False), ())
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
+    assert len(enqueued.seen) == 400
+    for _, configuration, values in enqueued.seen:
+        assert struct.unpack_from("<Q", configuration, 32) == (values[7],)
+
+
+def test_a_refused_launch_says_so(enqueued: _Enqueued) -> None:
+    run = bound()
+    enqueued.status = 701
+    with pytest.raises(OutOfResourcesError, match="launch of k on cuda:0 failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
+        run((torch.empty(8),), (torch.empty(8), 0.0, None, 0, False), ())
+
+
+def test_a_plan_launches_in_line_what_its_run_launches(enqueued: _Enqueued) -> None:
+    told: list[Any] = []
+    run = bound(misaligned=lambda *given: told.append(given))
+    plan = written_call(5, run, [fixed(TensorSpec.contiguous((8,), torch.float32))], [], None)
+    x, unaligned = torch.empty(8), torch.empty(9)[1:]
+    y = plan(x, 0.25, None, 7, True)
+    run((y,), (x, 0.25, None, 7, True), ())
+    assert enqueued.seen[0] == enqueued.seen[1]
+    y = plan(unaligned, 0.25, None, 7, True)
+    assert told[0][0][0] is y
+    assert told[0][1][0] is unaligned
+    assert len(enqueued.seen) == 2
+
+
+def test_a_launch_of_no_blocks_is_left_out(enqueued: _Enqueued) -> None:
+    run = bound(replace(LAUNCH, grid=(0,), cluster=()))
+    run((torch.empty(8),), (torch.empty(8), 0.0, None, 0, False), ())
+    assert not enqueued.seen
 
 
 def test_unknown_and_textual_arguments_are_refused() -> None:
     for args, text in ((("y", "z"), "names 'z'"), (("y", "mode"), "is a str")):
         launch = Launch(CudaKernel("", "k"), (1,), args, options={"block": 32})
         with pytest.raises(InvalidDefinitionError, match=text):
-            cuda_launch.Layout(["k"], [launch], signature(8, mode="tanh"))
+            Layout(["k"], [launch], signature(8, mode="tanh"))
 
 
 class _Driver:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +14,7 @@ from registry.backends import cuda_launch, triton_launch
 from registry.backends.cuda import CudaKernel
 from registry.backends.triton_launch import BoundLaunch
 from registry.backends.triton_variant import Operand
+from registry.dispatch.written_plan import fixed, written_call
 from registry.implementation import Launch
 from registry.problem import Arguments, TensorSpec
 from registry.symbolic import Interval, value_at
@@ -36,7 +36,7 @@ SIGNATURE = Signature(Arguments("op", {"x": SPEC, "eps": 0.25}), {"y": SPEC}, {"
 
 
 def recorder(calls: list[Any]) -> Any:
-    """cuLaunchKernelEx, called through ctypes as the driver's is, that remembers the grid, the rest of the configuration and the arguments."""
+    """cuLaunchKernelEx, through ctypes as the driver's; remembers grid, configuration and arguments."""
 
     def enqueue(where: int, kernel: int, parameters: int, _extra: None) -> int:
         counts = {11: 7, 22: 3}
@@ -128,6 +128,35 @@ def test_a_triton_run_launches_what_the_row_count_asks(monkeypatch: pytest.Monke
         many((y,), (unaligned, 0.5), (), rows)
         assert twins.pop()[3] == rows
         assert symbolic[0].at(rows) == triton_launches(rows, kernel)[0]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_plan_launches_triton_kernels_in_line(monkeypatch: pytest.MonkeyPatch, direct: bool) -> None:
+    calls: list[tuple[Any, ...]] = []
+    left: list[tuple[Any, ...]] = []
+    launcher = SimpleNamespace(
+        launch=lambda *given: calls.append(given), global_scratch_size=0, num_ctas=1,
+        launch_cooperative_grid=False, launch_pdl=False,
+    )  # fmt: skip
+    kernel = SimpleNamespace(run=launcher, function=1, packed_metadata=(), metadata=SimpleNamespace())
+    monkeypatch.setattr(triton_launch, "current_device", lambda: 0)
+    monkeypatch.setattr(triton_launch, "current_stream", lambda index: 5)
+    leave = lambda *given: left.append(given)  # noqa: E731
+    symbolic = triton_launches(Interval(8).size(), kernel)
+    run = triton_launch._generated_run(symbolic, 0, leave, leave, direct, rows=True)
+    plan = written_call(2, run, [fixed(SPEC)], [], None, opening=["rows = 7"], rows=("rows",))
+    for x in (torch.ones(4), torch.ones(5)[1:]):
+        y = plan(x, 0.5)
+        assert y.shape == (4,)
+        if direct and x.data_ptr() % 16 == 0:
+            run((y,), (x, 0.5), (), 7)
+            assert len(calls) == 4
+            assert calls[:2] == calls[2:]
+        else:
+            outputs, arguments, scratch, rows = left.pop()
+            assert outputs[0] is y
+            assert arguments[0] is x
+            assert (arguments[1], scratch, rows) == (0.5, (), 7)
 
 
 def test_values_at_a_row_count() -> None:

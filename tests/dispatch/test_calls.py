@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 
+import registry_cpp
 from registry import (
     CompileError,
     DispatchWarning,
@@ -20,6 +21,7 @@ from registry import (
     UnsupportedError,
     quantize,
 )
+from registry.discovery import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.table import Entry, Table
 from registry.errors import ArgumentTypeError, NotReadyError
@@ -374,6 +376,31 @@ def test_zeros_without_memory_and_freed_tensors_reach_no_kernel(dispatcher: Disp
     assert len(one.runs) == 1
     with dispatcher.using(softmax="a.one"), pytest.raises(UnsupportedError, match="zero without memory"):
         dispatcher.call("softmax", zero)
+
+
+def test_a_tensor_that_was_freed_reaches_no_compiled_kernel_on_a_hit() -> None:
+    (rows,) = (one for one in registry_cpp.softmax_implementations() if one.name == "cpp.rows")
+    dispatcher = Dispatcher(Catalog(entry_points=()))
+    dispatcher.register(rows)
+    for shape in ((4, 8), (4, 8), (5, 8)):
+        check(dispatcher, torch.randn(shape))
+    for shape in ((4, 8), (6, 8)):
+        freed = torch.randn(shape)
+        freed.untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match="not allocated"):
+            dispatcher.call("softmax", freed)
+        check(dispatcher, torch.randn(shape))
+    assert dispatcher.explain("softmax", torch.randn(4, 8)).implementation == "cpp.rows"
+
+
+def test_a_block_of_forward_mode_keeps_the_table_as_it_is(dispatcher: Dispatcher, one: Any) -> None:
+    with forward_ad.dual_level():
+        for _ in range(5):
+            check(dispatcher, torch.randn(4, 8))
+    now = dispatcher.bound("softmax").table.now
+    assert [len(entries) for entries in now.shapes.values()] == [1]
+    assert (len(one.runs), one.bound) == (5, 1)
+    assert dispatcher.explain("softmax", torch.randn(4, 8)).calls == 5
 
 
 # --- tables and threads

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from registry import torch_ops
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.table import MOST_ENTRIES, Table
 
@@ -137,6 +138,8 @@ def test_a_forked_child_calls_even_where_a_lock_was_held(dispatcher: Dispatcher,
         bound.plans._lock,
         bound.plans.aside._lock,
         dispatcher.forcing._lock,
+        dispatcher.catalog._lock,
+        torch_ops._serving.lock,
     ]
     held, release = threading.Event(), threading.Event()
 
@@ -160,6 +163,8 @@ def test_a_forked_child_calls_even_where_a_lock_was_held(dispatcher: Dispatcher,
             check(dispatcher, x)
         dispatcher.forget()
         check(dispatcher, x)
+        dispatcher.register(told("a.two"))
+        torch_ops.define(dispatcher.catalog.op("softmax"))
 
     process = multiprocessing.get_context("fork").Process(target=child)
     try:
@@ -188,3 +193,30 @@ def test_a_spawned_child_calls(tmp_path: Path) -> None:
     file.write_text(code)
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "0", done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_leaves_the_blocks_of_the_parents_other_threads(dispatcher: Dispatcher, told: Any) -> None:
+    dispatcher.register(told("a.one"))
+    opened, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with dispatcher.using(softmax="a.one"):
+            opened.set()
+            release.wait()
+
+    def child() -> None:
+        assert dispatcher.forcing.active == 1, "the block that this thread was in"
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    opened.wait()
+    with dispatcher.using(softmax="a.one"):
+        assert dispatcher.forcing.active == 2
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join(30)
+    release.set()
+    thread.join()
+    assert (process.exitcode, dispatcher.forcing.active) == (0, 0)

@@ -239,3 +239,42 @@ def test_checkpointing_and_hooks_on_saved_tensors(dispatcher: Dispatcher) -> Non
         lambda *args: dispatcher.call("rms_norm", *args).pow(2).sum(), x, weight, use_reentrant=False
     )
     close(torch.autograd.grad(y, (x, weight)), torch.autograd.grad(plain, (x, weight)))
+
+
+@pytest.mark.filterwarnings("error")
+def test_checkpointing_that_ends_in_the_call_blames_nobody(dispatcher: Dispatcher, told: Any) -> None:
+    dispatcher.register(told("a.one"))
+    x = torch.randn(4, 8, requires_grad=True)
+    y = torch.utils.checkpoint.checkpoint(lambda t: dispatcher.call("softmax", t * 2), x, use_reentrant=False)
+    # recomputation resolves anew, and is stopped by an exception as soon as the output was saved
+    dispatcher.bound("softmax").clear()
+    (found,) = torch.autograd.grad(y.pow(2).sum(), x)
+    close(found, torch.autograd.grad(torch.softmax(x * 2, -1).pow(2).sum(), x)[0])
+    assert not dispatcher.bound("softmax").plans.aside
+    assert dispatcher.explain("softmax", x).implementation == "a.one"
+
+
+def test_a_hook_that_refuses_what_is_saved_is_the_callers_error(dispatcher: Dispatcher, told: Any) -> None:
+    one = told("a.one")
+    dispatcher.register(one)
+
+    def refuse(_tensor: torch.Tensor) -> Any:
+        raise ValueError("not to be saved")
+
+    for _ in range(2):
+        with torch.autograd.graph.saved_tensors_hooks(refuse, refuse), pytest.raises(ValueError, match="not to be"):
+            dispatcher.call("softmax", torch.randn(4, 8, requires_grad=True))
+    assert len(one.runs) == 2
+    assert not dispatcher.bound("softmax").plans.aside
+
+
+def test_gradients_of_a_batch_of_seeds(dispatcher: Dispatcher, told: Any) -> None:
+    back = told("a.back", op="softmax_backward", result=softmax_backward)
+    for implementation in (told("a.forward"), back):
+        dispatcher.register(implementation)
+    x, seeds = torch.randn(4, 8, requires_grad=True), torch.randn(3, 4, 8)
+    for _ in range(2):
+        (found,) = torch.autograd.grad(dispatcher.call("softmax", x), x, seeds, is_grads_batched=True)
+        close(found, torch.stack([torch.autograd.grad(torch.softmax(x, -1), x, seed)[0] for seed in seeds]))
+        torch.autograd.grad(dispatcher.call("softmax", x).sum(), x)
+    assert len(back.runs) == 2, "the kernel runs for one seed alone"

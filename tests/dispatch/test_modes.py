@@ -32,6 +32,7 @@ def test_reference_mode_answers_everything_by_the_reference_and_builds_nothing(
     with dispatcher.using(softmax="a.one"):
         dispatcher.call("softmax", x)
         assert dispatcher.explain("softmax", x).step == "reference"
+        torch.testing.assert_close(torch.vmap(lambda row: dispatcher.call("softmax", row))(x), torch.softmax(x, -1))
     assert (one.bound, one.runs) == (0, [])
     explanation = dispatcher.explain("softmax", x)
     assert (explanation.step, explanation.mode) == ("reference", "reference")

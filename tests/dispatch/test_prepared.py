@@ -13,7 +13,7 @@ import torch
 from registry import Config, Device, Implementation, Problem
 from registry.artifact import Built
 from registry.discovery import Catalog
-from registry.dispatch import prepared
+from registry.dispatch import prepared, prepared_cache, prepared_hit
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.prepared import forget_prepared, prepared_bytes
 from registry.errors import NotReadyError
@@ -155,6 +155,8 @@ def test_forget_keeps_only_what_a_graph_reads(
         dispatcher.call("rms_norm", x, weight)
     with monkeypatch.context() as patch:
         patch.setattr(prepared, "_capturing", lambda tensor: True)
+        # what has no streams cannot be captured: what is remembered of its tensors is not asked about it
+        prepared._CACHE.empty_records()
         dispatcher.call("rms_norm", x, captured)
     memory = weakref.ref(doubled.seen.pop().untyped_storage())
     assert prepared_bytes() == before + 64
@@ -168,6 +170,72 @@ def test_forget_keeps_only_what_a_graph_reads(
     gc.collect()
     assert prepared_bytes() == before
     assert memory() is None
+
+
+def test_what_is_remembered_is_not_looked_up(
+    dispatcher: Dispatcher, doubled: Doubled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Any] = []
+    find = prepared_cache.PreparedCache.find
+
+    def watched(cache: Any, *key: Any) -> Any:
+        looked.append(key)
+        return find(cache, *key)
+
+    monkeypatch.setattr(prepared_cache.PreparedCache, "find", watched)
+    x, weights = torch.randn(3, 8), [torch.randn(8) for _ in range(3)]
+    for weight in weights:
+        dispatcher.call("rms_norm", x, weight)
+    assert looked
+    looked.clear()
+    for weight in weights:
+        torch.testing.assert_close(dispatcher.call("rms_norm", x, weight), expected(x, weight))
+        dispatcher.call("rms_norm", x, weight.detach())
+    assert not looked
+
+
+def test_a_remembered_weight_whose_memory_is_exchanged_is_prepared_again(
+    dispatcher: Dispatcher, doubled: Doubled
+) -> None:
+    """torch counts no change for any of these."""
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    for _ in range(2):
+        torch.testing.assert_close(dispatcher.call("rms_norm", x, weight), expected(x, weight))
+    version = weight._version
+    former = weight.data
+    weight.data = torch.randn(8)
+    torch.testing.assert_close(dispatcher.call("rms_norm", x, weight), expected(x, weight))
+    weight.data = torch.empty(0)
+    del former
+    weight.data = torch.randn(8)
+    torch.testing.assert_close(dispatcher.call("rms_norm", x, weight), expected(x, weight))
+    assert weight._version == version
+    assert doubled.made == 3
+
+
+def test_a_remembered_storage_that_is_emptied_and_filled_elsewhere_is_prepared_again(
+    dispatcher: Dispatcher, doubled: Doubled
+) -> None:
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    for _ in range(2):
+        dispatcher.call("rms_norm", x, weight)
+    storage = weight.untyped_storage()
+    storage.resize_(0)
+    others = [torch.empty(8) for _ in range(64)]  # what was free is taken
+    storage.resize_(32)
+    with torch.autograd._unsafe_preserve_version_counter(weight):  # type: ignore[attr-defined]
+        weight.normal_()
+    torch.testing.assert_close(dispatcher.call("rms_norm", x, weight), expected(x, weight))
+    del others
+
+
+def test_a_change_through_another_plan_or_view_is_seen_by_all(dispatcher: Dispatcher, doubled: Doubled) -> None:
+    x, wide, weight = torch.randn(3, 8), torch.randn(5, 8), torch.randn(8)
+    for _ in range(3):
+        for given in (x, wide):
+            torch.testing.assert_close(dispatcher.call("rms_norm", given, weight), expected(given, weight))
+        weight.view(2, 4).mul_(3)
+    assert doubled.made == 3
 
 
 def test_implementations_of_one_name_do_not_share(dispatcher: Dispatcher, doubled: Doubled) -> None:
@@ -253,3 +321,107 @@ def test_a_plan_that_is_not_ready_on_a_hit_gives_way(dispatcher: Dispatcher, tol
     with dispatcher.using(rms_norm="a.other"):
         torch.testing.assert_close(dispatcher.call("softmax", x), torch.softmax(x, -1))
     assert len(steady.runs) == 2
+
+
+class Streams:
+    """One thread's streams of a device, as dispatch asks for them."""
+
+    def __init__(self) -> None:
+        self.current = 0
+        self.capturing = False
+        self.asked = 0
+
+    def of(self, device: torch.device) -> tuple[Any, Any]:
+        return (lambda _: self.current), self._captures
+
+    def _captures(self) -> bool:
+        self.asked += 1
+        return self.capturing
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
+    made = Streams()
+    monkeypatch.setattr(prepared_hit, "streams_of", made.of)
+    monkeypatch.setattr(prepared, "_capturing", lambda tensor: made.capturing)
+    return made
+
+
+def test_what_is_remembered_asks_for_a_capture_on_every_stream_that_can_be_captured(
+    dispatcher: Dispatcher, doubled: Doubled, streams: Streams
+) -> None:
+    forget_prepared()
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    for stream in (0, 7, 7):
+        streams.current = stream
+        dispatcher.call("rms_norm", x, weight)
+    entry = next(iter(prepared._CACHE._entries.values()))
+    assert not entry.captured
+    streams.capturing = True
+    dispatcher.call("rms_norm", x, weight)
+    assert entry.captured
+    streams.current, streams.capturing = 0, False
+    asked = streams.asked
+    dispatcher.call("rms_norm", x, weight)
+    assert streams.asked == asked, "the default stream cannot be captured"
+    assert doubled.made == 1
+
+
+def test_each_stream_that_reads_is_made_known_once(
+    dispatcher: Dispatcher, doubled: Doubled, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(prepared_cache.Entry, "read_here", lambda entry: read.append(streams.current))
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    dispatcher.call("rms_norm", x, weight)
+    read.clear()
+    for stream in (0, 7, 8, 7, 0, 8):
+        streams.current = stream
+        dispatcher.call("rms_norm", x, weight)
+    assert set(read) == {7, 8}
+    count = len(read)
+    for stream in (0, 7, 8):
+        streams.current = stream
+        dispatcher.call("rms_norm", x, weight)
+    assert len(read) == count
+
+
+def test_a_plan_keeps_nothing_of_dead_weights(dispatcher: Dispatcher, doubled: Doubled) -> None:
+    x, weight, lasting = torch.randn(3, 8), torch.randn(8), torch.randn(8)
+    for _ in range(2):
+        dispatcher.call("rms_norm", x, weight)
+    memory = weakref.ref(doubled.seen.pop().untyped_storage())
+    assert memory() is not None
+    del weight
+    # any look at prepared tensors buries, also one of another plan
+    prepared_bytes()
+    gc.collect()
+    assert memory() is None
+    torch.testing.assert_close(dispatcher.call("rms_norm", x, lasting), expected(x, lasting))
+
+
+def test_many_threads_change_and_read_weights(dispatcher: Dispatcher, doubled: Doubled) -> None:
+    x, start = torch.randn(3, 8), threading.Barrier(4)
+    shared = torch.randn(8)
+    faults: list[BaseException] = []
+
+    def work() -> None:
+        own = torch.randn(8)
+        start.wait()
+        try:
+            for number in range(60):
+                torch.testing.assert_close(dispatcher.call("rms_norm", x, own), expected(x, own))
+                torch.testing.assert_close(dispatcher.call("rms_norm", x, shared), expected(x, shared))
+                if number % 3 == 0:
+                    own.mul_(-1.5)
+                if number % 7 == 0:
+                    own = torch.randn(8)
+        except BaseException as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults

@@ -13,9 +13,11 @@ import registry_torch
 from registry import Config, Device, Implementation, Problem, Space, TensorSpec, quantize
 from registry.artifact import Built
 from registry.discovery import Catalog
+from registry.dispatch import ranges
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.ranges import MOST_FAILURES
 from registry.dispatch.torch_private import native_rows_guard, public_rows_guard
+from registry.dispatch.warmup import warm
 from registry.errors import NotReadyError
 from registry.implementation import Run
 
@@ -249,6 +251,24 @@ def test_what_is_bound_to_a_shape_serves_it_alone(told: Any) -> None:
     assert implementation.bound == dispatcher.bound("softmax").misses == 2 * MOST_FAILURES - 1
 
 
+class Zeros(Sizeless):
+    """A product that knows one row apart; its candidate is the same for every weight."""
+
+    op = "gemm_int4"
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        return lambda outputs, values, scratch: outputs[0].zero_()
+
+
+def test_a_row_count_that_stands_alone_for_many_weights_leaves_the_others_an_interval() -> None:
+    dispatcher = dispatching(Zeros(preference=lambda problem: 1.0 if problem.m == 1 else 2.0))
+    for n in range(1, MOST_FAILURES + 3):
+        weight = quantize(torch.randn(16 * n, 64, dtype=torch.bfloat16), group_size=32)
+        for rows in (1, 5, 6, 7):
+            dispatcher.call("gemm_int4", torch.randn(rows, 64, dtype=torch.bfloat16), weight)
+        assert dispatcher.bound("gemm_int4").misses == 2 * n, "one for 1 row, one for more"
+
+
 def test_a_class_that_binds_in_its_own_way_is_bound_to_each_shape() -> None:
     base = compiled("softmax", "cpp.rows")
     bound: list[int] = []
@@ -317,6 +337,52 @@ def test_a_row_count_at_which_the_plan_fails_is_answered_by_another() -> None:
     dispatcher = dispatching(Sizeless(fault=fault), native("softmax"))
     for rows in (5, 7, 6, 7):
         right(dispatcher.call("softmax", x := torch.randn(rows, 8)), x)
+
+
+@pytest.mark.filterwarnings("ignore::registry.DispatchWarning")
+def test_a_row_count_that_the_plan_cannot_run_after_all_puts_it_aside_there() -> None:
+    def fault(x: torch.Tensor) -> Exception | None:
+        return RuntimeError("no such launch") if x.shape[0] == 7 else None
+
+    sizeless = Sizeless(fault=fault)
+    dispatcher = dispatching(sizeless, native("softmax"))
+    for rows in (5, 7, 6, 7):
+        right(dispatcher.call("softmax", x := torch.randn(rows, 8)), x)
+    # at 7 rows: the hit, and once more alone
+    assert len(sizeless.ran) == 4
+    told = dispatcher.explain("softmax", torch.randn(7, 8))
+    assert told.implementation == "torch.native"
+    assert "no such launch" in str(told)
+
+
+def test_memory_that_runs_out_on_a_hit_is_the_callers_to_see() -> None:
+    def fault(x: torch.Tensor) -> Exception | None:
+        return torch.OutOfMemoryError("full") if x.shape[0] == 7 else None
+
+    sizeless = Sizeless(fault=fault)
+    dispatcher = dispatching(sizeless)
+    dispatcher.call("softmax", torch.randn(5, 8))
+    with pytest.raises(torch.OutOfMemoryError):
+        dispatcher.call("softmax", torch.randn(7, 8))
+    assert len(sizeless.ran) == 2
+
+
+def test_an_interval_is_kept_once_however_often_it_is_met() -> None:
+    dispatcher = dispatching(native("softmax"))
+    dispatcher.call("softmax", torch.randn(5, 8))
+    bound = dispatcher.bound("softmax")
+    problem = dispatcher.catalog.op("softmax").problem_of({"rows": 6, "cols": 8, "dtype": "float32"})
+    warm(dispatcher, [problem], Device.of("cpu"))
+    assert len(bound.table.now.anywhere) == 1
+    assert "; one plan serves 1 rows or more" in dispatcher.explain("softmax", torch.randn(6, 8)).reason
+
+
+def test_failures_are_forgotten_when_there_are_many(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "MOST_FAILED", 4)
+    dispatcher = dispatching(told("a.one"))
+    for cols in range(1, 20):
+        dispatcher.call("softmax", torch.randn(2, cols))
+        assert 1 <= len(dispatcher.bound("softmax").ranges._failures) <= 4
 
 
 def test_gradients_are_not_lost_at_a_new_row_count() -> None:

@@ -149,3 +149,15 @@ def _remember_per_thread(implementation: Any) -> None:
             implementation.mine.block = config["block"]
 
     implementation.runs = Runs()
+
+
+def test_a_winner_behind_a_stale_one_is_taken_up(dispatcher: Dispatcher, told: Any, publish: Any) -> None:
+    tuned, x = told("a.tuned"), torch.randn(8, 16)
+    dispatcher.register(tuned)
+    publish(DIMS, "a.tuned", {"block": 2}, fingerprint="of another source")
+    dispatcher.call("softmax", x)
+    assert dispatcher.explain("softmax", x).step == "default"
+    publish(DIMS, "a.tuned", {"block": 4}, software={"torch": "of another machine"})
+    assert dispatcher.reload() == 1
+    dispatcher.call("softmax", x)
+    assert (dispatcher.explain("softmax", x).step, tuned.runs[-1]) == ("exact", {"block": 4})

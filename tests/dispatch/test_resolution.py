@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -237,9 +238,7 @@ def test_a_warning_points_at_the_line_of_the_call(
     if told_of == "database":
         (tmp_path / "bad.db").write_bytes(b"not a database" * 100)
         dispatcher.configure(database=str(tmp_path / "bad.db"))
-    else:
-        fault = slip if told_of == "unsupported" else CompileError("no such intrinsic")
-        dispatcher.register(told("a.broken", 5.0, **{told_of: fault}))
+    fault = slip if told_of == "unsupported" else CompileError("no such intrinsic")
     calls: list[Callable[[], Any]] = [
         lambda: dispatcher.call("softmax", x),
         lambda: dispatcher.op("softmax")(x, dim=0),
@@ -247,7 +246,10 @@ def test_a_warning_points_at_the_line_of_the_call(
     if told_of != "run_fault":  # explain launches nothing
         calls.append(lambda: dispatcher.explain("softmax", x.t()))
     for call in calls:
-        dispatcher.forget()
+        if told_of == "database":
+            dispatcher.forget()
+        else:  # a new one each time: of one implementation each fault is told once
+            dispatcher.register(told("a.broken", 5.0, **{told_of: fault}))
         with pytest.warns(DispatchWarning) as seen:
             call()
         assert {(one.filename, one.lineno) for one in seen} == {(__file__, call.__code__.co_firstlineno)}
@@ -270,6 +272,19 @@ def test_a_stranger_that_raises_when_asked_does_not_stop_the_call(
     dispatcher.register(told("a.slip", unsupported=unsupported))
     with pytest.warns(DispatchWarning, match=r"a\.slip: unsupported\(\) raised ZeroDivisionError: slip"):
         assert dispatcher.call("softmax", x).shape == x.shape
+
+
+def test_a_stranger_that_raises_for_every_shape_is_one_warning(dispatcher: Dispatcher, told: Any) -> None:
+    def unsupported(problem: Any) -> list[str]:
+        raise ValueError(f"what are {problem.rows} rows?")
+
+    dispatcher.register(told("a.bad", unsupported=unsupported))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for rows in range(1, 9):
+            dispatcher.call("softmax", torch.randn(rows, 4))
+    assert ["what are 1 rows?" in str(warning.message) for warning in caught] == [True]
+    assert "what are 9 rows?" in str(dispatcher.explain("softmax", torch.randn(9, 4)))
 
 
 def test_an_unreadable_database_is_one_warning_and_defaults(

@@ -268,3 +268,19 @@ def test_a_folder_that_is_not_there_ships_nothing(tmp_path: Path, monkeypatch: p
     shipped._read.cache_clear()
     with pytest.raises(StoreError, match=r"nvidia-h200\.jsonl: line 1: "):
         shipped.shipped(H200.hardware(), REGIME)
+
+
+def test_a_folder_that_has_changed_is_read_again_by_reload(
+    dispatcher: Dispatcher, told: Any, ship: Ship, x: torch.Tensor, tmp_path: Path
+) -> None:
+    dispatcher.register(told("a.tuned"))
+    ship(DIMS, {"block": 4})
+    file = tmp_path / "shipped" / shipped.file_name(Device.of("cpu").name)
+    before = file.read_bytes()
+    ship({**DIMS, "rows": 9}, {"block": 2})
+    after = file.read_bytes()
+    file.write_bytes(before)
+    assert run(dispatcher, torch.randn(9, 16)) == ("nearest", {"block": 4})
+    file.write_bytes(after)
+    assert dispatcher.reload() == 1
+    assert run(dispatcher, torch.randn(9, 16)) == ("exact", {"block": 2})

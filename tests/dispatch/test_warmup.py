@@ -11,6 +11,7 @@ import torch
 
 import registry
 from registry import CompileError, Device
+from registry.dispatch import bound_op
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.warmup import warm
 
@@ -43,6 +44,27 @@ def test_a_warm_problem_is_a_hit(dispatcher: Dispatcher, told: Any, publish: Any
     assert one.bound == built, "another mode and another form take the plan that is there"
     assert bound.misses == misses + 1
     assert len(one.runs) == runs + 2
+
+
+def test_what_one_plan_serves_is_in_memory_for_each_shape_in_other_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatcher = Dispatcher()
+    warm(dispatcher, problems(dispatcher, 8, 9), Device.of("cpu"))
+    monkeypatch.setattr(bound_op, "capturing", lambda tensors: True)
+    for rows in (8, 9):
+        with torch.inference_mode():
+            assert dispatcher.explain("softmax", torch.randn(rows, 16)).implementation == "torch.native"
+
+
+def test_warming_is_no_call_of_the_program(dispatcher: Dispatcher, told: Any, tmp_path: Path) -> None:
+    dispatcher.register(told("a.one"))
+    with dispatcher.recorder.record(tmp_path / "shapes.yaml"):
+        warm(dispatcher, problems(dispatcher, 8, 9), Device.of("cpu"))
+        dispatcher.call("softmax", torch.randn(8, 16))
+    recorded = (tmp_path / "shapes.yaml").read_text()
+    assert "rows: 8" in recorded
+    assert "count: 1" in recorded
+    assert "rows: 9" not in recorded
+    assert dispatcher.explain("softmax", torch.randn(8, 16)).calls == 1
 
 
 def test_a_failure_does_not_stop_the_others(dispatcher: Dispatcher, told: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 
 from registry.backends import inline
+from registry.backends.cuda import CudaImplementation, CudaKernel
 from registry.contracts import GELU, RMS_NORM, SOFTMAX, SQUARE
 from registry.device import Device
 from registry.dispatch.plan import Candidate, Plan, build
-from registry.implementation import Implementation
+from registry.implementation import Implementation, Launch
 from registry.problem import Problem
 from registry_cuda.elementwise import VectorElementwise
 from registry_cuda.inline_square import InlineSquare
@@ -161,3 +163,66 @@ def test_square_by_nvcc_is_right() -> None:
     values = inputs_of(problem, "normal")
     plan = plan_for(InlineSquare(), values)
     check(problem, plan(*values), values, "inline")
+
+
+class Tell(CudaImplementation):
+    """Each row of y: what its thread block was given."""
+
+    op = "rms_norm"
+    name = "test.tell"
+    source = r"""
+extern "C" __global__ void tell(float *y, const float *x, const float *weight, long long rows, float eps, bool flag,
+                                long long big, float factor) {
+  unsigned rank, blocks;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
+  float *row = y + 8 * blockIdx.x;
+  if (threadIdx.x == 0) {
+    row[0] = x[8 * blockIdx.x]; row[1] = weight[1]; row[2] = rows; row[3] = eps; row[4] = flag;
+    row[5] = big == -(1LL << 40); row[6] = factor; row[7] = 10 * rank + blocks;
+  }
+}
+"""
+
+    def launch(self, problem: Problem, config: Any, device: Device) -> Launch:
+        cluster = (2,) if device.capability >= (9, 0) else ()
+        args = ("y", "x", "weight", problem.rows, "eps", True, -(2**40), 2.5)
+        return Launch(CudaKernel(self.source, "tell"), (problem.rows,), args, options={"block": 32}, cluster=cluster)
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="clusters")
+def test_a_plan_launches_in_line_and_a_kernel_gets_every_kind_of_argument() -> None:
+    x, weight = torch.randn(4, 8, device="cuda"), torch.randn(8, device="cuda")
+    plan = plan_for(Tell(), (x, weight, 0.125), {})
+    # with several GPUs a function around it looks at the current one
+    call = inspect.getclosurevars(plan.call).nonlocals.get("call", plan.call)
+    assert {"k_pack", "k_enqueue"} <= {*call.__code__.co_names}
+    outputs = (torch.empty_like(x),)
+    for eps in (0.125, 0.5):
+        for y in (plan(x, weight, eps), plan.run(outputs, (x, weight, eps), ()) or outputs[0]):
+            for block in range(4):
+                expected = [x[block, 0].item(), weight[1].item(), 4.0, eps, 1.0, 1.0, 2.5, 10.0 * (block % 2) + 2]
+                assert y[block].tolist() == expected
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="clusters")
+def test_a_plan_with_a_cluster_serves_threads_and_streams_at_once() -> None:
+    plans = plan_for(Tell(), (torch.randn(4, 8, device="cuda"), torch.randn(8, device="cuda"), 0.125), {})
+    wrong: list[Any] = []
+
+    def work(number: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x, weight = torch.randn(4, 8, device="cuda"), torch.randn(8, device="cuda")
+            told = [plans(x, weight, number + turn / 1024) for turn in range(200)]
+            eps = torch.stack(told)[:, :, 3].cpu()
+            same = torch.stack(told)[:, :, 0] == x[:, 0]
+            expected = number + torch.arange(200)[:, None].expand(200, 4) / 1024
+            if not torch.equal(eps, expected) or not bool(same.all()):
+                wrong.append((number, eps))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -85,7 +85,9 @@ def test_gemm_int4_misses_once_for_each_interval(name: str) -> None:
             dispatcher.call("gemm_int4", a, weight).float(), a.float() @ full, atol=5e-2, rtol=3e-2
         )
     misses = dispatcher.bound("gemm_int4").misses
-    assert misses <= (1 if name.startswith("torch") else 20), dispatcher.explain("gemm_int4", half(100, K), weight)
+    # tinygemm's preference falls after 16 rows: on either side the choice is known, across them it is made anew
+    most = {"torch.native": 1, "torch.tinygemm": 2}.get(name, 20)
+    assert misses <= most, dispatcher.explain("gemm_int4", half(100, K), weight)
 
 
 @pytest.mark.parametrize("name", ["triton.row", "cuda.row"])

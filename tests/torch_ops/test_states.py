@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -231,6 +233,13 @@ def test_operators_run_for_the_dispatcher_that_is_served(dispatcher: Dispatcher,
     close(make_fx(lambda t: other.call("acme::own", t))(x)(x), x * x)
 
 
+def saved_and_loaded(model: torch.nn.Module) -> Any:
+    stream = io.BytesIO()
+    torch.save(model, stream)
+    stream.seek(0)
+    return torch.load(stream, weights_only=False)
+
+
 def test_models_that_hold_packed_weights_are_copied_and_pickled(dispatcher: Dispatcher) -> None:
     class Linear(torch.nn.Module):
         def __init__(self) -> None:
@@ -245,6 +254,11 @@ def test_models_that_hold_packed_weights_are_copied_and_pickled(dispatcher: Disp
     twin = copy.deepcopy(model)
     assert twin.weight.qweight.data_ptr() != model.weight.qweight.data_ptr()
     assert twin(a).equal(model(a))
+    holder = torch.nn.Module()
+    vars(holder)["weight"] = model.weight
+    for weight in (pickle.loads(pickle.dumps(holder)).weight, saved_and_loaded(holder).weight):
+        assert weight.qweight.data_ptr() != model.weight.qweight.data_ptr()
+        assert dispatcher.call("gemm_int4", a, weight).equal(model(a))
     compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
     for rows in (3, 5):
         b = torch.randn(rows, 64).bfloat16()
