@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from ..artifact import Artifact, Built, Signature, Target, Variant
 from ..device import Device
-from ..errors import InvalidDefinitionError, NotReadyError
+from ..errors import InvalidDefinitionError
 from ..implementation import Implementation, Launch, RowsRun, Run
 from ..problem import Problem, TensorSpec
 from ..space import Config
 from ..symbolic import is_symbolic, settled, text_of
 from .cpp_compiler import NoCompiler, build, find_compiler, load
+from .written_run import no_memory
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
 _FORMATS = {"p": "Q", "i": "q", "d": "d"}
@@ -180,7 +181,7 @@ def _caller(launch: Launch, signature: Signature, artifact: Artifact, rows: str)
     entry.restype = None
     names: dict[str, object] = {
         "entry": entry,
-        "no_memory": _no_memory,
+        "no_memory": no_memory,
         "pack": struct.Struct("=" + "".join(_FORMATS[kind] for kind in kinds)).pack,
     }
     values = []
@@ -202,10 +203,6 @@ def _caller(launch: Launch, signature: Signature, artifact: Artifact, rows: str)
 
 def _has_memory(spec: TensorSpec | None) -> bool:
     return spec is not None and not any(type(size) is int and size == 0 for size in spec.shape)
-
-
-def _no_memory() -> NoReturn:
-    raise NotReadyError("a tensor's memory was freed", hint="its storage was resized to nothing, and not back again")
 
 
 def _places(signature: Signature) -> Mapping[str, str]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from ..errors import NotReadyError
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,10 @@ class Operands:
         return self.items[group][place] if self.items is not None else f"{self.groups[group]}[{place}]"
 
     def address(self, group: str, place: int) -> str:
-        """The address of a tensor."""
+        """The address of a tensor; no guard sees that the memory of one that is given was freed."""
         item = self.at(group, place)
-        return self.addresses.get(item) or f"{item}.data_ptr()"
+        freed = " or k_no_memory()" if group == "arguments" else ""
+        return self.addresses.get(item) or f"{item}.data_ptr(){freed}"
 
     def call(self, function: str) -> str:
         """``function`` called as a run is."""
@@ -59,6 +62,11 @@ class Written:
     names: Mapping[str, Any]
 
 
+def no_memory() -> NoReturn:
+    """Raise NotReadyError: a tensor that is given has elements and no memory."""
+    raise NotReadyError("a tensor's memory was freed", hint="its storage was resized to nothing, and not back again")
+
+
 def run_of(written: Written, *, rows: bool = False) -> Any:
     """The run itself, which remembers its text."""
     operands = Operands(_WHOLE, rows=("rows",) if rows else ())
@@ -77,7 +85,7 @@ def written_of(run: object) -> Written | None:
 def function(name: str, signature: str, body: list[str], names: Mapping[str, Any]) -> Callable[..., Any]:
     """A function of these lines, which reach for ``names``."""
     source = f"def {name}({signature}):\n" + "".join(f"    {line}\n" for line in body or ["pass"])
-    scope = dict(names)
+    scope = {"k_no_memory": no_memory, **names}
     # a file name within this package, so that warnings point at who called it
     exec(compile(source, str(Path(__file__).with_name(f"<{name}>")), "exec"), scope)
     made: Callable[..., Any] = scope[name]

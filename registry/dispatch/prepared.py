@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ from .prepared_hit import Hit, Sources, hit, unremembered
 from .torch_private import stream_capturing
 
 _CACHE = PreparedCache()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_CACHE.after_fork)
 
 
 def prepared_bytes() -> int:

@@ -90,6 +90,10 @@ class PreparedCache:
         """Ids of storages that have died since anybody looked."""
         self._records: weakref.WeakValueDictionary[int, Records] = weakref.WeakValueDictionary()
 
+    def after_fork(self) -> None:
+        """In a child: another thread of the parent may have held the lock."""
+        self._lock = threading.RLock()
+
     def follow(self, records: Records) -> None:
         """Empty ``records`` whenever entries are dropped. They are held weakly."""
         with self._lock:

@@ -175,3 +175,16 @@ def test_tensors_of_another_gpu_than_the_current_one(dispatcher: Dispatcher) -> 
         y = dispatcher.call("softmax", x)
         assert y.device == x.device
         right(y, x)
+
+
+def test_a_tensor_that_was_freed_reaches_no_kernel_on_a_hit() -> None:
+    x = torch.randn(64, 4096, device="cuda")
+    expected = torch.softmax(x, -1)
+    for implementation in ("triton.row", "cuda.row"):
+        with registry.using(softmax=implementation):
+            registry.call("softmax", x)
+            freed = torch.randn(64, 4096, device="cuda")
+            freed.untyped_storage().resize_(0)
+            with pytest.raises((RuntimeError, registry.RegistryError)):
+                registry.call("softmax", freed)
+            torch.testing.assert_close(registry.call("softmax", x), expected)

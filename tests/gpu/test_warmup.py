@@ -47,7 +47,8 @@ def test_warming_leaves_no_memory_allocated_and_refuses_while_capturing() -> Non
     before = torch.cuda.memory_allocated()
     results = registry.warmup(shapes, device="cuda")
     assert not any(result.error for result in results)
-    assert torch.cuda.memory_allocated() == before
+    # what other tests left may be collected meanwhile
+    assert torch.cuda.memory_allocated() <= before
     graph, x = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
     with torch.cuda.graph(graph):
         x.add_(1)
