@@ -30,6 +30,9 @@ ORDER = (
     "softmax_backward", "rms_norm_backward", "gelu_backward", "square_backward",
 )  # fmt: skip
 
+DIMS = ("rows", "cols", "m", "n", "k", "group_size", "bits", "symmetric", "approximate", "dtype")
+"""The order in which people name them; an export sorts them."""
+
 Row = Mapping[str, Any]
 
 
@@ -66,7 +69,8 @@ def _spread(rows: Sequence[Row], most: int) -> list[Row]:
 
 
 def _line(row: Row) -> str:
-    problem = " ".join(f"{name}={value}" for name, value in row["dims"].items())
+    dims = sorted(row["dims"].items(), key=lambda item: DIMS.index(item[0]))
+    problem = " ".join(f"{name}={value}" for name, value in dims)
     config = " ".join(f"{name}={value}" for name, value in row["config"].items()) or "-"
     figures = [
         f"{row['median_us']:.4g}",
