@@ -128,8 +128,8 @@ def through(dispatcher: Dispatcher, case: Case, cuda: bool, rivals: bool) -> Ite
         dispatcher.call(case.op, *case.args, **case.attributes)
     told = dispatcher.explain(case.op, *case.args, **case.attributes)
     values = bound.op.bind(case.args, case.attributes)
-    tensors = tuple(values[place] for place in bound._tensors)
-    plain = tuple(values[place] for place in bound._plain)
+    tensors = tuple(values[place] for place in bound.entries.tensors)
+    plain = tuple(values[place] for place in bound.entries.plain)
     entry = bound.table.find(values[0].shape, tensors, plain, torch.is_grad_enabled())
     assert entry is not None, "the calls above are hits"
     run = entry.run
@@ -170,7 +170,7 @@ def parts(case: Case, dispatcher: Dispatcher) -> Iterator[Line]:
     """What a hit on the hot path consists of, each measured alone."""
     bound = dispatcher.bound(case.op)
     values = bound.op.bind(case.args, case.attributes)
-    tensors = [values[place] for place in bound._tensors]
+    tensors = [values[place] for place in bound.entries.tensors]
     now, first = bound.table.now, values[0]
     matches = next(iter(now.shapes.get(first.shape, now.anywhere))).check
     yield Line(case.op, "part: key, if the call is not like the latest", host_us(lambda: first.shape, False))

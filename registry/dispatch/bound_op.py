@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import is_grad_enabled
 from torch._ops import OpOverload
 
 from .. import torch_ops
@@ -20,10 +19,10 @@ from ..schema import Kind, kind_of
 from ..tracing import constant_while_tracing, let_through, refuse
 from . import recorder
 from .counter import Counter
+from .entries import Entries
 from .explain import Explanation, explained
 from .forcing import Forced, Forcing
 from .gradients import NO_BACKWARD_HINT, Gradients, no_backward
-from .guards import matcher
 from .hot_path import Around, hot_path
 from .mode import REFERENCE_MODE, Mode
 from .ranges import Ranged, Ranges
@@ -34,11 +33,12 @@ from .situation import (
     counting_writes,
     gradient_needed,
     in_dual_level,
+    nothing_to_launch,
     traced_by_torch,
     unusual,
     without_autocast,
 )
-from .table import Entry, Table
+from .table import Table
 from .winners import Winners
 
 _NOT_ENQUEUED = (NotReadyError, CompileError, UnsupportedError)
@@ -73,8 +73,8 @@ class BoundOp:
         self._follow = follow
         self.plans = Plans(op, catalog, winners)
         self.ranges = Ranges(op, self.plans)
-        self._tensors, self._plain = _places(op)
-        self.table = Table(len(self._plain))
+        self.entries = Entries(op)
+        self.table = Table(len(self.entries.plain))
         self._missed = Counter()
         self._forcing = forcing
         self._watch = watch
@@ -108,7 +108,7 @@ class BoundOp:
         values = self.op.parsed.bind(args, attributes)
         forced = self._forcing.of(self.op.name)
         strange = unusual(tensors_of(values))
-        entry = None if strange else self._known(self._table_of(forced), self._given(args, attributes))
+        entry = None if strange else self.entries.known(self._table_of(forced), self._given(args, attributes))
         if entry is not None:
             return explained(self.plans, self.ranges.told(entry.resolved, values), values, self.mode())
         resolved = next(self._answers(values, forced, self.plans.generation, telling=True))
@@ -168,7 +168,7 @@ class BoundOp:
         given = self._given(args, attributes)
         # states in which no call takes the hot path, though its entries hold
         watched = self._forcing.active or self._watch.active or in_dual_level()
-        if watched and not strange and not warming and (entry := self._known(table, given)):
+        if watched and not strange and not warming and (entry := self.entries.known(table, given)):
             try:
                 outputs = entry.run(*given)
             except Exception as fault:
@@ -202,13 +202,13 @@ class BoundOp:
     ) -> None:
         """Let the table answer such calls; with ``many`` those of other row counts too, where that is sound."""
         run = self._prepared(resolved, values)
-        known = self._known(table, given, anywhere=True) if many else None
+        known = self.entries.known(table, given, anywhere=True) if many else None
         if known is not None:
             resolved = self.ranges.widened(resolved, known.resolved)
         elif many and (ranged := self.ranges.of(values, resolved)):
-            self._add(table, generation, given, values, replace(ranged, run=self._prepared(ranged, values)))
+            self.entries.add(table, generation, given, values, replace(ranged, run=self._prepared(ranged, values)))
             resolved = replace(resolved, choice=ranged.choice)
-        self._add(table, generation, given, values, replace(resolved, run=run))
+        self.entries.add(table, generation, given, values, replace(resolved, run=run))
 
     def _may_retry(self, fault: Exception, grad: bool | None, resolved: Resolved) -> bool:
         """Whether a hit that raised ``fault`` is resolved anew, where what failed is put aside.
@@ -241,16 +241,9 @@ class BoundOp:
         named = {**dict(zip(self._names, args, strict=False)), **attributes}
         return tuple(named.get(parameter.name, parameter.default) for parameter in self.op.parsed.parameters)
 
-    def _known(self, table: Table, given: tuple[Any, ...], *, anywhere: bool = False) -> Entry | None:
-        if not given or not isinstance(given[0], torch.Tensor):
-            return None
-        tensors = tuple(given[place] for place in self._tensors)
-        plain = tuple(given[place] for place in self._plain)
-        return table.find(None if anywhere else given[0].shape, tensors, plain, is_grad_enabled())
-
     def _report(self, values: tuple[Any, ...]) -> None:
         """Tell who watches that this was called, if there was anything to launch."""
-        if self._watch.active and not _nothing_to_launch(tensors_of(values)):
+        if self._watch.active and not nothing_to_launch(tensors_of(values)):
             self._watch.seen(self.op.problem(self.op.arguments(values)))
 
     def _answers(
@@ -263,7 +256,7 @@ class BoundOp:
             return
         arguments = self.op.arguments(values)
         problem = self.op.problem(arguments)
-        if reason := _nothing_to_launch(tensors):
+        if reason := nothing_to_launch(tensors):
             yield reference(self.op, reason, problem)
             return
         if self.mode() == "reference":
@@ -271,16 +264,18 @@ class BoundOp:
             return
         if gradient_needed(tensors) and (refusal := self.gradients.refusal(values)):
             raise refusal
+        strict = self.mode() == "strict" and not telling
         place = place_of(arguments)
         known = self.plans.recall(place, forced)
         if known is not None and all(condition(*values) for condition in known.conditions):
             yield known
         if capturing(tensors):
             reason = "a CUDA stream is capturing and this call's plan is not in memory: call it once before"
+            if strict:
+                raise NotReadyError(f"{problem}: {reason}", hint="registry.warmup(...) builds plans ahead")
             yield self._plain_torch(reason, problem, forced)
             return
         device = Device.of(tensors[0].device)
-        strict = self.mode() == "strict" and not telling
         yield from self.plans.candidates(Call(problem, arguments, device, place), forced, generation, strict)
 
     def _plain_torch(self, reason: str, problem: Problem | None, forced: Forced | None) -> Resolved:
@@ -299,29 +294,13 @@ class BoundOp:
             raise fault
         self.plans.failed(resolved.place, candidate, fault, forced, generation)
 
-    def _add(
-        self, table: Table, generation: int, given: tuple[Any, ...], values: tuple[Any, ...], resolved: Resolved
-    ) -> None:
-        if not given or not isinstance(given[0], torch.Tensor):
-            return
-        run = resolved.run
-        if any(given[place] is not values[place] for place in self._plain):
-            run = _coerced(run, {place: values[place] for place in self._plain})
-        grad = is_grad_enabled() if any(tensor.requires_grad for tensor in tensors_of(values)) else None
-        plain = tuple(given[place] for place in self._plain)
-        if isinstance(resolved, Ranged):
-            table.add_anywhere(Entry(resolved.check_rows, plain, grad, run, resolved.calls.hit, resolved), generation)
-            return
-        check = matcher([given[place] for place in self._tensors], resolved.conditions)
-        table.add(given[0].shape, Entry(check, plain, grad, run, resolved.calls.hit, resolved), generation)
-
     def _table_of(self, forced: Forced | None) -> Table:
         if forced is None:
             return self.table
         tables = self._forced_tables
         if forced.key not in tables and len(tables) >= _MOST_FORCED:
             tables.pop(next(iter(list(tables))), None)  # a list: other threads add to it meanwhile
-        return tables.setdefault(forced.key, Table(len(self._plain)))
+        return tables.setdefault(forced.key, Table(len(self.entries.plain)))
 
     def _prepared(self, resolved: Resolved, values: tuple[Any, ...]) -> Callable[..., Any]:
         """What answers these values, with all that torch expects of an operation: its dtype, gradient and version."""
@@ -372,33 +351,8 @@ def _definer(bound: BoundOp) -> Callable[[tuple[Kind, ...], tuple[str, ...]], bo
     return constant_while_tracing(define)
 
 
-def _nothing_to_launch(tensors: list[torch.Tensor]) -> str:
-    if not tensors:
-        return "there is no tensor among the arguments"
-    if any(tensor.numel() == 0 for tensor in tensors):
-        return "a tensor has no elements"
-    kind = tensors[0].device.type
-    return "" if kind in {"cpu", "cuda"} else f"no implementation runs on {kind}"
-
-
 def _keeping_dtype(resolved: Resolved, tensors: list[torch.Tensor]) -> Callable[..., Any]:
     """An op keeps its dtype under autocast: what is made of torch's operations runs with autocast off."""
     if not autocast_active(tensors):
         return resolved.run
     return without_autocast(resolved.run, tensors[0].device.type)
-
-
-def _places(op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where among the schema's values its tensors are, and where the others."""
-    kinds = [parameter.kind for parameter in op.parsed.parameters]
-    tensors = tuple(place for place, kind in enumerate(kinds) if kind == "Tensor")
-    return tensors, tuple(place for place, kind in enumerate(kinds) if kind != "Tensor")
-
-
-def _coerced(run: Callable[..., Any], plain: Mapping[int, Any]) -> Callable[..., Any]:
-    """``run`` for a call that gave e.g. 1 for 1.0: the plan gets what the schema made of its plain values."""
-
-    def coerced(*given: Any) -> Any:
-        return run(*[plain.get(place, value) for place, value in enumerate(given)])
-
-    return coerced

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..problem import FULL_ALIGNMENT
+from .situation import capturing
 from .torch_private import Check, tensor_guard
 
 Condition = Callable[..., bool]
@@ -70,9 +71,9 @@ def misaligned(*given: Any) -> bool:
     return not aligned(*given)
 
 
-def not_capturing(*_given: Any) -> bool:
-    """No CUDA graph is being captured from the current stream."""
-    return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+def not_capturing(*given: Any) -> bool:
+    """No CUDA graph is being captured from the current stream of the tensors' GPU."""
+    return not capturing(value for value in given if isinstance(value, torch.Tensor))
 
 
 def determinism_not_asked(*_given: Any) -> bool:

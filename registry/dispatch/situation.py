@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ __all__ = [
     "dispatch_modes",
     "gradient_needed",
     "in_dual_level",
+    "nothing_to_launch",
     "traced_by_torch",
     "unusual",
     "without_autocast",
@@ -139,3 +140,13 @@ def capturing(tensors: Iterable[torch.Tensor]) -> bool:
 def _capturing_on(device: torch.device) -> bool:
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
+
+
+def nothing_to_launch(tensors: Sequence[torch.Tensor]) -> str:
+    """Why there is nothing that a kernel could be launched for; empty when there is."""
+    if not tensors:
+        return "there is no tensor among the arguments"
+    if any(tensor.numel() == 0 for tensor in tensors):
+        return "a tensor has no elements"
+    kind = tensors[0].device.type
+    return "" if kind in {"cpu", "cuda"} else f"no implementation runs on {kind}"

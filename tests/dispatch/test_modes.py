@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from registry import CompileError, InvalidArgumentError, NotTunedError, RegistryError
+from registry import CompileError, InvalidArgumentError, NotReadyError, NotTunedError, RegistryError
+from registry.dispatch import bound_op
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.mode import mode_of
 
@@ -82,6 +83,22 @@ def test_strict_mode_lets_winners_and_demands_through(
         dispatcher.call("softmax", torch.randn(8, 17))
     with dispatcher.using(softmax="a.one"):
         dispatcher.call("softmax", torch.randn(8, 17))
+
+
+def test_strict_mode_captures_no_reference_instead_of_a_plan(
+    dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher.register(told("a.one"))
+    publish(DIMS, "a.one", {"block": 4})
+    dispatcher.configure(mode="strict")
+    with monkeypatch.context() as patch:
+        patch.setattr(bound_op, "capturing", lambda tensors: True)
+        with pytest.raises(NotReadyError, match="capturing") as caught:
+            dispatcher.call("softmax", x)
+        assert "warmup" in caught.value.hint
+        dispatcher.configure(mode="tuned")
+        dispatcher.call("softmax", x)
+        assert dispatcher.explain("softmax", x).step == "reference"
 
 
 def test_strict_mode_lets_through_what_tuning_could_not_change(
