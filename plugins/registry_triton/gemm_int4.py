@@ -63,7 +63,10 @@ class GemmInt4(TritonImplementation):
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Beats dequantise-then-matmul up to a few hundred rows, where reading the weights is most of the work."""
-        return 0.75 if 64 < problem.m <= 512 else -0.5
+        if 64 < problem.m <= 256:
+            # second to cuda.mma, where that runs
+            return 0.3
+        return 0.75 if 256 < problem.m <= 512 else -0.5
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
         tiles = -(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"])
