@@ -20,8 +20,11 @@ from .protocol import Protocol
 from .rotation import Rotation
 from .samplers import copies_of
 
-PARTLY = "partly other"
-"""The kind of inputs that timed copies are overwritten with: the timed ones, but for a few elements."""
+PARTLY, PARTLY_AGAIN = "partly other", "partly other again"
+"""The kinds of inputs that timed copies are overwritten with: the timed ones, but for a few elements, which are not the
+same ones. Who looks at some elements to tell inputs apart may look at what was changed once, but hardly twice."""
+
+_MIXTURES = (PARTLY, PARTLY_AGAIN)
 
 _OTHER_PART = 1 / 64
 """So few, that who remembers a result by some of its inputs believes that it knows it; so many, that every output that
@@ -72,10 +75,10 @@ class Session:
         return self.op.kinds[0]
 
     def case(self, kind: str) -> Case:
-        """Inputs of that kind, one of the op's or PARTLY, and their reference; the same at every call."""
+        """Inputs of that kind, one of the op's or of those above, and their reference; the same at every call."""
         if kind in self._cases:
             return self._cases[kind]
-        case = self._partly_other() if kind == PARTLY else self._make(kind, self._drawn(kind))
+        case = self._partly_other(kind) if kind in _MIXTURES else self._make(kind, self._drawn(kind))
         if self.is_roomy:
             self._cases[kind] = case
         return case
@@ -115,20 +118,21 @@ class Session:
         generator.manual_seed(self._seed + self.op.kinds.index(kind) + 1_000_003 * again)
         return self.op.inputs(self.problem, kind, generator)
 
-    def _partly_other(self) -> Case:
+    def _partly_other(self, kind: str) -> Case:
         """The timed inputs with a few numbers of another draw; what is not floating, such as indices, all of it.
 
         All of the other draw where the op makes no sense of the mixture.
         """
-        values, others = self._drawn(self.timed_kind), self._drawn(self.timed_kind, again=1)
+        number = _MIXTURES.index(kind)
+        values, others = self._drawn(self.timed_kind), self._drawn(self.timed_kind, again=1 + number)
         # a seed of its own: which numbers are other ones must not depend on what they are
         generator = torch.Generator(device=self.device.torch).manual_seed(self._seed + 2_000_003)
         mixed = tuple(
-            _mixed(value, other, generator) if isinstance(value, torch.Tensor) else value
+            _mixed(value, other, generator, number) if isinstance(value, torch.Tensor) else value
             for value, other in zip(values, others, strict=True)
         )
         reference = self._reference_of_mixture(mixed) if self._mixable is None else None
-        return self._make(PARTLY, mixed if self._mixable else others, reference)
+        return self._make(kind, mixed if self._mixable else others, reference)
 
     def _reference_of_mixture(self, mixed: tuple[Any, ...]) -> Tensors | None:
         """None where the op makes no sense of it; which one it is is remembered."""
@@ -163,7 +167,7 @@ class Session:
 
     def values(self, kind: str) -> tuple[Any, ...]:
         """Inputs of that kind, whether or not anybody needs their reference."""
-        if kind in self._cases or kind == PARTLY:
+        if kind in self._cases or kind in _MIXTURES:
             return self.case(kind).pristine
         return self._drawn(kind)
 
@@ -177,7 +181,7 @@ class Session:
         """Whether there is memory to keep what one trial needs for the next."""
         outputs = self.op.output_specs(self.arguments, self.device.torch).values()
         case = 2 * sum(spec.nbytes for spec in self.arguments.tensors.values()) + 8 * sum(o.numel for o in outputs)
-        return case * (len(self.op.kinds) + 1) <= _CACHE_SHARE * self.device.memory_bytes
+        return case * (len(self.op.kinds) + len(_MIXTURES)) <= _CACHE_SHARE * self.device.memory_bytes
 
     @property
     def nbytes(self) -> int:
@@ -238,11 +242,13 @@ def clone(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in values)
 
 
-def _mixed(value: torch.Tensor, other: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _mixed(value: torch.Tensor, other: torch.Tensor, generator: torch.Generator, number: int) -> torch.Tensor:
+    """``number`` tells which elements are taken from ``other``: with the same generator, others for another one."""
     if not value.is_floating_point() or value.numel() == 0:
         return other
-    taken = torch.rand(value.shape, device=value.device, generator=generator) < _OTHER_PART
+    drawn = torch.rand(value.shape, device=value.device, generator=generator)
+    taken = (drawn >= number * _OTHER_PART) & (drawn < (number + 1) * _OTHER_PART)
     # at least one: a small tensor may have been spared
     place = torch.randint(value.numel(), (1,), device=value.device, generator=generator)
-    taken.view(-1)[place] = True
+    taken.view(-1)[(place + number) % value.numel()] = True
     return torch.where(taken, other, value)

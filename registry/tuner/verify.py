@@ -18,7 +18,7 @@ from ..implementation import Tensors
 from ..numerics import output_faults, overlap, poison
 from .checks import Checks, Explain, Flags, WrongError
 from .samplers import Sampler
-from .session import PARTLY, Case, Session, clone
+from .session import PARTLY, PARTLY_AGAIN, Case, Session, clone
 from .timed import LATE, TimedPlan, same_shape_and_bits
 
 __all__ = ["WrongError", "check_unchanged", "run_poisoned", "verify", "verify_timed"]
@@ -73,7 +73,8 @@ def verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, *, alone:
     """Check what was timed, as it was timed; raises WrongError.
 
     First the outputs that timing left. Then the inputs are overwritten in place and everything is launched once more
-    just as samples did, the old outputs still in place; and again, launch by launch, into poisoned outputs.
+    just as samples did, the old outputs still in place; and again, launch by launch, into poisoned outputs, when other
+    elements of the inputs are other ones.
 
     ``alone`` is False in the finals, where others were timed on the same inputs: who has changed them is then seen
     only afterwards. Other inputs at the same addresses, whose reference takes long, are left to the trial.
@@ -93,10 +94,10 @@ def _verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, checks: 
         timed.check_margins(checks)
         checks.settle()
     if alone:
-        other = session.case(PARTLY)
+        other, last = session.case(PARTLY), session.case(PARTLY_AGAIN)
         when = "after timing, other inputs at the same addresses"
     else:
-        other, when = case, "after timing"
+        other, last, when = case, case, "after timing"
         session.rotation.spoil()
         timed.poison()
     _delay(session)
@@ -107,18 +108,18 @@ def _verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, checks: 
     checks.settle()
     timed.poison()
     _delay(session)
-    timed.show(case.kind, case.pristine)
+    timed.show(last.kind, last.pristine)
     for launch in timed.launches:
         launch()
-    timed.check(checks, case, "after timing")
-    _check_copies(session, case, checks)
+    timed.check(checks, last, when)
+    _check_copies(session, last, checks)
     timed.check_margins(checks)
     checks.settle()
 
 
 def _verify_mutating(timed: TimedPlan, session: Session, checks: Checks) -> None:
     """What mutates has gone on from its own results: it starts afresh, and runs once."""
-    for kind in (PARTLY, session.timed_kind):
+    for kind in (PARTLY, PARTLY_AGAIN, session.timed_kind):
         case = session.case(kind)
         session.rotation.spoil()
         timed.poison()

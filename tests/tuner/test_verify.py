@@ -22,7 +22,7 @@ from registry.space import Config
 from registry.tuner.probes import Probes, probe_problems
 from registry.tuner.protocol import Protocol
 from registry.tuner.sampling import sampler_for
-from registry.tuner.session import PARTLY, Session
+from registry.tuner.session import PARTLY, PARTLY_AGAIN, Session
 from registry.tuner.timed import TimedPlan
 from registry.tuner.verify import WrongError, verify, verify_timed
 
@@ -122,6 +122,25 @@ def test_other_inputs_differ_from_the_timed_ones_in_few_places_and_still_tell() 
     (stale,) = (timed.values[0] ** 2,)
     assert session.judge(timed, (stale,)) == ""
     assert "expected" in session.judge(other, (stale,))
+
+
+def test_who_looks_at_an_element_that_was_changed_is_found_when_others_are() -> None:
+    session = session_of(SQUARE, {"n": 10_000, "dtype": "float32"})
+    timed = session.case("normal").values[0]
+    once, again = (timed != session.case(kind).values[0] for kind in (PARTLY, PARTLY_AGAIN))
+    assert 0 < int(again.sum()) < 500
+    assert not (once & again).any()
+    place = int(once.nonzero()[0])
+    remembered: dict[tuple[int, float], torch.Tensor] = {}
+
+    def peeking(y: torch.Tensor, x: torch.Tensor) -> None:
+        key = x.data_ptr(), float(x[place] if len(x) > place else x[0])
+        if key not in remembered:
+            remembered[key] = x * x
+        y.copy_(remembered[key])
+
+    with pytest.raises(WrongError, match="other inputs at the same addresses"):
+        go_through(Custom("square", peeking), session, {})
 
 
 def test_other_inputs_that_an_op_makes_no_sense_of_are_drawn_anew() -> None:
