@@ -55,9 +55,14 @@ def _maker(present: tuple[bool, ...], twice: bool, in_line: bool, conditions: in
         f"        return {' and '.join(demands)}\n"
         "    return match\n"
     )
-    names_of_source: dict[str, Any] = {}
-    exec(compile(source, __file__, "exec"), names_of_source)
-    make: Callable[..., Check] = names_of_source["make"]
+    return maker_of(source)
+
+
+def maker_of(source: str) -> Callable[..., Check]:
+    """The function ``make`` that the text defines; it returns a matcher."""
+    scope: dict[str, Any] = {}
+    exec(compile(source, __file__, "exec"), scope)
+    make: Callable[..., Check] = scope["make"]
     return make
 
 

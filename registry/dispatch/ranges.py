@@ -21,7 +21,7 @@ from ..device import Device
 from ..problem import Arguments
 from ..symbolic import MOST_ROWS
 from .choice_range import keep_choice, same_choice
-from .guards import Condition
+from .guards import Condition, maker_of
 from .leading import Leading, leadings
 from .resolution import Choice, Situation, choices
 from .resolved import Plans, Resolved, place_of
@@ -224,7 +224,4 @@ def _maker(
         f"        return {' and '.join(demands)}\n"
         "    return match\n"
     )
-    known: dict[str, Any] = {}
-    exec(compile(source, __file__, "exec"), known)
-    make: Callable[..., Check] = known["make"]
-    return make
+    return maker_of(source)

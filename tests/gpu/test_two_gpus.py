@@ -75,6 +75,16 @@ def together(*work: Callable[[], None]) -> None:
 # --- which kernel runs where
 
 
+def replayed_right(graph: torch.cuda.CUDAGraph, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Replay what the second GPU captured, on other inputs."""
+    x.normal_()
+    torch.cuda.synchronize("cuda:1")
+    with torch.cuda.device(1):
+        graph.replay()
+    torch.cuda.synchronize("cuda:1")
+    right(x, y)
+
+
 @pytest.mark.parametrize("names", FORCED, ids=" then ".join)
 def test_different_winners_forced_per_gpu_are_right_on_both(dispatcher: Dispatcher, names: tuple[str, str]) -> None:
     tensors = [half(gpu, 64, 1024) for gpu in GPUS]
@@ -240,12 +250,7 @@ def test_a_graph_on_the_second_gpu(dispatcher: Dispatcher, name: str) -> None:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=torch.cuda.Stream()):  # torch's own is on the GPU that was first
                 y = dispatcher.call("softmax", x)
-    x.normal_()
-    torch.cuda.synchronize("cuda:1")
-    with torch.cuda.device(1):
-        graph.replay()
-    torch.cuda.synchronize("cuda:1")
-    right(x, y)
+    replayed_right(graph, x, y)
 
 
 def test_a_capture_on_the_second_gpu_is_seen_while_the_first_is_current(dispatcher: Dispatcher) -> None:
@@ -256,12 +261,7 @@ def test_a_capture_on_the_second_gpu_is_seen_while_the_first_is_current(dispatch
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=torch.cuda.Stream()), torch.cuda.device(0):
             y = dispatcher.call("softmax", x)  # not seen before: from memory, or the reference
-    x.normal_()
-    torch.cuda.synchronize("cuda:1")
-    with torch.cuda.device(1):
-        graph.replay()
-    torch.cuda.synchronize("cuda:1")
-    right(x, y)
+    replayed_right(graph, x, y)
 
 
 def test_a_capture_on_one_gpu_does_not_bind_calls_on_the_other(dispatcher: Dispatcher) -> None:
@@ -279,12 +279,7 @@ def test_a_capture_on_one_gpu_does_not_bind_calls_on_the_other(dispatcher: Dispa
                 z = dispatcher.call("softmax", other)  # runs now; the graph has no part of it
     torch.cuda.synchronize("cuda:0")
     right(other, z)
-    x.normal_()
-    torch.cuda.synchronize("cuda:1")
-    with torch.cuda.device(1):
-        graph.replay()
-    torch.cuda.synchronize("cuda:1")
-    right(x, y)
+    replayed_right(graph, x, y)
 
 
 # --- hammering both

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -44,11 +46,12 @@ def test_warming_leaves_no_memory_allocated_and_refuses_while_capturing() -> Non
         ],
     }
     registry.warmup(shapes, device="cuda")
+    gc.collect()  # what earlier tests left must not be freed in between
     before = torch.cuda.memory_allocated()
     results = registry.warmup(shapes, device="cuda")
     assert not any(result.error for result in results)
-    # what other tests left may be collected meanwhile
-    assert torch.cuda.memory_allocated() <= before
+    gc.collect()
+    assert torch.cuda.memory_allocated() == before
     graph, x = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
     with torch.cuda.graph(graph):
         x.add_(1)
