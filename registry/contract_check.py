@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
+from .bounds import Bounds, bounds_of
 from .contract import Op
 from .errors import InvalidDefinitionError, RegistryError
-from .numerics import Bounds, as_tuple, bounds_of, reference64
+from .numerics import as_tuple, reference64
 from .paths import cache_folder
 from .problem import Problem, canonical_json, dtype_name
 

@@ -25,9 +25,6 @@ CHUNK = 2**22
 _CHUNK_OF_MEMORY = 2**-12
 """The same on a GPU, as a part of its bytes: eight chunks are launched in the time of one."""
 
-# float16 has no nextafter; for bfloat16 a billion elements must fit in memory five times
-_BOUND_DTYPES = {torch.bfloat16: torch.bfloat16, torch.float16: torch.float32, torch.float32: torch.float32}
-
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -75,15 +72,39 @@ def own_error(op: Op, _: Problem, values: tuple[Any, ...], reference: Outputs) -
     """
     with full_precision():
         outputs = as_tuple(op.reference(*_fresh(op, values)))
-    return tuple(
-        _largest([_errors(piece.output, piece.reference)[0].max() for piece in _pieces(output, wide)])
-        for output, wide in zip(outputs, as_tuple(reference), strict=True)
-    )
+    return tuple(_largest_error(output, wide) for output, wide in zip(outputs, as_tuple(reference), strict=True))
 
 
-def _largest(values: Sequence[torch.Tensor]) -> float:
+def _largest_error(output: torch.Tensor, reference: torch.Tensor) -> float:
+    if magnitude([reference]) <= largest_finite(output.dtype):
+        error = magnitude(piece.output - piece.reference for piece in pieces(output, reference))
+        if math.isfinite(error):
+            return error
+    return largest([_errors(piece.output, piece.reference)[0].max() for piece in pieces(output, reference)])
+
+
+def largest(values: Sequence[torch.Tensor]) -> float:
     """Read together: each reading waits for the device."""
     return float(torch.stack(list(values)).max()) if values else 0.0
+
+
+def magnitude(tensors: Iterable[torch.Tensor]) -> float:
+    """The largest absolute value, in one pass; NaN or infinite where an element is, or where one is not floating.
+
+    What it shows to be within ``largest_finite`` needs none of the care that NaN and infinity do.
+    """
+    found = []
+    for tensor in tensors:
+        if not tensor.is_floating_point():
+            return math.inf
+        if tensor.numel():
+            found.append(torch.stack(torch.aminmax(tensor)).abs().max())
+    return largest(found)
+
+
+def largest_finite(dtype: torch.dtype) -> float:
+    """Of a floating dtype; -1 for others, which hold no such numbers."""
+    return torch.finfo(dtype).max if dtype.is_floating_point else -1.0
 
 
 @contextlib.contextmanager
@@ -104,81 +125,6 @@ def full_precision() -> Iterator[None]:
             backend.fp32_precision = asked
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """The interval in which every element of one output is right by the error rule: a quick test for many candidates.
-
-    Rounded inwards, so that what lies within is right; what does not goes to ``compare``.
-    Where the reference is NaN both bounds are.
-    """
-
-    low: torch.Tensor
-    high: torch.Tensor
-    has_nan: bool
-
-    def hold(self, output: torch.Tensor) -> bool:
-        """Whether every element is within."""
-        return bool(self.holding(output))
-
-    def holding(self, output: torch.Tensor) -> torch.Tensor:
-        """The same as a tensor, for whom the device should not wait; ``output`` may be several outputs stacked."""
-        within = (output >= self.low).logical_and_(output <= self.high)
-        if self.has_nan:
-            within |= output.isnan() & self.low.isnan()
-        return within.all()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self.low.nbytes + self.high.nbytes
-
-
-@torch.no_grad()
-def bounds_of(
-    op: Op,
-    problem: Problem,
-    values: tuple[Any, ...],
-    reference: Outputs,
-    torch_error: tuple[float, ...],
-    dtypes: Iterable[torch.dtype] | None = None,
-) -> tuple[Bounds, ...]:
-    """Per output what ``compare`` accepts on these arguments; ``dtypes`` are those of the op's fake, if not given."""
-    if dtypes is None:
-        dtypes = [spec.dtype for spec in op.output_specs(op.arguments(values), torch.device("meta")).values()]
-    parts = zip(dtypes, as_tuple(reference), torch_error, strict=True)
-    return tuple(_bounds_of_one(op, problem, dtype, wide, error) for dtype, wide, error in parts)
-
-
-def _bounds_of_one(op: Op, problem: Problem, dtype: torch.dtype, reference: torch.Tensor, torch_error: float) -> Bounds:
-    rtol, atol, unit = _tolerance(op, dtype)
-    wide = _BOUND_DTYPES.get(dtype, torch.float64)
-    low, high = torch.empty_like(reference, dtype=wide), torch.empty_like(reference, dtype=wide)
-    scales = [op.tolerance.scale(problem, _finite(piece.reference)) for piece in _pieces(low, reference)]
-    most = _largest([scale.max() for scale in scales])
-    limit = 2 * torch_error + unit * most + atol
-    is_nan = []
-    for below, above, scale in zip(_pieces(low, reference), _pieces(high, reference), scales, strict=True):
-        allowed = (rtol * scale + atol).clamp_(max=limit)
-        expected = below.reference.to(dtype)
-        least, greatest = (
-            _inwards(below.reference - allowed, 1, dtype, wide),
-            _inwards(below.reference + allowed, -1, dtype, wide),
-        )
-        exact = ~expected.isfinite()
-        below.output.copy_(torch.where(exact, expected.to(wide), least))
-        above.output.copy_(torch.where(exact, expected.to(wide), greatest))
-        is_nan.append(expected.isnan().any())
-    return Bounds(low, high, bool(is_nan) and bool(torch.stack(is_nan).any()))
-
-
-def _inwards(bound: torch.Tensor, direction: int, dtype: torch.dtype, wide: torch.dtype) -> torch.Tensor:
-    """``bound`` in ``wide``, rounded up (1) or down (-1), and finite in ``dtype``: infinity is no rounding error."""
-    info = torch.finfo(dtype if dtype.is_floating_point else wide)
-    rounded = bound.clamp(info.min, info.max).to(wide)
-    outside = (rounded.to(torch.float64) - bound) * direction < 0
-    return torch.where(outside, torch.nextafter(rounded, torch.full_like(rounded, direction * math.inf)), rounded)
-
-
 @torch.no_grad()
 def compare(
     op: Op, problem: Problem, output: Outputs, reference: Outputs, torch_error: tuple[float, ...]
@@ -192,7 +138,7 @@ def compare(
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
     """Some rows of an output: ``first`` is the flat index of their first element."""
 
     first: int
@@ -200,7 +146,7 @@ class _Piece:
     reference: torch.Tensor
 
 
-def _pieces(output: torch.Tensor, reference: torch.Tensor) -> Iterator[_Piece]:
+def pieces(output: torch.Tensor, reference: torch.Tensor) -> Iterator[Piece]:
     """Whole rows along the last dimension, which an op's scale may reduce over; one-dimensional outputs in spans."""
     if output.numel() == 0:
         return
@@ -210,7 +156,7 @@ def _pieces(output: torch.Tensor, reference: torch.Tensor) -> Iterator[_Piece]:
         rows, wide = rows.view(-1), wide.view(-1)
     step = max(1, _chunk(output.device) // cols)
     for start in range(0, rows.shape[0], step):
-        yield _Piece(start * cols, rows[start : start + step], wide[start : start + step])
+        yield Piece(start * cols, rows[start : start + step], wide[start : start + step])
 
 
 @lru_cache(maxsize=16)
@@ -221,7 +167,8 @@ def _chunk(device: torch.device) -> int:
     return max(CHUNK, min(8 * CHUNK, int(wanted)))
 
 
-def _finite(reference: torch.Tensor) -> torch.Tensor:
+def finite(reference: torch.Tensor) -> torch.Tensor:
+    """Zero where it is NaN or infinite."""
     return reference.masked_fill(~reference.isfinite(), 0.0)
 
 
@@ -243,7 +190,7 @@ class _Worst:
     error: float = 0.0
     scale: float = 0.0
 
-    def add(self, piece: _Piece, error: torch.Tensor, allowed: torch.Tensor, wrong: torch.Tensor) -> None:
+    def add(self, piece: Piece, error: torch.Tensor, allowed: torch.Tensor, wrong: torch.Tensor) -> None:
         """Take in the errors of one piece."""
         ratio = torch.where(error == 0, 0.0, error / allowed).masked_fill_(wrong, math.inf)
         place = int(ratio.argmax())
@@ -255,13 +202,13 @@ class _Worst:
 def _compare_one(
     op: Op, problem: Problem, name: str, output: torch.Tensor, reference: torch.Tensor, torch_error: float
 ) -> Comparison:
-    rtol, atol, unit = _tolerance(op, output.dtype)
+    rtol, atol, unit = tolerance_of(op, output.dtype)
     if output.numel() == 0:
         return Comparison(True, 0.0, 0.0, (name, ()))
     worst = _Worst()
-    for piece in _pieces(output, reference):
+    for piece in pieces(output, reference):
         error, wrong = _errors(piece.output, piece.reference)
-        scale = op.tolerance.scale(problem, _finite(piece.reference))
+        scale = op.tolerance.scale(problem, finite(piece.reference))
         worst.scale = max(worst.scale, scale.max().item())
         worst.add(piece, error, rtol * scale + atol, wrong)
     limit = 2 * torch_error + unit * worst.scale + atol
@@ -284,7 +231,7 @@ def _message(
     return ""
 
 
-def _tolerance(op: Op, dtype: torch.dtype) -> tuple[float, float, float]:
+def tolerance_of(op: Op, dtype: torch.dtype) -> tuple[float, float, float]:
     """rtol, atol and unit roundoff; outputs that are not floating must be equal."""
     if not dtype.is_floating_point:
         return 0.0, 0.0, 0.0

@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from registry import bounds as bounds_module
 from registry import numerics
+from registry.bounds import Bounds, bounds_of
 from registry.contract import Op, Tolerance
 from registry.contracts import BOX, GEMM_INT4, SOFTMAX, SQUARE, VECTOR_ADD
 from registry.problem import Problem, TensorSpec
@@ -179,7 +181,7 @@ def test_bounds_accept_what_the_rule_accepts_and_never_more(op: Op, dtype: str) 
         reference = numerics.reference64(op, values)
         error = numerics.own_error(op, problem, values, reference)
         right = numerics.as_tuple(op.reference(*values))
-        for output, bounds in enumerate(numerics.bounds_of(op, problem, values, reference, error)):
+        for output, bounds in enumerate(bounds_of(op, problem, values, reference, error)):
             assert bounds.hold(right[output]), kind
             flat = right[output].reshape(-1)
             for place in range(0, flat.numel(), max(1, flat.numel() // 7)):
@@ -189,3 +191,58 @@ def test_bounds_accept_what_the_rule_accepts_and_never_more(op: Op, dtype: str) 
                     if bounds.hold(other):
                         outputs = (*right[:output], other, *right[output + 1 :])
                         assert numerics.compare(op, problem, outputs, reference, error).ok, (kind, place, factor)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("op", BOX, ids=lambda op: op.name)
+def test_what_needs_no_care_gets_the_same_bounds_and_error(op: Op, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dims = next((example for example in op.examples if example["dtype"] == dtype), None)
+    if dims is None:
+        pytest.skip(f"{op.name} takes no {dtype}")
+    problem = op.problem_of(dims)
+    values = op.inputs(problem, op.kinds[0], torch.Generator().manual_seed(3))
+    reference = numerics.reference64(op, values)
+
+    def made() -> tuple[tuple[float, ...], tuple[Bounds, ...]]:
+        error = numerics.own_error(op, problem, values, reference)
+        return error, bounds_of(op, problem, values, reference, error)
+
+    error, quick = made()
+    for module in (numerics, bounds_module):
+        monkeypatch.setattr(module, "magnitude", lambda _: math.inf)
+    careful_error, careful = made()
+    assert error == careful_error
+    for one, other in zip(quick, careful, strict=True):
+        assert torch.equal(one.low, other.low)
+        assert torch.equal(one.high, other.high)
+        assert not one.has_nan
+
+
+def test_bounds_of_the_largest_numbers_do_not_reach_infinity() -> None:
+    problem = SQUARE.problem_of({"n": 4, "dtype": "float16"})
+    values = (torch.tensor([255.9, 255.93, 256.0, 1.0], dtype=torch.float16),)
+    reference = numerics.reference64(SQUARE, values)
+    (bounds,) = bounds_of(SQUARE, problem, values, reference, (1e3,))
+    right = SQUARE.reference(*values)
+    assert isinstance(right, torch.Tensor)
+    assert right.isinf().tolist() == [False, False, True, False]
+    assert bounds.hold(right)
+    for place in range(2):
+        wrong = right.clone()
+        wrong[place] = math.inf
+        assert not bounds.hold(wrong)
+    wrong = right.clone()
+    wrong[2] = 65504.0
+    assert not bounds.hold(wrong)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_an_error_counts_only_where_both_are_finite(bad: float) -> None:
+    problem, values = square(8)
+    values[0][3] = bad
+    reference = numerics.reference64(SQUARE, values)
+    (error,) = numerics.own_error(SQUARE, problem, values, reference)
+    assert 0 <= error < 1e-5
+    (bounds,) = bounds_of(SQUARE, problem, values, reference, (error,))
+    assert bounds.has_nan == math.isnan(bad)
+    assert bounds.hold(values[0] * values[0])

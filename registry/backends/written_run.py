@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
+from types import CodeType
 from typing import Any, NoReturn
 
 from ..errors import NotReadyError
@@ -86,7 +88,13 @@ def function(name: str, signature: str, body: list[str], names: Mapping[str, Any
     """A function of these lines, which reach for ``names``."""
     source = f"def {name}({signature}):\n" + "".join(f"    {line}\n" for line in body or ["pass"])
     scope = {"k_no_memory": no_memory, **names}
-    # a file name within this package, so that warnings point at who called it
-    exec(compile(source, str(Path(__file__).with_name(f"<{name}>")), "exec"), scope)
+    exec(_compiled(name, source), scope)
     made: Callable[..., Any] = scope[name]
     return made
+
+
+@lru_cache(maxsize=2048)
+def _compiled(name: str, source: str) -> CodeType:
+    """Runs of many configurations are the same text with other names behind it."""
+    # a file name within this package, so that warnings point at who called it
+    return compile(source, str(Path(__file__).with_name(f"<{name}>")), "exec")

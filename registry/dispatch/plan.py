@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -50,11 +51,25 @@ class Plan:
     signature: Signature
     artifacts: tuple[Artifact, ...]
     run: Run
-    call: Callable[..., Any]
     prepared: PreparedTensors
 
     def __call__(self, *values: Any) -> Any:
         return self.call(*values)
+
+    @cached_property
+    def call(self) -> Callable[..., Any]:
+        """The leanest function that allocates, runs and returns, for this signature. Written when first asked for."""
+        signature, implementation = self.signature, self.candidate.implementation
+        call = written_call(
+            len(signature.arguments.values),
+            self.run,
+            [fixed(spec) for spec in signature.outputs.values()],
+            [fixed(spec) for spec in signature.scratch.values()],
+            self.prepared.hit(signature.arguments) if self.prepared else None,
+            returns_outputs=implementation.returns_outputs,
+        )
+        device = next(spec.device for spec in signature.outputs.values())
+        return on_its_device(call, device)
 
     def allocate(self) -> Tensors:
         """Uninitialised outputs as the op's fake says."""
@@ -99,24 +114,7 @@ def build(
         for variant in implementation.variants(problem, candidate.config, device, signature)
     )
     run = implementation.bind(problem, candidate.config, device, Built(signature, loaded))
-    call = _caller(implementation, signature, run, prepared)
-    return Plan(op, candidate, problem, signature, loaded, run, call, prepared)
-
-
-def _caller(
-    implementation: Implementation, signature: Signature, run: Run, prepared: PreparedTensors
-) -> Callable[..., Any]:
-    """The leanest function that allocates, runs and returns, for this signature."""
-    call = written_call(
-        len(signature.arguments.values),
-        run,
-        [fixed(spec) for spec in signature.outputs.values()],
-        [fixed(spec) for spec in signature.scratch.values()],
-        prepared.hit(signature.arguments) if prepared else None,
-        returns_outputs=implementation.returns_outputs,
-    )
-    device = next(spec.device for spec in signature.outputs.values())
-    return on_its_device(call, device)
+    return Plan(op, candidate, problem, signature, loaded, run, prepared)
 
 
 def on_its_device(call: Callable[..., Any], device: torch.device) -> Callable[..., Any]:

@@ -185,6 +185,7 @@ class Plans:
                 continue
             try:
                 plan = build(self.op, candidate, call.problem, call.arguments, call.device)
+                run = plan.call
             except NOT_FOR_US:
                 raise
             except Exception as fault:
@@ -192,7 +193,7 @@ class Plans:
                 makeshift = makeshift or isinstance(fault, NotReadyError)
                 continue
             conditions = (*passed, *conditions_of(candidate, call.problem, call.device))
-            found = Resolved(choice, plan.call, call.problem, call.place, plan, tuple(misses), conditions, makeshift)
+            found = Resolved(choice, run, call.problem, call.place, plan, tuple(misses), conditions, makeshift)
             yield replace(found, untuned=untuned)
 
     def _passed_over(self, place: Hashable, candidate: Candidate) -> str:

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 from ..artifact import Artifact, Variant
+from ..bounds import Bounds, bounds_of
 from ..contract import Op
 from ..device import Device
 from ..dispatch.plan import Candidate, Plan, build, signature_of
 from ..dispatch.prepared import PreparedTensors
 from ..errors import RegistryError
-from ..numerics import Bounds, bounds_of, compare, output_faults, own_error, poison, reference64
+from ..numerics import compare, output_faults, own_error, poison, reference64
 from ..problem import Arguments, Problem, TensorSpec, canonical_json
 from ..surroundings import Layout, laid_out
 from .checks import Checks, WrongError

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from ..bounds import Bounds, bounds_of
 from ..contract import Op
 from ..contract_check import refuse_blind
 from ..device import Device
 from ..implementation import Tensors
-from ..numerics import Bounds, Comparison, bounds_of, compare, own_error, reference64
+from ..numerics import Comparison, compare, own_error, reference64
 from ..problem import Arguments, Problem
 from .protocol import Protocol
 from .rotation import Rotation

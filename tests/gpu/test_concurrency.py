@@ -15,10 +15,11 @@ import torch
 import registry
 import tuning_db
 from benchmarks.hammer import Hammer, cases
+from registry.bounds import bounds_of
 from registry.discovery import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.table import MOST_SHAPES
-from registry.numerics import as_tuple, bounds_of, own_error, reference64
+from registry.numerics import as_tuple, own_error, reference64
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
