@@ -25,8 +25,6 @@ CHUNK = 2**22
 _CHUNK_OF_MEMORY = 2**-12
 """The same on a GPU, as a part of its bytes: eight chunks are launched in the time of one."""
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -263,20 +261,6 @@ def poison(tensors: tuple[torch.Tensor, ...]) -> None:
             tensor.fill_(math.nan)
         else:
             tensor.fill_(True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max)
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are equal bit by bit: NaN equals itself, zero differs from minus zero."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return torch.equal(as_bits(one), as_bits(other))
-
-
-def as_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers: comparing them compares bits."""
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    return tensor.detach().view(_BITS[tensor.dtype.itemsize])
 
 
 def output_faults(

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from . import numerics
+from .bits import same_bits
 from .contract import Op
 from .contract_check import blind_spots
 from .device import Device
@@ -217,7 +218,7 @@ def _run_faults(plan: Plan, values: tuple[Any, ...]) -> Iterator[str]:
     if not all(each.untouched() for each in given):
         yield "it writes outside its outputs"
     for parameter, value, old in zip(op.parsed.parameters, values, before, strict=True):
-        if isinstance(value, torch.Tensor) and not parameter.mutated and not numerics.same_bits(value, old):
+        if isinstance(value, torch.Tensor) and not parameter.mutated and not same_bits(value, old):
             yield f"it changes its input {parameter.name}"
     found = numerics.compare(op, plan.problem, outputs, reference, own)
     if not found.ok:
@@ -238,7 +239,7 @@ def _values(op: Op, problem: Problem, kind: str, device: Device, layout: Layout)
 
 
 def _all_same(one: Tensors, other: Tensors) -> bool:
-    return all(numerics.same_bits(left, right) for left, right in zip(one, other, strict=True))
+    return all(same_bits(left, right) for left, right in zip(one, other, strict=True))
 
 
 # --- ops ---
@@ -251,7 +252,7 @@ def _op_faults(op: Op, problem: Problem) -> Iterator[str]:
     for kind in op.kinds:
         values = _inputs(op, problem, kind)
         again = _inputs(op, problem, kind)
-        if not all(numerics.same_bits(one, two) for one, two in zip(_tensors(values), _tensors(again), strict=True)):
+        if not all(same_bits(one, two) for one, two in zip(_tensors(values), _tensors(again), strict=True)):
             yield f"{kind} inputs: two generators with one seed make different inputs"
         posed = op.problem(op.arguments(values))
         if posed != problem:

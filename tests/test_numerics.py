@@ -126,13 +126,6 @@ def test_poison_leaves_nothing_that_an_output_should_hold() -> None:
     assert (tensors[2] == 2**31 - 1).all()
 
 
-def test_same_bits_tells_signed_zeros_apart_and_nan_equal_to_itself() -> None:
-    assert numerics.same_bits(torch.tensor([math.nan]), torch.tensor([math.nan]))
-    assert not numerics.same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
-    assert not numerics.same_bits(torch.zeros(2), torch.zeros(2, dtype=torch.float16))
-    assert numerics.same_bits(torch.ones(2, 2, dtype=torch.bool), torch.ones(2, 2, dtype=torch.bool))
-
-
 def faults(output: object, *values: torch.Tensor) -> list[str]:
     specs = {"y": TensorSpec.contiguous((2, 3), torch.float32)}
     return numerics.output_faults((output,), specs, values)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,11 @@ class Kernel:
 
     handle: int
     owner: Any
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Bytes of each parameter."""
+        return [info.size for info in self.owner.arguments_info]
 
 
 _LOCK = threading.Lock()
@@ -93,11 +98,10 @@ def _set(kernel: Kernel, attribute: Any, value: int, device: int) -> None:
 
 def check_arguments(kernel: Kernel, name: str, launch: Launch, signature: Signature) -> None:
     """Raise InvalidDefinitionError when number or sizes of ``launch.args`` are not the kernel's parameters'."""
-    wanted = [info.size for info in kernel.owner.arguments_info]
     given = [kind_of(name, argument, signature)[1] for argument in launch.args]
-    if wanted != given:
+    if kernel.sizes != given:
         raise InvalidDefinitionError(
-            f"kernel {name} has parameters of {wanted} bytes, launch() gives args of {given} bytes: {launch.args}",
+            f"kernel {name} has parameters of {kernel.sizes} bytes, launch() gives {given}: {launch.args}",
             hint="a tensor is a pointer, an int a long long (8 bytes), a float a float (4), a bool a bool (1)",
         )
 

@@ -54,6 +54,8 @@ class Probe:
     values: tuple[Any, ...]
     pristine: tuple[Any, ...]
     bounds: tuple[Bounds, ...]
+    outputs: tuple[Stack, ...]
+    """Where candidates write, one after another; poisoned before each."""
 
     def __str__(self) -> str:
         return str(self.problem) if self.layout == "contiguous" else f"{self.problem} with {self.layout} inputs"
@@ -208,7 +210,8 @@ def _laid_out(op: Op, problem: Problem, device: Device, layout: Layout) -> Itera
     except Exception:  # whatever an op raises for arguments that it does not take
         return
     if posed == problem:
-        yield Probe(posed, layout, arguments, values, clone(values), bounds)
+        outputs = (Stack(spec, 1) for spec in op.output_specs(arguments, device.torch).values())
+        yield Probe(posed, layout, arguments, values, clone(values), bounds, tuple(outputs))
 
 
 def variants_at(
@@ -227,7 +230,9 @@ def variants_at(
 
 def _check(plan: Plan, probe: Probe, checks: Checks) -> None:
     op = plan.op
-    stacks = [] if plan.candidate.implementation.returns_outputs else _stacks(plan)
+    stacks = () if plan.candidate.implementation.returns_outputs else probe.outputs
+    for stack in stacks:
+        stack.poison()
     scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
     poison(scratch)
     given = tuple(stack.tensors[0] for stack in stacks)
@@ -248,10 +253,6 @@ def _copied(probe: Probe) -> tuple[Any, ...]:
     return tuple(
         laid_out(value, probe.layout) if isinstance(value, torch.Tensor) else value for value in probe.pristine
     )
-
-
-def _stacks(plan: Plan) -> list[Stack]:
-    return [Stack(spec, 1) for spec in plan.signature.outputs.values()]
 
 
 def _why(op: Op, probe: Probe, outputs: tuple[torch.Tensor, ...]) -> str:

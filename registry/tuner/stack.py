@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..numerics import as_bits
+from ..bits import WORD, as_bits, as_words
 from ..problem import TensorSpec
 
 _MARGIN_BYTES = 512
@@ -35,20 +35,43 @@ class Stack:
         self._count = count
         self._all = self._base.as_strided((count, *spec.shape), (self._pitch, *spec.strides), self._margin)
         self._bits = as_bits(self._base)
+        # margins are whole words, and so is what lies between them
+        self._words = self._bits.view(-1).view(torch.int64)
+        self._rows = self._rows_of_words(spec)
+        self._poison = _word_of(_PATTERNS[self._bits.dtype.itemsize], self._bits.dtype.itemsize)
         self.poison()
         self.tensors: list[torch.Tensor] = [tensor.data for tensor in self._all]
 
     def poison(self) -> None:
         """Fill everything, margins too, with what no right output holds."""
-        self._bits.fill_(_PATTERNS[self._bits.dtype.itemsize])
+        self._words.fill_(self._poison)
 
     def write(self, value: torch.Tensor) -> None:
-        """Copy one tensor into all."""
-        _without_repeats(self._all).copy_(_without_repeats(value))
+        """Copy one tensor, of the same shape and dtype, into all."""
+        words = self._words_of(value)
+        if self._rows is not None and words is not None:
+            self._rows.copy_(words)
+        else:
+            _without_repeats(self._all).copy_(_without_repeats(value))
 
     def holds(self, value: torch.Tensor) -> torch.Tensor:
-        """Whether every tensor equals ``value`` bit by bit, as a tensor on the device."""
+        """Whether every tensor equals ``value``, of the same shape and dtype, bit by bit: a tensor on the device."""
+        words = self._words_of(value)
+        if self._rows is not None and words is not None:
+            return (self._rows == words).all()
         return (as_bits(_without_repeats(self._all)) == as_bits(_without_repeats(value))).all()
+
+    def _words_of(self, value: torch.Tensor) -> torch.Tensor | None:
+        alike = value.shape == self._all.shape[1:] and value.dtype == self._base.dtype
+        return as_words(value) if alike and self._rows is not None else None
+
+    def _rows_of_words(self, spec: TensorSpec) -> torch.Tensor | None:
+        """Every tensor's memory as a row of words; None where they have holes, or are not made of whole words."""
+        itemsize = spec.dtype.itemsize
+        if spec.dtype.is_complex or not spec.numel or spec.nbytes % WORD or not self._all[0].is_contiguous():
+            return None
+        margin, pitch = (elements * itemsize // WORD for elements in (self._margin, self._pitch))
+        return self._words.as_strided((self._count, spec.nbytes // WORD), (pitch, 1), margin)
 
     def agrees(self) -> torch.Tensor:
         """Whether all tensors are equal bit by bit, as a tensor on the device."""
@@ -69,6 +92,10 @@ class Stack:
     def nbytes(self) -> int:
         """Bytes of the allocation."""
         return self._base.nbytes
+
+
+def _word_of(pattern: int, itemsize: int) -> int:
+    return int.from_bytes(pattern.to_bytes(itemsize, "little") * (WORD // itemsize), "little")
 
 
 def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:

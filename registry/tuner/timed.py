@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from ..bits import having_same_bits
 from ..dispatch.plan import Plan
 from ..implementation import Tensors
-from ..numerics import as_bits, output_faults, overlap, poison
+from ..numerics import output_faults, overlap, poison
 from .checks import Checks, WrongError
 from .samplers import Enqueue
 from .session import Case, Session
@@ -110,7 +111,7 @@ class TimedPlan:
             return [stack.agrees() for stack in self._stacks]
         first, *others = self.outputs
         return [
-            same_shape_and_bits(output, expected)
+            having_same_bits(output, expected)
             for outputs in others
             for output, expected in zip(outputs, first, strict=True)
         ]
@@ -125,10 +126,3 @@ class TimedPlan:
 
 def _holding(case: Case, judged: Sequence[Tensors]) -> list[torch.Tensor]:
     return [bounds.holding(output) for outputs in judged for bounds, output in zip(case.bounds, outputs, strict=True)]
-
-
-def same_shape_and_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Whether two tensors are equal bit by bit, as a tensor on the device."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return torch.zeros((), dtype=torch.bool, device=other.device)
-    return (as_bits(one) == as_bits(other)).all()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..bits import having_same_bits
 from ..contract import Op
 from ..dispatch.plan import Plan
 from ..implementation import Tensors
@@ -19,7 +20,7 @@ from ..numerics import output_faults, overlap, poison
 from .checks import Checks, Explain, Flags, WrongError
 from .samplers import Sampler
 from .session import PARTLY, PARTLY_AGAIN, Case, Session, clone
-from .timed import LATE, TimedPlan, same_shape_and_bits
+from .timed import LATE, TimedPlan
 
 __all__ = ["WrongError", "check_unchanged", "run_poisoned", "verify", "verify_timed"]
 
@@ -166,7 +167,7 @@ def _run_again(
         read = clone(again)
         if faults := output_faults(again, plan.signature.outputs, rotation.copies[0]):
             raise WrongError("wrong_result", f"its second run: {'; '.join(faults)}")
-        same = [same_shape_and_bits(one, other) for one, other in zip(outputs, read, strict=True)]
+        same = [having_same_bits(one, other) for one, other in zip(outputs, read, strict=True)]
     if any(overlap(one, other) for one, other in zip(outputs, again, strict=True)):
         raise WrongError("wrong_result", "two calls return the same memory: the second overwrites the first's result")
     if plan.candidate.implementation.deterministic:
@@ -185,7 +186,7 @@ def _check_memory(outputs: Tensors, early: Tensors, checks: Checks, *, refill: b
         poison(tuple([torch.empty_like(output) for output in outputs]))
     for output, was in zip(outputs, early, strict=True):
         fault = "its output changes after it has returned: the memory is used again, or something still writes to it"
-        checks.add([same_shape_and_bits(output, was)], "wrong_result", fault)
+        checks.add([having_same_bits(output, was)], "wrong_result", fault)
 
 
 def _check_copies(session: Session, case: Case, checks: Checks) -> None:
@@ -211,7 +212,7 @@ def check_unchanged(op: Op, values: tuple[Any, ...], pristine: tuple[Any, ...], 
     """See whether each argument that must be left alone was."""
     for parameter, value, was in zip(op.parsed.parameters, values, pristine, strict=True):
         if isinstance(value, torch.Tensor) and not parameter.mutated:
-            flag = same_shape_and_bits(value, was)
+            flag = having_same_bits(value, was)
             checks.add([flag], "wrong_result", f"it changes its input {parameter.name}")
 
 

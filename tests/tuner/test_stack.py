@@ -11,7 +11,7 @@ from registry.problem import TensorSpec
 from registry.tuner.stack import Stack
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.bool, torch.complex64)
-LAYOUTS = (((3, 5), (5, 1)), ((3, 5), (10, 2)), ((4, 5), (0, 1)), ((0, 5), (5, 1)), ((), ()))
+LAYOUTS = (((3, 5), (5, 1)), ((4, 8), (8, 1)), ((3, 5), (10, 2)), ((4, 5), (0, 1)), ((0, 5), (5, 1)), ((), ()))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -30,11 +30,13 @@ def test_what_is_written_is_in_every_tensor_and_nowhere_else(
     assert all(torch.equal(tensor, value) for tensor in stack.tensors)
 
 
-def test_one_element_in_one_tensor_tells() -> None:
-    stack = Stack(TensorSpec.contiguous((1000,), torch.float32), 4)
-    value = torch.randn(1000)
+@pytest.mark.parametrize("size", [1000, 999])
+def test_one_element_in_one_tensor_tells(size: int) -> None:
+    stack = Stack(TensorSpec.contiguous((size,), torch.float32), 4)
+    value = torch.randn(size)
     stack.write(value)
-    stack.tensors[2][999] = -value[999]
+    assert bool(stack.holds(value))
+    stack.tensors[2][size - 1] = -value[size - 1]
     assert not bool(stack.holds(value))
     assert not bool(stack.agrees())
     assert bool(stack.margins_untouched())
@@ -68,3 +70,12 @@ def test_tensors_are_aligned_and_apart() -> None:
     addresses = [tensor.data_ptr() for tensor in stack.tensors]
     assert all(address % 16 == addresses[0] % 16 for address in addresses)
     assert all(second - first >= 2000 + 512 for first, second in pairwise(addresses))
+
+
+def test_values_in_other_memory_layouts_can_be_written() -> None:
+    stack = Stack(TensorSpec.contiguous((4, 8), torch.bfloat16), 2)
+    for value in (torch.randn(8, 4).to(torch.bfloat16).t(), torch.randn(33).to(torch.bfloat16)[1:].view(4, 8)):
+        stack.write(value)
+        assert bool(stack.holds(value))
+        assert all(torch.equal(tensor, value) for tensor in stack.tensors)
+        assert bool(stack.margins_untouched())

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from registry.artifact import Built
+from registry.bits import same_bits
 from registry.contract import Op
 from registry.contracts import BOX, SOFTMAX, SQUARE
 from registry.device import Device
 from registry.discovery import Catalog
 from registry.dispatch.plan import Candidate, build
 from registry.implementation import Implementation, Run, Tensors
-from registry.numerics import same_bits
 from registry.problem import Problem, Value
 from registry.space import Config
 from registry.tuner.probes import Probes, probe_problems
