@@ -29,7 +29,7 @@ from ..implementation import Implementation, Launch, RowsRun, Run, Tensors
 from ..paths import cache_folder
 from ..problem import Problem
 from ..space import Config
-from . import cubin
+from . import cubin, triton_stored
 from .estimate import shared_limit
 from .triton_launch import (
     BoundLaunch,
@@ -182,6 +182,12 @@ def warm() -> None:
     """Have Triton compute what it does once a process before it compiles or loads: a hash of all of itself, 0.4 s."""
     with contextlib.suppress(ImportError, AttributeError):
         importlib.import_module("triton.runtime.cache").triton_key()
+
+
+def build_utilities() -> None:
+    """Have Triton build what it needs to load its first kernel, a C compiler's work; its cache on disk keeps it."""
+    with _own_cache():
+        triton_stored.build_utilities()
 
 
 @contextlib.contextmanager

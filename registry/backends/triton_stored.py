@@ -55,6 +55,16 @@ def build_launcher(kernel: Any) -> None:
         CudaLauncher(kernel.src, kernel.metadata)
 
 
+def build_utilities() -> None:
+    """Have Triton build the host code that loads kernels, as ``build_launcher`` does that which launches them."""
+    if not _has_gpu():
+        return
+    with contextlib.suppress(Exception):  # loading a kernel builds it otherwise
+        from triton.backends.nvidia.driver import CudaUtils
+
+        CudaUtils()
+
+
 def _binary_beside(description: Path) -> Path | None:
     stem = description.with_suffix("")
     found = [stem.with_name(stem.name + suffix) for suffix in _BINARIES]

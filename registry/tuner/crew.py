@@ -113,17 +113,16 @@ class Crew:
             return None
         return sum(max(0.0, end - max(begin, since)) for begin, end in self._busy) / elapsed
 
-    def end_workers(self) -> None:
-        """End the worker and its successor."""
-        for worker in (self.worker, self._spare):
-            if worker is not None:
-                worker.close()
-        self.worker = self._spare = None
-
     def close(self) -> None:
         """End every child. May be called in any state."""
+        workers = [worker for worker in (self.worker, self._spare) if worker is not None]
+        for worker in workers:
+            # what a driver takes to free a device passes while the others end
+            worker.dismiss()
         self.compiler.close()
-        self.end_workers()
+        for worker in workers:
+            worker.close()
+        self.worker = self._spare = None
         self._selector.close()
 
     def _new_worker(self) -> DeviceWorker:

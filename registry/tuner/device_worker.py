@@ -86,6 +86,11 @@ class DeviceWorker:
         elif self._child.ended() is not None:
             self._readable(gone=True)
 
+    def dismiss(self) -> None:
+        """Let the process end by itself; ``close`` has to follow."""
+        forget(self._selector, self._child)
+        self._child.dismiss()
+
     def close(self) -> None:
         """End the process, and wait until the device is free of it."""
         forget(self._selector, self._child)

@@ -41,7 +41,7 @@ _MOST_FLOP = {"cpu": 2e8, "cuda": 1e12}
 _LARGER_PART = 1 / 16
 """Of these limits: what the larger size may take."""
 _GROUPS = 8
-_FIRST = 4
+_FIRST = 2
 
 
 @dataclass(frozen=True)

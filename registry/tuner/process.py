@@ -139,10 +139,14 @@ class Child:
         self._log.close()
         return gone
 
-    def close(self) -> None:
-        """Let an idle child end by itself, then make sure."""
+    def dismiss(self) -> None:
+        """Let an idle child end by itself, without waiting; ``close`` has to follow."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Let an idle child end by itself, then make sure."""
+        self.dismiss()
         self._started.ended(2.0)
         self.stop()
 

@@ -11,14 +11,12 @@ from typing import Any
 
 from tuning_db import Store, TuningDBError
 
-from ..backends import inductor_artifact as inductor
-from ..backends.inductor import InductorImplementation
 from ..device import Device
 from ..discovery import Catalog
 from ..dispatch.plan import Candidate
 from ..errors import StoreError
 from ..problem import Problem
-from . import spawning
+from . import spawning, warming
 from .crew import Crew
 from .deciding import Deciding, result_of
 from .events import Event, Note, Observer, ProblemDecided, ProblemSkipped, Result, RunEnded, RunStarted
@@ -67,7 +65,7 @@ def tune(  # noqa: PLR0913  (an option each)
     try:
         with spawning.kept():
             plans = plan_problems(tuple(dict.fromkeys(problems)), catalog, device, implementations)
-            spawning.warm(*_heavy_modules(plans))
+            spawning.warm(*warming.wanted_by(plans))
             with Store.open(database) as store:
                 settings = Settings(budget or Budget(), limits or Limits(), regime, retune)
                 return TuningRun(plans, catalog, device, store, settings, observer, counts or {}).run()
@@ -182,7 +180,6 @@ class TuningRun:
             for result in deciding.run(finished, self._crew.run_blocks, self._crew.replace_worker):
                 self._results.append(result)
                 self._observe(ProblemDecided(result))
-            self._crew.end_workers()
         self._noise = deciding.noise
 
     def _measure_noise(self, plans: Sequence[ProblemPlan]) -> None:
@@ -215,12 +212,6 @@ class TuningRun:
             for candidate, trial in self._recorder.known_trials(plan):
                 search.remember_trial(candidate, trial.status, trial.median_us, trial.censored, trial.uid)
         return search
-
-
-def _heavy_modules(plans: Iterable[ProblemPlan]) -> tuple[str, ...]:
-    """What takes seconds to import and some candidate will need."""
-    choices = (choice for plan in plans for choice in plan.supported)
-    return inductor.MODULES if any(isinstance(one.implementation, InductorImplementation) for one in choices) else ()
 
 
 def _tuned_in_this_run(plan: ProblemPlan, over: Iterable[ProblemSearch]) -> list[tuple[Any, Candidate]]:

@@ -261,7 +261,10 @@ def adopt(launched: Launched) -> None:
 
 
 def warm(*modules: str) -> None:
-    """Let children started from now on find these modules imported, as soon as that is done."""
+    """Let children started from now on find these modules imported, as soon as that is done.
+
+    Of ``module:function`` the function is called: it must neither start a thread nor open a device.
+    """
     if _has_keeper():
         _keeper().warm(modules)
 

@@ -66,11 +66,14 @@ def _uses_hip() -> bool:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """``template SOCKET KEEPER [MODULE ...]``: import the modules, then fork on request."""
+    """``template SOCKET KEEPER [MODULE[:FUNCTION] ...]``: import the modules, call the functions, fork on request."""
     keeper = socket.socket(fileno=int(arguments[0]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for module in arguments[2:] or FIRST:
-        importlib.import_module(module)
+    for wanted in arguments[2:] or FIRST:
+        name, _, function = wanted.partition(":")
+        module = importlib.import_module(name)
+        if function:
+            getattr(module, function)()
     if not arguments[2:]:
         _import_what_is_installed()
     gc.collect()

@@ -185,14 +185,15 @@ def test_whatever_a_child_started_is_killed_with_it(start: Callable[..., Child],
 
 @linux
 def test_children_started_later_find_imported_what_was_asked_for(start: Callable[..., Child]) -> None:
-    spawning.warm("wave")
+    spawning.warm("wave", "mimetypes:init")
+    told = "{'imported': 'wave' in sys.modules, 'called': mimetypes.inited, 'torch': 'torch' in sys.modules}"
     for _ in range(200):
-        child = start("parent.send({'imported': 'wave' in sys.modules, 'torch': 'torch' in sys.modules})")
+        child = start(f"import mimetypes; parent.send({told})")
         (answer,) = answers(child)
         child.stop()
         if answer["imported"]:
             break
-    assert answer == {"imported": True, "torch": True}
+    assert answer == {"imported": True, "called": True, "torch": True}
 
 
 @linux
