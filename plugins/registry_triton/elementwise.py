@@ -101,12 +101,9 @@ class BlockSquareBackward(_Block):
     tensors = ("grad_x", "grad_y", "x")
 
 
-class BlockGeluBackward(_Block):
+class BlockGeluBackward(BlockGelu):
     """grad_x = grad_y gelu'(x), by tanh or erf."""
 
     op = "gelu_backward"
     kernel = kernels.gelu_backward
     tensors = ("grad_x", "grad_y", "x")
-
-    def constants(self, problem: Problem) -> dict[str, Any]:
-        return {"TANH": problem.approximate == "tanh"}

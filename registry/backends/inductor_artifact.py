@@ -57,11 +57,13 @@ def compile_to_file(function: Compiled, tensors: Sequence[TensorSpec], threads: 
 
     # one kernel a graph: a pool of compiler processes would cost more to start than it saves
     patched = config.patch({"cpp.threads": threads, "compile_threads": 1})
+    # standalone_compile asks for the configurations to be timed at once: on a device that somebody else measures on
+    options = {"config_patches": {"triton.autotune_at_compile_time": False}}
     with _PATCHING, _quiet(), _shared_triton_cache(), patched, torch.no_grad():
         with FakeTensorMode():
             fakes = [spec.empty() for spec in tensors]
             graph = make_fx(function)(*fakes)
-        compiled = _inductor().standalone_compile(graph, fakes, dynamic_shapes="from_example_inputs", options={})
+        compiled = _inductor().standalone_compile(graph, fakes, dynamic_shapes="from_example_inputs", options=options)
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         partial = Path(folder) / file.name
         try:

@@ -12,6 +12,7 @@ import torch
 
 from ..discovery import Catalog
 from ..errors import OutOfResourcesError, RegistryError
+from .cores import bind_to
 from .jobs import CompileJob, job_from_json
 from .process import Parent
 
@@ -33,13 +34,14 @@ def compile_one(catalog: Catalog, job: CompileJob) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """``compile_worker DESCRIPTOR PARENT [PLUGIN_FILE ...]``."""
+    """``compile_worker DESCRIPTOR PARENT CORES [PLUGIN_FILE ...]``; CORES as ``cores.as_argument`` writes them."""
     parent = Parent(int(arguments[0]), int(arguments[1]))
     # what is timed comes first: the worker on the device must never wait for a core
     os.nice(_NICENESS)
+    bind_to(arguments[2])
     torch.set_num_threads(1)  # OMP_NUM_THREADS comes too late for a process that was forked
     catalog = Catalog()
-    for path in arguments[2:]:
+    for path in arguments[3:]:
         catalog.load_file(path)
     parent.send({"ready": True})
     for message in parent:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..artifact import Target, Variant
 from ..errors import RegistryError
+from .cores import as_argument
 from .jobs import Built, CompileJob, Failed, artifact_from_json, to_json
 from .limits import Limits
 from .process import Child, Message
@@ -32,14 +33,19 @@ class _Slot:
 
 
 class Compiler:
-    """Compiles every wanted variant once, on up to ``size`` processes."""
+    """Compiles every wanted variant once, on up to ``size`` processes, bound to ``cores`` where any are given."""
 
     def __init__(
-        self, selector: selectors.BaseSelector, size: int, files: Sequence[str], limits: Limits | None = None
+        self,
+        selector: selectors.BaseSelector,
+        size: int,
+        files: Sequence[str],
+        limits: Limits | None = None,
+        cores: Sequence[int] = (),
     ) -> None:
         self._selector = selector
         self._size = size
-        self._files = files
+        self._arguments = [as_argument(cores), *files]
         self._limits = limits or Limits()
         self._slots: list[_Slot] = []
         self._queue: collections.deque[CompileJob] = collections.deque()
@@ -94,7 +100,10 @@ class Compiler:
                 self._assign(slot)
         while self._queue and len(self._slots) < self._size:
             child = Child(
-                "registry.tuner.compile_worker", self._files, _COMPILE_ENVIRONMENT, memory_bytes=self._limits.memory
+                "registry.tuner.compile_worker",
+                self._arguments,
+                _COMPILE_ENVIRONMENT,
+                memory_bytes=self._limits.memory,
             )
             slot = _Slot(child)
             self._slots.append(slot)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ..device import Device
 from .compiler import Compiler
+from .cores import compiling_cores
 from .device_worker import DeviceWorker
 from .jobs import Answer, BlockJob, Outcome, TrialJob
 from .limits import Limits
@@ -32,7 +33,9 @@ class Crew:
         self._limits = limits
         self._note = note
         self._selector = selectors.DefaultSelector()
-        self.compiler = Compiler(self._selector, _compilers(device), files, limits)
+        cores = compiling_cores(device)
+        size = min(_MOST_COMPILERS, len(cores) or os.cpu_count() or 1)
+        self.compiler = Compiler(self._selector, size, files, limits, cores)
         self.worker: DeviceWorker | None = None
         self.answered: TrialAnswered | None = None
         self.blocks: list[tuple[float, float]] = []
@@ -140,9 +143,3 @@ class Crew:
         if self._busy and begin - self._busy[-1][1] < 0.01:
             begin = self._busy.pop()[0]
         self._busy.append((begin, end))
-
-
-def _compilers(device: Device) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # on a GPU one core is left to the worker, which must never be late with a launch
-    return max(1, min(_MOST_COMPILERS, cores - 1 if device.type == "cuda" else cores))
