@@ -106,4 +106,4 @@ class BlockGeluBackward(BlockGelu):
 
     op = "gelu_backward"
     kernel = kernels.gelu_backward
-    tensors = ("grad_x", "grad_y", "x")
+    tensors = ("grad_x", "grad_y", "x")  # type: ignore[assignment]  # mypy takes BlockGelu's for its type

@@ -67,10 +67,11 @@ def _load(path: str, device: int) -> Kernel | None:
         return None
     from cuda.core import Device, ObjectCode
 
-    Device(device).set_current()
-    owner = ObjectCode.from_cubin(found.code).get_kernel(found.symbol)
-    driver = _bindings()
-    _cold(driver.cuKernelGetFunction(owner.handle))
+    # another GPU may be current, and must be afterwards
+    with torch.cuda.device(device):
+        Device(device).set_current()
+        owner = ObjectCode.from_cubin(found.code).get_kernel(found.symbol)
+        _cold(_bindings().cuKernelGetFunction(owner.handle))
     return Kernel(int(owner.handle), owner)
 
 
