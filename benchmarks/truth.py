@@ -180,18 +180,20 @@ def main() -> int:
         return 2
     with Store.open(options.db, create=False, migrate=False) as store:
         pairs = [(each, store.trials(each.problem)) for each in store.winners(hardware=device.hardware())]
-    rows = []
+    rows: list[Row] = []
+    text = ""
     for decision, trials in pairs:
         rows.append(measure(decision, list(trials), device))
         print(f"{len(rows)}/{len(pairs)} {rows[-1].problem}: {rows[-1].behind:.3f}", file=sys.stderr)
-    text = f"{report(rows)}\n\n{device.name}; {_software(device.software())}"
+        text = f"{report(rows)}\n\n{device.name}; {_software(device.software())}"
+        if options.write:
+            # as it goes: whoever stops it keeps what was measured
+            (options.write / "truth.md").write_text(text + "\n")
+            (options.write / "truth.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     print(text)
     for row in rows:
         for name, fault in row.faults.items():
             print(f"{row.problem}: {name}: {fault}", file=sys.stderr)
-    if options.write:
-        (options.write / "truth.md").write_text(text + "\n")
-        (options.write / "truth.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     return 0
 
 

@@ -71,21 +71,27 @@ class Crew:
 
     def run_blocks(self, jobs: Sequence[BlockJob]) -> list[Answer]:
         """Run finals blocks on the current worker, in order; a crash costs that block."""
-        assert self.worker is not None
         while self._device.type == "cpu" and not self.compiler.idle:
             self.wait()  # both want the same cores
         began = time.monotonic()
-        answers = []
-        for job in jobs:
-            # one at a time: a block's message is long, and a full pipe to a child that hangs would block this loop
-            numbered = replace(job, id=self.next_job())
-            self.worker.submit(numbered)
-            while numbered.id not in self._blocks:
-                self.wait()
-            answers.append(self._blocks.pop(numbered.id))
+        # one at a time: a block's message is long, and a full pipe to a child that hangs would block this loop
+        answers = [self.end_block(self.begin_block(job)) for job in jobs]
         at_work = sum(answer.seconds for answer in answers)
         self.blocks.append((round(time.monotonic() - began, 3), round(at_work, 3)))
         return answers
+
+    def begin_block(self, job: BlockJob) -> int:
+        """Queue a block on the worker; returns the number that ``end_block`` has to be given."""
+        assert self.worker is not None
+        numbered = replace(job, id=self.next_job())
+        self.worker.submit(numbered)
+        return numbered.id
+
+    def end_block(self, number: int) -> Answer:
+        """Wait for a block's answer."""
+        while number not in self._blocks:
+            self.wait()
+        return self._blocks.pop(number)
 
     def wait(self) -> None:
         """Until a child has something to say, half a second at most; what it says is handled before this returns."""

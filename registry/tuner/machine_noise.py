@@ -25,16 +25,14 @@ _ROUNDS_A_PAIR = 10
 _ROUNDS = _ROUNDS_A_PAIR * -(-PAIRS_PER_DECADE // (_ENTRANTS // 2))
 
 
-def aa_job(plans: Sequence[ProblemPlan], protocol: Protocol, number: int) -> BlockJob | None:
+def aa_job(plans: Sequence[ProblemPlan], protocol: Protocol) -> BlockJob | None:
     """The job to send: the copy of the problem that moves the fewest bytes, as two pairs. None without a problem."""
     possible = [plan for plan in plans if not plan.skipped]
     if not possible:
         return None
     least = min(possible, key=lambda plan: plan.op.floor(plan.problem).bytes)
     copies = (Entrant("", {}, (), "floor"),) * _ENTRANTS
-    return BlockJob(
-        number, least.op.name, dict(least.problem.dims), copies, dict(protocol.details), seed=0, rounds=_ROUNDS
-    )
+    return BlockJob(0, least.op.name, dict(least.problem.dims), copies, dict(protocol.details), seed=0, rounds=_ROUNDS)
 
 
 def earlier_noise(store: Store, environment: Environment) -> Noise:

@@ -110,6 +110,7 @@ class TuningRun:
         self._results: list[Result] = []
         self._phases: dict[str, float] = {}
         self._noise = Noise()
+        self._noise_block = 0
         self._earlier_noise = earlier_noise(store, self._recorder.environment)
         self._weights = weigh(plans, counts, self._default_us)
 
@@ -122,7 +123,7 @@ class TuningRun:
         todo = [plan for plan in self._plans if plan.problem in left and not self._skip(plan)]
         interrupted = False
         try:
-            self._measure_noise(todo)
+            self._begin_noise(todo)
             for batch in self._weights.batches(todo):
                 self._tune(batch)
         except KeyboardInterrupt:
@@ -171,7 +172,10 @@ class TuningRun:
         """Search a batch of problems, then hold their finals together."""
         self._crew.start_worker()
         with self._timed("search_seconds"):
+            if self._device.type == "cpu":
+                self._end_noise()  # before anything compiles: both want the same cores
             finished = self._loop.run(plans, self._begin)
+            self._end_noise()
             self._loop.build(finished)
         deciding = Deciding(
             self._recorder, self._device, self._protocol, self._observe, self._noise, self._earlier_noise
@@ -182,13 +186,17 @@ class TuningRun:
                 self._observe(ProblemDecided(result))
         self._noise = deciding.noise
 
-    def _measure_noise(self, plans: Sequence[ProblemPlan]) -> None:
-        """What this machine shows of one and the same candidate entered twice, before anything is searched."""
-        job = aa_job(plans, self._protocol, self._crew.next_job())
+    def _begin_noise(self, plans: Sequence[ProblemPlan]) -> None:
+        """Have the worker measure first what this machine shows of one and the same candidate entered twice."""
+        job = aa_job(plans, self._protocol)
         if job is not None:
             self._crew.start_worker()
-            (answer,) = self._crew.run_blocks([job])
-            self._noise += aa_of(answer)
+            self._noise_block = self._crew.begin_block(job)
+
+    def _end_noise(self) -> None:
+        if self._noise_block:
+            self._noise += aa_of(self._crew.end_block(self._noise_block))
+            self._noise_block = 0
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

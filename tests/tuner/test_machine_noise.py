@@ -20,9 +20,9 @@ CPU = Device.of("cpu")
 
 def test_a_worker_times_the_smallest_problems_copy_as_two(catalog: Catalog) -> None:
     problems = [Problem("square", {"n": n, "dtype": "float32"}) for n in (40_000, 4_000, 2**42)]
-    job = aa_job(plan(problems, catalog, CPU), Protocol.of(CPU), 7)
+    job = aa_job(plan(problems, catalog, CPU), Protocol.of(CPU))
     assert job is not None
-    assert (job.id, dict(job.dims)["n"]) == (7, 4_000)
+    assert dict(job.dims)["n"] == 4_000
     noise = aa_of(Worker(catalog, CPU).block(job, lambda step: None))
     assert len(noise.single) == PAIRS_PER_DECADE
     assert all(pair.us > 0 for pair in noise.single)
@@ -40,7 +40,7 @@ def test_runs_before_in_the_same_environment_tell_their_noise(store: Store) -> N
 
 def test_without_a_problem_there_is_nothing_to_time(catalog: Catalog) -> None:
     huge = plan([Problem("square", {"n": 2**42, "dtype": "float32"})], catalog, CPU)
-    assert aa_job(huge, Protocol.of(CPU), 1) is None
+    assert aa_job(huge, Protocol.of(CPU)) is None
 
 
 def test_a_pair_is_the_median_ratio_of_ten_rounds() -> None:
