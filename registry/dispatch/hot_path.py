@@ -24,6 +24,9 @@ from .torch_private import dispatch_modes
 MISSING: Final = object()
 """The value of a parameter that a call leaves out and that has no default."""
 
+_FOUND_IN: Final = "registry.bound"
+"""The module in which pickle finds the calls of the process's own dispatcher."""
+
 Answer = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
 """Answers a call by its positional and its named arguments."""
 
@@ -280,6 +283,6 @@ def _made(op: Op, name: str, signature: str, body: Sequence[str], known: Mapping
     exec(compile(source, filename, "exec"), scope)
     function: Callable[..., Any] = scope[name]
     function.__qualname__ = function.__name__ = op.hook
-    function.__module__ = __name__
+    function.__module__ = _FOUND_IN
     function.__doc__ = op.schema
     return function

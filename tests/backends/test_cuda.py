@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import struct
 import threading
 import time
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -392,6 +393,7 @@ class _Driver:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.loads = 0
+        self.current = 0
 
     def CUdevice(self, device: int) -> int:  # noqa: N802 - the driver's name
         return device
@@ -411,7 +413,17 @@ class _Driver:
     def get_kernel(self, symbol: str) -> Any:
         return types.SimpleNamespace(handle=0xABC0 + self.loads)
 
+    def device(self, index: int) -> _Driver:
+        self.current = index
+        return self
+
     def set_current(self) -> None: ...
+
+    @contextlib.contextmanager
+    def guard(self, index: int) -> Iterator[None]:
+        before, self.current = self.current, index
+        yield
+        self.current = before
 
 
 @pytest.fixture
@@ -419,7 +431,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> _Driver:
     made = _Driver()
     monkeypatch.setattr(cuda_launch, "_bindings", lambda: made)
     monkeypatch.setattr("cuda.core.ObjectCode", made)
-    monkeypatch.setattr("cuda.core.Device", lambda device: made)
+    monkeypatch.setattr("cuda.core.Device", made.device)
+    monkeypatch.setattr(torch.cuda, "device", made.guard)
     return made
 
 
@@ -440,6 +453,12 @@ def test_a_loaded_kernel_stays_and_is_loaded_once(own_cache: Path, driver: _Driv
     assert Scale()._load(other, H200).handle != kernels[0].handle
     path.unlink()
     assert cuda_launch.load(str(path), 0) is kernels[0]
+
+
+def test_a_load_leaves_the_current_gpu_what_it_was(own_cache: Path, driver: _Driver) -> None:
+    path = Scale().compile(variant(Scale()), H200.target).path
+    assert cuda_launch.load(path, 3) is not None
+    assert driver.current == 0
 
 
 def test_a_limit_that_another_plan_needs_is_not_lowered(driver: _Driver) -> None:

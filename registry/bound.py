@@ -1,0 +1,20 @@
+"""What ``registry.op(name)`` returns, by name: ``registry.bound.softmax``; of ``vendor::name``, ``vendor__name``.
+
+It is there for pickling: a model that keeps ``registry.op("softmax")`` is saved with a reference to here, and read
+back where that op is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import registry
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if not name.startswith("__"):
+        for op in registry.ops().values():
+            if op.hook == name:
+                return registry.op(op.name)
+    raise AttributeError(f"registry.bound has no {name!r}: no op of that name is known here")

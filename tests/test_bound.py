@@ -1,0 +1,70 @@
+"""A bound call inside a model: copied, pickled, and read back elsewhere."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import registry
+import registry.bound
+from registry.discovery import Catalog
+from registry.dispatch.dispatcher import Dispatcher
+
+
+class Attention(torch.nn.Module):
+    """Keeps the bound callable, as the hottest loops do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.softmax = registry.op("softmax")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.softmax(x)
+        assert isinstance(y, torch.Tensor)
+        return y
+
+
+@pytest.mark.parametrize("name", ["softmax", "rms_norm", "gemm_int4", "vector_add"])
+def test_it_is_pickled_as_a_reference(name: str) -> None:
+    call = registry.op(name)
+    data = pickle.dumps(call)
+    assert len(data) < 200
+    assert pickle.loads(data) is call
+    assert copy.deepcopy(call) is call
+
+
+def test_a_model_that_keeps_one_is_saved_and_copied() -> None:
+    model, x = Attention(), torch.randn(3, 5)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (torch.load(file, weights_only=False), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(x), model(x))
+
+
+def test_another_process_reads_it_back(tmp_path: Path) -> None:
+    file = tmp_path / "call"
+    file.write_bytes(pickle.dumps(registry.op("square")))
+    code = f"import pickle, torch; print(pickle.load(open({str(file)!r}, 'rb'))(torch.tensor([3.0])).item())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "9.0"
+
+
+def test_the_call_of_another_dispatcher_is_not_mistaken_for_it() -> None:
+    with pytest.raises(pickle.PicklingError):
+        pickle.dumps(Dispatcher(Catalog()).op("softmax"))
+
+
+def test_an_op_that_nobody_has_is_named() -> None:
+    data = pickle.dumps(registry.op("softmax")).replace(b"softmax", b"sofamax")
+    with pytest.raises(AttributeError, match=r"sofamax.*registry\.bound"):
+        pickle.loads(data)
+    with pytest.raises(AttributeError, match="no op of that name is known here"):
+        registry.bound.sofamax  # noqa: B018
