@@ -17,13 +17,16 @@ Value = int | float | str | bool
 
 _CPU = torch.device("cpu")
 
+# made once: to make one takes longer than what it mostly encodes
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
 FULL_ALIGNMENT = 16
 """Bytes; a pointer that is a multiple of it can be read with the widest loads."""
 
 
 def canonical_json(value: object) -> str:
     """JSON with sorted keys and no blanks, so that equal data are equal text (and ``True`` is not ``1``)."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return _CANONICAL.encode(value)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

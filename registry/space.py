@@ -39,8 +39,8 @@ class Space:
 
     def require(self, name: str, constraint: Constraint) -> Space:
         """This space with one more constraint; ``name`` says for a person what must hold."""
-        space = Space(**self.domains)
-        space.constraints = {**self.constraints, name: constraint}
+        space = Space()
+        space.domains, space.constraints = self.domains, {**self.constraints, name: constraint}
         return space
 
     @property
@@ -51,7 +51,8 @@ class Space:
     @cached_property
     def configs(self) -> tuple[Config, ...]:
         """Every valid configuration, in the order of the domains."""
-        return tuple(config for config in self._points() if not self._broken(config))
+        constraints = self.constraints.values()
+        return tuple(config for config in self._points() if all(holds(config) for holds in constraints))
 
     def __iter__(self) -> Iterator[Config]:
         return iter(self.configs)
