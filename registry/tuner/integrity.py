@@ -29,7 +29,17 @@ _NOT_OURS = {"torch.manual_seed", "torch.Storage"}
 """What torch.compile and torch.set_default_dtype replace; nothing here calls them."""
 _OPEN = frozenset({"print", "input", "open", "breakpoint", "help", "exit", "quit", "__import__", "__build_class__"})
 """Builtins that honest tools replace."""
-_OWN = ("registry.tuner", "registry.numerics", "registry.dispatch.plan", "registry.surroundings", "registry.contracts")
+WATCHED = (
+    "registry.tuner",
+    "registry.bits",
+    "registry.bounds",
+    "registry.contract",
+    "registry.dispatch.plan",
+    "registry.numerics",
+    "registry.problem",
+    "registry.surroundings",
+)
+"""Beginnings of the names of our modules that judge and time, or that these ask."""
 _LIBRARY: tuple[ModuleType, ...] = (builtins, gc, itertools, math, random, statistics, time)
 _TORCH: tuple[Any, ...] = (
     torch,
@@ -83,7 +93,7 @@ class _Part:
     def _hides(self, part: str) -> bool:
         if isinstance(self._place, type):
             return any(part in vars(base) for base in self._place.__mro__[1:])
-        return self._name.startswith(_OWN) and hasattr(builtins, part)
+        return self._name.startswith(WATCHED) and hasattr(builtins, part)
 
 
 class Integrity:
@@ -152,7 +162,7 @@ def _places() -> Iterator[tuple[str, Any]]:
     for place in _TORCH:
         yield place.__name__ if isinstance(place, ModuleType) else f"{place.__module__}.{place.__qualname__}", place
     for name, module in list(sys.modules.items()):
-        if name.startswith(_OWN) or name == "__main__":
+        if name.startswith(WATCHED) or name == "__main__":
             yield name, module
             for part in vars(module).values():
                 if isinstance(part, type) and part.__module__ == name:

@@ -54,6 +54,7 @@ REFUSED = {
     "events": ("error", "elapsed_time by"),
     "comparison": ("error", "replaces what measures or verifies it"),
     "statistics": ("error", "statistics.median by"),
+    "bounds": ("error", "registry.bounds.Bounds.holding by"),
     "settings": ("error", "it sets float32 matmul precision"),
     "undeclared": ("nondeterministic", "does not say so"),
     "accumulates": ("wrong_result", "times what is allowed"),

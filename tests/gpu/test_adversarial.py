@@ -47,6 +47,7 @@ REFUSED: dict[str, str | tuple[str, ...]] = {
     "cheat.events": "error",
     "cheat.comparison": "error",
     "cheat.statistics": "error",
+    "cheat.bounds": "error",
     "cheat.settings": "error",
     "stream.other": "wrong_result",
     "stream.not_waited_for": "wrong_result",

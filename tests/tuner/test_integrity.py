@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 import statistics
 import time
 from collections.abc import Iterator
@@ -11,14 +12,32 @@ from typing import Any
 import pytest
 import torch
 
+from registry import bits
 from registry.artifact import Built
+from registry.bounds import Bounds
+from registry.contract import Op
 from registry.device import Device
 from registry.implementation import Implementation, Run
-from registry.problem import Problem
+from registry.problem import Problem, TensorSpec
 from registry.space import Config
-from registry.tuner import verify
+from registry.tuner import (
+    checks,
+    copying,
+    device_samplers,
+    measure,
+    probes,
+    rotation,
+    samplers,
+    sampling,
+    session,
+    stack,
+    timed,
+    turns,
+    verify,
+    worker,
+)
 from registry.tuner.checks import WrongError
-from registry.tuner.integrity import Integrity, Trust
+from registry.tuner.integrity import WATCHED, Integrity, Trust
 
 HERE = __name__.partition(".")[0]
 
@@ -54,6 +73,10 @@ def test_nothing_is_found_where_nothing_was_replaced(integrity: Integrity) -> No
         (torch.cuda.Event, "elapsed_time"),
         (torch.cuda, "synchronize"),
         (verify, "verify_timed"),
+        (Bounds, "holding"),
+        (bits, "having_same_bits"),
+        (Op, "output_specs"),
+        (TensorSpec, "empty"),
         (verify, "zip"),  # a builtin hidden in one of our modules
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -66,6 +89,26 @@ def test_what_was_replaced_is_named_and_put_back(integrity: Integrity, place: An
     assert found[0].owner == HERE
     assert getattr(place, name, None) == before
     assert integrity.restore() == []
+
+
+def test_whatever_verifying_and_measuring_call_is_watched() -> None:
+    callers = (checks, copying, device_samplers, measure, probes, rotation, samplers, sampling, session, stack, timed)
+    called = {
+        part.__module__
+        for module in (*callers, turns, verify, worker)
+        for part in vars(module).values()
+        if inspect.isfunction(part) or inspect.isclass(part)
+    }
+    # what describes and builds a candidate, and errors: nothing there judges or times it
+    other = {
+        "registry.artifact",
+        "registry.device",
+        "registry.discovery",
+        "registry.dispatch.prepared",
+        "registry.errors",
+    }
+    ours = {name for name in called if name.startswith("registry.")}
+    assert {name for name in ours if not name.startswith(WATCHED)} <= other
 
 
 def test_what_a_plugin_replaced_while_it_was_imported_is_held_against_it(
