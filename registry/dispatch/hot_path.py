@@ -24,7 +24,7 @@ from .torch_private import dispatch_modes
 MISSING: Final = object()
 """The value of a parameter that a call leaves out and that has no default."""
 
-_FOUND_IN: Final = "registry.bound"
+_FOUND_IN: Final = "registry.calls"
 """The module in which pickle finds the calls of the process's own dispatcher."""
 
 Answer = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]

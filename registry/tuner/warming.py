@@ -13,8 +13,8 @@ from ..backends.inductor import InductorImplementation
 from .planning import ProblemPlan
 
 _TRITON = "registry.backends.triton"
-_FOR_INDUCTOR = (*inductor_artifact.MODULES, "registry.backends.inductor_warm:warm")
-_FOR_TRITON = (f"{_TRITON}:build_utilities",)
+FOR_INDUCTOR = (*inductor_artifact.MODULES, "registry.backends.inductor_warm:warm")
+FOR_TRITON = (f"{_TRITON}:build_utilities",)
 
 
 def wanted_by(plans: Iterable[ProblemPlan]) -> tuple[str, ...]:
@@ -22,7 +22,7 @@ def wanted_by(plans: Iterable[ProblemPlan]) -> tuple[str, ...]:
     used = {type(choice.implementation) for plan in plans for choice in plan.supported}
     wanted: tuple[str, ...] = ()
     if _TRITON in sys.modules and any(issubclass(one, sys.modules[_TRITON].TritonImplementation) for one in used):
-        wanted += _FOR_TRITON
+        wanted += FOR_TRITON
     if any(issubclass(one, InductorImplementation) for one in used):
-        wanted += _FOR_INDUCTOR
+        wanted += FOR_INDUCTOR
     return wanted

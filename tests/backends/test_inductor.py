@@ -80,6 +80,23 @@ assert torch.equal(y[0] if isinstance(y, (list, tuple)) else y, x * x)
     subprocess.run([sys.executable, "-c", code], env=environ, check=True, capture_output=True)
 
 
+def test_nothing_is_timed_while_it_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from torch._inductor import config
+    from torch._inductor.graph import GraphLowering
+
+    timed: list[bool | None] = []
+    codegen = GraphLowering.codegen
+
+    def seen(graph: GraphLowering) -> Any:
+        timed.append(config.triton.autotune_at_compile_time)
+        return codegen(graph)
+
+    monkeypatch.setattr(GraphLowering, "codegen", seen)
+    spec = TensorSpec.contiguous((33, 65), torch.float32)
+    assert inductor_artifact.compile_to_file(lambda x: x.exp() - 0.25, [spec], 1, tmp_path / "artifact")
+    assert timed == [False]
+
+
 def test_compiling_again_finds_the_file() -> None:
     variant = _variant(Compiled(), 64)
     first = Compiled().compile(variant, CPU.target)

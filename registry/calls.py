@@ -1,4 +1,4 @@
-"""What ``registry.op(name)`` returns, by name: ``registry.bound.softmax``; of ``vendor::name``, ``vendor__name``.
+"""What ``registry.op(name)`` returns, by name: ``registry.calls.softmax``; of ``vendor::name``, ``vendor__name``.
 
 It is there for pickling: a model that keeps ``registry.op("softmax")`` is saved with a reference to here, and read
 back where that op is known.
@@ -17,4 +17,4 @@ def __getattr__(name: str) -> Callable[..., Any]:
         for op in registry.ops().values():
             if op.hook == name:
                 return registry.op(op.name)
-    raise AttributeError(f"registry.bound has no {name!r}: no op of that name is known here")
+    raise AttributeError(f"registry.calls has no {name!r}: no op of that name is known here")
