@@ -2,9 +2,10 @@
 
     python -m benchmarks.dispatch_overhead [--device cuda] [--json FILE]
 
-Times are host microseconds a call: the least of several batches, since only disturbances make a batch longer. Tensors
-are small, so that a GPU is never the one to wait for. "null" is an implementation that does nothing: what is left
-above its plan is dispatch itself.
+Times are host microseconds a call. The ways of one call are timed in turn, a short batch of each at a time, and what is
+printed is the median of the batches, of their differences and of their ratios: a host whose clock changes changes it
+for all. Tensors are small, so that a GPU is never the one to wait for. "null" is an implementation that does nothing:
+what is left above its plan is dispatch itself.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import statistics
 import timeit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,15 +33,17 @@ from registry.dispatch.plan import Plan
 from registry.implementation import Run
 from registry.space import Config
 
-from .dispatch_rivals import ways
+from .dispatch_rivals import BY_HAND, ways
 
-BATCHES = 15
-CALLS = 300
+ROUNDS = 101
+CALLS = 50
+
+TORCHS = "torch's own"
 
 
 @dataclass(frozen=True)
 class Line:
-    """Microseconds of host time a call, or a ratio without unit; None where ``what`` says why there is none."""
+    """Median microseconds of host time a call, or a ratio without unit; None where ``what`` says why there is none."""
 
     op: str
     what: str
@@ -63,14 +67,33 @@ class Null(registry.Implementation):
         return lambda *_: None
 
 
-def host_us(call: Callable[[], Any], cuda: bool) -> float:
-    """Microseconds of host time for one call."""
-    best = float("inf")
-    for _ in range(BATCHES):
-        if cuda:
-            torch.cuda.synchronize()
-        best = min(best, timeit.timeit(call, number=CALLS) / CALLS)
-    return best * 1e6
+Times = Mapping[str, list[float]]
+"""Microseconds a call by way, a value for each round."""
+
+
+def host_times(ways: Mapping[str, Callable[[], Any]], cuda: bool) -> Times:
+    """Host time of each way, in turn: the first of a round is another one each time."""
+    names, times = list(ways), {name: [0.0] * ROUNDS for name in ways}
+    timers = {name: timeit.Timer(call) for name, call in ways.items()}
+    for timer in timers.values():
+        timer.timeit(CALLS)
+    for turn in range(ROUNDS):
+        first = turn % len(names)
+        for name in (*names[first:], *names[:first]):
+            if cuda:
+                torch.cuda.synchronize()
+            times[name][turn] = timers[name].timeit(CALLS) / CALLS * 1e6
+    return times
+
+
+def above(times: Times, one: str, other: str) -> float:
+    """How much longer ``one`` takes, in the median round."""
+    return statistics.median(a - b for a, b in zip(times[one], times[other], strict=True))
+
+
+def ratio(times: Times, one: str, other: str) -> float:
+    """How many times as long ``one`` takes, in the median round."""
+    return statistics.median(a / b for a, b in zip(times[one], times[other], strict=True))
 
 
 @dataclass(frozen=True)
@@ -132,38 +155,52 @@ def through(dispatcher: Dispatcher, case: Case, cuda: bool, rivals: bool) -> Ite
     plain = tuple(values[place] for place in bound.entries.plain)
     entry = bound.table.find(values[0].shape, tensors, plain, torch.is_grad_enabled())
     assert entry is not None, "the calls above are hits"
-    run = entry.run
-    us = {
-        "plan": host_us(lambda: run(*values), cuda),
-        "registry.op(...)": host_us(case.bound(bound.call), cuda),
-        "registry.call(...)": host_us(case.by_name(dispatcher.call), cuda),
+    ways: dict[str, Callable[[], Any]] = {
+        "plan": written_out(entry.run, values),
+        "registry.op(...)": case.bound(bound.call),
+        "registry.call(...)": case.by_name(dispatcher.call),
     }
-    yield from (Line(case.op, f"{told.implementation}: {what}", time) for what, time in us.items())
-    call = us["registry.call(...)"]
-    yield Line(case.op, f"{told.implementation}: call above its plan", call - us["plan"])
-    if rivals:
-        yield from _beside(case, entry.resolved.plan, values, run, call, cuda)
+    absent = _beside(case, entry.resolved.plan, values, entry.run, ways) if rivals else []
+    times = host_times(ways, cuda)
+    shown = {way: f"{told.implementation}: {way}" if way in _OURS else way for way in times}
+    yield from (Line(case.op, shown[way], statistics.median(each)) for way, each in times.items())
+    yield from absent
+    for way in ("registry.op(...)", "registry.call(...)"):
+        yield Line(case.op, f"{told.implementation}: {way} above its plan", above(times, way, "plan"))
+    for rival in (TORCHS, BY_HAND):
+        if rival in times:
+            yield Line(case.op, f"ratio: registry.call(...) / {rival}", ratio(times, "registry.call(...)", rival), "")
+
+
+_OURS = ("plan", "registry.op(...)", "registry.call(...)")
+
+
+def written_out(run: Callable[..., Any], values: tuple[Any, ...]) -> Callable[[], Any]:
+    """``run`` of these values without a tuple to unpack, as the calls beside it are written."""
+    given = {f"a{place}": value for place, value in enumerate(values)}
+    made: Callable[[], Any] = eval(f"lambda: run({', '.join(given)})", {"run": run, **given})
+    return made
 
 
 def _beside(
-    case: Case, plan: Plan | None, values: tuple[Any, ...], run: Callable[..., Any], call: float, cuda: bool
-) -> Iterator[Line]:
-    torchs = host_us(case.torchs, cuda)
-    yield Line(case.op, "torch's own", torchs)
-    yield Line(case.op, "ratio: call / torch's own", call / torchs, "")
+    case: Case,
+    plan: Plan | None,
+    values: tuple[Any, ...],
+    run: Callable[..., Any],
+    into: dict[str, Callable[[], Any]],
+) -> list[Line]:
+    """Puts the other ways in beside our own; returns a line for each that there is not."""
+    into[TORCHS] = case.torchs
     operator = getattr(torch.ops.kernel_registry, case.op)
     operator(*values)
-    yield Line(case.op, f"torch.ops.kernel_registry.{case.op}", host_us(lambda: operator(*values), cuda))
-    if plan is None:
-        return
-    for name, way in ways(registry.ops()[case.op], plan, values, run):
+    into[f"torch.ops.kernel_registry.{case.op}"] = written_out(operator, values)
+    absent = []
+    for name, way in ways(registry.ops()[case.op], plan, values, run) if plan is not None else ():
         if isinstance(way, str):
-            yield Line(case.op, f"{name}: {way}", None)
-            continue
-        us = host_us(way, cuda)
-        yield Line(case.op, name, us)
-        if name.startswith("allocation"):
-            yield Line(case.op, "ratio: call / (allocation + kernel[grid])", call / us, "")
+            absent.append(Line(case.op, f"{name}: {way}", None))
+        else:
+            into[name] = way
+    return absent
 
 
 def parts(case: Case, dispatcher: Dispatcher) -> Iterator[Line]:
@@ -172,17 +209,19 @@ def parts(case: Case, dispatcher: Dispatcher) -> Iterator[Line]:
     values = bound.op.bind(case.args, case.attributes)
     tensors = [values[place] for place in bound.entries.tensors]
     now, first = bound.table.now, values[0]
-    matches = next(iter(now.shapes.get(first.shape, now.anywhere))).check
-    yield Line(case.op, "part: key, if the call is not like the latest", host_us(lambda: first.shape, False))
-    yield Line(case.op, "part: key and lookup, likewise", host_us(lambda: now.shapes.get(first.shape), False))
-    yield Line(case.op, "part: guard of the tensors", host_us(lambda: matches(*tensors), False))
-    yield Line(case.op, "part: modes, forward AD, using, recording", host_us(lambda: _state(dispatcher), False))
-    yield Line(case.op, "part: no nested tensor", host_us(lambda: [one.is_nested for one in tensors], False))
-
-
-def _state(dispatcher: Dispatcher) -> bool:
-    quiet = not torch_private.dispatch_modes() and forward_ad._current_level < 0
-    return quiet and not dispatcher.forcing.active and not dispatcher.recorder.active
+    matches, *_ = next(iter(now.shapes.get(first.shape, now.anywhere)))
+    forcing, recorder = dispatcher.forcing, dispatcher.recorder
+    separate: dict[str, Callable[[], Any]] = {
+        "key, if the call is not like the latest": lambda: first.shape,
+        "key and lookup, likewise": lambda: now.shapes.get(first.shape),
+        "guard of the tensors": written_out(matches, tuple(tensors)),
+        "modes, forward AD, using, recording": lambda: (
+            torch_private.dispatch_modes() or forward_ad._current_level >= 0 or forcing.active or recorder.active
+        ),
+        "no nested tensor": lambda: first.is_nested,
+    }
+    times = host_times({"nothing": lambda: None, **separate}, cuda=False)
+    yield from (Line(case.op, f"part: {what}", above(times, what, "nothing")) for what in separate)
 
 
 def alternating(dispatcher: Dispatcher, device: str, cuda: bool) -> Line:
@@ -191,9 +230,9 @@ def alternating(dispatcher: Dispatcher, device: str, cuda: bool) -> Line:
     call = dispatcher.op("softmax")
     for _ in range(3):
         call(x), call(other)
-    return Line(
-        "softmax", "null: registry.op(...), two shapes in turn", host_us(lambda: (call(x), call(other)), cuda) / 2
-    )
+    what = "null: registry.op(...), two shapes in turn"
+    times = host_times({what: lambda: (call(x), call(other))}, cuda)
+    return Line("softmax", what, statistics.median(times[what]) / 2)
 
 
 def triton_only(op: str) -> Dispatcher | None:
@@ -213,7 +252,7 @@ def measure(device: str) -> Iterator[Line]:
     null = Dispatcher(Catalog(entry_points=()))
     for contract in BOX:
         null.register(Null(contract.name))
-    yield Line("", "an empty Python function", host_us(lambda: None, False))
+    yield Line("", "an empty Python function", statistics.median(host_times({"": lambda: None}, False)[""]))
     for case in cases(device):
         yield from through(registry._dispatcher, case, cuda, rivals=True)
         if cuda and (only := triton_only(case.op)) is not None:

@@ -17,13 +17,15 @@ from . import peers
 
 _NUMBERS = count()
 
+BY_HAND = "allocation + kernel[grid](...) of the same kernel"
+
 Way = tuple[str, Callable[[], Any] | str]
 """A name, and a call or why there is none."""
 
 
 def ways(op: Op, plan: Plan, values: tuple[Any, ...], run: Callable[..., Any]) -> Iterator[Way]:
     """Every rival of one call; ``run`` is the plan's call."""
-    yield "allocation + kernel[grid](...) of the same kernel", _by_hand(plan, values)
+    yield BY_HAND, _by_hand(plan, values)
     yield "torch.library.custom_op around the plan", _custom_op(op, values, run)
     yield "CUDA graph replay", _replay(values, run)
     for name, call in peers.calls(plan.problem, values):
