@@ -22,6 +22,7 @@ from registry.testing import check_implementation
 from registry.tuner.shapes import load_shapes
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("kernel_registry", "registry", "tuning_db")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 _MARKED = re.compile(r"<!-- run(?:: (?P<file>\S+))? -->\n```python\n(?P<code>.*?)```", re.DOTALL)
@@ -116,6 +117,14 @@ def test_the_page_of_the_command_line_is_current() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (ROOT / "docs" / "cli.md").read_text() == module.page(), "run `make docs`"
+
+
+def test_every_variable_is_on_that_page() -> None:
+    sources = [path for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")]
+    read = {name for path in sources for name in re.findall(r'"(KERNEL_REGISTRY_[A-Z_]+)"', path.read_text())}
+    read.discard("KERNEL_REGISTRY_API")  # of a plugin's module
+    page = (ROOT / "docs" / "cli.md").read_text()
+    assert read == set(re.findall(r"^\| `(KERNEL_REGISTRY_[A-Z_]+)` \|", page, re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", results_table.PAGES, ids=lambda page: page.name)

@@ -19,7 +19,7 @@ from ..implementation import Launch, RowsRun, Run
 from ..problem import FULL_ALIGNMENT
 from . import nvrtc
 from .cuda_frame import Frames, Layout, kind_of
-from .cuda_stream import current_device, current_stream
+from .cuda_stream import current_device, current_stream, only_gpu
 from .written_run import Operands, Written, run_of
 
 _INVALID_CONTEXT = 201
@@ -182,7 +182,9 @@ def _lines(layout: Layout, operands: Operands, device: int, *, guarded: bool) ->
     """The hot path: one pack for all that changes, one call to the driver a launch."""
     addresses = [f"k_address_{number}" for number in range(len(layout.tensors))]
     taken = zip(addresses, layout.tensors, strict=True)
-    body = [f"if k_current_device() != {device}:", *(f"    {line}" for line in operands.leave_to("k_elsewhere"))]
+    body: list[str] = []
+    if not operands.on_device and not only_gpu():
+        body = [f"if k_current_device() != {device}:", *(f"    {line}" for line in operands.leave_to("k_elsewhere"))]
     body += [f"{name} = {operands.address(group, place)}" for name, (group, place) in taken]
     if guarded and addresses:
         body.append(f"if ({' | '.join(addresses)}) & {FULL_ALIGNMENT - 1}:")

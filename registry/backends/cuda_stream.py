@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 
@@ -9,8 +11,13 @@ def _public_stream(index: int) -> int:
     return int(torch.cuda.current_stream(index).cuda_stream)
 
 
-current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _public_stream)
+current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _public_stream)
 """``current_stream(index)``: the handle of this thread's current stream on device ``index``."""
 
-current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-"""``current_device()``: the index of this thread's current device; CUDA must be initialised."""
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+"""``current_device()``: the index of this thread's current device, 0.1 µs; CUDA must be initialised."""
+
+
+def only_gpu() -> bool:
+    """Whether this process sees one GPU, so that no other can be current."""
+    return torch.cuda.device_count() == 1

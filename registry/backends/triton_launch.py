@@ -24,17 +24,13 @@ from ..errors import OutOfResourcesError
 from ..implementation import RowsRun, Run, Tensors
 from ..problem import FULL_ALIGNMENT
 from ..symbolic import is_symbolic, text_of, value_at
+from .cuda_stream import current_device, current_stream, only_gpu
 from .triton_variant import Operand
 from .written_run import Operands, Written, run_of
 
 _MAX_GRID = 2**31 - 1
 _MAX_GRID_YZ = 65535
 _GROUPS = ("outputs", "arguments", "scratch")
-
-current_stream: Callable[[int], int] = getattr(
-    torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
-)
-current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 @dataclass(frozen=True)
@@ -191,7 +187,7 @@ def _generated_run(
 
     ``rows``: the run serves many row counts.
     """
-    runtime = triton.knobs.runtime
+    runtime, alone = triton.knobs.runtime, only_gpu()
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     names: dict[str, Any] = {
         "k_runtime": runtime,
@@ -211,11 +207,12 @@ def _generated_run(
 
     def lines(operands: Operands) -> list[str]:
         body = _addresses(launches, operands)
+        elsewhere = "" if operands.on_device or alone else f" or k_current_device() != {index}"
         if not direct:
             return [*body, *operands.leave_to("k_careful")]
         body += [
             "if k_enter_calls or k_leave_calls or k_runtime.launch_enter_hook is not k_enter"
-            f" or k_runtime.launch_exit_hook is not k_leave or k_current_device() != {index}:",
+            f" or k_runtime.launch_exit_hook is not k_leave{elsewhere}:",
             *(f"    {line}" for line in operands.leave_to("k_careful")),
             f"k_stream = {operands.stream or f'k_current_stream({index})'}",
         ]

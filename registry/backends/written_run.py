@@ -25,6 +25,7 @@ class Operands:
     after      what the text around does when the run is done
     addresses  of items whose address the text around holds, by item
     stream     the current stream's handle, if the text around holds it
+    on_device  the text around has seen to it that the GPU is the current one
     """
 
     groups: Mapping[str, str]
@@ -33,6 +34,7 @@ class Operands:
     after: str = "return"
     addresses: Mapping[str, str] = field(default_factory=dict)
     stream: str = ""
+    on_device: bool = False
 
     def at(self, group: str, place: int) -> str:
         """One item of a group."""

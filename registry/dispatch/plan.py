@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from ..artifact import Artifact, Built, Signature
 from ..contract import Op
 from ..device import Device
@@ -16,7 +14,6 @@ from ..implementation import Implementation, Run, Tensors
 from ..problem import Arguments, Problem, TensorSpec
 from ..space import Config, config_key
 from .prepared import PreparedTensors
-from .torch_private import current_cuda_device
 from .written_plan import fixed, written_call
 
 
@@ -60,16 +57,15 @@ class Plan:
     def call(self) -> Callable[..., Any]:
         """The leanest function that allocates, runs and returns, for this signature. Written when first asked for."""
         signature, implementation = self.signature, self.candidate.implementation
-        call = written_call(
+        return written_call(
             len(signature.arguments.values),
+            next(spec.device for spec in signature.outputs.values()),
             self.run,
             [fixed(spec) for spec in signature.outputs.values()],
             [fixed(spec) for spec in signature.scratch.values()],
             self.prepared.hit(signature.arguments) if self.prepared else None,
             returns_outputs=implementation.returns_outputs,
         )
-        device = next(spec.device for spec in signature.outputs.values())
-        return on_its_device(call, device)
 
     def allocate(self) -> Tensors:
         """Uninitialised outputs as the op's fake says."""
@@ -115,17 +111,3 @@ def build(
     )
     run = implementation.bind(problem, candidate.config, device, Built(signature, loaded))
     return Plan(op, candidate, problem, signature, loaded, run, prepared)
-
-
-def on_its_device(call: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """``call`` with its GPU current: kernels and allocations go to the current device, whatever the tensors say."""
-    if device.type != "cuda" or torch.cuda.device_count() == 1:
-        return call
-
-    def on_device(*values: Any) -> Any:
-        if current_cuda_device() == device.index:
-            return call(*values)
-        with torch.cuda.device(device):
-            return call(*values)
-
-    return on_device

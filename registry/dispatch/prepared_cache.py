@@ -83,16 +83,16 @@ class PreparedCache:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._entries: dict[Place, Entry] = {}
         self._places: dict[int, set[Place]] = {}
         self.dead: deque[int] = deque()
-        """Ids of storages that have died since anybody looked."""
+        """Ids of storages that have died and whose entries are not dropped yet."""
         self._records: weakref.WeakValueDictionary[int, Records] = weakref.WeakValueDictionary()
 
     def after_fork(self) -> None:
         """In a child: another thread of the parent may have held the lock."""
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
 
     def follow(self, records: Records) -> None:
         """Empty ``records`` whenever entries are dropped. They are held weakly."""
@@ -103,9 +103,9 @@ class PreparedCache:
         """The entry of that place, if it holds for those versions."""
         # a storage's id is free for another one as soon as it stands in here, so that no look may come before
         if self.dead:
-            self._bury()
-        entry = self._entries.get(place)
-        return entry if entry is not None and entry.versions == versions else None
+            with self._lock:
+                self._bury()
+        return self._holding(place, versions)
 
     def put(
         self, place: Place, maker: object, made: torch.Tensor, sources: tuple[torch.Tensor, ...], versions: Versions
@@ -114,7 +114,8 @@ class PreparedCache:
         if any(made.untyped_storage() is source.untyped_storage() for source in sources):
             made = made.clone()  # a view of its source would keep the source alive, and itself with it
         with self._lock:
-            found = self.find(place, versions)
+            self._bury()
+            found = self._holding(place, versions)
             if found is not None:
                 return found
             entry = self._entries.get(place) or Entry(maker, made)
@@ -147,6 +148,10 @@ class PreparedCache:
             self._bury()
             return sum(entry.nbytes for entry in list(self._entries.values()))
 
+    def _holding(self, place: Place, versions: Versions) -> Entry | None:
+        entry = self._entries.get(place)
+        return entry if entry is not None and entry.versions == versions else None
+
     def _hold(self, place: Place, entry: Entry, sources: tuple[torch.Tensor, ...]) -> None:
         self._entries[place] = entry
         for source in sources:
@@ -154,19 +159,26 @@ class PreparedCache:
             token = id(storage)
             if token not in self._places:
                 self._places[token] = set()
-                # torch keeps the storage's Python object alive as long as its memory, also when only views are left.
-                # Garbage is collected at any point, also under the lock of another thread: so no lock in here
-                weakref.finalize(storage, self.dead.append, token).atexit = False
+                # torch keeps the storage's Python object alive as long as its memory, also when only views are left
+                weakref.finalize(storage, self._died, token).atexit = False
             self._places[token].add(place)
 
+    def _died(self, token: int) -> None:
+        self.dead.append(token)
+        # garbage is collected at any point, also under the lock: then whoever looks next drops the entries
+        if self._lock.acquire(blocking=False):
+            try:
+                self._bury()
+            finally:
+                self._lock.release()
+
     def _bury(self) -> None:
-        with self._lock:
-            count = len(self.dead)
+        """Drop the entries of what has died. Under the lock."""
+        while count := len(self.dead):
             for number in range(count):
                 for place in self._places.pop(self.dead[number], ()):
                     self._entries.pop(place, None)
-            if count:
-                self.empty_records()
+            self.empty_records()
             for _ in range(count):
                 self.dead.popleft()  # last, so that nobody looks before the entries are gone
 

@@ -16,8 +16,8 @@ from ..implementation import Implementation, RowsRun, Run
 from ..problem import Arguments, Problem, TensorSpec
 from ..symbolic import Interval, is_symbolic, settled, text_of, value_at
 from .leading import Leading, row_major
-from .plan import Plan, on_its_device
-from .written_plan import Allocation, fixed, written_call
+from .plan import Plan
+from .written_plan import Allocation, Sizes, fixed, written_call
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ def sized_call(call: Sized, plan: Plan, device: Device) -> Callable[..., Any] | 
         run = bind_rows(call.problem, config, device, Built(signature, plan.artifacts))
     if run is None:
         return f"{implementation.name} is bound to one shape"
-    made = _written(call, plan, run, list(outputs.values()), list(scratch.values()))
-    return on_its_device(made, device.torch)
+    return _written(call, plan, device, run, list(outputs.values()), list(scratch.values()))
 
 
 def _binds_rows(implementation: Implementation) -> bool:
@@ -150,7 +149,12 @@ def _samples(interval: Interval, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _written(
-    call: Sized, plan: Plan, run: Run | RowsRun, outputs: Sequence[_Output], scratch: Sequence[TensorSpec]
+    call: Sized,
+    plan: Plan,
+    device: Device,
+    run: Run | RowsRun,
+    outputs: Sequence[_Output],
+    scratch: Sequence[TensorSpec],
 ) -> Callable[..., Any]:
     sizes = [f"s{axis}" for axis in range(call.leading.count)]
     first = call.op.parsed.names.index(call.leading.names[0])
@@ -160,13 +164,13 @@ def _written(
     implementation = plan.candidate.implementation
     return written_call(
         len(call.actual.values),
+        device.torch,
         run,
         [_allocation(output, sizes) for output in outputs],
         [Allocation(spec, _texts(spec.shape), _texts(spec.strides)) for spec in scratch],
         plan.prepared.hit(plan.signature.arguments, call.leading.names) if plan.prepared else None,
         returns_outputs=implementation.returns_outputs,
-        opening=opening,
-        rows=() if implementation.any_rows else ("rows",),
+        sizes=Sizes(opening, () if implementation.any_rows else ("rows",)),
     )
 
 

@@ -265,9 +265,6 @@ def allocator(spec: TensorSpec) -> Allocate:
     return public_allocator(spec)
 
 
-current_cuda_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-"""Index of this thread's current GPU."""
-
 stream_capturing: Callable[[], bool] = getattr(
     torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
 )

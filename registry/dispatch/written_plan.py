@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
+from ..backends.cuda_stream import current_device, only_gpu
 from ..backends.written_run import Operands, function, written_of
 from ..problem import TensorSpec
 from .prepared_hit import Hit
@@ -21,6 +24,14 @@ class Allocation:
     strides: Sequence[str]
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """``lines`` that read the sizes of a call, and what the run takes of them behind its three groups."""
+
+    lines: Sequence[str] = ()
+    rows: tuple[str, ...] = ()
+
+
 def fixed(spec: TensorSpec) -> Allocation:
     """The same tensor for every call."""
     return Allocation(spec, [*map(str, spec.shape)], [*map(str, spec.strides)])
@@ -28,22 +39,22 @@ def fixed(spec: TensorSpec) -> Allocation:
 
 def written_call(
     values: int,
+    device: torch.device,
     run: Any,
     outputs: Sequence[Allocation],
     scratch: Sequence[Allocation],
     hit: Hit | None,
     *,
     returns_outputs: bool = False,
-    opening: Sequence[str] = (),
-    rows: tuple[str, ...] = (),
+    sizes: Sizes = Sizes(),
 ) -> Callable[..., Any]:
-    """``call(*values)``: allocates, runs and returns the outputs as the op does.
+    """``call(*values)``: allocates, runs and returns the outputs as the op does, all on ``device``.
 
-    The values are named ``a0``, ``a1`` ...; ``opening`` lines come first. ``rows``: what the run takes besides.
+    The values are named ``a0``, ``a1`` ...
     """
     given = [f"a{place}" for place in range(values)]
     names: dict[str, Any] = dict(hit.names) if hit is not None else {}
-    lines = [*opening, *(hit.lines if hit is not None else ())]
+    lines = [*_on_its_device(device, given, names), *sizes.lines, *(hit.lines if hit is not None else ())]
     made = [] if returns_outputs else [_allocated(f"y{place}", one, lines, names) for place, one in enumerate(outputs)]
     held = [_allocated(f"t{place}", one, lines, names) for place, one in enumerate(scratch)]
     items = {
@@ -53,7 +64,7 @@ def written_call(
     }
     groups = {group: _tuple(parts) for group, parts in items.items()}
     after = f"return {made[0] if len(made) == 1 else _tuple(made)}"
-    operands = Operands(groups, items, rows, after)
+    operands = Operands(groups, items, sizes.rows, after, on_device=True)
     if hit is not None:
         operands = replace(operands, addresses=hit.addresses, stream=hit.stream)
     written = None if returns_outputs else written_of(run)
@@ -65,6 +76,17 @@ def written_call(
         names |= written.names
         lines += [*written.lines(operands), after]
     return function("plan", ", ".join([*given, "/"] if given else []), lines, names)
+
+
+def _on_its_device(device: torch.device, given: Sequence[str], names: dict[str, Any]) -> list[str]:
+    """Lines that make the GPU current: kernels and allocations go to the current one, whatever the tensors say."""
+    if device.type != "cuda" or only_gpu():
+        return []
+    names |= {"e_current_device": current_device, "e_on": torch.cuda.device, "e_device": device}
+    return [
+        f"if e_current_device() != {device.index}:",
+        f"    with e_on(e_device): return plan({', '.join(given)})",
+    ]
 
 
 def _allocated(name: str, one: Allocation, lines: list[str], names: dict[str, Any]) -> str:

@@ -26,22 +26,22 @@ from ..errors import StoreError
 from ..problem import canonical_json
 
 VARIABLE = "KERNEL_REGISTRY_SHIPPED"
-"""``0`` ignores what is shipped; a folder is read in its place."""
+"""``0`` ignores what is shipped, ``1`` is the default; a folder is read in its place."""
 
 
 def ignored() -> bool:
     """Whether the user wants none of it."""
-    return os.environ.get(VARIABLE) == "0"
+    return _wanted() == "0"
 
 
 def shipped(hardware: Mapping[str, Any], regime: str) -> tuple[Decision, ...]:
     """The winners shipped for exactly this hardware identity; reads nothing but the file of its name.
 
-    Raises StoreError for a file that cannot be read.
+    Raises StoreError for a file that cannot be read, and for a folder of the user's that is not there.
     """
     if ignored():
         return ()
-    return _read(os.environ.get(VARIABLE, ""), canonical_json(dict(hardware)), str(hardware.get("name", "")), regime)
+    return _read(_wanted(), canonical_json(dict(hardware)), str(hardware.get("name", "")), regime)
 
 
 def forget() -> None:
@@ -53,12 +53,12 @@ def origin() -> str:
     """Where shipped winners come from, for people: ``kernel-registry 0.1.0``."""
     from .. import __version__
 
-    return os.environ.get(VARIABLE) or f"kernel-registry {__version__}"
+    return _wanted() or f"kernel-registry {__version__}"
 
 
 def names() -> list[str]:
     """The files that are there, by their names without the suffix."""
-    folder = _folder(os.environ.get(VARIABLE, ""))
+    folder = _folder(_wanted())
     found = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()
     return sorted(name.removesuffix(".jsonl") for name in found if name.endswith(".jsonl"))
 
@@ -68,12 +68,19 @@ def file_name(hardware_name: str) -> str:
     return f"{re.sub(r'[^a-z0-9]+', '-', hardware_name.lower()).strip('-')}.jsonl"
 
 
+def _wanted() -> str:
+    given = os.environ.get(VARIABLE, "")
+    return "" if given == "1" else given
+
+
 def _folder(given: str) -> Traversable:
     return Path(given) if given else files(__name__)
 
 
 @lru_cache(maxsize=16)
 def _read(folder: str, identity: str, name: str, regime: str) -> tuple[Decision, ...]:
+    if folder and not Path(folder).is_dir():
+        raise StoreError(f"{VARIABLE}={folder}: no such folder", hint=f"expected 0, 1 or a folder of {file_name(name)}")
     file = _folder(folder).joinpath(file_name(name))
     if not file.is_file():
         return ()

@@ -14,7 +14,7 @@ from registry.backends import cuda_launch, triton_launch
 from registry.backends.cuda import CudaKernel
 from registry.backends.triton_launch import BoundLaunch
 from registry.backends.triton_variant import Operand
-from registry.dispatch.written_plan import fixed, written_call
+from registry.dispatch.written_plan import Sizes, fixed, written_call
 from registry.implementation import Launch
 from registry.problem import Arguments, TensorSpec
 from registry.symbolic import Interval, value_at
@@ -144,7 +144,7 @@ def test_a_plan_launches_triton_kernels_in_line(monkeypatch: pytest.MonkeyPatch,
     leave = lambda *given: left.append(given)  # noqa: E731
     symbolic = triton_launches(Interval(8).size(), kernel)
     run = triton_launch._generated_run(symbolic, 0, leave, leave, direct, rows=True)
-    plan = written_call(2, run, [fixed(SPEC)], [], None, opening=["rows = 7"], rows=("rows",))
+    plan = written_call(2, SPEC.device, run, [fixed(SPEC)], [], None, sizes=Sizes(["rows = 7"], ("rows",)))
     for x in (torch.ones(4), torch.ones(5)[1:]):
         y = plan(x, 0.5)
         assert y.shape == (4,)

@@ -386,18 +386,31 @@ def test_each_stream_that_reads_is_made_known_once(
     assert len(read) == count
 
 
-def test_a_plan_keeps_nothing_of_dead_weights(dispatcher: Dispatcher, doubled: Doubled) -> None:
+def test_what_was_made_of_a_weight_dies_with_it(dispatcher: Dispatcher, doubled: Doubled) -> None:
     x, weight, lasting = torch.randn(3, 8), torch.randn(8), torch.randn(8)
     for _ in range(2):
         dispatcher.call("rms_norm", x, weight)
     memory = weakref.ref(doubled.seen.pop().untyped_storage())
     assert memory() is not None
     del weight
-    # any look at prepared tensors buries, also one of another plan
-    prepared_bytes()
-    gc.collect()
-    assert memory() is None
+    assert memory() is None, "nobody needs to look at prepared tensors for that"
     torch.testing.assert_close(dispatcher.call("rms_norm", x, lasting), expected(x, lasting))
+
+
+def test_a_weight_that_dies_while_its_thread_holds_the_lock_is_dropped_later(
+    dispatcher: Dispatcher, doubled: Doubled
+) -> None:
+    """As garbage that is collected while a prepared tensor is put into the cache."""
+    before = prepared_bytes()
+    x, weight, other = torch.randn(3, 8), torch.randn(8), torch.randn(8)
+    dispatcher.call("rms_norm", x, weight)
+    memory = weakref.ref(doubled.seen.pop().untyped_storage())
+    with prepared._CACHE._lock:
+        del weight
+        assert memory() is not None
+    torch.testing.assert_close(dispatcher.call("rms_norm", x, other), expected(x, other))
+    assert memory() is None
+    assert prepared_bytes() == before + 32
 
 
 def test_many_threads_change_and_read_weights(dispatcher: Dispatcher, doubled: Doubled) -> None:

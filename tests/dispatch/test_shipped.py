@@ -259,11 +259,26 @@ def all_shipped_uids(lines: list[str]) -> set[str]:
     return {data["decision"] for data in map(json.loads, lines) if data["kind"] == "winner"}
 
 
-def test_a_folder_that_is_not_there_ships_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    decisions = all_shipped(monkeypatch)
+    monkeypatch.setenv("KERNEL_REGISTRY_SHIPPED", "1")
+    assert shipped.shipped(H200.hardware(), REGIME) == decisions
+    assert shipped.origin().startswith("kernel-registry ")
+
+
+def test_a_folder_that_is_not_there_or_broken_is_told(
+    dispatcher: Dispatcher, told: Any, x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KERNEL_REGISTRY_SHIPPED", str(tmp_path / "absent"))
     assert shipped.names() == []
-    assert shipped.shipped(H200.hardware(), REGIME) == ()
+    with pytest.raises(StoreError, match="absent: no such folder"):
+        shipped.shipped(H200.hardware(), REGIME)
+    dispatcher.register(told("a.tuned"))
+    with pytest.warns(DispatchWarning, match="absent: no such folder"):
+        assert run(dispatcher, x)[0] == "default"
+    assert checks.shipped_check().state == checks.FAULT
     (tmp_path / "absent").mkdir()
+    assert shipped.shipped(H200.hardware(), REGIME) == ()
     (tmp_path / "absent" / "nvidia-h200.jsonl").write_text("no export\n")
     shipped._read.cache_clear()
     with pytest.raises(StoreError, match=r"nvidia-h200\.jsonl: line 1: "):
