@@ -64,6 +64,11 @@ class Crew:
         if self._device.type == "cuda" and not last:
             self._spare = self._new_worker()
 
+    def dismiss_worker(self) -> None:
+        """Let the worker end meanwhile, which a GPU's driver takes a second for; ``replace_worker`` has another."""
+        if self.worker is not None:
+            self.worker.dismiss()
+
     def submit(self, job: TrialJob) -> None:
         """Queue a trial on the worker."""
         assert self.worker is not None

@@ -47,6 +47,10 @@ class FreshWorker(Shape):
         """Have a process that has measured nothing yet."""
 
 
+def _nothing() -> None:
+    """Whoever needs the worker afterwards keeps it."""
+
+
 class Deciding:
     """Finals of several problems together: a fresh worker runs one block of each.
 
@@ -81,17 +85,23 @@ class Deciding:
         return len(self._contests)
 
     def run(
-        self, searches: Sequence[ProblemSearch], run_blocks: RunBlocks, fresh_worker: FreshWorker
+        self,
+        searches: Sequence[ProblemSearch],
+        run_blocks: RunBlocks,
+        fresh_worker: FreshWorker,
+        after_blocks: Callable[[], None] = _nothing,
     ) -> Iterator[Result]:
         """Hold the finals, publish, and say what became of each problem, one after another.
 
-        Where another run has published meanwhile, finals against its winner follow, three at most in all.
+        Where another run has published meanwhile, finals against its winner follow, three at most in all; they begin
+        with a fresh worker. ``after_blocks``: called when the worker has nothing to do until then, if they follow.
         """
         self.prepare(searches, run_blocks)
         for attempt in range(1, ATTEMPTS + 1):
             for number in range(BLOCKS if self.finals else 0):
                 fresh_worker(last=number == BLOCKS - 1)
                 self.block(number, run_blocks)
+            after_blocks()
             yield from self.decide(last=attempt == ATTEMPTS)
             if not self.finals:
                 return

@@ -124,8 +124,9 @@ class TuningRun:
         interrupted = False
         try:
             self._begin_noise(todo)
-            for batch in self._weights.batches(todo):
-                self._tune(batch)
+            batches = self._weights.batches(todo)
+            for number, batch in enumerate(batches, 1):
+                self._tune(batch, last=number == len(batches))
         except KeyboardInterrupt:
             interrupted = True
         finally:
@@ -168,8 +169,8 @@ class TuningRun:
             self._observe(ProblemSkipped(plan.problem, plan.skipped))
         return bool(plan.skipped)
 
-    def _tune(self, plans: Sequence[ProblemPlan]) -> None:
-        """Search a batch of problems, then hold their finals together."""
+    def _tune(self, plans: Sequence[ProblemPlan], *, last: bool) -> None:
+        """Search a batch of problems, then hold their finals together. After the ``last`` one no worker is needed."""
         self._crew.start_worker()
         with self._timed("search_seconds"):
             if self._device.type == "cpu":
@@ -181,7 +182,8 @@ class TuningRun:
             self._recorder, self._device, self._protocol, self._observe, self._noise, self._earlier_noise
         )
         with self._timed("finals_seconds"):
-            for result in deciding.run(finished, self._crew.run_blocks, self._crew.replace_worker):
+            crew, after_blocks = self._crew, [self._crew.dismiss_worker] if last else []
+            for result in deciding.run(finished, crew.run_blocks, crew.replace_worker, *after_blocks):
                 self._results.append(result)
                 self._observe(ProblemDecided(result))
         self._noise = deciding.noise

@@ -293,6 +293,23 @@ def test_what_earlier_runs_know_of_noise_counts_and_is_not_stored_again(
     assert len(deciding.noise.decided) == 1
 
 
+def test_the_worker_is_free_after_the_last_block_of_each_finals_and_before_they_are_judged(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    other, recorder = recorders(), recorders()
+    bench = Bench({**HONEST, "chatters": 80.0}, lambda attempt: attempt == 1 and publish(planned, other, "honest 2"))
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET)
+    free: list[tuple[int, str]] = []
+    (result,) = deciding.run(
+        [searched(planned, recorder, bench.times)],
+        bench.run_blocks,
+        bench.fresh_worker,
+        lambda: free.append((len(bench.finals), winner(recorder, planned))),
+    )
+    assert result.implementation == "rogue.chatters"
+    assert free == [(BLOCKS, "honest 2"), (2 * BLOCKS, "honest 2")]
+
+
 def test_disturbed_finals_decide_nothing(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
     recorder = recorders()
     slow = {name: us * (DISTURBED["cpu"] + 0.1) for name, us in HONEST.items()}

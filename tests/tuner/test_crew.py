@@ -1,0 +1,68 @@
+"""The processes of a run: what is left of them, and when."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from registry.device import Device
+from registry.tuner.crew import Crew
+from registry.tuner.jobs import BlockJob, Entrant, Timed
+from registry.tuner.limits import Limits
+from registry.tuner.protocol import Protocol
+
+CPU = Device.of("cpu")
+JOB = BlockJob(
+    0, "square", {"n": 1001, "dtype": "float32"}, (Entrant("torch.native", {}),), dict(Protocol.of(CPU).details), 0, 2
+)
+
+if sys.platform != "linux":
+    pytest.skip("processes are looked up as Linux shows them", allow_module_level=True)
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    crew = Crew(CPU, [], Limits(), pytest.fail)
+    crew.start_worker()
+    yield crew
+    crew.close()
+
+
+def pid_of(crew: Crew) -> int:
+    assert crew.worker is not None
+    return crew.worker.pid
+
+
+def lasts(pid: int) -> bool:
+    """Whether there is such a process, at least for ten seconds more."""
+    until = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_a_dismissed_worker_ends_by_itself_and_another_takes_its_place(crew: Crew) -> None:
+    (answer,) = crew.run_blocks([JOB])
+    assert isinstance(answer, Timed)
+    first = pid_of(crew)
+    crew.dismiss_worker()
+    assert not lasts(first), "nobody has closed it yet"
+    crew.replace_worker(last=True)
+    assert pid_of(crew) != first
+    (answer,) = crew.run_blocks([replace(JOB, seed=1)])
+    assert isinstance(answer, Timed)
+    assert len(answer.times[0]) == JOB.rounds
+
+
+def test_a_crew_is_closed_with_its_worker_dismissed_or_not_yet_started(crew: Crew) -> None:
+    pid = pid_of(crew)
+    crew.dismiss_worker()
+    crew.close()
+    assert not Path(f"/proc/{pid}").exists()
+    assert crew.worker is None
+    crew.dismiss_worker()
