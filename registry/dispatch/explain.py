@@ -196,8 +196,9 @@ def _evidence(told: Explanation, decision: Decision) -> list[str]:
         dims = ", ".join(f"{name}={value}" for name, value in decision.problem.dims.items())
         lines.append(f"  there  tuned for {dims}: {told.octaves:.2f} octaves away")
     if decision.ratio is not None and decision.lo is not None and decision.hi is not None:
-        interval = f"{decision.ratio:.3f} times its predecessor's time, {decision.lo:.3f} to {decision.hi:.3f}"
-        lines.append(f"  finals {decision.verdict or 'decided'}: {interval}")
+        interval = f"{decision.lo:.3f} to {decision.hi:.3f}"
+        told_ratio = f"the incumbent took {decision.ratio:.3f} times as long ({interval})"
+        lines.append(f"  finals {decision.verdict or 'decided'}: {told_ratio}")
     if told.software:
         lines.append(f"  marked measured with other versions: {'; '.join(told.software)}")
     return lines

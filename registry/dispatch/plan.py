@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from ..artifact import Artifact, Built, Signature
 from ..contract import Op
 from ..device import Device
@@ -59,7 +61,7 @@ class Plan:
         signature, implementation = self.signature, self.candidate.implementation
         return written_call(
             len(signature.arguments.values),
-            next(spec.device for spec in signature.outputs.values()),
+            _device_of(signature),
             self.run,
             [fixed(spec) for spec in signature.outputs.values()],
             [fixed(spec) for spec in signature.scratch.values()],
@@ -78,6 +80,11 @@ class Plan:
         if not self.candidate.implementation.returns_outputs:
             return outputs
         return returned if isinstance(returned, tuple) else (returned,)
+
+
+def _device_of(signature: Signature) -> torch.device:
+    """Where its tensors are; an op that only mutates has no outputs."""
+    return next(spec.device for spec in (*signature.outputs.values(), *signature.arguments.tensors.values()))
 
 
 def signature_of(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,7 +84,8 @@ class PreparedCache:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._depth = 0
         self._entries: dict[Place, Entry] = {}
         self._places: dict[int, set[Place]] = {}
         self.dead: deque[int] = deque()
@@ -92,18 +94,18 @@ class PreparedCache:
 
     def after_fork(self) -> None:
         """In a child: another thread of the parent may have held the lock."""
-        self._lock = threading.Lock()
+        self._lock, self._depth = threading.RLock(), 0
 
     def follow(self, records: Records) -> None:
         """Empty ``records`` whenever entries are dropped. They are held weakly."""
-        with self._lock:
+        with self._held():
             self._records[id(records)] = records
 
     def find(self, place: Place, versions: Versions) -> Entry | None:
         """The entry of that place, if it holds for those versions."""
         # a storage's id is free for another one as soon as it stands in here, so that no look may come before
         if self.dead:
-            with self._lock:
+            with self._held():
                 self._bury()
         return self._holding(place, versions)
 
@@ -113,7 +115,7 @@ class PreparedCache:
         """Keep what ``maker`` made of ``sources``, or return what another thread has kept meanwhile."""
         if any(made.untyped_storage() is source.untyped_storage() for source in sources):
             made = made.clone()  # a view of its source would keep the source alive, and itself with it
-        with self._lock:
+        with self._held():
             self._bury()
             found = self._holding(place, versions)
             if found is not None:
@@ -125,7 +127,7 @@ class PreparedCache:
 
     def pin(self, place: Place, entry: Entry, sources: tuple[torch.Tensor, ...]) -> None:
         """A graph is being captured with the entry's tensor: let it live as long as its sources, whatever happens."""
-        with self._lock:
+        with self._held():
             entry.captured = True
             held = self._entries.get(place, entry)
             if held is not entry:
@@ -134,7 +136,7 @@ class PreparedCache:
 
     def clear(self) -> None:
         """Drop everything that no graph may read, e.g. because there are other implementations now."""
-        with self._lock:
+        with self._held():
             self._bury()
             self._entries = {place: entry for place, entry in self._entries.items() if entry.captured or entry.kept}
             for places in self._places.values():
@@ -144,7 +146,7 @@ class PreparedCache:
     @property
     def nbytes(self) -> int:
         """Bytes that all entries hold."""
-        with self._lock:
+        with self._held():
             self._bury()
             return sum(entry.nbytes for entry in list(self._entries.values()))
 
@@ -163,17 +165,29 @@ class PreparedCache:
                 weakref.finalize(storage, self._died, token).atexit = False
             self._places[token].add(place)
 
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        with self._lock:
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+
     def _died(self, token: int) -> None:
         self.dead.append(token)
-        # garbage is collected at any point, also under the lock: then whoever looks next drops the entries
+        # garbage is collected at any point, also where this very thread is changing entries: then whoever looks next
+        # drops those of the dead
         if self._lock.acquire(blocking=False):
             try:
-                self._bury()
+                if not self._depth:
+                    with self._held():
+                        self._bury()
             finally:
                 self._lock.release()
 
     def _bury(self) -> None:
-        """Drop the entries of what has died. Under the lock."""
+        """Drop the entries of what has died. While ``_held``."""
         while count := len(self.dead):
             for number in range(count):
                 for place in self._places.pop(self.dead[number], ()):

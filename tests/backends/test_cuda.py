@@ -455,6 +455,19 @@ def test_a_loaded_kernel_stays_and_is_loaded_once(own_cache: Path, driver: _Driv
     assert cuda_launch.load(str(path), 0) is kernels[0]
 
 
+def test_a_process_loads_so_many_kernels_and_keeps_those(
+    own_cache: Path, driver: _Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = (Scale().compile(variant(Scale(), block=block), H200.target).path for block in (32, 64, 128))
+    monkeypatch.setattr(cuda_launch, "_LOADED", {})
+    monkeypatch.setattr(cuda_launch, "MOST_KERNELS", 2)
+    kept = [cuda_launch.load(path, 0) for path in (first, second)]
+    with pytest.raises(OutOfResourcesError, match="has loaded 2 CUDA kernels, and keeps them"):
+        cuda_launch.load(third, 0)
+    assert [cuda_launch.load(path, 0) for path in (first, second)] == kept
+    assert driver.loads == 2
+
+
 def test_a_load_leaves_the_current_gpu_what_it_was(own_cache: Path, driver: _Driver) -> None:
     path = Scale().compile(variant(Scale()), H200.target).path
     assert cuda_launch.load(path, 3) is not None

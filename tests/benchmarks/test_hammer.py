@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from benchmarks.hammer import Hammer, cases
+from benchmarks.hammer import Hammer, cases, main
 from registry.discovery import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 
@@ -28,6 +28,18 @@ def test_no_result_is_wrong_and_nobody_stands_still(forced: bool) -> None:
     assert outcome.ok, str(outcome)
     assert outcome.forgotten > 0
     assert outcome.misses > 0
+
+
+def test_one_op_is_hammered_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--op", "softmax", "--device", "cpu", "--seconds", "0.4", "--threads", "2", "--rows", "1", "3"]) == 0
+    told = capsys.readouterr().out.splitlines()[1:]
+    assert [line.partition(":")[0] for line in told] == [
+        "as a program calls",
+        "while all is forgotten",
+        "forced in turns, likewise",
+    ]
+    assert "all forgotten 0 times, wrong: none" in told[0]
+    assert {case.op for case in cases(Dispatcher(Catalog()), "cpu", (1,), ops={"softmax"})} == {"softmax"}
 
 
 def test_a_wrong_result_and_a_fault_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,9 @@ def publish(store: Store) -> Callable[..., Decision]:
             floor_us=10.0,
             verdict="new",
             baselines=baselines or {},
+            ratio=1.25,
+            lo=1.2,
+            hi=1.3,
         )
         store.publish(store.start_run(environment), decision)
         return decision

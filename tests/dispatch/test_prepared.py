@@ -405,12 +405,22 @@ def test_a_weight_that_dies_while_its_thread_holds_the_lock_is_dropped_later(
     x, weight, other = torch.randn(3, 8), torch.randn(8), torch.randn(8)
     dispatcher.call("rms_norm", x, weight)
     memory = weakref.ref(doubled.seen.pop().untyped_storage())
-    with prepared._CACHE._lock:
+    with prepared._CACHE._held():
         del weight
         assert memory() is not None
     torch.testing.assert_close(dispatcher.call("rms_norm", x, other), expected(x, other))
     assert memory() is None
     assert prepared_bytes() == before + 32
+
+
+def test_a_thread_may_come_to_the_cache_from_within(dispatcher: Dispatcher, doubled: Doubled) -> None:
+    """As a signal handler or a finalizer does that configures the registry."""
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    dispatcher.call("rms_norm", x, weight)
+    with prepared._CACHE._held():
+        forget_prepared()
+        torch.testing.assert_close(dispatcher.call("rms_norm", x, weight), expected(x, weight))
+    assert doubled.made == 2
 
 
 def test_many_threads_change_and_read_weights(dispatcher: Dispatcher, doubled: Doubled) -> None:

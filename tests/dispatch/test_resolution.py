@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ import torch
 
 from registry import (
     CompileError,
+    Config,
+    Device,
     DispatchWarning,
+    Implementation,
     InvalidArgumentError,
     Op,
     OutOfResourcesError,
@@ -24,10 +28,12 @@ from registry import (
     UnknownNameError,
     UnsupportedError,
 )
+from registry.artifact import Built
 from registry.contract import Floor, Tolerance
 from registry.dispatch.aside import Aside
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.plan import Candidate
+from registry.implementation import Run, Tensors
 
 DIMS = {"rows": 8, "cols": 16, "dtype": "float32"}
 
@@ -92,6 +98,7 @@ def test_the_exact_winner_answers(dispatcher: Dispatcher, told: Any, publish: An
     assert who(dispatcher, x) == ("exact", "a.tuned", {"block": 4})
     story = str(dispatcher.explain("softmax", x))
     assert "it took 1.40 times as long in the finals" in story
+    assert "finals new: the incumbent took 1.250 times as long (1.200 to 1.300)" in story
     assert "12.50 µs" in story
 
 
@@ -398,6 +405,35 @@ def test_an_op_that_mutates_is_not_tried_again_after_a_launch(dispatcher: Dispat
     with pytest.raises(OutOfResourcesError, match="second launch"):
         dispatcher.call("acme::increment", tensor)
     assert tensor.tolist() == [1.0 + hit] * 4
+
+
+class Adding(Implementation):
+    """Adds one to its argument, and returns nothing."""
+
+    op = "acme::increment"
+    name = "a.adding"
+    device_types = frozenset({"cpu"})
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, values: tuple[Any, ...], scratch: Tensors) -> None:
+            self.runs += 1
+            values[0].add_(1)
+
+        return run
+
+
+def test_an_op_without_outputs_runs_its_implementation(dispatcher: Dispatcher) -> None:
+    schema, adding = "acme::increment(Tensor(a!) x) -> ()", Adding()
+    dispatcher.catalog.define(replace(INCREMENT, schema=schema, reference=lambda x: (), fake=lambda x: ()))
+    dispatcher.register(adding)
+    tensor = torch.zeros(4)
+    for _ in range(3):
+        assert dispatcher.call("acme::increment", tensor) == ()
+    assert tensor.tolist() == [3.0] * 4
+    assert adding.runs == 3
 
 
 def test_explain_builds_but_launches_nothing(dispatcher: Dispatcher, told: Any, x: torch.Tensor) -> None:
