@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,6 @@ from benchmarks.hammer import Hammer, cases
 from registry.bounds import bounds_of
 from registry.discovery import Catalog
 from registry.dispatch.dispatcher import Dispatcher
-from registry.dispatch.table import MOST_SHAPES
 from registry.numerics import as_tuple, own_error, reference64
 
 if not torch.cuda.is_available():
@@ -184,17 +184,28 @@ def test_prepared_memory_is_not_reused_before_other_streams_have_read_it(dispatc
     assert len(garbage) == 8 * len(sizes)
 
 
-def test_many_shapes_evict_and_the_first_comes_back(dispatcher: Dispatcher) -> None:
-    call = dispatcher.op("rms_norm")
+def test_many_shapes_evict_and_the_first_comes_back(dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, bound = dispatcher.op("rms_norm"), dispatcher.bound("rms_norm")
+    monkeypatch.setattr(bound.table, "_most_shapes", 64)
+    monkeypatch.setattr("registry.dispatch.resolved.MOST_PLANS", 64)
+    # a plan for many row counts would answer all of them
+    monkeypatch.setattr(bound.ranges, "of", lambda *_: None)
     weight = torch.ones(64, device="cuda", dtype=torch.bfloat16)
     x = torch.randn(7, 64, device="cuda", dtype=torch.bfloat16)
     call(x, weight)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = call(x, weight)
-    for rows in range(8, 8 + MOST_SHAPES + 100):
-        call(torch.empty(rows, 64, device="cuda", dtype=torch.bfloat16), weight)
+    first = weakref.ref(next(iter(bound.plans._plans.values())).plan)
+    assert first() is not None
+    for rows in range(8, 8 + 200):
+        # twice: the latest hit is kept besides
+        for _ in range(2):
+            call(torch.empty(rows, 64, device="cuda", dtype=torch.bfloat16), weight)
     gc.collect()
+    assert x.shape not in bound.table.now.shapes
+    assert len(bound.table.now.shapes) == len(bound.plans._plans) == 64
+    assert first() is None, "the plan that the graph was captured from is gone"
     x.normal_()
     graph.replay()
     torch.cuda.synchronize()

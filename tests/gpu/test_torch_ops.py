@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from registry.artifact import Built
 from registry.discovery import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.implementation import Run
+from registry.tuner.recording import problem_key
+from tuning_db import CandidateKey, Decision, Environment, Protocol, Store
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -45,6 +48,39 @@ def test_one_compiled_program_serves_two_token_counts(dispatcher: Dispatcher) ->
         right(compiled(x), torch.softmax(x.double(), -1) + 1)
     for rows in (64, 7):
         assert dispatcher.explain("softmax", half(rows, 1024)).step != "reference"
+
+
+def tuned(folder: Path, winners: Mapping[int, str]) -> Dispatcher:
+    """A dispatcher with a database that names the winner of each row count, in its default configuration."""
+    catalog, device = Catalog(), Device.of("cuda")
+    op, environment = catalog.op("softmax"), Environment(device.hardware(), device.software())
+    with Store.open(str(folder / "tuning.db")) as store:
+        for rows, name in winners.items():
+            problem = op.problem_of({"rows": rows, "cols": 1024, "dtype": "bfloat16"})
+            implementation = catalog.implementation("softmax", name)
+            config = implementation.default(problem, device)
+            candidate = CandidateKey(name, implementation.fingerprint(), dict(config))
+            decision = Decision(problem_key(op, problem), environment, Protocol("cold"), candidate, median_us=1.0)
+            assert store.publish(store.start_run(environment), decision)
+    return Dispatcher(catalog, str(folder / "tuning.db"))
+
+
+def test_one_compiled_program_runs_the_winner_of_each_token_count(tmp_path: Path) -> None:
+    winners = {7: "triton.row", 4096: "cuda.row"}
+    dispatcher = tuned(tmp_path, winners)
+    torch._dynamo.reset()
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    with torch_ops.serving(dispatcher):
+        compiled = torch.compile(lambda t: dispatcher.call("softmax", t) + 1, fullgraph=True, dynamic=True)
+        for rows in (7, 4096, 7):
+            x = half(rows, 1024)
+            right(compiled(x), torch.softmax(x.double(), -1) + 1)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
+    told = {rows: dispatcher.explain("softmax", half(rows, 1024)) for rows in winners}
+    assert {rows: (one.step, one.implementation) for rows, one in told.items()} == {
+        rows: ("exact", name) for rows, name in winners.items()
+    }
+    assert {rows: one.calls for rows, one in told.items()} == {7: 2, 4096: 1}
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch captures nothing to get a memory pool
