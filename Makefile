@@ -1,5 +1,5 @@
 # make tune    tune this machine: configs/llm.yaml on a GPU, configs/cpu.yaml without one
-# make test    lint, types, layers and tests, in an environment made from scratch
+# make test    lint, types, layers and tests, in an environment made from scratch; prints what a call costs above its plan
 # make lint    the checks alone
 # make bench   what the README's numbers come from
 #
@@ -20,6 +20,7 @@ tune: $(STAMP)
 
 test: lint
 	$(BIN)/pytest -n $(JOBS)
+	$(BIN)/python -m benchmarks.dispatch_overhead --device cpu --rounds 9
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

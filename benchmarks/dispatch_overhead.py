@@ -1,6 +1,6 @@
 """Host time of a call: torch's own op, the plan, ``registry.call`` above it, and the parts of that difference.
 
-    python -m benchmarks.dispatch_overhead [--device cuda] [--json FILE]
+    python -m benchmarks.dispatch_overhead [--device cuda] [--rounds N] [--json FILE]
 
 Times are host microseconds a call. The ways of one call are timed in turn, a short batch of each at a time, and what is
 printed is the median of the batches, of their differences and of their ratios: a host whose clock changes changes it
@@ -71,13 +71,13 @@ Times = Mapping[str, list[float]]
 """Microseconds a call by way, a value for each round."""
 
 
-def host_times(ways: Mapping[str, Callable[[], Any]], cuda: bool) -> Times:
+def host_times(ways: Mapping[str, Callable[[], Any]], cuda: bool, rounds: int = ROUNDS) -> Times:
     """Host time of each way, in turn: the first of a round is another one each time."""
-    names, times = list(ways), {name: [0.0] * ROUNDS for name in ways}
+    names, times = list(ways), {name: [0.0] * rounds for name in ways}
     timers = {name: timeit.Timer(call) for name, call in ways.items()}
     for timer in timers.values():
         timer.timeit(CALLS)
-    for turn in range(ROUNDS):
+    for turn in range(rounds):
         first = turn % len(names)
         for name in (*names[first:], *names[:first]):
             if cuda:
@@ -144,7 +144,7 @@ def cases(device: str) -> list[Case]:
     ]
 
 
-def through(dispatcher: Dispatcher, case: Case, cuda: bool, rivals: bool) -> Iterator[Line]:
+def through(dispatcher: Dispatcher, case: Case, cuda: bool, rounds: int, *, rivals: bool) -> Iterator[Line]:
     """The plan of a call, what stands above it, and the same kernel called in other ways."""
     bound = dispatcher.bound(case.op)
     for _ in range(3):
@@ -161,7 +161,7 @@ def through(dispatcher: Dispatcher, case: Case, cuda: bool, rivals: bool) -> Ite
         "registry.call(...)": case.by_name(dispatcher.call),
     }
     absent = _beside(case, entry.resolved.plan, values, entry.run, ways) if rivals else []
-    times = host_times(ways, cuda)
+    times = host_times(ways, cuda, rounds)
     shown = {way: f"{told.implementation}: {way}" if way in _OURS else way for way in times}
     yield from (Line(case.op, shown[way], statistics.median(each)) for way, each in times.items())
     yield from absent
@@ -203,7 +203,7 @@ def _beside(
     return absent
 
 
-def parts(case: Case, dispatcher: Dispatcher) -> Iterator[Line]:
+def parts(case: Case, dispatcher: Dispatcher, rounds: int) -> Iterator[Line]:
     """What a hit on the hot path consists of, each measured alone."""
     bound = dispatcher.bound(case.op)
     values = bound.op.bind(case.args, case.attributes)
@@ -220,18 +220,18 @@ def parts(case: Case, dispatcher: Dispatcher) -> Iterator[Line]:
         ),
         "no nested tensor": lambda: first.is_nested,
     }
-    times = host_times({"nothing": lambda: None, **separate}, cuda=False)
+    times = host_times({"nothing": lambda: None, **separate}, False, rounds)
     yield from (Line(case.op, f"part: {what}", above(times, what, "nothing")) for what in separate)
 
 
-def alternating(dispatcher: Dispatcher, device: str, cuda: bool) -> Line:
+def alternating(dispatcher: Dispatcher, device: str, cuda: bool, rounds: int) -> Line:
     """Two shapes in turn, so that no call is like the one before."""
     x, other = (torch.randn(1, cols, device=device, dtype=torch.bfloat16) for cols in (4096, 2048))
     call = dispatcher.op("softmax")
     for _ in range(3):
         call(x), call(other)
     what = "null: registry.op(...), two shapes in turn"
-    times = host_times({what: lambda: (call(x), call(other))}, cuda)
+    times = host_times({what: lambda: (call(x), call(other))}, cuda, rounds)
     return Line("softmax", what, statistics.median(times[what]) / 2)
 
 
@@ -246,26 +246,27 @@ def triton_only(op: str) -> Dispatcher | None:
     return dispatcher
 
 
-def measure(device: str) -> Iterator[Line]:
+def measure(device: str, rounds: int = ROUNDS) -> Iterator[Line]:
     """Every line for one device."""
     cuda = device == "cuda"
     null = Dispatcher(Catalog(entry_points=()))
     for contract in BOX:
         null.register(Null(contract.name))
-    yield Line("", "an empty Python function", statistics.median(host_times({"": lambda: None}, False)[""]))
+    yield Line("", "an empty Python function", statistics.median(host_times({"": lambda: None}, False, rounds)[""]))
     for case in cases(device):
-        yield from through(registry._dispatcher, case, cuda, rivals=True)
+        yield from through(registry._dispatcher, case, cuda, rounds, rivals=True)
         if cuda and (only := triton_only(case.op)) is not None:
-            yield from through(only, case, cuda, rivals=True)
-        yield from through(null, case, cuda, rivals=False)
-        yield from parts(case, null)
-    yield alternating(null, device, cuda)
+            yield from through(only, case, cuda, rounds, rivals=True)
+        yield from through(null, case, cuda, rounds, rivals=False)
+        yield from parts(case, null, rounds)
+    yield alternating(null, device, cuda, rounds)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="batches of each way")
     parser.add_argument("--json", type=Path, help="also write the lines and the environment there")
     options = parser.parse_args()
     device = registry.Device.of(options.device)
@@ -273,7 +274,7 @@ def main() -> None:
     environment["guard"] = "torch's TensorGuards" if torch_private.NATIVE_GUARD else "public"
     print("\n".join(f"{name:8} {value}" for name, value in environment.items()))
     lines = []
-    for line in measure(options.device):
+    for line in measure(options.device, options.rounds):
         lines.append(line)
         shown = "       -" if line.value is None else f"{line.value:8.2f} {line.unit}"
         print(f"{line.op:10} {line.what:60} {shown}", flush=True)

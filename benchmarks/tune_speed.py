@@ -62,7 +62,7 @@ def main() -> int:
         later = [share for at, share in shares if at >= limit]
         if later:
             print(f"a kernel ran {statistics.mean(later):.0%} of the time after {limit:.0f} s (NVML)")
-    print(*said[-4:], f"{device.name}; {dict(device.software())}", sep="\n")
+    print(*said[-5:], f"{device.name}; {dict(device.software())}", sep="\n")
     return tuning.returncode
 
 

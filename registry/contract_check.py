@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from .numerics import as_tuple, reference64
 from .paths import cache_folder
 from .problem import Problem, canonical_json, dtype_name
 
-_VERSION = 1
+_VERSION = 2
 _SEEDS = (1, 2)
+_CPU = torch.device("cpu")
 _HANDY_BYTES = 256 << 10
 """Examples up to this size come first, the largest of them at the head: one such case settles most questions."""
 
@@ -34,30 +35,63 @@ _CONSTANT = "an all-constant output"
 _PREVIOUS = "the output of a previous call with other inputs"
 
 
-def refuse_blind(op: Op, problems: Sequence[Problem] | None = None) -> None:
+def refuse_blind(op: Op, problems: Sequence[Problem] | None = None, device: torch.device = _CPU) -> bool:
     """Raise InvalidDefinitionError if the op's tolerance accepts what was not computed.
 
-    On ``problems``, its examples when not given; without any there is nothing to see. What was found right is
-    remembered in the user's cache, by the op's source.
+    On ``problems``, its examples when not given. Returns whether there was anything to see: without problems, or where
+    the op fails on all of them, there is not. What was found right is remembered in the user's cache, by the op's
+    source.
     """
     chosen = _examples(op) if problems is None else list(problems)
     note = _note(op, chosen)
-    if not chosen or (note is not None and note.exists()):
-        return
-    if spots := blind_spots(op, chosen):
+    if chosen and note is not None and note.exists():
+        return True
+    outputs = _seen(op, chosen, device)
+    if spots := _spots(op, outputs):
         raise InvalidDefinitionError(
             f"op {op.name!r}: {'; '.join(spots)}",
             hint="a tolerance must refuse what was not computed: lower rtol, atol or the scale, or let inputs() and"
             " examples make outputs that differ",
         )
-    if note is not None:
+    if note is not None and outputs:
         with contextlib.suppress(OSError):
             note.touch()
+    return bool(outputs)
+
+
+def refuse_unseen(op: Op, problem: Problem, device: torch.device) -> None:
+    """Raise InvalidDefinitionError as ``refuse_blind`` does, on ``problem``, for an op whose examples show nothing.
+
+    It has none, or fails on all of them, for instance because it needs ``device``, where it is looked at if it fails on
+    the CPU once more.
+    """
+    if not _is_visible(op):
+        for place in dict.fromkeys((_CPU, device)):
+            if refuse_blind(op, [problem], place):
+                return
+
+
+def _is_visible(op: Op) -> bool:
+    """Whether some example of it could be looked at. Those in the box can, as the tests know."""
+    from .contracts import BOX
+
+    if any(op is ours for ours in BOX):
+        return True
+    examples = _examples(op)
+    note = _note(op, examples)
+    if examples and note is not None and note.exists():
+        return True
+    return any(_seen(op, [problem], _CPU) for problem in examples)
+
+
+def blind_spots(op: Op, problems: Sequence[Problem]) -> list[str]:
+    """What the op's tolerance accepts on all these problems and every kind of inputs, in words; empty when nothing."""
+    return _spots(op, _seen(op, problems, _CPU))
 
 
 @torch.no_grad()
-def blind_spots(op: Op, problems: Sequence[Problem]) -> list[str]:
-    """What the op's tolerance accepts on all these problems and every kind of inputs, in words; empty when nothing."""
+def _seen(op: Op, problems: Sequence[Problem], device: torch.device) -> dict[tuple[str, str], _Seen]:
+    """What these problems show of every output (name, dtype); empty where the op fails on all of them."""
     outputs: dict[tuple[str, str], _Seen] = {}
     for problem, kind in _cases(op, problems):
         dtypes = {dtype for _, dtype in outputs}
@@ -68,7 +102,12 @@ def blind_spots(op: Op, problems: Sequence[Problem]) -> list[str]:
         ):
             continue
         with contextlib.suppress(Exception):  # an op that fails on its own examples: check_op tells
-            _look(op, problem, kind, outputs)
+            _look(op, problem, kind, outputs, device)
+    return outputs
+
+
+def _spots(op: Op, outputs: Mapping[tuple[str, str], _Seen]) -> list[str]:
+    """What was accepted everywhere, in words."""
     accepted: dict[tuple[str, str], list[str]] = {}
     for (name, dtype), seen in outputs.items():
         for what in seen.accepted:
@@ -109,10 +148,10 @@ class _Seen:
         return found + ([_PREVIOUS] if self.previous else [])
 
 
-def _look(op: Op, problem: Problem, kind: str, outputs: dict[tuple[str, str], _Seen]) -> None:
-    values, others = (_drawn(op, problem, kind, seed) for seed in _SEEDS)
+def _look(op: Op, problem: Problem, kind: str, outputs: dict[tuple[str, str], _Seen], device: torch.device) -> None:
+    values, others = (_drawn(op, problem, kind, seed, device) for seed in _SEEDS)
     reference = reference64(op, values)
-    right, wrong = (as_tuple(op.reference(*drawn)) for drawn in (_drawn(op, problem, kind, _SEEDS[0]), others))
+    right, wrong = (as_tuple(op.reference(*drawn)) for drawn in (_drawn(op, problem, kind, _SEEDS[0], device), others))
     dtypes = [output.dtype for output in right]
     # what the tolerance alone accepts; the comparison with torch's own error comes on top
     bounds = bounds_of(op, problem, values, reference, (math.inf,) * len(reference), dtypes)
@@ -142,8 +181,8 @@ def _examples(op: Op) -> list[Problem]:
         return []
 
 
-def _drawn(op: Op, problem: Problem, kind: str, seed: int) -> tuple[Any, ...]:
-    return op.parsed.bind(op.inputs(problem, kind, torch.Generator().manual_seed(seed)), {})
+def _drawn(op: Op, problem: Problem, kind: str, seed: int, device: torch.device) -> tuple[Any, ...]:
+    return op.parsed.bind(op.inputs(problem, kind, torch.Generator(device).manual_seed(seed)), {})
 
 
 def _note(op: Op, problems: Sequence[Problem]) -> Path | None:

@@ -10,14 +10,25 @@ from typing import Any
 import pytest
 import torch
 
-from registry import contract_check
 from registry.contract import Op, Tolerance
-from registry.contract_check import blind_spots, refuse_blind
+from registry.contract_check import blind_spots, refuse_blind, refuse_unseen
 from registry.contracts import BOX, GEMM_INT4, RMS_NORM, SOFTMAX, SQUARE
 from registry.discovery import Catalog
 from registry.errors import CheckError, InvalidDefinitionError
-from registry.problem import Problem
+from registry.problem import Problem, Value
 from registry.testing import check_op
+
+CPU = torch.device("cpu")
+UNSEEN: Mapping[str, Value] = {"n": 12_345, "dtype": "float32"}
+"""Dimensions that are none of square's examples."""
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty cache folder."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("KERNEL_REGISTRY_CACHE", str(folder))
+    return folder
 
 
 def with_tolerance(op: Op, rtol: float, atol: float) -> Op:
@@ -93,26 +104,62 @@ def test_an_op_of_a_plugin_is_refused_and_the_plugin_told(tmp_path: Path) -> Non
         Catalog(entry_points=()).load_file(file)
 
 
-def test_what_was_found_right_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("KERNEL_REGISTRY_CACHE", str(tmp_path / "cache"))
-    looked: list[str] = []
-    look = contract_check.blind_spots
-    monkeypatch.setattr(
-        contract_check, "blind_spots", lambda op, problems: looked.append(op.name) or look(op, problems)
-    )
-    op = replace(SQUARE, name="acme::square", schema="acme::square(Tensor x) -> Tensor y")
-    refuse_blind(op)
-    refuse_blind(op)
-    assert looked == ["acme::square"]
-    refuse_blind(replace(op, tolerance=replace(op.tolerance, rtol={**op.tolerance.rtol, "float32": 1e-6})))
-    assert len(looked) == 2
+def test_what_was_found_right_is_not_looked_at_again(own_cache: Path) -> None:
+    looked: list[Problem] = []
+
+    def counted(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+        looked.append(problem)
+        return SQUARE.inputs(problem, kind, generator)
+
+    op = replace(SQUARE, name="acme::square", schema="acme::square(Tensor x) -> Tensor y", inputs=counted)
+    assert refuse_blind(op)
+    first = len(looked)
+    assert refuse_blind(op)
+    refuse_unseen(op, op.problem_of(UNSEEN), CPU)
+    assert len(looked) == first > 0
+    assert refuse_blind(replace(op, tolerance=replace(op.tolerance, rtol={**op.tolerance.rtol, "float32": 1e-6})))
+    assert len(looked) > first
+
+
+def fails(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    raise RuntimeError("no inputs today")
+
+
+def fails_on_examples(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    if problem.n != UNSEEN["n"]:
+        raise RuntimeError("no inputs today")
+    return SQUARE.inputs(problem, kind, generator)
 
 
 def test_an_op_that_fails_on_its_own_examples_is_left_to_check_op() -> None:
-    def fails(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
-        raise RuntimeError("no inputs today")
-
-    op = replace(SQUARE, inputs=fails)
+    op = replace(with_tolerance(SQUARE, 1e-3, 0.0), inputs=fails)
     assert blind_spots(op, examples(op)) == []
+    Catalog(entry_points=()).define(op)
     with pytest.raises(CheckError, match="no inputs today"):
         check_op(op)
+
+
+def test_what_could_not_be_looked_at_is_not_noted_as_right(own_cache: Path) -> None:
+    op = replace(with_tolerance(SQUARE, 1e-3, 0.0), inputs=fails)
+    assert not refuse_blind(op)
+    assert not [path for path in own_cache.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"inputs": fails_on_examples}, {"examples": ()}, {"examples": ({"nonsense": 1},)}], ids=lambda it: [*it]
+)
+def test_an_op_whose_examples_showed_nothing_is_looked_at_on_the_first_problem(changes: Mapping[str, Any]) -> None:
+    right, blind = (replace(with_tolerance(SQUARE, rtol, 0.0), **changes) for rtol in (1e-3, 1.0))
+    for op in (right, blind):
+        Catalog(entry_points=()).define(op)
+    refuse_unseen(right, right.problem_of(UNSEEN), CPU)
+    with pytest.raises(InvalidDefinitionError, match="accepts an all-zero output as y"):
+        refuse_unseen(blind, blind.problem_of(UNSEEN), CPU)
+
+
+def test_one_example_that_shows_something_suffices() -> None:
+    op = replace(with_tolerance(SQUARE, 1e-3, 0.0), inputs=fails_on_examples)
+    op = replace(op, examples=(*op.examples, UNSEEN))
+    assert refuse_blind(op)
+    # it would raise if it looked: other problems have no inputs
+    refuse_unseen(op, op.problem_of({"n": 5, "dtype": "float32"}), CPU)

@@ -73,13 +73,16 @@ def _summary(decided: Sequence[Result]) -> str:
 
 
 def run_lines(ended: RunEnded, problems: int, skipped: int) -> Iterable[str]:
-    """Totals: problems, trials, time; the device's share of it; what compiling took, torch.compile's own apart."""
+    """Totals: problems, trials, time; the worker's share and the kernels' of it; what compiling took, torch.compile's
+    own apart."""
     out = f", {skipped} skipped" if skipped else ""
-    busy = "" if ended.busy_share is None else f", {ended.busy_share:.0%} of the time once it had started"
     yield (
         f"{text.plural(problems, 'problem')}{out}, {text.plural(ended.trials, 'trial')} "
-        f"in {text.duration(ended.seconds)} ({text.duration(ended.device_seconds)} on the device{busy})"
+        f"in {text.duration(ended.seconds)}; the worker had a job for {text.duration(ended.worker_seconds)}"
     )
+    if ended.worker_share is not None:
+        kernels = "" if ended.kernel_share is None else f", and a kernel ran {ended.kernel_share:.0%}"
+        yield f"from 10 s on it had one {ended.worker_share:.0%} of the time{kernels}"
     ours = {name: seconds for name, seconds in ended.compile_seconds.items() if name != TORCH_COMPILE}
     if ours:
         each = ", ".join(f"{name} {text.duration(seconds)}" for name, seconds in sorted(ours.items()))

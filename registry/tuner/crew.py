@@ -7,8 +7,10 @@ import selectors
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from ..device import Device
+from . import nvml
 from .compiler import Compiler
 from .cores import compiling_cores
 from .device_worker import DeviceWorker
@@ -16,13 +18,15 @@ from .jobs import Answer, BlockJob, Outcome, TrialJob
 from .limits import Limits
 
 _TICK_S = 0.5
+_LOOK_S = 0.1
+"""Between two looks at the device; the driver's figure is about the last sixth of a second to a second."""
 _MOST_COMPILERS = 16
 
 TrialAnswered = Callable[[TrialJob, Outcome], None]
 
 
 class Crew:
-    """Starts and ends the children, waits for whoever answers first, and adds up how long the device was at work.
+    """Starts and ends the children, waits for whoever answers first, and adds up how long worker and device were busy.
 
     Trials' answers go to ``answered``, which whoever submits them sets. Not to be shared between threads.
     """
@@ -45,6 +49,9 @@ class Crew:
         self._jobs = 0
         self._began = time.monotonic()
         self._busy: list[tuple[float, float]] = []
+        self._gpu = nvml.gpu_of(device)
+        self._loads: list[tuple[float, float]] = []
+        """When the device was looked at, and the part of the time before in which a kernel ran."""
 
     def next_job(self) -> int:
         """A number that no other job of the run has."""
@@ -108,6 +115,7 @@ class Crew:
             self.worker.check_deadlines()
         if at_work:
             self._add_busy(began, time.monotonic())
+        self._look_at_device()
 
     @property
     def seconds(self) -> float:
@@ -115,17 +123,25 @@ class Crew:
         return time.monotonic() - self._began
 
     @property
-    def device_seconds(self) -> float:
+    def worker_seconds(self) -> float:
         """How long the worker had a job."""
         return sum(end - begin for begin, end in self._busy)
 
-    def busy_share(self, after: float) -> float | None:
+    def worker_share(self, after: float) -> float | None:
         """The part of the time, from ``after`` seconds on, in which the worker had a job; None before that."""
         since = self._began + after
         elapsed = time.monotonic() - since
         if elapsed <= 0:
             return None
         return sum(max(0.0, end - max(begin, since)) for begin, end in self._busy) / elapsed
+
+    def kernel_share(self, after: float) -> float | None:
+        """The part of the time, from ``after`` seconds on, in which a kernel ran; None where nobody can tell."""
+        later = [(at, share) for at, share in self._loads if at >= self._began + after]
+        elapsed = later[-1][0] - later[0][0] if later else 0.0
+        if not elapsed:
+            return None
+        return sum((at - before) * share for (before, _), (at, share) in pairwise(later)) / elapsed
 
     def close(self) -> None:
         """End every child. May be called in any state."""
@@ -149,6 +165,14 @@ class Crew:
         assert isinstance(answer, Outcome)
         assert self.answered is not None
         self.answered(job, answer)
+
+    def _look_at_device(self) -> None:
+        now = time.monotonic()
+        if self._gpu is None or (self._loads and now - self._loads[-1][0] < _LOOK_S):
+            return
+        share = self._gpu.utilisation()
+        if share is not None:
+            self._loads.append((now, share / 100))
 
     def _add_busy(self, begin: float, end: float) -> None:
         if self._busy and begin - self._busy[-1][1] < 0.01:

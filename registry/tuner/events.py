@@ -139,17 +139,20 @@ class Saving:
 class RunEnded:
     """``interrupted``: stopped by Ctrl-C; what was measured is stored.
 
-    ``device_seconds``: how long the worker had a job. ``busy_share``: the part of the time that this makes once the
-    processes have started (None for a run that ended before). ``compile_seconds``: summed over the compiling
-    processes, by backend, e.g. ``inductor`` for torch.compile. ``saving`` is there when the problems had counts.
+    ``worker_seconds``: how long the worker had a job. Once the processes have started (None for a run that ended
+    before) ``worker_share`` is the part of the time that this makes, ``kernel_share`` that in which a kernel ran, as
+    the driver tells; those that hold launches back count (None where nobody can tell). ``compile_seconds``: summed over
+    the compiling processes, by backend, e.g. ``inductor`` for torch.compile. ``saving`` is there when the problems had
+    counts.
     """
 
     seconds: float
-    device_seconds: float
+    worker_seconds: float
     trials: int
     interrupted: bool
     undecided: int
-    busy_share: float | None = None
+    worker_share: float | None = None
+    kernel_share: float | None = None
     compile_seconds: Mapping[str, float] = field(default_factory=dict)
     saving: Saving | None = None
 

@@ -32,7 +32,7 @@ from .search_loop import SearchLoop
 from .weights import default_us, weigh
 
 _WARMING_UP_S = 10.0
-"""What a run takes until its processes have started; how busy the device was is told from then on."""
+"""What a run takes until its processes have started; how busy worker and device were is told from then on."""
 
 __all__ = ["Budget", "Limits", "tune"]
 
@@ -140,13 +140,15 @@ class TuningRun:
     def _ended(self, interrupted: bool, undecided: int) -> RunEnded:
         crew = self._crew
         ended = RunEnded(
-            crew.seconds, crew.device_seconds, self._loop.trials, interrupted, undecided,
-            crew.busy_share(_WARMING_UP_S), dict(crew.compiler.seconds), self._weights.saving(self._results),
+            crew.seconds, crew.worker_seconds, self._loop.trials, interrupted, undecided,
+            crew.worker_share(_WARMING_UP_S), crew.kernel_share(_WARMING_UP_S),
+            dict(crew.compiler.seconds), self._weights.saving(self._results),
         )  # fmt: skip
         self._recorder.end(
             {
-                "seconds": ended.seconds, "device_seconds": ended.device_seconds, "interrupted": interrupted,
-                "busy_share": ended.busy_share, "compile_seconds": ended.compile_seconds, "noise": self._noise.details,
+                "seconds": ended.seconds, "worker_seconds": ended.worker_seconds, "interrupted": interrupted,
+                "worker_share": ended.worker_share, "kernel_share": ended.kernel_share,
+                "compile_seconds": ended.compile_seconds, "noise": self._noise.details,
                 "blocks_seconds": crew.blocks,
                 **self._phases,
             }

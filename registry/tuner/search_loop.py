@@ -128,9 +128,8 @@ class SearchLoop:
         failure = Failed("error", waiting.fault) if waiting.fault else None
         results, extra = self._results(search, waiting), self._results(search, waiting, waiting.extra)
         failure = failure or next((result for result in results if isinstance(result, Failed)), None)
-        if failure is None and all(results) and not search.must_try(waiting.candidate):
-            reason = misfit(_artifacts(results), self._device)
-            failure = Failed("out_of_resources", reason) if reason else None
+        if failure is None and all(results):
+            failure = self._misfit(search, waiting.candidate, _artifacts(results))
         if failure is not None:
             search.waiting.remove(waiting)
             self._learn(search, waiting.candidate, Outcome(failure.status, failure.message))
@@ -140,6 +139,13 @@ class SearchLoop:
             search.waiting.remove(waiting)
             self._built.append((waiting, artifacts))
             self._send_off(search, waiting.candidate, (*artifacts, *_artifacts(extra)))
+
+    def _misfit(self, search: ProblemSearch, candidate: Candidate, artifacts: tuple[Artifact, ...]) -> Failed | None:
+        """What must be tried runs although it spills; what asks for more shared memory than there is cannot."""
+        if search.must_try(candidate):
+            artifacts = tuple(_without_spills(artifact) for artifact in artifacts)
+        reason = misfit(artifacts, self._device)
+        return Failed("out_of_resources", reason) if reason else None
 
     def _results(
         self, search: ProblemSearch, waiting: Waiting, variants: Sequence[Variant] | None = None
@@ -226,6 +232,10 @@ class SearchLoop:
             self._crew.next_job(), plan.op.name, dict(plan.problem.dims), entrant, dict(self._protocol.details),
             search.seed,
         )  # fmt: skip
+
+
+def _without_spills(artifact: Artifact) -> Artifact:
+    return replace(artifact, resources={**artifact.resources, "spill_bytes": 0})
 
 
 def _artifacts(results: Sequence[Built | Failed | None]) -> tuple[Artifact, ...]:

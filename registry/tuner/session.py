@@ -12,7 +12,7 @@ import torch
 
 from ..bounds import Bounds, bounds_of
 from ..contract import Op
-from ..contract_check import refuse_blind
+from ..contract_check import refuse_unseen
 from ..device import Device
 from ..implementation import Tensors
 from ..numerics import Comparison, compare, own_error, reference64
@@ -66,9 +66,7 @@ class Session:
         self._cases: dict[str, Case] = {}
         self._bounds: dict[str, tuple[Bounds, ...]] = {}
         self._mixable: bool | None = None
-        if not op.examples:
-            # it could not be looked at when it was registered
-            refuse_blind(op, [problem])
+        refuse_unseen(op, problem, device.torch)
 
     @property
     def timed_kind(self) -> str:

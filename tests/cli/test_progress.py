@@ -209,13 +209,14 @@ def test_a_decision_is_told_with_its_interval_and_a_machine_gets_the_incumbent(
 
 
 def test_totals_tell_how_busy_the_device_was_and_torch_compile_apart() -> None:
-    ended = RunEnded(59.0, 41.0, 3183, False, 0, 0.72, {"triton": 227.0, "inductor": 62.0})
+    ended = RunEnded(59.0, 41.0, 3183, False, 0, 0.72, 0.55, {"triton": 227.0, "inductor": 62.0})
     assert list(run_lines(ended, 52, 1)) == [
-        "52 problems, 1 skipped, 3183 trials in 59 s (41 s on the device, 72% of the time once it had started)",
+        "52 problems, 1 skipped, 3183 trials in 59 s; the worker had a job for 41 s",
+        "from 10 s on it had one 72% of the time, and a kernel ran 55%",
         "compiled meanwhile, summed over the processes: triton 3 min 47 s",
         "torch.compile's own compilation: 1 min 02 s",
     ]
     (line,) = run_lines(RunEnded(2.0, 1.0, 1, False, 0), 1, 0)
-    assert line == "1 problem, 1 trial in 2.0 s (1.0 s on the device)"
+    assert line == "1 problem, 1 trial in 2.0 s; the worker had a job for 1.0 s"
     told = list(run_lines(RunEnded(2.0, 1.0, 1, True, 3), 1, 0))
     assert "3 problems undecided" in told[-1]

@@ -146,8 +146,9 @@ def test_the_environment_is_told(page: str) -> None:
     for part in ("NVIDIA H200", "2.11.0", "128 GiB", "cuda_event", "60 MiB"):
         assert part in text
     run = next(row for row in Page(page).rows if re.match(r"\d{4}-\d\d-\d\d", row[0]))
-    for part in ("busy share 66%", "device seconds 40.0 s", "aa noise 1.2%", "problems 3"):
+    for part in ("worker share 66%", "worker seconds 40.0 s", "noise A/A 12% at 10 µs, 12% at 100 µs", "problems 3"):
         assert part in run[3]
+    assert "decided" not in run[3], "what the noise rests on is for the next run"
 
 
 def test_thousands_of_trials_make_a_page_that_can_be_mailed(command: Command, tmp_path: Path) -> None:

@@ -82,6 +82,34 @@ class LeavesItsOwnCurrent(Square):
         torch.mul(x, x, out=y)
 
 
+class WaitsAtFirst(Square):
+    """Waits for its stream on the host in its first calls; later it returns at once, and starts nothing while its
+    stream is busy."""
+
+    name = "stream.waits_at_first"
+    # a capture forbids to ask how far a stream is
+    capturable = False
+    # verification's; the next call is the first that is timed
+    calls = 6
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self._calls += 1
+        waits = self._calls <= self.calls
+        if not waits and not side_stream().query():
+            return
+        side_stream().wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream()):
+            if not waits:
+                # half a second: measuring ends before
+                torch.cuda._sleep(1_000_000_000)
+            torch.mul(x, x, out=y)
+        if waits:
+            side_stream().synchronize()
+
+
 class ForkedAndJoined(Square):
     """Honest: its stream waits, and is waited for."""
 
@@ -103,6 +131,24 @@ class EmptyGraph(Square):
     def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
         if not torch.cuda.is_current_stream_capturing():
             torch.mul(x, x, out=y)
+
+
+class CountsOnTheDevice(Square):
+    """Right for its first launches, those that a graph replays included; then zeros."""
+
+    name = "stream.counts"
+    # more than verification and the first look take, fewer than one sample more
+    launches = 40
+
+    def __init__(self) -> None:
+        self._launched: torch.Tensor | None = None
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        if self._launched is None:
+            self._launched = torch.zeros((), dtype=torch.int32, device=x.device)
+        self._launched += 1
+        torch.mul(x, x, out=y)
+        y.mul_(self._launched <= self.launches)
 
 
 class ReturnsFreedMemory(Square):
@@ -141,5 +187,5 @@ def _tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
 @registry.implements("square")
 def square_implementations() -> list[Implementation]:
     """All of them."""
-    kinds = (OnAnotherStream, NotWaitedFor, OnTheDefaultStream, LeavesItsOwnCurrent, ForkedAndJoined, EmptyGraph)
-    return [kind() for kind in (*kinds, ReturnsFreedMemory)]
+    apart = (OnAnotherStream, NotWaitedFor, OnTheDefaultStream, LeavesItsOwnCurrent, WaitsAtFirst, ForkedAndJoined)
+    return [kind() for kind in (*apart, EmptyGraph, CountsOnTheDevice, ReturnsFreedMemory)]

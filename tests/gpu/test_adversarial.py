@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,10 +19,22 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 HERE = Path(__file__).parent
-# a million elements, and a multiple of nothing but two
-PROBLEM = Problem("square", {"n": 2**20 + 2, "dtype": "float32"})
+PLUGINS = (HERE.parent / "adversarial" / "cheats.py", HERE / "cheats_on_streams.py", HERE / "cheats_in_rounding.py")
+PROBLEMS = (
+    # a million elements, and a multiple of nothing but two
+    Problem("square", {"n": 2**20 + 2, "dtype": "float32"}),
+    Problem("gelu", {"n": 5_000, "dtype": "float32", "approximate": "tanh"}),
+    Problem("rms_norm", {"rows": 4, "cols": 4096, "dtype": "bfloat16"}),
+    # so many rows that two orders of addition never agree in all of them
+    Problem("softmax", {"rows": 1024, "cols": 4096, "dtype": "float32"}),
+)
 
-RIGHT = ("cheat.honest", "cheat.honest_function", "stream.joined")
+RIGHT = {
+    "square": ("cheat.honest", "cheat.honest_function", "stream.joined"),
+    "gelu": ("cheat.declared",),
+    "rms_norm": ("cheat.norm",),
+    "softmax": ("rounding.declared_atomics",),
+}
 REFUSED: dict[str, str | tuple[str, ...]] = {
     "cheat.stale_memory": "wrong_result",
     "cheat.three_buffers": "wrong_result",
@@ -30,6 +44,8 @@ REFUSED: dict[str, str | tuple[str, ...]] = {
     "cheat.pointer": "wrong_result",
     "cheat.peek": "wrong_result",
     "cheat.skips": "wrong_result",
+    "cheat.first_calls": "wrong_result",
+    "cheat.waits": "wrong_result",
     "cheat.zeroes": "wrong_result",
     "cheat.later_copies": "wrong_result",
     "cheat.bfloat16": "wrong_result",
@@ -49,42 +65,74 @@ REFUSED: dict[str, str | tuple[str, ...]] = {
     "cheat.statistics": "error",
     "cheat.bounds": "error",
     "cheat.settings": "error",
+    "cheat.undeclared": "nondeterministic",
+    "cheat.accumulates": "wrong_result",
+    "rounding.atomics": "nondeterministic",
+    "rounding.noise": "nondeterministic",
     "stream.other": "wrong_result",
     "stream.not_waited_for": "wrong_result",
     "stream.default": "wrong_result",
     "stream.left": "wrong_result",
+    "stream.waits_at_first": "wrong_result",
     "stream.empty_graph": "wrong_result",
+    "stream.counts": "wrong_result",
     # which of two runs the next user of that memory meets is a race
     "stream.freed_memory": ("wrong_result", "nondeterministic"),
 }
 
 
+@dataclass(frozen=True)
+class Run:
+    """One run over all problems with only the cheats and their honest peers; by name, or by op who won."""
+
+    offered: frozenset[str]
+    trials: Mapping[str, TrialDone]
+    winners: Mapping[str, str]
+
+
 @pytest.fixture(scope="module")
-def trials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrialDone]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     catalog = Catalog()
-    catalog.load_file(HERE.parent / "adversarial" / "cheats.py")
-    catalog.load_file(HERE / "cheats_on_streams.py")
+    for plugin in PLUGINS:
+        catalog.load_file(plugin)
+    offered = frozenset(
+        implementation.name
+        for problem in PROBLEMS
+        for implementation in catalog.implementations(problem.op)
+        if implementation.name.startswith(("cheat.", "stream.", "rounding.")) and "cuda" in implementation.device_types
+    )
     events: list[Event] = []
-    (result,) = tune(
-        [PROBLEM],
+    results = tune(
+        PROBLEMS,
         catalog=catalog,
         device=Device.best(),
         database=str(tmp_path_factory.mktemp("adversarial") / "tuning.db"),
         budget=Budget(trials=80),
-        implementations=[*RIGHT, *REFUSED],
+        implementations=sorted(offered),
         observer=events.append,
     )
-    assert result.implementation in RIGHT
-    return {event.implementation: event for event in events if isinstance(event, TrialDone)}
+    trials = {event.implementation: event for event in events if isinstance(event, TrialDone)}
+    return Run(offered, trials, {result.problem.op: result.implementation for result in results})
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_each_cheat_is_refused_with_its_status(trials: dict[str, TrialDone], name: str) -> None:
-    expected = REFUSED[name]
-    assert trials[name].status in (expected if isinstance(expected, tuple) else (expected,)), trials[name].message
-    assert trials[name].message
+def test_each_cheat_is_refused_with_its_status(run: Run, name: str) -> None:
+    expected, trial = REFUSED[name], run.trials[name]
+    assert trial.status in (expected if isinstance(expected, tuple) else (expected,)), trial.message
+    assert trial.message
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_what_is_right_is_not_refused(trials: dict[str, TrialDone], name: str) -> None:
-    assert trials[name].status == "ok", trials[name].message
+@pytest.mark.parametrize("name", [name for names in RIGHT.values() for name in names])
+def test_what_is_right_is_not_refused(run: Run, name: str) -> None:
+    assert run.trials[name].status == "ok", run.trials[name].message
+
+
+@pytest.mark.parametrize("op", RIGHT)
+def test_only_what_is_right_wins(run: Run, op: str) -> None:
+    assert run.winners[op] in RIGHT[op]
+
+
+def test_every_cheat_that_runs_on_a_gpu_was_tried(run: Run) -> None:
+    known = {*REFUSED, *(name for names in RIGHT.values() for name in names)}
+    assert run.offered == known
+    assert run.trials.keys() == known

@@ -6,12 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from registry.tuner.noise import Noise, Pair
 from tuning_db import CandidateKey, Decision, Environment, Interval, ProblemKey, Protocol, Store, Trial
 
 H200 = Environment({"type": "cuda", "name": "NVIDIA H200", "memory_bytes": 2**37}, {"torch": "2.11.0", "driver": "580"})
 OLDER = Environment(H200.hardware, {"torch": "2.10.0", "driver": "570"})
 COLD = Protocol("cold", {"clock": "cuda_event", "cache_bytes": 62914560})
 HOT = Protocol("hot", {"clock": "cuda_event"})
+NOISE = Noise(
+    decided=(Pair(5.6, 1.011), Pair(5.6, 0.996), Pair(61.0, 1.002)),
+    single=(Pair(10.0, 1.12), Pair(10.0, 0.9), Pair(100.0, 1.03)),
+    variances=((5.6, 1.2e-5), (61.0, 3e-6)),
+    copies=((5.6, 8e-6),),
+)
+"""Four pairs at about 10 µs, of which two differ by a tenth; two at about 100 µs."""
 HOSTILE = '<script>alert("&")</script>'
 
 ROW = CandidateKey("triton.row", "f1", {"num_warps": 4})
@@ -65,5 +73,6 @@ def fill(path: Path) -> Path:
         )  # fmt: skip
         store.publish(run, tie)
         store.add_trials(run, [trial(softmax(8, cols=128256), TORCH, 50.0)])
-        store.end_run(run, {"seconds": 61.0, "device_seconds": 40.0, "busy_share": 0.66, "aa_noise": 0.012})
+        ended = {"seconds": 61.0, "worker_seconds": 40.0, "worker_share": 0.66, "noise": NOISE.details}
+        store.end_run(run, ended)
     return path

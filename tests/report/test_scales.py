@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,9 @@ from hypothesis import strategies as st
 
 from registry.report import formats
 from registry.report.scales import LogScale
+from registry.tuner.noise import Noise
+
+from .records import NOISE
 
 positive = st.floats(1e-3, 1e9)
 
@@ -58,11 +63,9 @@ def test_dimensions_are_short_but_exact(value: object, shown: str) -> None:
     [
         ("memory_bytes", 150323855360, "140 GiB"),
         ("device seconds", 240.0, "4 min 00 s"),
-        ("busy_share", 0.66, "66%"),
-        ("aa_noise", 0.0123, "1.2%"),
+        ("worker_share", 0.66, "66%"),
         ("mig", False, "false"),
         ("compile_seconds", {"triton": 3.0}, "triton 3.0 s"),
-        ("aa_noise", {"10 µs": 0.02}, "10 µs 2.0%"),
         ("compute_capability", [9, 0], "9, 0"),
         ("max_samples", 60, "60"),
         ("note", None, "–"),
@@ -70,6 +73,16 @@ def test_dimensions_are_short_but_exact(value: object, shown: str) -> None:
 )
 def test_a_name_tells_the_unit(name: str, value: object, shown: str) -> None:
     assert formats.named(value, name) == shown
+
+
+def test_of_noise_only_what_a_candidate_differs_from_itself_is_told() -> None:
+    near, far = (f"{formats.percent(NOISE.aa(us))} at {us:g} µs" for us in (10.0, 100.0))
+    assert formats.named(NOISE.details, "noise") == f"A/A {near}, {far}"
+
+
+@pytest.mark.parametrize("noise", [Noise().details, {}, {"aa": None}, {"aa": ["12%"]}, {"aa": {"10 µs": "a lot"}}])
+def test_of_noise_that_nobody_measured_nothing_is_told(noise: Mapping[str, Any]) -> None:
+    assert formats.named(noise, "noise") == formats.NONE
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,31 @@ def test_a_dismissed_worker_ends_by_itself_and_another_takes_its_place(crew: Cre
     assert len(answer.times[0]) == JOB.rounds
 
 
+class Driver:
+    """Tells the part of the time in which a kernel ran, as NVML does."""
+
+    def __init__(self, *percents: int | None) -> None:
+        self.percents = list(percents)
+
+    def utilisation(self) -> int | None:
+        return self.percents.pop(0)
+
+
+def test_how_long_kernels_ran_is_weighed_by_time_and_counts_from_when_all_had_started(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [crew._began]
+    monkeypatch.setattr("registry.tuner.crew.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(crew, "_gpu", Driver(99, 10, None, 60, 20))
+    assert crew.kernel_share(10) is None
+    for seconds in (5.0, 10.0, 10.05, 11.0, 12.0, 15.0):
+        now[0] = crew._began + seconds
+        crew._look_at_device()
+    # at 10.05 it was too early to ask again, at 11 the driver said nothing
+    assert crew.kernel_share(10) == pytest.approx((2 * 0.6 + 3 * 0.2) / 5)
+    assert crew.kernel_share(20) is None
+
+
 def test_a_crew_is_closed_with_its_worker_dismissed_or_not_yet_started(crew: Crew) -> None:
     pid = pid_of(crew)
     crew.dismiss_worker()

@@ -1,4 +1,4 @@
-"""The machine against itself: a copy that enters as two, timed by a real worker."""
+"""The machine against itself: what enters as two, timed by a real worker."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from tuning_db import Environment, Store
 CPU = Device.of("cpu")
 
 
-def test_a_worker_times_the_smallest_problems_copy_as_two(catalog: Catalog) -> None:
+def test_a_worker_times_the_smallest_problems_copy_and_a_candidate_as_two(catalog: Catalog) -> None:
     problems = [Problem("square", {"n": n, "dtype": "float32"}) for n in (40_000, 4_000, 2**42)]
     job = aa_job(plan(problems, catalog, CPU), Protocol.of(CPU))
     assert job is not None
     assert dict(job.dims)["n"] == 4_000
-    noise = aa_of(Worker(catalog, CPU).block(job, lambda step: None))
-    assert len(noise.single) == PAIRS_PER_DECADE
+    assert [entrant.implementation for entrant in job.entrants] == ["", "", "", "", "torch.native", "torch.native"]
+    answer = Worker(catalog, CPU).block(job, lambda step: None)
+    assert answer.faults == ("",) * 6
+    noise = aa_of(answer)
+    assert len(noise.single) == PAIRS_PER_DECADE * 3 // 2
     assert all(pair.us > 0 for pair in noise.single)
     assert noise.aa(noise.single[0].us) > 0
 
@@ -48,4 +51,6 @@ def test_a_pair_is_the_median_ratio_of_ten_rounds() -> None:
     found = aa_of(Timed((one, other), ("", ""), ((), ()), 0.1))
     assert [pair.ratio for pair in found.single] == pytest.approx([1.1, 0.9])
     assert aa_of(Timed(((), one), ("out_of_memory", ""), ((), ()), 0.1)).single == ()
+    lost = Timed(((), one, one, other), ("out_of_memory", "", "", ""), ((),) * 4, 0.1)
+    assert [pair.ratio for pair in aa_of(lost).single] == pytest.approx([1.1, 0.9]), "the others are still pairs"
     assert aa_of(Outcome("crash", "gone")).single == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from tuning_db import Store
 
 SERVER = Path(__file__).with_name("tuning.py")
 CONFIGS = 24
+SEED = int(os.environ.get("RESUME_SEED") or random.SystemRandom().randrange(2**32))
+"""Of the moments at which runs are killed: others every time, unless the environment says which."""
 
 if sys.platform != "linux":
     pytest.skip("children are found through /proc", allow_module_level=True)
@@ -39,10 +42,16 @@ class Run:
     def trials(self) -> int:
         return sum(event["event"] == "TrialDone" for event in self.said())
 
-    def wait_for(self, name: str, count: int = 1) -> None:
-        """Until it has said ``name`` so often, or has ended."""
-        while sum(event["event"] == name for event in self.said()) < count and alive(self.pid):
-            time.sleep(0.005)
+    def wait_for(self, name: str, count: int = 1) -> float:
+        """Until it has said ``name`` so often, or has ended; returns how many seconds that took."""
+        return self.wait_until(lambda: sum(event["event"] == name for event in self.said()) >= count)
+
+    def wait_until(self, reached: Callable[[], bool], look_every_s: float = 0.005) -> float:
+        """Until that holds, or it has ended; returns how many seconds that took."""
+        began = time.monotonic()
+        while not reached() and alive(self.pid):
+            time.sleep(look_every_s)
+        return time.monotonic() - began
 
     def results(self) -> list[Any]:
         """Waits for its end, and what it found."""
@@ -53,10 +62,14 @@ class Run:
         return list(last["results"])
 
     def kill(self) -> list[int]:
-        """Kills it alone; returns the processes that it had started, and that these had."""
+        """Kills it alone, if it has not ended; returns the processes that it had started, and that these had."""
         family = descendants(self.pid)
-        os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
         return family
+
+
+Stage = Callable[[Run, Path], None]
 
 
 class Runs:
@@ -117,28 +130,79 @@ def vanish(pids: list[int]) -> bool:
     return False
 
 
+class Moments:
+    """Moments drawn by chance, in one stage of a run each: a method returns at one, or when the run has ended.
+
+    How long a stage takes depends on the machine; what the earlier runs took says what a later one may.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._startup_s = self._trial_s = 0.0
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """In an order in which each leaves the next one something to do."""
+        return (self.making_the_database, self.first_trials, self.startup, self.finals, self.publishing)
+
+    def making_the_database(self, run: Run, database: Path) -> None:
+        run.wait_until(database.exists)
+        self._sleep(0.2)
+
+    def first_trials(self, run: Run, database: Path) -> None:
+        self._startup_s = run.wait_for("ProblemStarted")
+        run.wait_for("TrialDone")
+        count = self._chance.randint(1, CONFIGS // 2)
+        self._trial_s = run.wait_for("TrialDone", 1 + count) / count
+        self._sleep(2 * self._trial_s)
+
+    def startup(self, run: Run, database: Path) -> None:
+        """And some of the trials that are left."""
+        self._sleep(self._startup_s + CONFIGS / 2 * self._trial_s)
+
+    def finals(self, run: Run, database: Path) -> None:
+        """They take as long as 15 to 20 trials; what is decided leaves nothing to publish."""
+        run.wait_for("FinalsStarted")
+        self._sleep(12 * self._trial_s)
+
+    def publishing(self, run: Run, database: Path) -> None:
+        """Nothing is stored from the first final on until then; the run's own end is stored soon after."""
+        run.wait_for("FinalsStarted")
+        log = database.with_name(f"{database.name}-wal")
+        before = changed_at(log)
+        run.wait_until(lambda: changed_at(log) != before, look_every_s=0.001)
+        self._sleep(0.02)
+
+    def _sleep(self, most_s: float) -> None:
+        time.sleep(self._chance.uniform(0, most_s))
+
+
+def changed_at(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def test_a_run_killed_at_any_moment_goes_on_where_it_was(runs: Runs) -> None:
-    chance = random.Random()
+    print(f"to draw these moments again: RESUME_SEED={SEED}")  # noqa: T201  (a failure's report shows it)
     size, done = 20_001, 0
-    for moment in (chance.randint(1, 8), chance.randint(1, 8)):
+    for stage in Moments(SEED).stages:
         run = runs.start(size)
-        run.wait_for("TrialDone", moment)
-        time.sleep(chance.uniform(0, 0.05))
-        family = run.kill()
-        assert len(family) >= 2
-        assert vanish(family)
-        done += run.trials()
-        # each trial that was told is stored; one more may have been stored and not told
-        assert sum(runs.stored().values()) in {done, done + 1}
-        done = sum(runs.stored().values())
-    run = runs.start(size)
-    run.wait_for("FinalsStarted")
-    family = run.kill()
-    assert vanish(family)
-    assert runs.stored() == {(size, repeats): 1 for repeats in range(1, CONFIGS + 1)}
+        stage(run, runs.database)
+        assert vanish(run.kill())
+        stored = runs.stored()
+        told = [event["event"] for event in run.said()]
+        print(f"{stage.__name__}: {len(stored)} stored, {dict(Counter(told))}")  # noqa: T201
+        assert "fault" not in told
+        # each trial that was told is stored, once; one more may have been stored and not told
+        assert set(stored.values()) <= {1}
+        assert len(stored) - done in {run.trials(), run.trials() + 1}
+        done = len(stored)
     last = runs.start(size)
-    ((n, config, _),) = last.results()
+    ((n, config, verdict),) = last.results()
     assert last.trials() == 0
+    assert verdict == "kept" or "ProblemDecided" not in told
     assert runs.stored() == {(size, repeats): 1 for repeats in range(1, CONFIGS + 1)}
     with Store.open(runs.database) as store:
         (winner,) = store.winners(op="square")
