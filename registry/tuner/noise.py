@@ -9,7 +9,7 @@ methods for assessing differential expression in microarray experiments").
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,9 +46,9 @@ class Prior:
 class Noise:
     """Noise of one run. Durations are µs.
 
-    ``decided``: pairs over all blocks of one problem's finals, just what a decision compares; ``single``: pairs of one
-    process, the blocks' and the machine's own of the start; ``variances``: (duration, variance over the three blocks)
-    of every challenger that was about as fast as the incumbent; ``copies``: those of the incumbents' copies.
+    ``decided``: pairs over the first three blocks of one problem's finals, just what a decision compares; ``single``:
+    pairs of one process, the blocks' and the machine's own of the start; ``variances``: (duration, variance over those
+    three) of every challenger that was about as fast as the incumbent; ``copies``: those of the incumbents' copies.
     """
 
     decided: tuple[Pair, ...] = ()
@@ -66,6 +66,10 @@ class Noise:
             if len(pairs) >= PAIRS_PER_DECADE:
                 return _high(pairs)
         return _high(self.single or self.decided)
+
+    def finals_like(self, durations: Collection[float]) -> int:
+        """How many finals it knows whose incumbents took about as long as one of these, in µs."""
+        return sum(any(_same_decade(pair.us, us) for us in durations) for pair in self.decided)
 
     def prior(self, us: float) -> Prior:
         """The usual variance at that duration, by the median of those of the decade, or of all when they are few.

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.finals_noise import Measured, extract, load
-from benchmarks.finals_simulation import World, simulate
-from registry.tuner.finals import BLOCKS
+from benchmarks.finals_simulation import World, simulate, table
+from registry.tuner.finals import BLOCKS, MOST_BLOCKS, ROUNDS
 from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Protocol, Store
 
 
@@ -34,6 +34,18 @@ def test_the_rule_keeps_its_promises_on_measured_noise(measured: Sequence[Measur
     """Of 48 decisions each; benchmarks.finals_simulation prints the rates of thousands."""
     assert simulate(World(measured, 3), kind, 3, gain=False, runs=2).rate() <= 0.03
     assert simulate(World(measured, 4), kind, 3, gain=True, runs=2).rate() <= 0.2
+
+
+@pytest.mark.parametrize("kind", ["twin", "real"])
+def test_one_problem_alone_is_decided_as_well_in_its_more_blocks(measured: Sequence[Measured], kind: str) -> None:
+    assert simulate(World(measured, 3), kind, 3, gain=False, runs=48, problems=1).rate() <= 0.03
+    assert simulate(World(measured, 4), kind, 3, gain=True, runs=48, problems=1).rate() <= 0.2
+
+
+def test_the_table_names_the_blocks_and_the_decisions(measured: Sequence[Measured]) -> None:
+    lines = table(World(measured, 0), 2, 1)
+    assert lines[0] == f"One problem alone: {MOST_BLOCKS} blocks of {ROUNDS} rounds; 2 decisions a figure"
+    assert len(lines) == 4 + 2 * 4
 
 
 def test_the_simulation_sees_a_rule_that_is_too_eager(

@@ -15,7 +15,16 @@ from registry.problem import Problem
 from registry.tuner.contest import DISTURBED, Contest
 from registry.tuner.deciding import Deciding
 from registry.tuner.events import Event, FinalsStarted, Note, Result
-from registry.tuner.finals import ATTEMPTS, BLOCKS, FINALISTS, INCUMBENT_COPY, PRE_ROUNDS, ROUNDS
+from registry.tuner.finals import (
+    ATTEMPTS,
+    BLOCKS,
+    FINALISTS,
+    INCUMBENT_COPY,
+    MOST_BLOCKS,
+    PRE_ROUNDS,
+    ROUNDS,
+    USUAL_IS_KNOWN,
+)
 from registry.tuner.jobs import BlockJob, Entrant, Outcome, Timed
 from registry.tuner.noise import Noise, Pair
 from registry.tuner.planning import ProblemPlan, plan
@@ -51,7 +60,7 @@ class Bench:
     def run_blocks(self, jobs: Sequence[BlockJob]) -> list[Timed | Outcome]:
         self.jobs += jobs
         if self.workers and self.workers[-1]:
-            self.meanwhile(len(self.workers) // BLOCKS)
+            self.meanwhile(len(self.workers) // MOST_BLOCKS)
         return [self._timed(job) for job in jobs]
 
     def fresh_worker(self, *, last: bool) -> None:
@@ -130,17 +139,17 @@ def publish(planned: ProblemPlan, recorder: Recorder, name: str) -> None:
     assert recorder.publish(decision, [])
 
 
-def test_the_default_and_its_copy_meet_two_challengers_in_three_fresh_processes(
+def test_the_default_and_its_copy_meet_two_challengers_in_fresh_processes(
     planned: ProblemPlan, recorders: Callable[[], Recorder]
 ) -> None:
     bench = Bench(HONEST)
     recorder = recorders()
     result, events, _ = decide(planned, recorder, bench)
-    assert len(bench.jobs) == 1 + BLOCKS
+    assert len(bench.jobs) == 1 + MOST_BLOCKS
     # "honest 40" is three times slower than the fastest; the incumbent enters to be compared with
     assert [label(entrant) for entrant in bench.jobs[0].entrants] == ["chatters", "honest 2", "honest 1"]
-    assert bench.workers == [False] * (BLOCKS - 1) + [True]
-    assert [job.rounds for job in bench.jobs] == [PRE_ROUNDS, *[ROUNDS] * BLOCKS]
+    assert bench.workers == [False] * (MOST_BLOCKS - 1) + [True]
+    assert [job.rounds for job in bench.jobs] == [PRE_ROUNDS, *[ROUNDS] * MOST_BLOCKS]
     for number, job in enumerate(bench.finals):
         roles = sorted((entrant.role, label(entrant)) for entrant in job.entrants if entrant.role != "floor")
         assert roles == [
@@ -150,7 +159,7 @@ def test_the_default_and_its_copy_meet_two_challengers_in_three_fresh_processes(
     assert len({job.seed for job in bench.jobs}) == len(bench.jobs)
     assert (result.verdict, label(candidates(planned)["honest 1"])) == ("new", "honest 1")
     assert winner(recorder, planned) == "honest 1"
-    assert [event.problems for event in events if isinstance(event, FinalsStarted)] == [1]
+    assert [event for event in events if isinstance(event, FinalsStarted)] == [FinalsStarted(1, MOST_BLOCKS)]
 
 
 def test_a_challenger_that_is_behind_in_the_pre_final_does_not_go_on(
@@ -172,7 +181,7 @@ def test_entrants_are_set_up_in_another_order_in_every_process(
         tuple(f"{entrant.role} {label(entrant)}" for entrant in job.entrants if entrant.role != "floor")
         for job in bench.finals
     }
-    assert len(orders) == BLOCKS
+    assert len(orders) == MOST_BLOCKS
 
 
 def test_the_decision_keeps_the_ratio_to_the_default_and_every_round(
@@ -190,8 +199,8 @@ def test_the_decision_keeps_the_ratio_to_the_default_and_every_round(
     assert decision.baselines == pytest.approx({"rogue.honest": 82 / 80}, rel=1e-2)
     assert decision.floor_us == pytest.approx(FLOOR_US, rel=1e-2)
     entered = 1 + 1 + FINALISTS
-    assert len(store.finals(decision.uid)) == ROUNDS * (BLOCKS * entered + 1)
-    assert len(deciding.noise.single) == len(QUIET.single) + BLOCKS
+    assert len(store.finals(decision.uid)) == ROUNDS * (MOST_BLOCKS * entered + 1)
+    assert len(deciding.noise.single) == len(QUIET.single) + MOST_BLOCKS
     assert len(deciding.noise.decided) == 1
 
 
@@ -232,7 +241,7 @@ def test_when_another_run_publishes_first_its_winner_has_to_be_beaten(
         lambda attempt: publish(planned, other, "honest 2") if attempt == 1 else None,
     )
     result, events, _ = decide(planned, recorder, bench, bench.times)
-    assert len(bench.finals) == 2 * BLOCKS
+    assert len(bench.finals) == 2 * MOST_BLOCKS
     again = bench.finals[-1].entrants
     assert {(entrant.role, label(entrant)) for entrant in again} == {
         ("candidate", "honest 2"), ("copy", "honest 2"), ("candidate", "chatters"), ("candidate", "honest 1"),
@@ -263,7 +272,7 @@ def test_two_runs_that_find_the_same_agree_without_more_finals(
     bench = Bench(HONEST, lambda attempt: publish(planned, other, "honest 1"))
     result, events, _ = decide(planned, recorder, bench)
     assert (result.verdict, result.config) == ("kept", {"repeats": 1})
-    assert len(bench.finals) == BLOCKS
+    assert len(bench.finals) == MOST_BLOCKS
     assert not [event for event in events if isinstance(event, Note)]
 
 
@@ -274,7 +283,7 @@ def test_after_three_finals_the_other_runs_winner_stays(
     turns = ["honest 2", "honest 40", "honest 2"]
     bench = Bench({**HONEST, "chatters": 80.0}, lambda attempt: publish(planned, other, turns[attempt - 1]))
     result, events, _ = decide(planned, recorder, bench, bench.times)
-    assert len(bench.finals) == ATTEMPTS * BLOCKS
+    assert len(bench.finals) == ATTEMPTS * MOST_BLOCKS
     assert (result.verdict, result.config) == ("kept", {"repeats": 2})
     assert winner(recorder, planned) == "honest 2"
     assert any(isinstance(event, Note) and "its winner stays" in event.message for event in events)
@@ -307,7 +316,40 @@ def test_the_worker_is_free_after_the_last_block_of_each_finals_and_before_they_
         lambda: free.append((len(bench.finals), winner(recorder, planned))),
     )
     assert result.implementation == "rogue.chatters"
-    assert free == [(BLOCKS, "honest 2"), (2 * BLOCKS, "honest 2")]
+    assert free == [(MOST_BLOCKS, "honest 2"), (2 * MOST_BLOCKS, "honest 2")]
+
+
+@pytest.mark.parametrize(("problems", "blocks"), [(1, MOST_BLOCKS), (4, BLOCKS + 1), (USUAL_IS_KNOWN, BLOCKS)])
+def test_few_problems_meet_in_more_processes(
+    planned: ProblemPlan, recorders: Callable[[], Recorder], problems: int, blocks: int
+) -> None:
+    recorder, bench, events = recorders(), Bench(HONEST), list[Event]()
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
+    searches = [searched(planned, recorder, HONEST) for _ in range(problems)]
+    assert len(list(deciding.run(searches, bench.run_blocks, bench.fresh_worker))) == problems
+    assert bench.workers[:blocks] == [False] * (blocks - 1) + [True]
+    assert next(event for event in events if isinstance(event, FinalsStarted)) == FinalsStarted(problems, blocks)
+
+
+@pytest.mark.parametrize(("us", "blocks"), [(100.0, BLOCKS), (5.0, MOST_BLOCKS)])
+@pytest.mark.parametrize("earlier", [True, False])
+def test_known_noise_of_such_durations_spares_processes(
+    planned: ProblemPlan, recorders: Callable[[], Recorder], us: float, blocks: int, earlier: bool
+) -> None:
+    known, recorder, bench = Noise(decided=(Pair(us, 1.001),) * USUAL_IS_KNOWN), recorders(), Bench(HONEST)
+    noise = (QUIET, known) if earlier else (QUIET + known, None)
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), lambda event: None, *noise)
+    list(deciding.run([searched(planned, recorder, HONEST)], bench.run_blocks, bench.fresh_worker))
+    assert bench.workers == [False] * (blocks - 1) + [True]
+
+
+def test_a_large_problem_is_verified_in_the_last_block_only(
+    planned: ProblemPlan, recorders: Callable[[], Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(HONEST)
+    monkeypatch.setattr("registry.tuner.deciding.LARGE_BYTES", 0)
+    decide(planned, recorders(), bench)
+    assert [job.verify for job in bench.finals] == [False] * (MOST_BLOCKS - 1) + [True]
 
 
 def test_disturbed_finals_decide_nothing(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
@@ -335,7 +377,7 @@ def test_lost_blocks_and_problems_without_a_right_candidate_are_told(
 
     results = list(deciding.run([lost, held], crash, lambda *, last: None))
     assert [result.verdict for result in results] == ["none", "none"]
-    assert sum("was lost" in event.message for event in events if isinstance(event, Note)) == BLOCKS
+    assert sum("was lost" in event.message for event in events if isinstance(event, Note)) == MOST_BLOCKS
     assert recorder.winner(planned.op, PROBLEM) is None
 
 

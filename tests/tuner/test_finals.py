@@ -10,10 +10,14 @@ import pytest
 from registry.tuner.finals import (
     ALPHA,
     BLOCKS,
+    FEW_TELL,
     INCUMBENT_COPY,
+    MOST_BLOCKS,
     ROUNDS,
+    USUAL_IS_KNOWN,
     Ratio,
     block_ratio,
+    blocks_for,
     fastest,
     judge,
     observed,
@@ -191,6 +195,20 @@ def test_what_finals_show_of_noise() -> None:
     assert variance == pytest.approx(float(np.var(np.log([1.01, 0.99, 1.02]), ddof=1)))
     assert observed("incumbent", ["far"], blocks[:2]).decided == ()
     assert observed("incumbent", ["far"], [base]) == Noise()
+
+
+def test_finals_of_more_blocks_show_the_noise_of_three() -> None:
+    base = {"incumbent": [20.0] * 4, "near": [21.0] * 4}
+    blocks = [{**base, INCUMBENT_COPY: [20.0 * shift] * 4} for shift in (1.01, 0.99, 1.02, 1.04, 1.05)]
+    three, five = (observed("incumbent", ["near"], some) for some in (blocks[:3], blocks))
+    assert (five.decided, five.variances, five.copies) == (three.decided, three.variances, three.copies)
+    assert [pair.ratio for pair in five.single] == pytest.approx([1.01, 0.99, 1.02, 1.04, 1.05])
+
+
+def test_more_blocks_are_held_where_few_finals_tell_what_noise_is_usual() -> None:
+    assert {blocks_for(told_by) for told_by in range(1, FEW_TELL)} == {MOST_BLOCKS}
+    assert {blocks_for(told_by) for told_by in range(FEW_TELL, USUAL_IS_KNOWN)} == {BLOCKS + 1}
+    assert {blocks_for(told_by) for told_by in (USUAL_IS_KNOWN, 64, 1000)} == {BLOCKS}
 
 
 def test_a_pre_final_keeps_the_fastest_that_ran() -> None:

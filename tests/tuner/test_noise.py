@@ -43,6 +43,11 @@ def test_a_few_problems_take_the_wider_noise_of_single_processes() -> None:
     assert Noise().aa(10.0) == 0.0
 
 
+def test_finals_of_about_the_same_duration_are_counted_once_each() -> None:
+    noise = Noise(decided=(*[Pair(20.0, 1.0)] * 3, *[Pair(2000.0, 1.0)] * 4), single=(Pair(20.0, 1.0),) * 5)
+    assert [noise.finals_like(durations) for durations in ([25.0, 30.0], [25.0, 1e3], [1e6], [])] == [3, 7, 0, 0]
+
+
 def test_it_is_a_high_percentile_and_not_one_pair() -> None:
     quiet = Noise(decided=(*[Pair(20.0, 1.001)] * 99, Pair(20.0, 1.5)))
     assert quiet.aa(20.0) == pytest.approx(0.001, abs=1e-6)
