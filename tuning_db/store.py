@@ -40,6 +40,7 @@ class Store:
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
         self._closed = False
+        self._known: writing.Known = {}
 
     @classmethod
     def open(cls, url: str | Path | None = None, *, create: bool = True, migrate: bool = True) -> Store:
@@ -99,8 +100,9 @@ class Store:
             return
         with self._writing() as session:
             writing.require_run(session, run)
-            identities = writing.identities_of(session, trials)
+            identities = writing.identities_of(session, trials, known=self._known)
             writing.add_trials(session, identities, [(run, trial) for trial in trials])
+        self._known |= identities.found
 
     def publish(self, run: str, decision: Decision, finals: Sequence[Final] = ()) -> bool:
         """Stores a decision with its finals and makes it the winner if ``decision.previous`` still is.

@@ -34,12 +34,15 @@ CHUNK = 500
 
 Ids = dict[str, int]
 
+Known = dict[tuple[str, str], int]
+"""Table and key of an identity -> its row number, which stays what it is once it is committed."""
+
 
 class Identities:
     """Row numbers of identities, added where they are new.
 
     Everything of one transaction is asked for at once and added in the order of its keys: two writers on a server
-    that add the same identities in different orders would wait for each other.
+    that add the same identities in different orders would wait for each other. What is ``known`` is not asked for.
     """
 
     def __init__(
@@ -50,17 +53,18 @@ class Identities:
         protocols: Iterable[Protocol] = (),
         problems: Iterable[ProblemKey] = (),
         candidates: Iterable[tuple[str, CandidateKey]] = (),
+        known: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
         environments, candidates = set(environments), set(candidates)
-        self._hardware = _ids(session, HardwareRow, {e.hardware_key: {"identity": e.hardware} for e in environments})
-        self._software = _ids(session, SoftwareRow, {e.software_key: {"identity": e.software} for e in environments})
-        self._protocols = _ids(
-            session, ProtocolRow, {p.key: {"regime": p.regime, "details": p.details} for p in protocols}
-        )
-        self._problems = _problem_ids(session, {p.key: p for p in problems})
+        self._session, self._known = session, known or {}
+        self.found: Known = {}
+        self._hardware = self._ids(HardwareRow, {e.hardware_key: {"identity": e.hardware} for e in environments})
+        self._software = self._ids(SoftwareRow, {e.software_key: {"identity": e.software} for e in environments})
+        self._protocols = self._ids(ProtocolRow, {p.key: {"regime": p.regime, "details": p.details} for p in protocols})
+        self._problems = self._problem_ids({p.key: p for p in problems})
         implementations = {_implementation_key(*pair): _implementation_values(*pair) for pair in candidates}
-        self._implementations = _ids(session, ImplementationRow, implementations)
-        self._candidates = _ids(session, CandidateRow, {_candidate_key(*p): self._candidate(*p) for p in candidates})
+        self._implementations = self._ids(ImplementationRow, implementations)
+        self._candidates = self._ids(CandidateRow, {_candidate_key(*p): self._candidate(*p) for p in candidates})
 
     def environment(self, environment: Environment) -> dict[str, int]:
         """The two references that name an environment."""
@@ -82,6 +86,23 @@ class Identities:
         """The row number of a candidate of ``op``."""
         return self._candidates[_candidate_key(op, candidate)]
 
+    def _ids(self, row: type[Keyed], wanted: Mapping[str, Mapping[str, Any]]) -> Ids:
+        places = {key: (row.__tablename__, key) for key in wanted}
+        ids = {key: self._known[place] for key, place in places.items() if place in self._known}
+        ids |= _ids(self._session, row, {key: values for key, values in wanted.items() if key not in ids})
+        self.found |= {places[key]: number for key, number in ids.items()}
+        return ids
+
+    def _problem_ids(self, wanted: Mapping[str, ProblemKey]) -> Ids:
+        """An op may have changed which dimensions are static since a problem was stored: today's choice counts."""
+        places = {key: (ProblemRow.__tablename__, f"{key} {problem.static_key}") for key, problem in wanted.items()}
+        new = {key: problem for key, problem in wanted.items() if places[key] not in self._known}
+        found = _ids(self._session, ProblemRow, {key: _problem_values(problem) for key, problem in new.items()})
+        _renew_static_keys(self._session, new)
+        ids = found | {key: self._known[place] for key, place in places.items() if key not in found}
+        self.found |= {places[key]: number for key, number in ids.items()}
+        return ids
+
     def _candidate(self, op: str, candidate: CandidateKey) -> dict[str, Any]:
         key = _implementation_key(op, candidate)
         return {"implementation_id": self._implementations[key], "config": candidate.config}
@@ -92,6 +113,7 @@ def identities_of(
     trials: Sequence[Trial],
     decisions: Sequence[tuple[Decision, Sequence[Final]]] = (),
     environments: Iterable[Environment] = (),
+    known: Mapping[tuple[str, str], int] | None = None,
 ) -> Identities:
     """The identities that all these records name."""
     records: list[Trial | Decision] = [*trials, *(decision for decision, _ in decisions)]
@@ -107,6 +129,7 @@ def identities_of(
         protocols={record.protocol for record in records},
         problems={record.problem for record in records},
         candidates={*((record.problem.op, record.candidate) for record in records), *finalists},
+        known=known,
     )
 
 
@@ -191,15 +214,12 @@ def _ids(session: Session, row: type[Keyed], wanted: Mapping[str, Mapping[str, A
     return found | _known(session, row, missing)
 
 
-def _problem_ids(session: Session, wanted: Mapping[str, ProblemKey]) -> Ids:
-    """An op may have changed which dimensions are static since a problem was stored: today's choice counts."""
-    found = _ids(session, ProblemRow, {key: _problem_values(problem) for key, problem in wanted.items()})
+def _renew_static_keys(session: Session, wanted: Mapping[str, ProblemKey]) -> None:
     for chunk in chunks(wanted):
         stored = session.execute(select(ProblemRow.key, ProblemRow.static_key).where(ProblemRow.key.in_(chunk)))
         for key in sorted(key for key, static_key in stored if static_key != wanted[key].static_key):
             changed = update(ProblemRow).where(ProblemRow.key == key).values(static_key=wanted[key].static_key)
             session.execute(changed, execution_options={"synchronize_session": False})
-    return found
 
 
 def _known(session: Session, row: type[Keyed], keys: Iterable[str]) -> Ids:

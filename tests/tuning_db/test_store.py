@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
-from tuning_db import CandidateKey, Environment, Final, InvalidRecordError, Protocol, Store, TuningDBError
+from tuning_db import CandidateKey, Environment, Final, InvalidRecordError, Protocol, Store, TuningDBError, writing
 
 
 def test_a_trial_comes_back_as_it_was(store: Store, make: Any) -> None:
@@ -303,3 +304,29 @@ def _together(count: int, action: Any) -> None:
     for thread in threads:
         thread.join()
     assert faults == []
+
+
+def test_identities_that_are_stored_are_not_asked_for_again(store: Store, make: Any) -> None:
+    run = store.start_run(make.environment)
+    store.add_trials(run, [make.trial()])
+    statements: list[str] = []
+    engine = store._opened.writer
+    event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+    store.add_trials(run, [make.trial()])
+    assert len([text for text in statements if text.startswith(("SELECT", "INSERT", "UPDATE"))]) == 2
+    store.add_trials(run, [make.trial(make.problem(rows=7), num_warps=8)])
+    assert [trial.problem.dims["rows"] for trial in store.trials()].count(7) == 1
+    assert len(store.trials()) == 3
+
+
+def test_identities_of_a_transaction_that_failed_are_asked_for_again(
+    store: Store, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = store.start_run(make.environment)
+    with monkeypatch.context() as patched:
+        patched.setattr(writing, "add_trials", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            store.add_trials(run, [make.trial()])
+    trial = make.trial()
+    store.add_trials(run, [trial])
+    assert store.trials() == [trial]
