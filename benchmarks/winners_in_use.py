@@ -14,7 +14,8 @@ import sys
 import torch
 
 import registry
-from registry.numerics import as_tuple, compare, own_error, reference64
+from registry.contract import as_tuple
+from registry.numerics import compare, own_error, reference64
 from tuning_db import Decision, Store
 
 

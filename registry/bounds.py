@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from .contract import Op, Outputs
-from .numerics import Piece, as_tuple, finite, largest, largest_finite, magnitude, pieces, tolerance_of
+from .contract import Op, Outputs, as_tuple
+from .numerics import Piece, finite, largest, largest_finite, magnitude, pieces, tolerance_of
 from .problem import Problem
 
 # float16 has no nextafter; for bfloat16 a billion elements must fit in memory five times
@@ -19,7 +19,7 @@ _DTYPES = {torch.bfloat16: torch.bfloat16, torch.float16: torch.float32, torch.f
 
 @dataclass(frozen=True)
 class Bounds:
-    """The interval in which every element of one output is right by the error rule.
+    """The interval in which every element of one result is right by the error rule.
 
     Rounded inwards, so that what lies within is right; what does not goes to ``compare``.
     Where the reference is NaN both bounds are.
@@ -55,9 +55,10 @@ def bounds_of(
     torch_error: tuple[float, ...],
     dtypes: Iterable[torch.dtype] | None = None,
 ) -> tuple[Bounds, ...]:
-    """Per output what ``compare`` accepts on these arguments; ``dtypes`` are those of the op's fake, if not given."""
+    """Per result what ``compare`` accepts on these arguments; ``dtypes`` are by the op's fake, if not given."""
     if dtypes is None:
-        dtypes = [spec.dtype for spec in op.output_specs(op.arguments(values), torch.device("meta")).values()]
+        specs = op.output_specs(op.arguments(values), torch.device("meta")).values()
+        dtypes = [spec.dtype for spec in specs] + [written.dtype for written in op.results((), values)]
     parts = zip(dtypes, as_tuple(reference), torch_error, strict=True)
     return tuple(_bounds_of_one(op, problem, dtype, wide, error) for dtype, wide, error in parts)
 

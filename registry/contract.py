@@ -14,7 +14,8 @@ from .errors import InvalidArgumentError, InvalidDefinitionError, UnknownNameErr
 from .problem import Arguments, Problem, TensorSpec, Value, torch_dtype
 from .schema import Schema
 
-Outputs = torch.Tensor | tuple[torch.Tensor, ...]
+Outputs = torch.Tensor | tuple[torch.Tensor, ...] | None
+"""What a call returns: its one output, several, or None where the schema has none."""
 
 COUNT = "count"
 """What stands beside the dimensions in a shapes file: how often a program calls the problem. No dimension has it."""
@@ -23,6 +24,13 @@ _MOST_OUTPUTS = 1024
 
 _NAME = re.compile(r"([a-z][a-z0-9_]*::)?[a-z][a-z0-9_]*\Z")
 _PATH = re.compile(r"[a-z][a-z0-9_]*(\[\d+\])?\Z")
+
+
+def as_tuple(outputs: Outputs) -> tuple[torch.Tensor, ...]:
+    """None, one output or several, as a tuple."""
+    if outputs is None:
+        return ()
+    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,8 @@ class Tolerance:
     """How far an output may be from the float64 reference: ``|out - ref| <= rtol * scale + atol``.
 
     ``rtol`` and ``atol`` are per dtype name. ``scale(problem, reference)`` is a float64 tensor that broadcasts
-    against the output: the magnitude that errors are relative to, grown with the reduction's length.
+    against the output: the magnitude that errors are relative to, grown with the reduction's length. What a call
+    leaves in an argument that it mutates is judged like an output.
     """
 
     rtol: Mapping[str, float]
@@ -83,7 +92,8 @@ class Op:
 
     schema     torch's schema language with named outputs; ``Tensor(a!)`` for what is mutated
     version    bump it when the semantics change: stored winners of other versions are then ignored
-    reference  the semantics: plain torch, takes the schema's arguments in order, keeps the dtype, accumulates in at
+    reference  the semantics: plain torch, takes the schema's arguments in order, writes to those that the schema says
+               it mutates, returns the outputs or None where there are none, keeps the dtype, accumulates in at
                least float32, is right for float64 inputs and differentiable where the op is
     problem    Arguments -> Problem; raises InvalidArgumentError for what the op does not accept
     inputs     (problem, kind, generator) -> the schema's arguments in order, tensors on ``generator.device``
@@ -149,6 +159,14 @@ class Op:
             args, attributes = self.flatten(*args, **attributes)
         return self.parsed.bind(args, attributes)
 
+    def results(self, outputs: Outputs, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        """All that a call leaves to be judged: its outputs, then the arguments that it mutates, as they are now.
+
+        ``Schema.results`` names them.
+        """
+        parameters = zip(self.parsed.parameters, values, strict=True)
+        return (*as_tuple(outputs), *(value for parameter, value in parameters if parameter.mutated))
+
     def arguments(self, values: tuple[Any, ...]) -> Arguments:
         """Bound values as specs. Raises InvalidArgumentError when the tensors are on several devices."""
         specs = {
@@ -186,10 +204,9 @@ class Op:
             for value in arguments.values.values()
         ]
         outputs = (self.fake or self.reference)(*values)
-        tensors = outputs if isinstance(outputs, tuple) else (outputs,)
         return {
             name: TensorSpec(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()), device)
-            for name, tensor in zip(self.parsed.outputs, tensors, strict=True)
+            for name, tensor in zip(self.parsed.outputs, as_tuple(outputs), strict=True)
         }
 
     def problem_of(self, dims: Mapping[str, Value]) -> Problem:

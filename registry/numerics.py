@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .contract import Op, Outputs
+from .contract import Op, Outputs, as_tuple
 from .errors import InvalidDefinitionError
 from .problem import Problem, TensorSpec, dtype_name
 
@@ -43,11 +43,6 @@ class Comparison:
     message: str = ""
 
 
-def as_tuple(outputs: Outputs) -> tuple[torch.Tensor, ...]:
-    """One output or several, as a tuple."""
-    return outputs if isinstance(outputs, tuple) else (outputs,)
-
-
 def widened(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """The same arguments with every floating tensor in float64."""
     return tuple(
@@ -58,19 +53,24 @@ def widened(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @torch.no_grad()
 def reference64(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-    """The op's reference run in float64 on the arguments (the schema's values in order)."""
-    return as_tuple(op.reference(*_fresh(op, widened(values))))
+    """``Op.results`` of the op's reference run in float64 on the arguments (the schema's values in order)."""
+    return _results(op, widened(values))
 
 
 @torch.no_grad()
 def own_error(op: Op, _: Problem, values: tuple[Any, ...], reference: Outputs) -> tuple[float, ...]:
-    """Largest absolute error, per output, of the op's reference run in the arguments' own dtype.
+    """Largest absolute error, per result, of the op's reference run in the arguments' own dtype.
 
     In full precision: a process that lets float32 products be TF32 must not loosen what others are held to.
     """
     with full_precision():
-        outputs = as_tuple(op.reference(*_fresh(op, values)))
-    return tuple(_largest_error(output, wide) for output, wide in zip(outputs, as_tuple(reference), strict=True))
+        results = _results(op, values)
+    return tuple(_largest_error(result, wide) for result, wide in zip(results, as_tuple(reference), strict=True))
+
+
+def _results(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    fresh = _fresh(op, values)
+    return op.results(op.reference(*fresh), fresh)
 
 
 def _largest_error(output: torch.Tensor, reference: torch.Tensor) -> float:
@@ -125,13 +125,13 @@ def full_precision() -> Iterator[None]:
 
 @torch.no_grad()
 def compare(
-    op: Op, problem: Problem, output: Outputs, reference: Outputs, torch_error: tuple[float, ...]
+    op: Op, problem: Problem, results: Outputs, reference: Outputs, torch_error: tuple[float, ...]
 ) -> Comparison:
-    """Judge outputs. ``reference`` is ``reference64``'s, ``torch_error`` is ``own_error``'s, on the same arguments.
+    """Judge ``Op.results``. ``reference`` is ``reference64``'s, ``torch_error`` ``own_error``'s, on the same arguments.
 
     Shapes and dtypes must already be right: see ``output_faults``.
     """
-    parts = zip(op.parsed.outputs, as_tuple(output), as_tuple(reference), torch_error, strict=True)
+    parts = zip(op.parsed.results, as_tuple(results), as_tuple(reference), torch_error, strict=True)
     return max((_compare_one(op, problem, *part) for part in parts), key=lambda found: (not found.ok, found.ratio))
 
 

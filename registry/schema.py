@@ -76,7 +76,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Schema:
-    """``softmax(Tensor x, int dim=-1) -> Tensor y``, parsed. Outputs must be named: launches refer to them."""
+    """``softmax(Tensor x, int dim=-1) -> Tensor y``, parsed. Outputs must be named: launches refer to them.
+
+    There are none in ``increment(Tensor(a!) x) -> ()``.
+    """
 
     text: str
     name: str
@@ -93,12 +96,23 @@ class Schema:
         outputs = tuple(output.name for output in parsed.returns)
         if any(not name for name in outputs):
             raise InvalidDefinitionError(f"schema {text!r}: an output has no name", hint="write '-> Tensor y'")
-        return cls(text, parsed.name, tuple(_parameter(text, argument) for argument in parsed.arguments), outputs)
+        schema = cls(text, parsed.name, tuple(_parameter(text, argument) for argument in parsed.arguments), outputs)
+        if not schema.results:
+            raise InvalidDefinitionError(
+                f"schema {text!r}: it returns nothing and writes to nothing",
+                hint="write '-> Tensor y', or Tensor(a!) for an argument that is written to",
+            )
+        return schema
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The parameters' names, in order."""
         return tuple(parameter.name for parameter in self.parameters)
+
+    @cached_property
+    def results(self) -> tuple[str, ...]:
+        """Names of all that a call leaves to be judged: the outputs, then the arguments that it mutates."""
+        return (*self.outputs, *(parameter.name for parameter in self.parameters if parameter.mutated))
 
     @property
     def mutates(self) -> bool:
@@ -168,4 +182,9 @@ def _parameter(text: str, argument: Any) -> Parameter:
         )
     default = argument.default_value if argument.has_default_value() else _REQUIRED
     mutated = argument.alias_info is not None and argument.alias_info.is_write
+    if mutated and optional:
+        raise InvalidDefinitionError(
+            f"schema {text!r}: {argument.name} is mutated and optional",
+            hint="what is written to must be given: make two ops of it",
+        )
     return Parameter(argument.name, kind, optional, default, argument.kwarg_only, mutated)

@@ -16,7 +16,7 @@ import torch
 
 from . import numerics
 from .bits import same_bits
-from .contract import Op
+from .contract import Op, as_tuple
 from .contract_check import blind_spots
 from .device import Device
 from .dispatch.plan import Candidate, Plan, build
@@ -197,9 +197,9 @@ def _candidate_faults(
             yield f"{kind} inputs: {fault}"
     if candidate.implementation.deterministic and not op.parsed.mutates:
         values = _values(op, problem, kinds[0], device, layout)
-        first = numerics.as_tuple(plan(*values))
+        first = as_tuple(plan(*values))
         for _ in range(2):
-            if not _all_same(first, numerics.as_tuple(plan(*values))):
+            if not _all_same(first, as_tuple(plan(*values))):
                 yield "two runs on the same inputs differ; say deterministic = False if that is meant"
                 return
 
@@ -220,7 +220,7 @@ def _run_faults(plan: Plan, values: tuple[Any, ...]) -> Iterator[str]:
     for parameter, value, old in zip(op.parsed.parameters, values, before, strict=True):
         if isinstance(value, torch.Tensor) and not parameter.mutated and not same_bits(value, old):
             yield f"it changes its input {parameter.name}"
-    found = numerics.compare(op, plan.problem, outputs, reference, own)
+    found = numerics.compare(op, plan.problem, op.results(outputs, values), reference, own)
     if not found.ok:
         yield found.message
 
@@ -265,13 +265,13 @@ def _reference_faults(op: Op, problem: Problem, values: tuple[Any, ...]) -> list
     reference = numerics.reference64(op, values)
     own = numerics.own_error(op, problem, values, reference)
     before = [tensor.clone() for tensor in _tensors(values)]
-    outputs = numerics.as_tuple(op.reference(*values))
+    outputs = as_tuple(op.reference(*values))
     faults = numerics.output_faults(outputs, _specs(op, values), () if op.parsed.mutates else values)
     if not op.parsed.mutates and not _all_same(tuple(_tensors(values)), tuple(before)):
         faults.append("the reference changes an argument that the schema does not mark as mutated")
     if faults:
         return [f"reference against fake: {fault}" for fault in faults]
-    found = numerics.compare(op, problem, outputs, reference, own)
+    found = numerics.compare(op, problem, op.results(outputs, values), reference, own)
     return [] if found.ok else [f"its own reference is refused: {found.message}"]
 
 

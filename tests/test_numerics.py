@@ -11,7 +11,7 @@ import torch
 from registry import bounds as bounds_module
 from registry import numerics
 from registry.bounds import Bounds, bounds_of
-from registry.contract import Op, Tolerance
+from registry.contract import Op, Tolerance, as_tuple
 from registry.contracts import BOX, GEMM_INT4, SOFTMAX, SQUARE, VECTOR_ADD
 from registry.problem import Problem, TensorSpec
 
@@ -172,7 +172,7 @@ def test_bounds_accept_what_the_rule_accepts_and_never_more(op: Op, dtype: str) 
         values = op.inputs(problem, kind, torch.Generator().manual_seed(7))
         reference = numerics.reference64(op, values)
         error = numerics.own_error(op, problem, values, reference)
-        right = numerics.as_tuple(op.reference(*values))
+        right = as_tuple(op.reference(*values))
         for output, bounds in enumerate(bounds_of(op, problem, values, reference, error)):
             assert bounds.hold(right[output]), kind
             flat = right[output].reshape(-1)

@@ -11,7 +11,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 from torch.compiler import is_dynamo_compiling
 
-from ..contract import Op
+from ..contract import Op, as_tuple
 from ..errors import UnsupportedError
 from .forcing import Forced, Forcing
 
@@ -111,7 +111,7 @@ class Gradients:
         # compiled autograd traces what a backward does
         tracing = is_dynamo_compiling()
         outputs = self.backward.traced_flat(tuple(args), named) if tracing else self.backward.flat(*args, **named)
-        found = dict(zip(schema.outputs, _as_tuple(outputs), strict=True))
+        found = dict(zip(schema.outputs, as_tuple(outputs), strict=True))
         return [found.get(f"grad_{name}") for name in self.op.parsed.names]
 
 
@@ -125,7 +125,7 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gradients: Gradients, run: Callable[..., Any], *values: Any) -> Any:
         output = run(*values)
-        outputs = _as_tuple(output)
+        outputs = as_tuple(output)
         recipe = gradients.recipe
         if recipe.silent:
             ctx.mark_non_differentiable(*[outputs[place] for place in recipe.silent])
@@ -182,7 +182,3 @@ def _once(
         return found
     guarded = iter(_Once.apply(op, len(gradients), *gradients, *tied))
     return [None if gradient is None else next(guarded) for gradient in found]
-
-
-def _as_tuple(outputs: Any) -> tuple[torch.Tensor, ...]:
-    return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..artifact import Artifact, Built, Signature
-from ..contract import Op
+from ..contract import Op, as_tuple
 from ..device import Device
 from ..implementation import Implementation, Run, Tensors
 from ..problem import Arguments, Problem, TensorSpec
@@ -79,7 +79,7 @@ class Plan:
         returned = self.run(outputs, self.prepared.extend(values), scratch)
         if not self.candidate.implementation.returns_outputs:
             return outputs
-        return returned if isinstance(returned, tuple) else (returned,)
+        return as_tuple(returned)
 
 
 def _device_of(signature: Signature) -> torch.device:

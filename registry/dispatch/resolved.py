@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..contract import Op
+from ..contract import Op, as_tuple
 from ..device import Device
 from ..discovery import Catalog
 from ..errors import NotReadyError, NotTunedError, RegistryError, UnsupportedError
@@ -56,7 +56,7 @@ class Resolved:
         """What functional code returned must be what the op declares. Raises RegistryError."""
         if self.plan is None or not self.plan.candidate.implementation.returns_outputs:
             return
-        given = outputs if isinstance(outputs, tuple) else (outputs,)
+        given = as_tuple(outputs)
         expected = self.plan.signature.outputs
         if len(given) != len(expected):
             raise RegistryError(f"{self.plan.candidate} returned {len(given)} outputs, expected {len(expected)}")

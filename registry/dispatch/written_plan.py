@@ -63,7 +63,7 @@ def written_call(
         "scratch": (*held,),
     }
     groups = {group: _tuple(parts) for group, parts in items.items()}
-    after = f"return {made[0] if len(made) == 1 else _tuple(made)}"
+    after = f"return {made[0] if len(made) == 1 else _tuple(made) if made else None}"
     operands = Operands(groups, items, sizes.rows, after, on_device=True)
     if hit is not None:
         operands = replace(operands, addresses=hit.addresses, stream=hit.stream)

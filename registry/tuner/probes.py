@@ -15,7 +15,7 @@ import torch
 
 from ..artifact import Artifact, Variant
 from ..bounds import Bounds, bounds_of
-from ..contract import Op
+from ..contract import Op, as_tuple
 from ..device import Device
 from ..dispatch.plan import Candidate, Plan, build, signature_of
 from ..dispatch.prepared import PreparedTensors
@@ -239,11 +239,12 @@ def _check(plan: Plan, probe: Probe, checks: Checks) -> None:
     # what mutates is given inputs of its own
     values = _copied(probe) if op.parsed.mutates else probe.values
     returned = plan.run(given, plan.prepared.extend(values), scratch)
-    outputs = given or (returned if isinstance(returned, tuple) else (returned,))
+    outputs = as_tuple(returned) if plan.candidate.implementation.returns_outputs else given
     if faults := output_faults(outputs, plan.signature.outputs, values):
         raise WrongError("wrong_result", "; ".join(faults))
-    flags = [bounds.holding(output) for bounds, output in zip(probe.bounds, outputs, strict=True)]
-    checks.add(flags, "wrong_result", lambda: _why(op, probe, outputs))
+    results = op.results(outputs, values)
+    flags = [bounds.holding(result) for bounds, result in zip(probe.bounds, results, strict=True)]
+    checks.add(flags, "wrong_result", lambda: _why(op, probe, results))
     beside = _told(probe, "it writes outside its outputs")
     checks.add([stack.margins_untouched() for stack in stacks], "wrong_result", beside)
     check_unchanged(op, values, probe.pristine, checks)
@@ -255,10 +256,10 @@ def _copied(probe: Probe) -> tuple[Any, ...]:
     )
 
 
-def _why(op: Op, probe: Probe, outputs: tuple[torch.Tensor, ...]) -> str:
+def _why(op: Op, probe: Probe, results: tuple[torch.Tensor, ...]) -> str:
     reference = reference64(op, probe.pristine)
     error = own_error(op, probe.problem, probe.pristine, reference)
-    fault = compare(op, probe.problem, outputs, reference, error).message
+    fault = compare(op, probe.problem, results, reference, error).message
     return _told(probe, fault) if fault else ""
 
 

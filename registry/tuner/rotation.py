@@ -57,6 +57,14 @@ class Rotation:
         """By place whether every copy still holds ``values``, as tensors on the device."""
         return {place: self._stacks[place].holds(values[place]) for place in places if place in self._stacks}
 
+    def agree(self, places: Iterable[int]) -> list[torch.Tensor]:
+        """Of the tensors at these places whether all copies are equal bit by bit, as tensors on the device."""
+        return [self._stacks[place].agrees() for place in places]
+
+    def margins_untouched(self, places: Iterable[int]) -> dict[int, torch.Tensor]:
+        """By place whether nothing was ever written beside the copies, as tensors on the device."""
+        return {place: self._stacks[place].margins_untouched() for place in places}
+
     @property
     def nbytes(self) -> int:
         """Bytes of all copies."""

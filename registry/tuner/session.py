@@ -82,17 +82,17 @@ class Session:
             self._cases[kind] = case
         return case
 
-    def judge(self, case: Case, outputs: Tensors) -> str:
-        """What is wrong with the outputs of a case, looked at closely; "" when nothing is."""
-        if all(bounds.hold(output) for bounds, output in zip(case.bounds, outputs, strict=True)):
+    def judge(self, case: Case, results: Tensors) -> str:
+        """What is wrong with the results (``Op.results``) of a case, looked at closely; "" when nothing is."""
+        if all(bounds.hold(result) for bounds, result in zip(case.bounds, results, strict=True)):
             return ""
-        return self.compared(case, outputs).message
+        return self.compared(case, results).message
 
-    def compared(self, case: Case, outputs: Tensors) -> Comparison:
-        """The outputs of a case against its reference, element by element."""
+    def compared(self, case: Case, results: Tensors) -> Comparison:
+        """The results of a case against its reference, element by element."""
         reference = reference64(self.op, case.pristine)
         error = own_error(self.op, self.problem, case.pristine, reference)
-        return compare(self.op, self.problem, outputs, reference, error)
+        return compare(self.op, self.problem, results, reference, error)
 
     def _make(self, kind: str, values: tuple[Any, ...], reference: Tensors | None = None) -> Case:
         bounds = self._bounds.get(kind)
@@ -171,9 +171,14 @@ class Session:
         return self._drawn(kind)
 
     @cached_property
+    def mutated(self) -> tuple[int, ...]:
+        """Places of the arguments that the op writes to."""
+        return tuple(place for place, parameter in enumerate(self.op.parsed.parameters) if parameter.mutated)
+
+    @cached_property
     def unmutated(self) -> tuple[int, ...]:
-        """Places of the arguments that the op must leave alone."""
-        return tuple(place for place, parameter in enumerate(self.op.parsed.parameters) if not parameter.mutated)
+        """Places of those that it must leave alone."""
+        return tuple(place for place in range(len(self.op.parsed.parameters)) if place not in self.mutated)
 
     @cached_property
     def is_roomy(self) -> bool:

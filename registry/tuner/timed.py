@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..bits import having_same_bits
+from ..contract import as_tuple
 from ..dispatch.plan import Plan
 from ..implementation import Tensors
 from ..numerics import output_faults, overlap, poison
@@ -56,12 +57,12 @@ class TimedPlan:
                 poison(tuple(output.detach() for outputs in self.outputs for output in outputs))
 
     def check_first(self, checks: Checks, case: Case, when: str) -> None:
-        """See whether the first copy's outputs are right; samples need not have come to the others."""
-        self._check(checks, case, when, self.outputs[:1])
+        """See whether the first copy's results are right; samples need not have come to the others."""
+        self._check(checks, case, when, range(1))
 
     def check(self, checks: Checks, case: Case, when: str) -> None:
-        """See whether every copy's outputs are right for that case. ``when`` begins what is said if they are not."""
-        self._check(checks, case, when, self.outputs)
+        """See whether every copy's results are right for that case. ``when`` begins what is said if they are not."""
+        self._check(checks, case, when, range(len(self.outputs)))
         if self._plan.candidate.implementation.deterministic:
             differ = f"{when}: it gives other bits at other addresses for the same inputs, and does not say so"
             checks.add(self._agree(), "nondeterministic", differ)
@@ -70,6 +71,9 @@ class TimedPlan:
         """See whether anything was written beside the outputs since they were poisoned."""
         for name, stack in zip(self._plan.signature.outputs, self._stacks, strict=False):
             checks.add([stack.margins_untouched()], "wrong_result", f"it writes outside its output {name}")
+        for place, flag in self._session.rotation.margins_untouched(self._session.mutated).items():
+            name = self._session.op.parsed.names[place]
+            checks.add([flag], "wrong_result", f"it writes outside {name}, which it mutates")
 
     def _launch(self, place: int, values: tuple[Any, ...]) -> Enqueue:
         plan, outputs = self._plan, self.outputs
@@ -82,14 +86,15 @@ class TimedPlan:
 
         def keep() -> None:
             # kept, so that the allocator gives every copy its own output and the rotation stays cold
-            returned = run((), extended, scratch)
-            outputs[place] = returned if isinstance(returned, tuple) else (returned,)
+            outputs[place] = as_tuple(run((), extended, scratch))
 
         return keep if self._functional else write
 
-    def _check(self, checks: Checks, case: Case, when: str, judged: Sequence[Tensors]) -> None:
+    def _check(self, checks: Checks, case: Case, when: str, copies: range) -> None:
         if self._functional:
-            self._check_returned(judged, when)
+            self._check_returned(self.outputs[: len(copies)], when)
+        op, rotation = self._session.op, self._session.rotation
+        judged = [op.results(self.outputs[copy], rotation.copies[copy]) for copy in copies]
         # one copy within bounds is enough where the others must equal it
         closely = judged[:1] if self._plan.candidate.implementation.deterministic else judged
         checks.add(_holding(case, closely), "wrong_result", lambda: self._why(case, judged, when))
@@ -107,22 +112,23 @@ class TimedPlan:
                 raise WrongError("wrong_result", "several calls return the same memory: a later one overwrites it")
 
     def _agree(self) -> list[torch.Tensor]:
+        mutated = self._session.rotation.agree(self._session.mutated)
         if not self._functional:
-            return [stack.agrees() for stack in self._stacks]
+            return [*(stack.agrees() for stack in self._stacks), *mutated]
         first, *others = self.outputs
-        return [
+        return mutated + [
             having_same_bits(output, expected)
             for outputs in others
             for output, expected in zip(outputs, first, strict=True)
         ]
 
     def _why(self, case: Case, judged: Sequence[Tensors], when: str) -> str:
-        for outputs in judged:
-            if fault := self._session.judge(case, outputs):
+        for results in judged:
+            if fault := self._session.judge(case, results):
                 return f"{when}: {fault}"
         # right now, though it was not when the flag was made
         return f"{when}: {LATE}" if all(bool(flag) for flag in _holding(case, judged)) else ""
 
 
 def _holding(case: Case, judged: Sequence[Tensors]) -> list[torch.Tensor]:
-    return [bounds.holding(output) for outputs in judged for bounds, output in zip(case.bounds, outputs, strict=True)]
+    return [bounds.holding(result) for results in judged for bounds, result in zip(case.bounds, results, strict=True)]

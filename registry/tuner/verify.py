@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..bits import having_same_bits
-from ..contract import Op
+from ..contract import Op, as_tuple
 from ..dispatch.plan import Plan
 from ..implementation import Tensors
 from ..numerics import output_faults, overlap, poison
@@ -44,8 +44,8 @@ def verify(plan: Plan, session: Session, smaller: tuple[Plan, Session] | None = 
     with _stream_kept(session):
         if smaller is not None:
             case = session.case(session.timed_kind)
-            outputs = _run_on(plan, session, case, checks)
-            checks.add(_hold(case, outputs), "wrong_result", partial(_why, session, case, outputs))
+            results = _run_on(plan, session, case, checks)
+            checks.add(_hold(case, results), "wrong_result", partial(_why, session, case, results))
         _run_twice(*(smaller or (plan, session)), checks)
         checks.settle()
         _verify_other_kinds(*(smaller or (plan, session)), checks)
@@ -53,9 +53,9 @@ def verify(plan: Plan, session: Session, smaller: tuple[Plan, Session] | None = 
 
 def _run_twice(plan: Plan, session: Session, checks: Checks) -> None:
     case = session.case(session.timed_kind)
-    outputs = _run_on(plan, session, case, checks)
-    right = _hold(case, outputs), "wrong_result", partial(_why, session, case, outputs)
-    _run_again(plan, session, case, outputs, checks, right)
+    results = _run_on(plan, session, case, checks)
+    right = _hold(case, results), "wrong_result", partial(_why, session, case, results)
+    _run_again(plan, session, case, results, checks, right)
 
 
 def _verify_other_kinds(plan: Plan, session: Session, checks: Checks) -> None:
@@ -63,8 +63,8 @@ def _verify_other_kinds(plan: Plan, session: Session, checks: Checks) -> None:
         if kind == session.timed_kind:
             continue
         case = session.case(kind)
-        outputs = _run_on(plan, session, case, checks)
-        checks.add(_hold(case, outputs), "wrong_result", partial(_why, session, case, outputs))
+        results = _run_on(plan, session, case, checks)
+        checks.add(_hold(case, results), "wrong_result", partial(_why, session, case, results))
         if not session.is_roomy:
             checks.settle()
     checks.settle()
@@ -134,7 +134,10 @@ def _verify_mutating(timed: TimedPlan, session: Session, checks: Checks) -> None
 
 
 def _run_on(plan: Plan, session: Session, case: Case, checks: Checks) -> Tensors:
-    """Run once into poisoned memory, and see that the inputs are what they were (what mutates is given copies)."""
+    """Run once into poisoned memory, and see that the inputs are what they were (what mutates is given copies).
+
+    Returns ``Op.results``.
+    """
     values = clone(case.values) if session.op.parsed.mutates else case.values
     outputs = run_poisoned(plan, values)
     check_unchanged(session.op, values, case.pristine, checks)
@@ -145,48 +148,49 @@ def _run_on(plan: Plan, session: Session, case: Case, checks: Checks) -> Tensors
     if plan.candidate.implementation.returns_outputs and session.is_roomy:
         # memory that was returned and is free is somebody else's now
         poison(tuple([torch.empty_like(output) for output in outputs]))
-    return outputs
+    return session.op.results(outputs, values)
 
 
 def _run_again(
-    plan: Plan, session: Session, case: Case, outputs: Tensors, checks: Checks, right: tuple[Flags, str, Explain]
+    plan: Plan, session: Session, case: Case, results: Tensors, checks: Checks, right: tuple[Flags, str, Explain]
 ) -> None:
     """A second run, elsewhere: at another address, and on a GPU on another stream, behind a delay, ahead of which the
     inputs are nonsense. What is compared is what the very next kernel on that stream reads.
 
     ``right`` is the check of the first run: what differs from run to run is called so, rather than wrong.
     """
-    early, rotation = clone(outputs), session.rotation
+    early, rotation = clone(results), session.rotation
     with _other_stream(session):
         rotation.spoil()
         _delay(session)
         rotation.show(case.kind, case.pristine)
         if plan.prepared:
             rotation.announce()
-        again = run_poisoned(plan, rotation.copies[0])
+        outputs = run_poisoned(plan, rotation.copies[0])
+        again = session.op.results(outputs, rotation.copies[0])
         read = clone(again)
-        if faults := output_faults(again, plan.signature.outputs, rotation.copies[0]):
+        if faults := output_faults(outputs, plan.signature.outputs, rotation.copies[0]):
             raise WrongError("wrong_result", f"its second run: {'; '.join(faults)}")
-        same = [having_same_bits(one, other) for one, other in zip(outputs, read, strict=True)]
-    if any(overlap(one, other) for one, other in zip(outputs, again, strict=True)):
+        same = [having_same_bits(one, other) for one, other in zip(results, read, strict=True)]
+    if any(overlap(one, other) for one, other in zip(results, again, strict=True)):
         raise WrongError("wrong_result", "two calls return the same memory: the second overwrites the first's result")
     if plan.candidate.implementation.deterministic:
-        checks.add(same, "nondeterministic", partial(_differing, session, case, outputs, read, again))
+        checks.add(same, "nondeterministic", partial(_differing, session, case, results, read, again))
     checks.add(*right)
     checks.add(_hold(case, read), "wrong_result", partial(_why_again, session, case, read, again))
-    _check_memory((*outputs, *again), (*early, *read), checks, refill=session.is_roomy)
+    _check_memory((*results, *again), (*early, *read), checks, refill=session.is_roomy)
     if session.op.parsed.mutates:
         rotation.spoil()
         session.show(case.kind)
 
 
-def _check_memory(outputs: Tensors, early: Tensors, checks: Checks, *, refill: bool) -> None:
-    """Outputs must stay what they were when the memory that is free by now is used, and without another write."""
+def _check_memory(results: Tensors, early: Tensors, checks: Checks, *, refill: bool) -> None:
+    """Results must stay what they were when the memory that is free by now is used, and without another write."""
     if refill:
-        poison(tuple([torch.empty_like(output) for output in outputs]))
-    for output, was in zip(outputs, early, strict=True):
-        fault = "its output changes after it has returned: the memory is used again, or something still writes to it"
-        checks.add([having_same_bits(output, was)], "wrong_result", fault)
+        poison(tuple([torch.empty_like(result) for result in results]))
+    for result, was in zip(results, early, strict=True):
+        fault = "its result changes after it has returned: the memory is used again, or something still writes to it"
+        checks.add([having_same_bits(result, was)], "wrong_result", fault)
 
 
 def _check_copies(session: Session, case: Case, checks: Checks) -> None:
@@ -203,9 +207,7 @@ def run_poisoned(plan: Plan, values: tuple[Any, ...]) -> Tensors:
     scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
     poison((*outputs, *scratch))
     returned = plan.run(outputs, plan.prepared.extend(values), scratch)
-    if not functional:
-        return outputs
-    return returned if isinstance(returned, tuple) else (returned,)
+    return as_tuple(returned) if functional else outputs
 
 
 def check_unchanged(op: Op, values: tuple[Any, ...], pristine: tuple[Any, ...], checks: Checks) -> None:
@@ -216,32 +218,32 @@ def check_unchanged(op: Op, values: tuple[Any, ...], pristine: tuple[Any, ...], 
             checks.add([flag], "wrong_result", f"it changes its input {parameter.name}")
 
 
-def _hold(case: Case, outputs: Tensors) -> list[torch.Tensor]:
-    return [bounds.holding(output) for bounds, output in zip(case.bounds, outputs, strict=True)]
+def _hold(case: Case, results: Tensors) -> list[torch.Tensor]:
+    return [bounds.holding(result) for bounds, result in zip(case.bounds, results, strict=True)]
 
 
-def _why(session: Session, case: Case, outputs: Tensors) -> str:
-    if fault := session.judge(case, outputs):
+def _why(session: Session, case: Case, results: Tensors) -> str:
+    if fault := session.judge(case, results):
         return f"{case.kind} inputs: {fault}"
-    return f"{case.kind} inputs: {LATE}" if all(map(bool, _hold(case, outputs))) else ""
+    return f"{case.kind} inputs: {LATE}" if all(map(bool, _hold(case, results))) else ""
 
 
-def _why_again(session: Session, case: Case, read: Tensors, outputs: Tensors) -> str:
+def _why_again(session: Session, case: Case, read: Tensors, again: Tensors) -> str:
     fault = session.judge(case, read)
     if fault and session.device.type == "cuda":
         torch.cuda.synchronize(session.device.torch)
     if not fault:
         return ""
-    if not session.judge(case, outputs):
+    if not session.judge(case, again):
         return f"its second run: {LATE}"
     where = "on another stream and " if session.device.type == "cuda" else ""
     return f"its second run, {where}at another address, is wrong: {case.kind} inputs: {fault}"
 
 
-def _differing(session: Session, case: Case, outputs: Tensors, read: Tensors, again: Tensors) -> str:
+def _differing(session: Session, case: Case, results: Tensors, read: Tensors, again: Tensors) -> str:
     """Two runs differ: by rounding, or because one of them is wrong altogether."""
-    if session.compared(case, outputs).ratio > _BY_ROUNDING:
-        raise WrongError("wrong_result", _why(session, case, outputs))
+    if session.compared(case, results).ratio > _BY_ROUNDING:
+        raise WrongError("wrong_result", _why(session, case, results))
     if session.compared(case, read).ratio > _BY_ROUNDING:
         raise WrongError("wrong_result", _why_again(session, case, read, again))
     return "two runs on the same input differ, and it does not say so"

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from registry import numerics
 from registry.artifact import Built
-from registry.contract import Op
+from registry.contract import Op, as_tuple
 from registry.contracts import (
     BOX,
     GELU,
@@ -66,7 +65,7 @@ def through(op: Op) -> Callable[..., Tensor]:
         def backward(ctx: Any, *gradients: Any) -> Any:
             if backward is None:
                 return gradients * len(tensors)
-            found = numerics.as_tuple(backward.reference(*gradients, *ctx.saved_tensors, *ctx.attributes))
+            found = as_tuple(backward.reference(*gradients, *ctx.saved_tensors, *ctx.attributes))
             return *found, *[None] * len(ctx.attributes)
 
     apply: Callable[..., Tensor] = ByReference.apply

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from registry import numerics
-from registry.contract import Op, Outputs
+from registry.contract import Op, Outputs, as_tuple
 from registry.contracts import (
     BOX,
     GELU,
@@ -127,7 +127,7 @@ def test_an_output_mutant_is_refused_by_some_kind(key: str, place: int, mutant: 
     op = BY_NAME[problem.op]
 
     def damaged(*values: Any) -> Outputs:
-        outputs = [output.clone() for output in numerics.as_tuple(op.reference(*values))]
+        outputs = [output.clone() for output in as_tuple(op.reference(*values))]
         outputs[place] = OUTPUT_MUTANTS[mutant](outputs[place])
         return tuple(outputs)
 

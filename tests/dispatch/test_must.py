@@ -16,11 +16,12 @@ from registry import Config, Device, Implementation, Problem, TensorSpec
 from registry.artifact import Built
 from registry.backends.triton_launch import full_grid
 from registry.bounds import bounds_of
+from registry.contract import as_tuple
 from registry.contracts import BOX
 from registry.discovery import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.implementation import Run
-from registry.numerics import as_tuple, own_error, reference64
+from registry.numerics import own_error, reference64
 from registry.problem import FULL_ALIGNMENT
 
 OPS = [op.name for op in BOX]

@@ -17,9 +17,10 @@ import registry
 import tuning_db
 from benchmarks.hammer import Hammer, cases
 from registry.bounds import bounds_of
+from registry.contract import as_tuple
 from registry.discovery import Catalog
 from registry.dispatch.dispatcher import Dispatcher
-from registry.numerics import as_tuple, own_error, reference64
+from registry.numerics import own_error, reference64
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)

@@ -17,12 +17,13 @@ import triton
 import registry_triton
 from registry.backends import triton_launch
 from registry.bits import same_bits
+from registry.contract import as_tuple
 from registry.contracts import BOX
 from registry.device import Device
 from registry.dispatch.plan import Candidate, Plan, build
 from registry.errors import NotReadyError, OutOfResourcesError
 from registry.implementation import Implementation, Launch
-from registry.numerics import as_tuple, compare, own_error, poison, reference64
+from registry.numerics import compare, own_error, poison, reference64
 from registry.problem import Problem
 from registry.space import Config
 from registry_triton.softmax import RowSoftmax

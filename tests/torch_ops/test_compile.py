@@ -236,6 +236,31 @@ def shifted(x: torch.Tensor, by: float) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+def test_an_op_without_outputs_writes_in_eager_and_compiled_code(dispatcher: Dispatcher) -> None:
+    schema = "acme::bump(Tensor(a!) x, *, float by=1.0) -> ()"
+    dispatcher.catalog.define(
+        replace(SQUARE, name="acme::bump", schema=schema, reference=bump, backward=None, fake=lambda x, by: None)
+    )
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x = x * 1
+        assert dispatcher.call("acme::bump", x, by=2.0) is None
+        dispatcher.op("acme::bump")(x)
+        return x
+
+    for backend in ("eager", "aot_eager"):
+        close(torch.compile(f, fullgraph=True, backend=backend, dynamic=True)(torch.zeros(3)), torch.full((3,), 3.0))
+    close(f(torch.zeros(3)), torch.full((3,), 3.0))
+    x = torch.zeros(3)
+    assert torch.ops.acme.bump(x) is None
+    close(x, torch.ones(3))
+    torch.library.opcheck(torch.ops.acme.bump.default, (x,), {"by": 3.0})
+
+
+def bump(x: torch.Tensor, by: float) -> None:
+    x.add_(by)
+
+
 def test_a_name_that_another_library_has_taken_is_an_error_where_it_is_traced(dispatcher: Dispatcher) -> None:
     library = torch.library.Library("acme", "FRAGMENT")
     library.define("taken(Tensor x) -> Tensor y")
