@@ -62,7 +62,11 @@ class CompileError(RegistryError):
 
 
 class OutOfResourcesError(CompileError):
-    """A variant that compiled but needs more registers or shared memory than the device has."""
+    """A kernel for which there is no room.
+
+    It, or its grid, needs more than the device has (registers, shared memory, blocks), or the process has loaded as
+    many CUDA kernels as it may.
+    """
 
 
 class NotReadyError(RegistryError):

@@ -8,7 +8,7 @@ from typing import Any
 
 from .backward_check import check_backward
 from .contract import Op
-from .contract_check import refuse_blind
+from .contract_check import is_in_the_box, refuse_blind
 from .errors import InvalidDefinitionError
 from .hooks import DEFINES
 from .implementation import Implementation
@@ -31,15 +31,8 @@ def check_new_op(op: Any, known: Mapping[str, Op], *, bare: bool = True) -> None
             f"it defines {op.name!r}, but bare names belong to the ops in the box: name it vendor::{op.name}"
         )
     check_backward(op, known)
-    if not _is_in_the_box(op):
+    if not is_in_the_box(op):
         refuse_blind(op)
-
-
-def _is_in_the_box(op: Op) -> bool:
-    """Those are checked by the tests; whoever starts a process need not wait for it."""
-    from .contracts import BOX
-
-    return any(op is ours for ours in BOX)
 
 
 def check_implementation_of(

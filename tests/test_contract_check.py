@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from registry import contract_check
 from registry.contract import Op, Tolerance
 from registry.contract_check import blind_spots, refuse_blind, refuse_unseen
 from registry.contracts import BOX, GEMM_INT4, RMS_NORM, SOFTMAX, SQUARE
 from registry.discovery import Catalog
-from registry.errors import CheckError, InvalidDefinitionError
+from registry.errors import CheckError, InvalidArgumentError, InvalidDefinitionError
 from registry.problem import Problem, Value
 from registry.testing import check_op
 
 CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 UNSEEN: Mapping[str, Value] = {"n": 12_345, "dtype": "float32"}
 """Dimensions that are none of square's examples."""
 
@@ -38,6 +40,37 @@ def with_tolerance(op: Op, rtol: float, atol: float) -> Op:
         dict.fromkeys(op.tolerance.rtol, rtol), dict.fromkeys(op.tolerance.atol, atol), op.tolerance.scale
     )
     return replace(op, name=name, schema=op.schema.replace(op.name, name, 1), tolerance=tolerance)
+
+
+def without_examples(op: Op, **changes: Any) -> Op:
+    """Another op like it, of which nothing is known before its first problem."""
+    return replace(op, examples=(), **changes)
+
+
+class Looks:
+    """Every draw of inputs: problem, kind and device. It is made on the CPU, or raises ``faults[device]``."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Problem, str, torch.device]] = []
+        self.faults: dict[torch.device, Exception] = {}
+
+    def drawn(self, op: Op, problem: Problem, kind: str, seed: int, device: torch.device) -> tuple[Any, ...]:
+        self.seen.append((problem, kind, device))
+        if device in self.faults:
+            raise self.faults[device]
+        return op.parsed.bind(op.inputs(problem, kind, torch.Generator().manual_seed(seed)), {})
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """In order, each once."""
+        return list(dict.fromkeys(device for _, _, device in self.seen))
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> Looks:
+    made = Looks()
+    monkeypatch.setattr(contract_check, "_drawn", made.drawn)
+    return made
 
 
 def examples(op: Op) -> list[Problem]:
@@ -163,3 +196,145 @@ def test_one_example_that_shows_something_suffices() -> None:
     assert refuse_blind(op)
     # it would raise if it looked: other problems have no inputs
     refuse_unseen(op, op.problem_of({"n": 5, "dtype": "float32"}), CPU)
+
+
+def softmax(op: Op, rows: int, cols: int, dtype: str = "float32") -> Problem:
+    return op.problem_of({"rows": rows, "cols": cols, "dtype": dtype})
+
+
+def test_a_first_problem_is_looked_at_where_it_is_tuned_and_with_few_rows(looks: Looks) -> None:
+    op = without_examples(SOFTMAX)
+    refuse_unseen(op, softmax(op, 4096, 1000), GPU)
+    assert looks.devices == [GPU]
+    assert {problem.dims["rows"] for problem, _, _ in looks.seen} == {32}
+    assert {problem.dims["cols"] for problem, _, _ in looks.seen} == {1000}
+
+
+def test_rows_are_not_cut_down_to_one() -> None:
+    op = without_examples(SOFTMAX)
+    assert contract_check._smaller(op, softmax(op, 100, 10_000_000)).rows == 12
+    assert contract_check._smaller(op, softmax(op, 3, 10_000_000)).rows == 3
+
+
+def test_dimensions_are_cut_down_as_far_as_the_op_allows() -> None:
+    def multiple_of_1000(problem: Problem) -> None:
+        if problem.rows % 1000:
+            raise InvalidArgumentError("rows must be a multiple of 1000")
+
+    op = without_examples(SOFTMAX, check=multiple_of_1000)
+    assert contract_check._smaller(op, softmax(op, 12_000, 1000)).rows == 3000
+
+
+def test_the_cpu_is_asked_only_where_the_device_fails(looks: Looks) -> None:
+    op = without_examples(with_tolerance(SOFTMAX, 1.0, 0.0))
+    looks.faults[GPU] = RuntimeError("not on this GPU")
+    with pytest.raises(InvalidDefinitionError, match="accepts an all-zero output"):
+        refuse_unseen(op, softmax(op, 4096, 1000), GPU)
+    assert looks.devices == [GPU, CPU]
+    # what has failed on a few rows may need them all; the CPU would take too long for those
+    assert {(problem.rows, device) for problem, _, device in looks.seen} == {(32, GPU), (4096, GPU), (32, CPU)}
+
+
+@pytest.mark.parametrize("fault", [torch.OutOfMemoryError, torch.AcceleratorError])
+def test_a_gpu_that_is_full_or_broken_is_not_the_ops_fault(looks: Looks, fault: type[Exception]) -> None:
+    op = without_examples(SOFTMAX)
+    looks.faults[GPU] = looks.faults[CPU] = fault("no more")
+    with pytest.raises(fault, match="no more"):
+        refuse_unseen(op, softmax(op, 8, 100), GPU)
+    refuse_unseen(op, softmax(op, 8, 100), CPU)
+    looks.faults.clear()
+    looks.seen.clear()
+    refuse_unseen(op, softmax(op, 8, 100), GPU)
+    assert looks.devices == [GPU]
+
+
+@pytest.mark.parametrize("cache", ["there", "none"])
+def test_an_op_that_was_found_right_is_not_looked_at_again(
+    looks: Looks, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if cache == "none":
+        monkeypatch.setattr(contract_check, "_note", lambda op, shown_by: None)
+    op = without_examples(SOFTMAX)
+    refuse_unseen(op, softmax(op, 8, 100), CPU)
+    assert looks.seen
+    looks.seen.clear()
+    refuse_unseen(op, softmax(op, 16, 200), CPU)
+    assert not looks.seen
+    # as another process has it
+    refuse_unseen(replace(op), softmax(op, 16, 300), CPU)
+    assert bool(looks.seen) == (cache == "none")
+
+
+@pytest.mark.parametrize("of_its_own", [True, False], ids=["examples", "no examples"])
+def test_an_op_that_fails_everywhere_is_looked_at_once(looks: Looks, of_its_own: bool) -> None:
+    op = with_tolerance(SQUARE, 1e-3, 0.0) if of_its_own else without_examples(SQUARE)
+    looks.faults[CPU] = RuntimeError("no inputs today")
+    for _ in range(2):
+        refuse_unseen(op, op.problem_of(UNSEEN), CPU)
+    assert len(looks.seen) == len(set(looks.seen)) > 0
+
+
+def test_a_dtype_that_is_blind_is_refused_after_another_was_found_right(looks: Looks) -> None:
+    rtol = {**SOFTMAX.tolerance.rtol, "bfloat16": 2.0}
+    op = without_examples(SOFTMAX, tolerance=replace(SOFTMAX.tolerance, rtol=rtol))
+    refuse_unseen(op, softmax(op, 8, 100), CPU)
+    with pytest.raises(InvalidDefinitionError, match=r"accepts an all-zero output as y \(bfloat16\)"):
+        refuse_unseen(op, softmax(op, 8, 100, "bfloat16"), CPU)
+
+
+def test_a_problem_whose_right_output_is_constant_decides_nothing(looks: Looks) -> None:
+    right = without_examples(SOFTMAX)
+    refuse_unseen(right, softmax(right, 64, 1), CPU)
+    looks.seen.clear()
+    refuse_unseen(right, softmax(right, 64, 1), CPU)
+    assert not looks.seen
+    # one that accepts any probability, which only shows where there are several
+    blind = without_examples(with_tolerance(SOFTMAX, 0.0, 0.5))
+    refuse_unseen(blind, softmax(blind, 64, 1), CPU)
+    for _ in range(2):
+        with pytest.raises(InvalidDefinitionError, match="accepts an all-constant output"):
+            refuse_unseen(blind, softmax(blind, 64, 100), CPU)
+
+
+def third(x: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(x, 1 / 3)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_right_output_is_constant_up_to_rounding(looks: Looks, dtype: str) -> None:
+    op = without_examples(SQUARE, reference=third)
+    refuse_unseen(op, op.problem_of({"n": 100, "dtype": dtype}), CPU)
+    assert looks.seen
+
+
+def test_zeros_in_place_of_a_constant_are_refused(looks: Looks) -> None:
+    op = without_examples(with_tolerance(SOFTMAX, 1.0, 0.0))
+    with pytest.raises(InvalidDefinitionError, match="accepts an all-zero output"):
+        refuse_unseen(op, softmax(op, 64, 1), CPU)
+
+
+def test_outputs_that_are_constant_because_inputs_are_do_not_excuse_a_tolerance(own_cache: Path) -> None:
+    op = without_examples(SQUARE, inputs=constant_inputs, kinds=("normal",))
+    with pytest.raises(InvalidDefinitionError, match="accepts an all-constant output"):
+        refuse_unseen(op, op.problem_of(UNSEEN), CPU)
+
+
+def test_a_large_example_is_left_alone_where_a_handy_one_shows_as_much(looks: Looks) -> None:
+    large, handy = ({"n": n, "dtype": "float32"} for n in (60_000_000, 1001))
+    op = without_examples(SQUARE)
+    op = replace(op, examples=(large, handy))
+    refuse_unseen(op, op.problem_of({"n": 7, "dtype": "float32"}), CPU)
+    assert {problem.n for problem, _, _ in looks.seen} == {1001}
+
+
+def test_what_an_op_writes_to_is_judged_like_an_output(own_cache: Path) -> None:
+    changes: dict[str, Any] = {
+        "schema": "acme::square(Tensor(a!) x) -> ()", "reference": square_in_place, "fake": lambda x: None
+    }  # fmt: skip
+    assert refuse_blind(replace(with_tolerance(SQUARE, 1e-3, 0.0), **changes))
+    with pytest.raises(InvalidDefinitionError, match="accepts an all-zero output as x"):
+        refuse_blind(replace(with_tolerance(SQUARE, 1.0, 0.0), **changes))
+
+
+def square_in_place(x: torch.Tensor) -> None:
+    x.square_()

@@ -231,11 +231,21 @@ class _Twin:
             )
         variants = implementation.variants(problem, self._config, device, self._signature)
         artifacts = tuple(implementation.compile(variant, device.target) for variant in variants)
-        bind = implementation.bind_rows if self._for_rows else implementation.bind
-        run = bind(problem, self._config, device, Built(self._signature, artifacts))
+        run = self._bound(Built(self._signature, artifacts))
         if run is None:
             raise UnsupportedError(f"{implementation.name}: bind_rows() is offered for aligned tensors only")
         return run
+
+    def _bound(self, built: Built) -> Callable[..., Any] | None:
+        """Raises NotReadyError where no more kernels may be loaded: an op that mutates, too, then goes on to another
+        implementation, since nothing was launched."""
+        bind = self._implementation.bind_rows if self._for_rows else self._implementation.bind
+        try:
+            return bind(self._problem, self._config, self._device, built)
+        except OutOfResourcesError as fault:
+            raise NotReadyError(
+                f"{self._implementation.name}: tensors are not 16-byte aligned, and {fault.message}", hint=fault.hint
+            ) from fault
 
 
 def architecture_of(target: Target) -> str:

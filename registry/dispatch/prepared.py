@@ -123,12 +123,12 @@ class PreparedTensors:
                 "changes torch does not count",
                 hint="make the weights outside of torch.inference_mode(), or under torch.no_grad()",
             ) from None
-        found = _CACHE.find(place, versions)
+        found, capturing = _CACHE.find(place, versions), _capturing(tensors[0])
         if found is None:
             found = self._make(name, place, sources, tensors, versions)
-        elif not found.captured and _capturing(tensors[0]):
+        elif capturing and not found.captured:
             _CACHE.pin(place, found, tensors)
-        if not found.captured:
+        if not capturing:
             found.read_here()
         return found
 

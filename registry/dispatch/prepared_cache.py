@@ -23,7 +23,7 @@ Versions = tuple[int, ...]
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One prepared tensor. ``tensor`` holds for ``versions``; None while it is being refilled.
+    """One prepared tensor. ``tensor`` holds for ``versions``; None while it is being refilled, or if it is not kept.
 
     maker     the implementation: kept alive, since the place knows it by its id
     captured  a CUDA graph may read the tensor at every replay, so that its memory must last as long as its sources
@@ -86,6 +86,7 @@ class PreparedCache:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._depth = 0
+        self._burying = False
         self._entries: dict[Place, Entry] = {}
         self._places: dict[int, set[Place]] = {}
         self.dead: deque[int] = deque()
@@ -94,7 +95,7 @@ class PreparedCache:
 
     def after_fork(self) -> None:
         """In a child: another thread of the parent may have held the lock."""
-        self._lock, self._depth = threading.RLock(), 0
+        self._lock, self._depth, self._burying = threading.RLock(), 0, False
 
     def follow(self, records: Records) -> None:
         """Empty ``records`` whenever entries are dropped. They are held weakly."""
@@ -106,17 +107,22 @@ class PreparedCache:
         # a storage's id is free for another one as soon as it stands in here, so that no look may come before
         if self.dead:
             with self._held():
-                self._bury()
+                if not self._bury():
+                    return None
         return self._holding(place, versions)
 
     def put(
         self, place: Place, maker: object, made: torch.Tensor, sources: tuple[torch.Tensor, ...], versions: Versions
     ) -> Entry:
-        """Keep what ``maker`` made of ``sources``, or return what another thread has kept meanwhile."""
+        """Keep what ``maker`` made of ``sources``, or return what another thread has kept meanwhile.
+
+        Nothing is kept from within ``_bury``.
+        """
         if any(made.untyped_storage() is source.untyped_storage() for source in sources):
             made = made.clone()  # a view of its source would keep the source alive, and itself with it
         with self._held():
-            self._bury()
+            if not self._bury():
+                return Entry(maker, made)
             found = self._holding(place, versions)
             if found is not None:
                 return found
@@ -138,8 +144,10 @@ class PreparedCache:
         """Drop everything that no graph may read, e.g. because there are other implementations now."""
         with self._held():
             self._bury()
-            self._entries = {place: entry for place, entry in self._entries.items() if entry.captured or entry.kept}
-            for places in self._places.values():
+            for place, entry in list(self._entries.items()):
+                if not (entry.captured or entry.kept):
+                    self._entries.pop(place, None)
+            for places in list(self._places.values()):
                 places.intersection_update(self._entries)
             self.empty_records()
 
@@ -160,10 +168,9 @@ class PreparedCache:
             storage = source.untyped_storage()
             token = id(storage)
             if token not in self._places:
-                self._places[token] = set()
                 # torch keeps the storage's Python object alive as long as its memory, also when only views are left
                 weakref.finalize(storage, self._died, token).atexit = False
-            self._places[token].add(place)
+            self._places.setdefault(token, set()).add(place)
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
@@ -186,15 +193,29 @@ class PreparedCache:
             finally:
                 self._lock.release()
 
-    def _bury(self) -> None:
-        """Drop the entries of what has died. While ``_held``."""
-        while count := len(self.dead):
-            for number in range(count):
-                for place in self._places.pop(self.dead[number], ()):
-                    self._entries.pop(place, None)
-            self.empty_records()
-            for _ in range(count):
+    def _bury(self) -> bool:
+        """Drop the entries of what has died; returns whether all are gone. While ``_held``.
+
+        A signal handler or a finalizer may come here again from within. The entries that it could meet are half
+        dropped, and a storage that it makes may have the id of a dead one: it finds nothing, and keeps nothing.
+        """
+        if self._burying:
+            return False
+        try:
+            self._burying = True
+            while self.dead:
+                self._drop(self.dead[0])
                 self.dead.popleft()  # last, so that nobody looks before the entries are gone
+        finally:
+            self._burying = False
+        return True
+
+    def _drop(self, token: int) -> None:
+        """Drop the entries of one storage. What is interrupted here is done once more by the next ``_bury``."""
+        for place in tuple(self._places.get(token, ())):
+            self._entries.pop(place, None)
+        self.empty_records()
+        self._places.pop(token, None)
 
     def empty_records(self) -> None:
         """Let every plan look its entries up again."""

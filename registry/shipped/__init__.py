@@ -26,7 +26,7 @@ from ..errors import StoreError
 from ..problem import canonical_json
 
 VARIABLE = "KERNEL_REGISTRY_SHIPPED"
-"""``0`` ignores what is shipped, ``1`` is the default; a folder is read in its place."""
+"""``0`` ignores what is shipped, ``1`` is the default; a folder, ``~`` for the user's own, is read in its place."""
 
 
 def ignored() -> bool:
@@ -69,8 +69,8 @@ def file_name(hardware_name: str) -> str:
 
 
 def _wanted() -> str:
-    given = os.environ.get(VARIABLE, "")
-    return "" if given == "1" else given
+    given = os.environ.get(VARIABLE, "").strip()
+    return "" if given == "1" else os.path.expanduser(given)  # noqa: PTH111 - Path's raises for a user who is not there
 
 
 def _folder(given: str) -> Traversable:

@@ -19,13 +19,13 @@ import pytest
 import torch
 
 from registry.artifact import Signature, Target, Variant
-from registry.backends import cuda_launch, nvrtc
+from registry.backends import cuda, cuda_launch, nvrtc
 from registry.backends.cuda import CudaImplementation, CudaKernel, architecture_of, read_source, shared_limit
 from registry.backends.cuda_frame import Layout
 from registry.backends.kernel_text import normalised_module
 from registry.device import Device
 from registry.dispatch.written_plan import fixed, written_call
-from registry.errors import CompileError, InvalidDefinitionError, OutOfResourcesError
+from registry.errors import CompileError, InvalidDefinitionError, NotReadyError, OutOfResourcesError
 from registry.implementation import Launch
 from registry.problem import Arguments, Problem, TensorSpec
 
@@ -466,6 +466,35 @@ def test_a_process_loads_so_many_kernels_and_keeps_those(
         cuda_launch.load(third, 0)
     assert [cuda_launch.load(path, 0) for path in (first, second)] == kept
     assert driver.loads == 2
+
+
+@pytest.mark.parametrize("for_rows", [False, True])
+def test_a_twin_that_cannot_be_loaded_any_more_is_not_ready(
+    own_cache: Path, driver: _Driver, monkeypatch: pytest.MonkeyPatch, for_rows: bool
+) -> None:
+    """Nothing was launched: an op that mutates is answered by another implementation."""
+    launched: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(cuda_launch, "check_arguments", lambda *given: None)
+    monkeypatch.setattr(cuda_launch, "bind_launches", lambda *bound: lambda *given: launched.append("one size"))
+    monkeypatch.setattr(cuda_launch, "bind_rows", lambda *bound: lambda *given: launched.append("any rows"))
+    monkeypatch.setattr(cuda_launch, "_LOADED", {})
+    monkeypatch.setattr(cuda_launch, "MOST_KERNELS", 1)
+    assert cuda_launch.load(Scale().compile(variant(Scale()), H200.target).path, 0)
+    twin = cuda._Twin(Scale(), problem(), {"block": 64}, H200, signature(), for_rows=for_rows)
+    for _ in range(2):
+        with pytest.raises(NotReadyError, match=r"test\.scale: tensors are not 16-byte aligned.* loaded 1 CUDA"):
+            twin((), (), ())
+    assert not launched
+    monkeypatch.setattr(cuda_launch, "MOST_KERNELS", 2)
+    twin((), (), ())
+    assert launched == ["any rows" if for_rows else "one size"]
+
+
+def test_a_twin_whose_kernel_does_not_fit_says_so(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with pytest.raises(OutOfResourcesError, match="threads a block"):
+        cuda._Twin(Scale(), problem(), {"block": 2048}, H200, signature())((), (), ())
 
 
 def test_a_load_leaves_the_current_gpu_what_it_was(own_cache: Path, driver: _Driver) -> None:

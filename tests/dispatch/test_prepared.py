@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -367,14 +368,22 @@ def test_what_is_remembered_asks_for_a_capture_on_every_stream_that_can_be_captu
     assert doubled.made == 1
 
 
+@pytest.mark.parametrize("captured", [False, True])
 def test_each_stream_that_reads_is_made_known_once(
-    dispatcher: Dispatcher, doubled: Doubled, streams: Streams, monkeypatch: pytest.MonkeyPatch
+    dispatcher: Dispatcher, doubled: Doubled, streams: Streams, monkeypatch: pytest.MonkeyPatch, captured: bool
 ) -> None:
+    forget_prepared()
     read: list[int] = []
     monkeypatch.setattr(prepared_cache.Entry, "read_here", lambda entry: read.append(streams.current))
     x, weight = torch.randn(3, 8), torch.randn(8)
     dispatcher.call("rms_norm", x, weight)
     read.clear()
+    if captured:
+        streams.current, streams.capturing = 9, True
+        dispatcher.call("rms_norm", x, weight)
+        streams.capturing = False
+        assert not read, "a graph's memory lives as long as its weights"
+    assert [entry.captured for entry in prepared._CACHE._entries.values()] == [captured]
     for stream in (0, 7, 8, 7, 0, 8):
         streams.current = stream
         dispatcher.call("rms_norm", x, weight)
@@ -421,6 +430,146 @@ def test_a_thread_may_come_to_the_cache_from_within(dispatcher: Dispatcher, doub
         forget_prepared()
         torch.testing.assert_close(dispatcher.call("rms_norm", x, weight), expected(x, weight))
     assert doubled.made == 2
+
+
+class Interrupted(dict[prepared_cache.Place, prepared_cache.Entry]):
+    """A cache's entries; whoever drops one is interrupted by ``then``, before it and after it."""
+
+    def __init__(self, entries: Mapping[prepared_cache.Place, prepared_cache.Entry], then: Callable[[], None]) -> None:
+        super().__init__(entries)
+        self._then: Callable[[], None] | None = then
+
+    def pop(self, *given: Any) -> Any:
+        self._interrupt()
+        found = super().pop(*given)
+        self._interrupt()
+        return found
+
+    def _interrupt(self) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+            self._then = then
+
+
+class Maker:
+    """Who prepares."""
+
+
+def filled(weights: Sequence[torch.Tensor], **attributes: Any) -> prepared_cache.PreparedCache:
+    """A cache with two entries of each weight."""
+    cache = prepared_cache.PreparedCache()
+    for number, weight in enumerate(weights):
+        for place in ("one", "other"):
+            cache.put((place, number), Maker(), weight * 2, (weight,), (0,))
+    for entry in cache._entries.values():
+        for name, value in attributes.items():
+            setattr(entry, name, value)
+    return cache
+
+
+def uses(cache: prepared_cache.PreparedCache) -> dict[str, Callable[[], Any]]:
+    """What a signal handler may want of the cache."""
+    return {
+        "clear": cache.clear,
+        "nbytes": lambda: cache.nbytes,
+        "find": lambda: cache.find(("one", 0), (0,)),
+        "put": lambda: cache.put(("new",), Maker(), torch.zeros(4), (torch.zeros(4),), (0,)),
+    }
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("outer", ["clear", "nbytes", "find", "put"])
+@pytest.mark.parametrize("inner", ["clear", "nbytes", "find", "put"])
+def test_a_thread_may_come_to_the_cache_while_it_drops_what_has_died(outer: str, inner: str, captured: bool) -> None:
+    """Other weights die meanwhile, of which no entry may outlive its place among the dead."""
+    weights, more = ([torch.randn(4) for _ in range(2)] for _ in range(2))
+    cache = filled(weights + more, captured=captured)
+    told: list[Any] = []
+
+    def then() -> None:
+        told.append(uses(cache)[inner]())
+        elsewhere = threading.Thread(target=more.clear)
+        elsewhere.start()
+        elsewhere.join()
+
+    cache._entries = Interrupted(cache._entries, then)
+    with cache._held():
+        weights.clear()
+    uses(cache)[outer]()
+    assert told
+    assert not cache.dead
+    assert not [place for place in cache._entries if place != ("new",)]
+    assert len(cache._places) == len(cache._entries)
+    if inner == "find":
+        assert not any(told)
+
+
+def test_what_is_put_while_entries_are_dropped_is_not_kept() -> None:
+    """Its weight may have the id of one that has died."""
+    weights, living = [torch.randn(4)], torch.randn(4)
+    cache = filled(weights)
+    made: list[prepared_cache.Entry] = []
+
+    def then() -> None:
+        made.append(cache.put(("one", 0), Maker(), living * 2, (living,), (0,)))
+
+    cache._entries = Interrupted(cache._entries, then)
+    with cache._held():
+        weights.clear()
+    assert cache.find(("one", 0), (0,)) is None
+    torch.testing.assert_close(made[0].tensor, living * 2)
+    assert {entry.versions for entry in made} == {None}, "a plan would remember it, and nobody make it forget"
+    assert not cache._places
+
+
+def test_a_finalizer_of_what_is_dropped_may_look_at_the_cache() -> None:
+    weights = [torch.randn(4) for _ in range(3)]
+    cache, told = prepared_cache.PreparedCache(), []
+    for number, weight in enumerate(weights):
+        made = weight * 2
+        weakref.finalize(made.untyped_storage(), lambda: told.append(cache.nbytes))
+        cache.put((number,), Maker(), made, (weight,), (0,))
+    del made, weight
+    with cache._held():
+        weights.clear()
+    assert cache.nbytes == 0
+    assert len(told) == 3
+    assert not cache.dead
+
+
+def test_a_weight_that_was_prepared_of_another_dies_with_it() -> None:
+    first = torch.randn(4)
+    cache, second = prepared_cache.PreparedCache(), first * 2
+    cache.put(("second",), Maker(), second, (first,), (0,))
+    cache.put(("third",), Maker(), second * 2, (second,), (0,))
+    del second
+    assert cache.nbytes == 32
+    del first
+    assert not cache._entries
+    assert not cache.dead
+
+
+@pytest.mark.parametrize("moment", range(1, 9))
+def test_what_interrupts_the_dropping_does_not_leave_an_entry_of_the_dead(moment: int) -> None:
+    """As KeyboardInterrupt does."""
+    weights = [torch.randn(4) for _ in range(2)]
+    cache, moments = filled(weights), iter(range(1, 9))
+
+    def then() -> None:
+        if next(moments) == moment:
+            raise KeyboardInterrupt
+
+    cache._entries = Interrupted(cache._entries, then)
+    with cache._held():
+        weights.clear()
+    with pytest.raises(KeyboardInterrupt):
+        cache.find(("one", 0), (0,))
+    assert cache.dead
+    assert cache.find(("one", 0), (0,)) is None
+    assert not cache._entries
+    assert not cache._places
+    assert not cache.dead
 
 
 def test_many_threads_change_and_read_weights(dispatcher: Dispatcher, doubled: Doubled) -> None:

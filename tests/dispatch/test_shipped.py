@@ -182,13 +182,38 @@ def test_a_damaged_file_is_one_warning_and_the_users_winners(
     assert len(warned) == 1
 
 
+@pytest.mark.parametrize("given", ["0", " 0", "0 "])
 def test_a_variable_ignores_them(
-    dispatcher: Dispatcher, told: Any, ship: Ship, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+    dispatcher: Dispatcher, told: Any, ship: Ship, x: torch.Tensor, given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dispatcher.register(told("a.tuned"))
     ship(DIMS, {"block": 4})
-    monkeypatch.setenv("KERNEL_REGISTRY_SHIPPED", "0")
+    monkeypatch.setenv("KERNEL_REGISTRY_SHIPPED", given)
     assert run(dispatcher, x)[0] == "default"
+
+
+@pytest.mark.parametrize("given", ["~/shipped", " ~/shipped ", "~/shipped/"])
+def test_a_folder_may_be_below_the_users_own(
+    dispatcher: Dispatcher,
+    told: Any,
+    ship: Ship,
+    x: torch.Tensor,
+    given: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dispatcher.register(told("a.tuned"))
+    ship(DIMS, {"block": 4})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KERNEL_REGISTRY_SHIPPED", given)
+    assert run(dispatcher, x) == ("exact", {"block": 4})
+
+
+@pytest.mark.parametrize("given", ["00", "yes", "~nobody-of-that-name/shipped"])
+def test_anything_else_is_a_folder_that_is_not_there(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNEL_REGISTRY_SHIPPED", given)
+    with pytest.raises(StoreError, match=f"={given}: no such folder"):
+        shipped.shipped(H200.hardware(), REGIME)
 
 
 def test_the_doctor_counts_what_is_usable_and_what_is_stale(ship: Ship, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,9 +284,10 @@ def all_shipped_uids(lines: list[str]) -> set[str]:
     return {data["decision"] for data in map(json.loads, lines) if data["kind"] == "winner"}
 
 
-def test_one_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("given", ["1", " 1", "1 ", "", " "])
+def test_one_is_the_default(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decisions = all_shipped(monkeypatch)
-    monkeypatch.setenv("KERNEL_REGISTRY_SHIPPED", "1")
+    monkeypatch.setenv("KERNEL_REGISTRY_SHIPPED", given)
     assert shipped.shipped(H200.hardware(), REGIME) == decisions
     assert shipped.origin().startswith("kernel-registry ")
 
