@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tuning_db import Decision
@@ -14,7 +15,7 @@ from ..space import Config
 from .forcing import Forced
 from .mode import REFERENCE_MODE, Mode
 from .prepared import prepared_bytes
-from .resolution import Choice, Situation, Step, changed_software, choices, refusals
+from .resolution import Choice, Situation, Step, asked, changed_software, choices, refusals
 from .resolved import Plans, Resolved
 from .tuning_command import tune_command
 
@@ -153,7 +154,11 @@ def _comparison(name: str, implementation: Any, situation: Situation, choice: Ch
     if choice.decision is not None:
         ratio = choice.decision.baselines.get(name)
         return "it did not reach the finals" if ratio is None else f"it took {ratio:.2f} times as long in the finals"
-    preference = implementation.preference(situation.problem, situation.device)
+    preference = asked(
+        implementation, "preference", partial(implementation.preference, situation.problem, situation.device)
+    )
+    if isinstance(preference, str):
+        return preference
     return f"nothing tuned is near, and its heuristic preference is only {preference:g}"
 
 

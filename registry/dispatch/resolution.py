@@ -127,13 +127,13 @@ def default_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]
     for implementation in situation.implementations:
         if refusals(implementation, problem, device):
             continue
-        preference = _asked(implementation, "preference", partial(implementation.preference, problem, device))
+        preference = asked(implementation, "preference", partial(implementation.preference, problem, device))
         if isinstance(preference, str):
             misses.append(preference)
         else:
             ranked.append((preference, implementation))
     for preference, implementation in sorted(ranked, key=lambda pair: -pair[0]):
-        config = _asked(implementation, "default", partial(implementation.default, problem, device))
+        config = asked(implementation, "default", partial(implementation.default, problem, device))
         if isinstance(config, str):
             misses.append(config)
         else:
@@ -149,7 +149,7 @@ def usable(decision: Decision, situation: Situation) -> Candidate | str:
         return f"measured for version {decision.problem.op_version} of the op, which is now {situation.op.version}"
     if implementation is None:
         return f"{name} is not installed here"
-    if _asked(implementation, "fingerprint", implementation.fingerprint) != decision.candidate.fingerprint:
+    if asked(implementation, "fingerprint", implementation.fingerprint) != decision.candidate.fingerprint:
         return f"the source of {name} has changed since it was measured"
     reasons = refusals(implementation, situation.problem, situation.device) or violations(
         implementation, config, situation
@@ -173,7 +173,7 @@ def standing(decisions: Iterable[Decision], catalog: Catalog, device: Device) ->
 
 def violations(implementation: Implementation, config: Config, situation: Situation) -> list[str]:
     """Why ``config`` is no point of the implementation's space for this problem; empty when it is one."""
-    found = _asked(
+    found = asked(
         implementation,
         "space",
         lambda: implementation.space(situation.problem, situation.device).violations(config),
@@ -185,11 +185,11 @@ def refusals(implementation: Implementation, problem: Problem, device: Device) -
     """Every reason why an implementation cannot run a problem on a device; empty when it can."""
     if device.type not in implementation.device_types:
         return [f"it does not run on {device.type}"]
-    reasons = _asked(implementation, "unsupported", lambda: list(implementation.unsupported(problem, device)))
+    reasons = asked(implementation, "unsupported", lambda: list(implementation.unsupported(problem, device)))
     return [reasons] if isinstance(reasons, str) else reasons
 
 
-def _asked(implementation: Implementation, what: str, ask: Callable[[], _Answer]) -> _Answer | str:
+def asked(implementation: Implementation, what: str, ask: Callable[[], _Answer]) -> _Answer | str:
     """An implementation's answer, or the fault of asking: a stranger's mistake must not stop the call."""
     try:
         return ask()

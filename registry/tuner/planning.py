@@ -29,6 +29,7 @@ class Choice:
     configs: tuple[Config, ...] = ()
     default: Config | None = None
     unsupported: tuple[str, ...] = ()
+    preference: float = 0.0
 
     @property
     def supported(self) -> bool:
@@ -67,11 +68,7 @@ class ProblemPlan:
 
     def defaults(self) -> list[Candidate]:
         """Every default; first the one that an untuned dispatch would run."""
-        ranked = sorted(
-            self.supported,
-            key=lambda choice: choice.implementation.preference(self.problem, self.device),
-            reverse=True,
-        )
+        ranked = sorted(self.supported, key=lambda choice: choice.preference, reverse=True)
         return [Candidate(choice.implementation, choice.default) for choice in ranked if choice.default is not None]
 
 
@@ -139,4 +136,4 @@ def _choice_of(implementation: Implementation, problem: Problem, device: Device)
     default = implementation.default(problem, device)
     if default not in configs:
         return Choice(implementation, unsupported=(f"its default {dict(default)} is not in its space",))
-    return Choice(implementation, configs, default)
+    return Choice(implementation, configs, default, preference=float(implementation.preference(problem, device)))

@@ -427,13 +427,35 @@ class Adding(Implementation):
 
 def test_an_op_without_outputs_runs_its_implementation(dispatcher: Dispatcher) -> None:
     schema, adding = "acme::increment(Tensor(a!) x) -> ()", Adding()
-    dispatcher.catalog.define(replace(INCREMENT, schema=schema, reference=lambda x: (), fake=lambda x: ()))
+    dispatcher.catalog.define(replace(INCREMENT, schema=schema, reference=increment_alone, fake=lambda x: None))
     dispatcher.register(adding)
     tensor = torch.zeros(4)
     for _ in range(3):
-        assert dispatcher.call("acme::increment", tensor) == ()
+        assert dispatcher.call("acme::increment", tensor) is None
     assert tensor.tolist() == [3.0] * 4
     assert adding.runs == 3
+    dispatcher.configure(mode="reference")
+    assert dispatcher.call("acme::increment", tensor) is None
+    assert tensor.tolist() == [4.0] * 4
+
+
+def increment_alone(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+def test_explain_tells_of_an_implementation_that_fails_to_say_its_preference(
+    dispatcher: Dispatcher, told: Any, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty = told("a.faulty")
+    monkeypatch.setattr(faulty, "preference", lambda *_: {}["n"])
+    dispatcher.register(told("a.one"))
+    dispatcher.register(faulty)
+    with pytest.warns(DispatchWarning, match=r"a\.faulty: preference\(\) raised KeyError"):
+        explanation = dispatcher.explain("softmax", x)
+    assert explanation.implementation == "a.one"
+    assert {other.name: other.reasons for other in explanation.others}["a.faulty"] == (
+        "supported, not chosen: a.faulty: preference() raised KeyError: 'n'",
+    )
 
 
 def test_explain_builds_but_launches_nothing(dispatcher: Dispatcher, told: Any, x: torch.Tensor) -> None:
