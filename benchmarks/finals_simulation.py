@@ -1,11 +1,12 @@
 """False wins and missed gains of the decision rule, on the noise of real finals with a known truth. No GPU needed.
 
-    python -m benchmarks.finals_simulation [--decisions 960] [--problems 24 4 1] [--seed 0]
+    python -m benchmarks.finals_simulation [--decisions 960] [--problems 24 12 1] [--seed 0]
         [--write benchmarks/results/h200]
 
 A simulated run is a batch of problems of the durations that were measured, or one problem alone; of runs before
-nothing is known. An entrant's times are the incumbent's times a true ratio and noise: rounds are drawn from those of
-one block, around the block's median, and each process has a shift. There are two kinds of noise:
+nothing is known, or only finals of other durations. An entrant's times are the incumbent's times a true ratio and
+noise: rounds are drawn from those of one block, around the block's median, and each process has a shift. There are two
+kinds of noise:
 
 - twin: that of an incumbent and its copy, in another problem of that duration. Their true ratio is 1 beyond doubt, so
   the shifts are the block medians themselves, all three of one problem, who is who drawn by lot. Those of a fourth and
@@ -16,9 +17,10 @@ one block, around the block's median, and each process has a shift. There are tw
 
 Shifts are made smaller by what the rounds alone explain of their spread.
 
-Then ``blocks_for``, ``observed``, ``fastest`` and ``judge`` of registry.tuner.finals do what they do in a run. A false
-win: a challenger that is no better replaces the incumbent. A missed gain: of the challengers one is 2% faster, and it
-does not win. More than three challengers meet in a pre-final, of which two go on and the default joins them.
+Then ``blocks_of_each``, ``observed``, ``fastest`` and ``judge`` of registry.tuner.finals do what they do in a run. A
+false win: a challenger that is no better replaces the incumbent. A missed gain: of the challengers one is 2% faster,
+and it does not win. More than three challengers meet in a pre-final, of which two go on and the default joins them. In
+the last table there are as many blocks as it says, whatever a run would hold.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +38,10 @@ from registry.tuner.finals import (
     BLOCKS,
     FINALISTS,
     INCUMBENT_COPY,
+    MOST_BLOCKS,
     ROUNDS,
-    blocks_for,
+    USUAL_IS_KNOWN,
+    blocks_of_each,
     fastest,
     judge,
     observed,
@@ -48,16 +52,19 @@ from .finals_noise import Measured, load
 
 GAIN = 1.02
 PROBLEMS = 24
-TOGETHER = (PROBLEMS, 4, 1)
+TOGETHER = (PROBLEMS, 12, 1)
 ENTERING = (1, 2, 3, 8)
 KINDS = ("twin", "real")
 _INCUMBENT, _BETTER, _DEFAULT = "incumbent", "better", "default"
 _MOST_IN_FINALS = FINALISTS + 1
+_SHORT_US, _LONG_US = 10.0, 200.0
+_KNOWN = 20
+"""Different noises of earlier runs that simulated runs take in turn."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One measured problem, ready to be drawn from: log ratios to the incumbent, of shape (blocks, rounds)."""
+    """One measured problem, ready to be drawn from: log ratios to the incumbent, of shape (3 blocks, rounds)."""
 
     us: float
     twin: np.ndarray
@@ -66,9 +73,9 @@ class Source:
     @classmethod
     def of(cls, measured: Measured) -> Source:
         """From times in µs."""
-        incumbent = np.array(measured.incumbent)
-        challengers = tuple(np.log(np.array(blocks) / incumbent) for blocks in measured.challengers)
-        return cls(float(np.median(incumbent)), np.log(np.array(measured.copy) / incumbent), challengers)
+        incumbent = np.array(measured.incumbent[:BLOCKS])
+        challengers = tuple(np.log(np.array(blocks[:BLOCKS]) / incumbent) for blocks in measured.challengers)
+        return cls(float(np.median(incumbent)), np.log(np.array(measured.copy[:BLOCKS]) / incumbent), challengers)
 
 
 class World:
@@ -77,7 +84,7 @@ class World:
     def __init__(self, finals: Sequence[Measured], seed: int, rounds: int = ROUNDS) -> None:
         self.draw = np.random.default_rng(seed)
         self.rounds = rounds
-        self.sources = [Source.of(one) for one in finals if len(one.incumbent) == BLOCKS and one.challengers]
+        self.sources = [Source.of(one) for one in finals if len(one.incumbent) >= BLOCKS and one.challengers]
         self._near = {
             one.us: [other for other in self.sources if abs(math.log10(one.us / other.us)) <= 0.5]
             for one in self.sources
@@ -154,12 +161,43 @@ def _times(us: float, ratios: np.ndarray) -> list[list[float]]:
     return times
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What is decided together: so many problems, each in so many blocks (None: as many as a run would hold).
+
+    ``elsewhere``: they take less than 10 µs, and 24 finals of more than 200 µs are known.
+    """
+
+    problems: int = PROBLEMS
+    blocks: int | None = None
+    elsewhere: bool = False
+
+    def __str__(self) -> str:
+        if self.elsewhere:
+            return f"{self.problems} below {_SHORT_US:g} µs alone, after {USUAL_IS_KNOWN} above {_LONG_US:g} µs"
+        return "One problem alone" if self.problems == 1 else f"{self.problems} problems together"
+
+    def durations(self, world: World) -> list[float]:
+        """Of the problems of one run, in µs."""
+        among = [one.us for one in world.sources if one.us < _SHORT_US or not self.elsewhere]
+        drawn: list[float] = world.draw.choice(among, self.problems, replace=self.problems > len(among)).tolist()
+        return drawn
+
+    def blocks_of(self, durations: Sequence[float], known: Noise) -> list[int]:
+        """How many blocks each of them has."""
+        return [self.blocks] * len(durations) if self.blocks else blocks_of_each(durations, known)
+
+
+TOGETHER_24, ALONE = Setting(), Setting(1)
+
+
 @dataclass
 class Tally:
-    """How often the truth was missed, by the incumbent's duration in µs."""
+    """How often the truth was missed, by the incumbent's duration in µs, and in how many blocks."""
 
-    durations: list[float]
-    wrong: list[bool]
+    durations: list[float] = field(default_factory=list)
+    wrong: list[bool] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
 
     def rate(self, low: float = 0.0, high: float = math.inf) -> float:
         """The part of the decisions that was wrong, of incumbents of ``low`` to ``high`` µs."""
@@ -167,21 +205,36 @@ class Tally:
         return sum(chosen) / len(chosen) if chosen else math.nan
 
 
-def simulate(world: World, kind: str, entering: int, *, gain: bool, runs: int, problems: int = PROBLEMS) -> Tally:
-    """Decide ``runs`` batches of ``problems`` problems, with ``entering`` challengers each."""
-    tally, count = Tally([], []), blocks_for(problems)
+def simulate(world: World, setting: Setting, kind: str, entering: int, *, gain: bool, runs: int) -> Tally:
+    """Decide what ``setting`` says, ``runs`` times, with ``entering`` challengers each."""
+    tally = Tally()
     names = [_BETTER if gain else "one", _DEFAULT, *(f"other {place}" for place in range(entering))][:entering]
     truth = {name: 1 / GAIN if name == _BETTER else 1.0 for name in names}
-    for _ in range(runs):
-        chosen = world.draw.choice(len(world.sources), problems, replace=problems > len(world.sources))
-        durations = [world.sources[place].us for place in chosen]
-        held = [finals(world, us, kind, truth, count) for us in durations]
-        noise = sum((observed(_INCUMBENT, challengers, blocks) for challengers, blocks in held), Noise())
-        for us, (challengers, blocks) in zip(durations, held, strict=True):
-            winner = judge(_INCUMBENT, challengers, blocks, noise).winner
+    known = [_noise_of_long_ones(world, kind, truth) for _ in range(_KNOWN)] if setting.elsewhere else [Noise()]
+    for run in range(runs):
+        for us, blocks, winner in _decided_together(world, setting, kind, truth, known[run % len(known)]):
             tally.durations.append(us)
+            tally.blocks.append(blocks)
             tally.wrong.append(winner != _BETTER if gain else winner != _INCUMBENT)
     return tally
+
+
+def _decided_together(
+    world: World, setting: Setting, kind: str, truth: Mapping[str, float], known: Noise
+) -> Iterator[tuple[float, int, str]]:
+    """The incumbent's time, the number of blocks and the winner of each problem of a run."""
+    durations = setting.durations(world)
+    counts = setting.blocks_of(durations, known)
+    held = [finals(world, us, kind, truth, count) for us, count in zip(durations, counts, strict=True)]
+    noise = sum((observed(_INCUMBENT, challengers, blocks) for challengers, blocks in held), known)
+    for us, count, (challengers, blocks) in zip(durations, counts, held, strict=True):
+        yield us, count, judge(_INCUMBENT, challengers, blocks, noise).winner
+
+
+def _noise_of_long_ones(world: World, kind: str, truth: Mapping[str, float]) -> Noise:
+    among = [one.us for one in world.sources if one.us > _LONG_US]
+    held = [finals(world, us, kind, truth, BLOCKS) for us in world.draw.choice(among, USUAL_IS_KNOWN).tolist()]
+    return sum((observed(_INCUMBENT, challengers, blocks) for challengers, blocks in held), Noise())
 
 
 _DECADES = ((0.0, 10.0), (10.0, 100.0), (100.0, math.inf))
@@ -189,25 +242,47 @@ _DECADES = ((0.0, 10.0), (10.0, 100.0), (100.0, math.inf))
 
 def table(world: World, decisions: int, problems: int) -> list[str]:
     """The figures of batches of so many problems, in Markdown."""
-    runs = math.ceil(decisions / problems)
+    setting, runs = Setting(problems), math.ceil(decisions / problems)
+    held: list[int] = []
     lines = [
-        f"{_together(problems)}: {blocks_for(problems)} blocks of {ROUNDS} rounds; "
-        f"{runs * problems} decisions a figure",
         "",
         "| noise | entering | false wins | missed 2% gains | below 10 µs | 10 to 100 µs | above |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for kind in KINDS:
         for entering in ENTERING:
-            false = simulate(world, kind, entering, gain=False, runs=runs, problems=problems)
-            missed = simulate(world, kind, entering, gain=True, runs=runs, problems=problems)
+            false = simulate(world, setting, kind, entering, gain=False, runs=runs)
+            missed = simulate(world, setting, kind, entering, gain=True, runs=runs)
+            held += missed.blocks
             rates = [false.rate(), missed.rate(), *(missed.rate(low, high) for low, high in _DECADES)]
             lines.append(f"| {kind} | {entering} | " + " | ".join(f"{100 * rate:.1f}%" for rate in rates) + " |")
+    blocks = f"{round(float(np.mean(held)), 1):g} blocks of {ROUNDS} rounds on average"
+    return [f"{setting}: {blocks}; {runs * problems} decisions a figure", *lines]
+
+
+BY_BLOCKS = (
+    Setting(PROBLEMS, BLOCKS),
+    Setting(12, BLOCKS),
+    *(Setting(1, blocks) for blocks in range(BLOCKS, MOST_BLOCKS + 1)),
+    *(Setting(1, blocks, elsewhere=True) for blocks in range(BLOCKS, MOST_BLOCKS + 1)),
+)
+
+
+def table_by_blocks(measured: Sequence[Measured], seed: int, decisions: int) -> list[str]:
+    """What each number of blocks comes to, where much and where little is known of noise."""
+    lines = [
+        f"By the number of blocks; real noise, {_MOST_IN_FINALS} entering; {decisions} decisions a figure",
+        "",
+        "| | blocks | false wins | missed 2% gains |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for setting in BY_BLOCKS:
+        world, runs = World(measured, seed), math.ceil(decisions / setting.problems)
+        rates = [
+            simulate(world, setting, "real", _MOST_IN_FINALS, gain=gain, runs=runs).rate() for gain in (False, True)
+        ]
+        lines.append(f"| {setting} | {setting.blocks} | " + " | ".join(f"{100 * rate:.1f}%" for rate in rates) + " |")
     return lines
-
-
-def _together(problems: int) -> str:
-    return "One problem alone" if problems == 1 else f"{problems} problems together"
 
 
 def main() -> None:
@@ -228,6 +303,7 @@ def main() -> None:
     for problems in options.problems:
         # every table begins with the same seed, so that each can be made alone
         lines += ["", *table(World(measured, options.seed), options.decisions, problems)]
+    lines += ["", *table_by_blocks(measured, options.seed, options.decisions)]
     print("\n".join(lines))
     if options.write:
         (options.write / "finals_simulation.md").write_text("\n".join(lines) + "\n")

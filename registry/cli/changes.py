@@ -82,7 +82,7 @@ def run_lines(ended: RunEnded, problems: int, skipped: int) -> Iterable[str]:
     )
     if ended.worker_share is not None:
         kernels = "" if ended.kernel_share is None else f", and a kernel ran {ended.kernel_share:.0%}"
-        yield f"from 10 s on it had one {ended.worker_share:.0%} of the time{kernels}"
+        yield f"from {ended.warming_up_s:g} s on it had one {ended.worker_share:.0%} of the time{kernels}"
     ours = {name: seconds for name, seconds in ended.compile_seconds.items() if name != TORCH_COMPILE}
     if ours:
         each = ", ".join(f"{name} {text.duration(seconds)}" for name, seconds in sorted(ours.items()))

@@ -199,7 +199,7 @@ def _line(event: events.Event) -> str:  # noqa: PLR0911  (one return an event)
         case events.ProblemStarted():
             return f"{text.named(event.problem.op, event.problem.dims)}: {text.plural(event.candidates, 'candidate')}"
         case events.FinalsStarted():
-            return f"finals: {text.plural(event.problems, 'problem')}, each in {event.blocks} fresh processes"
+            return f"finals: {text.plural(event.problems, 'problem')}, each in up to {event.blocks} fresh processes"
         case events.ProblemDecided():
             return _decided(event.result)
         case events.Note():

@@ -12,7 +12,17 @@ from tuning_db import Decision, Final, Interval
 
 from ..dispatch.plan import Candidate
 from .events import Incumbent
-from .finals import ALPHA, FINALISTS, INCUMBENT_COPY, Verdict, block_ratio, fastest, median_of, time_ratio
+from .finals import (
+    ALPHA,
+    FINALISTS,
+    INCUMBENT_COPY,
+    MOST_BLOCKS,
+    Verdict,
+    block_ratio,
+    fastest,
+    median_of,
+    time_ratio,
+)
 from .jobs import Answer, Entrant, Timed
 from .noise import Noise
 from .problem_search import ProblemSearch
@@ -41,6 +51,8 @@ class Contest:
     incumbent: Candidate
     previous: Decision | None
     challengers: list[Candidate]
+    wanted: int = MOST_BLOCKS
+    """How many blocks it has; set before the first."""
     rows: list[Final] = field(default_factory=list)
     blocks: list[dict[str, tuple[float, ...]]] = field(default_factory=list)
     early: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -98,6 +110,15 @@ class Contest:
         """Who is wrong in one block is wrong, however fast in the others; a full memory or a lost one is bad luck."""
         if fault.startswith(_WRONG):
             self.refused[self.incumbent.key if name == INCUMBENT_COPY else name] = fault
+
+    @property
+    def incumbent_us(self) -> float:
+        """What the incumbent took in the search; one that was not in it: in the finals that it was stored after."""
+        searched = self.search.median_us(self.incumbent.key)
+        if searched is None and self.previous is not None:
+            return self.previous.median_us
+        assert searched is not None
+        return searched
 
     @property
     def complete(self) -> bool:

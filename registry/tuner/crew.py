@@ -19,7 +19,9 @@ from .limits import Limits
 
 _TICK_S = 0.5
 _LOOK_S = 0.1
-"""Between two looks at the device; the driver's figure is about the last sixth of a second to a second."""
+_SEEN_S = 1.0
+"""Time between two looks at the device, at least and at most: the driver's figure is about the last sixth of a second
+to a second."""
 _MOST_COMPILERS = 16
 
 TrialAnswered = Callable[[TrialJob, Outcome], None]
@@ -64,6 +66,7 @@ class Crew:
 
     def replace_worker(self, *, last: bool) -> None:
         """A fresh process. On a GPU the one after it starts meanwhile: it touches the device at its first job only."""
+        self._look_at_device()
         fresh, self._spare = self._spare or self._new_worker(), None
         if self.worker is not None:
             self.worker.close()
@@ -73,6 +76,7 @@ class Crew:
 
     def dismiss_worker(self) -> None:
         """Let the worker end meanwhile, which a GPU's driver takes a second for; ``replace_worker`` has another."""
+        self._look_at_device()
         if self.worker is not None:
             self.worker.dismiss()
 
@@ -83,8 +87,7 @@ class Crew:
 
     def run_blocks(self, jobs: Sequence[BlockJob]) -> list[Answer]:
         """Run finals blocks on the current worker, in order; a crash costs that block."""
-        while self._device.type == "cpu" and not self.compiler.idle:
-            self.wait()  # both want the same cores
+        self._let_compilers_end()
         began = time.monotonic()
         # one at a time: a block's message is long, and a full pipe to a child that hangs would block this loop
         answers = [self.end_block(self.begin_block(job)) for job in jobs]
@@ -94,6 +97,7 @@ class Crew:
 
     def begin_block(self, job: BlockJob) -> int:
         """Queue a block on the worker; returns the number that ``end_block`` has to be given."""
+        self._let_compilers_end()
         assert self.worker is not None
         numbered = replace(job, id=self.next_job())
         self.worker.submit(numbered)
@@ -136,15 +140,18 @@ class Crew:
         return sum(max(0.0, end - max(begin, since)) for begin, end in self._busy) / elapsed
 
     def kernel_share(self, after: float) -> float | None:
-        """The part of the time, from ``after`` seconds on, in which a kernel ran; None where nobody can tell."""
+        """The part of the time, from ``after`` seconds on, in which a kernel ran; None where nobody can tell.
+
+        The driver tells of the last second at most: longer times between two looks count neither way.
+        """
         later = [(at, share) for at, share in self._loads if at >= self._began + after]
-        elapsed = later[-1][0] - later[0][0] if later else 0.0
-        if not elapsed:
-            return None
-        return sum((at - before) * share for (before, _), (at, share) in pairwise(later)) / elapsed
+        seen = [(at - before, share) for (before, _), (at, share) in pairwise(later) if at - before <= _SEEN_S]
+        elapsed = sum(seconds for seconds, _ in seen)
+        return sum(seconds * share for seconds, share in seen) / elapsed if elapsed else None
 
     def close(self) -> None:
         """End every child. May be called in any state."""
+        self._look_at_device()
         workers = [worker for worker in (self.worker, self._spare) if worker is not None]
         for worker in workers:
             # what a driver takes to free a device passes while the others end
@@ -154,6 +161,11 @@ class Crew:
             worker.close()
         self.worker = self._spare = None
         self._selector.close()
+
+    def _let_compilers_end(self) -> None:
+        """On a CPU: they and the worker want the same cores."""
+        while self._device.type == "cpu" and not self.compiler.idle:
+            self.wait()
 
     def _new_worker(self) -> DeviceWorker:
         return DeviceWorker(self._selector, self._device, self._files, self._take, self._note, self._limits)

@@ -21,7 +21,7 @@ from .finals import (
     PRE_ROUNDS,
     ROUNDS,
     Verdict,
-    blocks_for,
+    blocks_of_each,
     judge,
     median_of,
     observed,
@@ -55,7 +55,7 @@ def _nothing() -> None:
 class Deciding:
     """Finals of several problems together: a fresh worker runs one block of each.
 
-    ``noise`` is what this run has seen so far: the machine's own, measured when it started, and that of its earlier
+    ``noise`` is what this run has seen so far: the machine's own, measured before any finals, and that of its earlier
     finals; what these finals show is added. ``earlier`` is that of runs before, without which a run of a few problems
     would know little about its noise.
     """
@@ -85,13 +85,8 @@ class Deciding:
 
     @property
     def blocks(self) -> int:
-        """How many these finals have: the same until they are judged.
-
-        Noise that is known of other durations does not count: for problems below 10 µs after 24 above 200 µs, three
-        blocks had 3.5% false wins and four 2.5%.
-        """
-        durations = [us for contest in self._contests if (us := contest.search.best_us)]
-        return blocks_for(self.finals + self._known.finals_like(durations))
+        """How many there are of the problem that has most."""
+        return max((contest.wanted for contest in self._contests), default=0)
 
     def run(
         self,
@@ -107,8 +102,8 @@ class Deciding:
         """
         self.prepare(searches, run_blocks)
         for attempt in range(1, ATTEMPTS + 1):
-            for number in range(self.blocks if self.finals else 0):
-                fresh_worker(last=self._is_last(number))
+            for number in range(self.blocks):
+                fresh_worker(last=number == self.blocks - 1)
                 self.block(number, run_blocks)
             after_blocks()
             yield from self.decide(last=attempt == ATTEMPTS)
@@ -137,19 +132,21 @@ class Deciding:
             default = contest.search.default()
             if default is not None and default.key not in contest.candidates:
                 contest.challengers.append(default)
+        self._fix_blocks()
         self._observe(FinalsStarted(self.finals, self.blocks))
 
     def block(self, number: int, run_blocks: RunBlocks) -> None:
-        """One block of every problem, on the worker that ``run_blocks`` uses."""
-        entered = [contest.entrants(number) for contest in self._contests]
+        """One block of every problem that has so many, on the worker that ``run_blocks`` uses."""
+        contests = [contest for contest in self._contests if number < contest.wanted]
+        entered = [contest.entrants(number) for contest in contests]
         jobs = [
             replace(
                 self._job(contest, [entrant for _, entrant in entrants.values()], number),
-                verify=self._is_last(number) or not _is_large(contest.search.plan),
+                verify=number == contest.wanted - 1 or not _is_large(contest.search.plan),
             )
-            for contest, entrants in zip(self._contests, entered, strict=True)
+            for contest, entrants in zip(contests, entered, strict=True)
         ]
-        for contest, entrants, answer in zip(self._contests, entered, run_blocks(jobs), strict=True):
+        for contest, entrants, answer in zip(contests, entered, run_blocks(jobs), strict=True):
             problem = contest.search.plan.problem
             if not isinstance(answer, Timed):
                 self._observe(Note(f"{problem}: finals block {number + 1} was lost: {answer.message}"))
@@ -178,13 +175,17 @@ class Deciding:
             result = self._decide_one(contest, known, last=last)
             if result is not None:
                 yield result
+        self._fix_blocks()
 
     @property
     def _known(self) -> Noise:
         return self._earlier + self.noise
 
-    def _is_last(self, block: int) -> bool:
-        return block == self.blocks - 1
+    def _fix_blocks(self) -> None:
+        """Settle how many blocks each contest has, before anything of it is timed."""
+        durations = [contest.incumbent_us for contest in self._contests]
+        for contest, count in zip(self._contests, blocks_of_each(durations, self._known), strict=True):
+            contest.wanted = count
 
     def _decide_one(self, contest: Contest, noise: Noise, *, last: bool) -> Result | None:
         if not contest.complete:

@@ -99,7 +99,7 @@ class Result:
 
 @dataclass(frozen=True)
 class FinalsStarted:
-    """The search is over; ``problems`` go through ``blocks`` fresh processes."""
+    """The search is over; ``problems`` go through fresh processes, ``blocks`` those that need most."""
 
     problems: int
     blocks: int
@@ -139,10 +139,10 @@ class Saving:
 class RunEnded:
     """``interrupted``: stopped by Ctrl-C; what was measured is stored.
 
-    ``worker_seconds``: how long the worker had a job. Once the processes have started (None for a run that ended
-    before) ``worker_share`` is the part of the time that this makes, ``kernel_share`` that in which a kernel ran, as
-    the driver tells; those that hold launches back count (None where nobody can tell). ``compile_seconds``: summed over
-    the compiling processes, by backend, e.g. ``inductor`` for torch.compile. ``saving`` is there when the problems had
+    ``worker_seconds``: how long the worker had a job. After ``warming_up_s`` (None for a run that ended before)
+    ``worker_share`` is the part of the time that this makes, ``kernel_share`` that in which a kernel ran, as the driver
+    tells; those that hold launches back count (None where nobody can tell). ``compile_seconds``: summed over the
+    compiling processes, by backend, e.g. ``inductor`` for torch.compile. ``saving`` is there when the problems had
     counts.
     """
 
@@ -155,6 +155,7 @@ class RunEnded:
     kernel_share: float | None = None
     compile_seconds: Mapping[str, float] = field(default_factory=dict)
     saving: Saving | None = None
+    warming_up_s: float = 0.0
 
 
 Event = RunStarted | ProblemSkipped | ProblemStarted | TrialDone | FinalsStarted | ProblemDecided | Note | RunEnded

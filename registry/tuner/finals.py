@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from .noise import Noise, Pair
+from .noise import Noise, Pair, same_decade
 from .student_t import t_quantile
 
 BLOCKS = 3
@@ -22,8 +22,9 @@ MOST_BLOCKS = 5
 FEW_TELL, USUAL_IS_KNOWN = 4, 24
 """Finals that tell what noise is usual: with fewer there are five blocks, or four; with more, three are enough.
 
-With eight challengers of which one is 2% faster, 24 problems together miss 17% in three blocks, 12 of them 20%, two of
-them 22% and one alone 27%. One alone misses 18% in four blocks and 13% in five (benchmarks/finals_simulation.md)."""
+With three challengers of which one is 2% faster, 24 problems together miss 11.5% in three blocks, 12 of them 15.6% and
+one alone 24.2%. One alone misses 14.5% in four blocks and 10.5% in five
+(benchmarks/results/h200/finals_simulation.md)."""
 ROUNDS = 24
 PRE_ROUNDS = 10
 ATTEMPTS = 3
@@ -78,6 +79,18 @@ def blocks_for(told_by: int) -> int:
     if told_by < FEW_TELL:
         return MOST_BLOCKS
     return BLOCKS if told_by >= USUAL_IS_KNOWN else BLOCKS + 1
+
+
+def blocks_of_each(durations: Sequence[float], known: Noise) -> list[int]:
+    """How many blocks the finals of each problem have, by what their incumbents take in µs.
+
+    All that are held together and the known ones like any of them tell what noise is usual; but of a problem whose own
+    decade fewer than ``FEW_TELL`` finals tell about, they tell little: for one below 10 µs after 24 above 200 µs, three
+    blocks have 2.4% false wins and five 1.6%, and miss 19.2% and 9.2% of the gains of 2%.
+    """
+    usual = blocks_for(len(durations) + known.finals_like(durations))
+    told_by = [sum(same_decade(us, other) for other in durations) + known.finals_like([us]) for us in durations]
+    return [MOST_BLOCKS if count < FEW_TELL else usual for count in told_by]
 
 
 def judge(incumbent: str, challengers: Sequence[str], blocks: Sequence[Times], noise: Noise) -> Verdict:

@@ -1,7 +1,7 @@
-"""The machine's noise: measured when a run starts, and known from the runs before.
+"""The machine's noise: measured by a run before its first finals, and known from the runs before.
 
-At the start a candidate enters a block as two, and so does a device copy: one that needs no compiler, so that the
-device can do this while the first variants are built.
+At the start a device copy enters a block as two: it needs no compiler, so that the device can do this while the first
+variants are built. After the first search a default does: until then nobody has verified one.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import numpy as np
 
 from tuning_db import Environment, Store
 
-from ..dispatch.plan import Candidate
 from .jobs import Answer, BlockJob, Entrant, Timed
 from .noise import PAIRS_PER_DECADE, Noise, Pair
 from .planning import ProblemPlan
-from .probes import variants_at
+from .problem_search import ProblemSearch
 from .protocol import Protocol
 
 _RUNS, _SAME = 100, 5
@@ -24,26 +23,35 @@ _RUNS, _SAME = 100, 5
 
 _COPIES = 4
 _ROUNDS_A_PAIR = 10
-_ROUNDS = _ROUNDS_A_PAIR * -(-PAIRS_PER_DECADE // (_COPIES // 2))
 
 
 def aa_job(plans: Sequence[ProblemPlan], protocol: Protocol) -> BlockJob | None:
-    """The job to send: of the problem that moves the fewest bytes the copy as two pairs, and a default as one, if there
-    is one that nobody has to compile. None without a problem."""
+    """The job to send first: the copy of the problem that moves the fewest bytes as two pairs. None without a problem.
+
+    It runs nothing of a plugin's: a fault there would cost these pairs, and keep the first trials waiting.
+    """
     possible = [plan for plan in plans if not plan.skipped]
-    if not possible:
+    return _twins(min(possible, key=_bytes), Entrant("", {}, (), "floor"), _COPIES, protocol) if possible else None
+
+
+def default_job(searches: Sequence[ProblemSearch], protocol: Protocol) -> BlockJob | None:
+    """The job to send after a search: of the problem that moves the fewest bytes the default as a pair, where it was
+    right. None where none was."""
+    right = [(search, default) for search in searches if (default := search.default()) is not None]
+    if not right:
         return None
-    least = min(possible, key=lambda plan: plan.op.floor(plan.problem).bytes)
-    copies = (Entrant("", {}, (), "floor"),) * _COPIES
-    twins = tuple(Entrant(one.implementation.name, one.config, (), "candidate") for one in _at_hand(least)[:1]) * 2
-    dims, details = dict(least.problem.dims), dict(protocol.details)
-    return BlockJob(0, least.op.name, dims, (*copies, *twins), details, seed=0, rounds=_ROUNDS)
+    search, default = min(right, key=lambda entry: _bytes(entry[0].plan))
+    return _twins(search.plan, search.entrant(default), 2, protocol, search.seed)
 
 
-def _at_hand(plan: ProblemPlan) -> list[Candidate]:
-    """Defaults that consist of nothing to be compiled."""
-    place = plan.problem, plan.arguments, plan.device
-    return [candidate for candidate in plan.defaults() if variants_at(plan.op, candidate, *place) == ()]
+def _twins(plan: ProblemPlan, entrant: Entrant, count: int, protocol: Protocol, seed: int = 0) -> BlockJob:
+    rounds = _ROUNDS_A_PAIR * -(-PAIRS_PER_DECADE // (count // 2))
+    dims, details = dict(plan.problem.dims), dict(protocol.details)
+    return BlockJob(0, plan.op.name, dims, (entrant,) * count, details, seed, rounds, verify=False)
+
+
+def _bytes(plan: ProblemPlan) -> int:
+    return plan.op.floor(plan.problem).bytes
 
 
 def earlier_noise(store: Store, environment: Environment) -> Noise:

@@ -46,9 +46,9 @@ class Prior:
 class Noise:
     """Noise of one run. Durations are µs.
 
-    ``decided``: pairs over the first three blocks of one problem's finals, just what a decision compares; ``single``:
-    pairs of one process, the blocks' and the machine's own of the start; ``variances``: (duration, variance over those
-    three) of every challenger that was about as fast as the incumbent; ``copies``: those of the incumbents' copies.
+    ``decided``: pairs over the first three blocks of one problem's finals; ``single``: pairs of one process, those of
+    the blocks and the machine's own; ``variances``: (duration, variance over those three) of every challenger that was
+    about as fast as the incumbent; ``copies``: those of the incumbents' copies.
     """
 
     decided: tuple[Pair, ...] = ()
@@ -69,14 +69,14 @@ class Noise:
 
     def finals_like(self, durations: Collection[float]) -> int:
         """How many finals it knows whose incumbents took about as long as one of these, in µs."""
-        return sum(any(_same_decade(pair.us, us) for us in durations) for pair in self.decided)
+        return sum(any(same_decade(pair.us, us) for us in durations) for pair in self.decided)
 
     def prior(self, us: float) -> Prior:
         """The usual variance at that duration, by the median of those of the decade, or of all when they are few.
 
         Copies count only where challengers are few: they vary less, since they share a kernel.
         """
-        near = [variance for duration, variance in self.variances if _same_decade(duration, us)]
+        near = [variance for duration, variance in self.variances if same_decade(duration, us)]
         everything = self.variances if len(self.variances) >= PAIRS_PER_DECADE else self.variances + self.copies
         chosen = near if len(near) >= PAIRS_PER_DECADE else [variance for _, variance in everything]
         if not chosen:
@@ -127,10 +127,11 @@ def _short(value: float) -> float:
 
 
 def _near(pairs: Sequence[Pair], us: float) -> list[Pair]:
-    return [pair for pair in pairs if _same_decade(pair.us, us)]
+    return [pair for pair in pairs if same_decade(pair.us, us)]
 
 
-def _same_decade(one: float, other: float) -> bool:
+def same_decade(one: float, other: float) -> bool:
+    """Whether two durations differ by a factor of less than about three: noise of the one tells about the other."""
     return abs(math.log10(one / other)) <= 0.5
 
 

@@ -20,8 +20,9 @@ from . import spawning, warming
 from .crew import Crew
 from .deciding import Deciding, result_of
 from .events import Event, Note, Observer, ProblemDecided, ProblemSkipped, Result, RunEnded, RunStarted
+from .jobs import BlockJob
 from .limits import Limits
-from .machine_noise import aa_job, aa_of, earlier_noise
+from .machine_noise import aa_job, aa_of, default_job, earlier_noise
 from .noise import Noise
 from .planning import ProblemPlan
 from .planning import plan as plan_problems
@@ -123,10 +124,10 @@ class TuningRun:
         todo = [plan for plan in self._plans if plan.problem in left and not self._skip(plan)]
         interrupted = False
         try:
-            self._begin_noise(todo)
+            self._begin_noise(aa_job(todo, self._protocol))
             batches = self._weights.batches(todo)
             for number, batch in enumerate(batches, 1):
-                self._tune(batch, last=number == len(batches))
+                self._tune(batch, first=number == 1, last=number == len(batches))
         except KeyboardInterrupt:
             interrupted = True
         finally:
@@ -142,7 +143,7 @@ class TuningRun:
         ended = RunEnded(
             crew.seconds, crew.worker_seconds, self._loop.trials, interrupted, undecided,
             crew.worker_share(_WARMING_UP_S), crew.kernel_share(_WARMING_UP_S),
-            dict(crew.compiler.seconds), self._weights.saving(self._results),
+            dict(crew.compiler.seconds), self._weights.saving(self._results), _WARMING_UP_S,
         )  # fmt: skip
         self._recorder.end(
             {
@@ -171,8 +172,12 @@ class TuningRun:
             self._observe(ProblemSkipped(plan.problem, plan.skipped))
         return bool(plan.skipped)
 
-    def _tune(self, plans: Sequence[ProblemPlan], *, last: bool) -> None:
-        """Search a batch of problems, then hold their finals together. After the ``last`` one no worker is needed."""
+    def _tune(self, plans: Sequence[ProblemPlan], *, first: bool, last: bool) -> None:
+        """Search a batch of problems, then hold their finals together.
+
+        The search of the ``first`` batch has verified defaults that tell of the machine's noise; after the ``last`` no
+        worker is needed.
+        """
         self._crew.start_worker()
         with self._timed("search_seconds"):
             if self._device.type == "cpu":
@@ -180,6 +185,9 @@ class TuningRun:
             finished = self._loop.run(plans, self._begin)
             self._end_noise()
             self._loop.build(finished)
+            if first:
+                self._begin_noise(default_job(finished, self._protocol))
+                self._end_noise()
         deciding = Deciding(
             self._recorder, self._device, self._protocol, self._observe, self._noise, self._earlier_noise
         )
@@ -190,9 +198,8 @@ class TuningRun:
                 self._observe(ProblemDecided(result))
         self._noise = deciding.noise
 
-    def _begin_noise(self, plans: Sequence[ProblemPlan]) -> None:
-        """Have the worker measure first what this machine shows of one and the same candidate entered twice."""
-        job = aa_job(plans, self._protocol)
+    def _begin_noise(self, job: BlockJob | None) -> None:
+        """Have the worker measure what this machine shows of what enters as two."""
         if job is not None:
             self._crew.start_worker()
             self._noise_block = self._crew.begin_block(job)

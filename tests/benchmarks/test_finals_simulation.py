@@ -5,12 +5,24 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.finals_noise import Measured, extract, load
-from benchmarks.finals_simulation import World, simulate, table
+from benchmarks.finals_simulation import (
+    ALONE,
+    BY_BLOCKS,
+    TOGETHER_24,
+    Setting,
+    Source,
+    World,
+    simulate,
+    table,
+    table_by_blocks,
+)
 from registry.tuner.finals import BLOCKS, MOST_BLOCKS, ROUNDS
 from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Protocol, Store
 
@@ -32,20 +44,51 @@ def test_the_shipped_noise_is_that_of_whole_finals(measured: Sequence[Measured])
 @pytest.mark.parametrize("kind", ["twin", "real"])
 def test_the_rule_keeps_its_promises_on_measured_noise(measured: Sequence[Measured], kind: str) -> None:
     """Of 48 decisions each; benchmarks.finals_simulation prints the rates of thousands."""
-    assert simulate(World(measured, 3), kind, 3, gain=False, runs=2).rate() <= 0.03
-    assert simulate(World(measured, 4), kind, 3, gain=True, runs=2).rate() <= 0.2
+    assert simulate(World(measured, 3), TOGETHER_24, kind, 3, gain=False, runs=2).rate() <= 0.03
+    assert simulate(World(measured, 4), TOGETHER_24, kind, 3, gain=True, runs=2).rate() <= 0.2
 
 
 @pytest.mark.parametrize("kind", ["twin", "real"])
 def test_one_problem_alone_is_decided_as_well_in_its_more_blocks(measured: Sequence[Measured], kind: str) -> None:
-    assert simulate(World(measured, 3), kind, 3, gain=False, runs=48, problems=1).rate() <= 0.03
-    assert simulate(World(measured, 4), kind, 3, gain=True, runs=48, problems=1).rate() <= 0.2
+    assert simulate(World(measured, 3), ALONE, kind, 3, gain=False, runs=48).rate() <= 0.03
+    assert simulate(World(measured, 4), ALONE, kind, 3, gain=True, runs=48).rate() <= 0.2
 
 
 def test_the_table_names_the_blocks_and_the_decisions(measured: Sequence[Measured]) -> None:
     lines = table(World(measured, 0), 2, 1)
-    assert lines[0] == f"One problem alone: {MOST_BLOCKS} blocks of {ROUNDS} rounds; 2 decisions a figure"
+    assert lines[0] == f"One problem alone: {MOST_BLOCKS} blocks of {ROUNDS} rounds on average; 2 decisions a figure"
     assert len(lines) == 4 + 2 * 4
+
+
+def test_each_number_of_blocks_has_its_line(measured: Sequence[Measured]) -> None:
+    lines = table_by_blocks(measured, 0, 1)
+    assert len(lines) == 4 + len(BY_BLOCKS)
+    assert lines[-1].startswith(f"| 1 below 10 µs alone, after 24 above 200 µs | {MOST_BLOCKS} | ")
+
+
+def test_finals_have_the_blocks_of_a_run_unless_told(measured: Sequence[Measured]) -> None:
+    world = World(measured, 0)
+    elsewhere = simulate(world, Setting(1, elsewhere=True), "real", 1, gain=False, runs=4)
+    assert elsewhere.blocks == [MOST_BLOCKS] * 4
+    assert max(elsewhere.durations) < 10
+    assert simulate(world, Setting(2, 4, elsewhere=True), "real", 1, gain=False, runs=1).blocks == [4, 4]
+    assert {BLOCKS, MOST_BLOCKS} <= set(simulate(world, TOGETHER_24, "twin", 1, gain=False, runs=2).blocks)
+
+
+def test_noise_is_drawn_from_the_first_three_blocks_of_finals_of_more(measured: Sequence[Measured]) -> None:
+    short = measured[0]
+    other = tuple((us * 2,) * len(short.copy[0]) for us in (1.0, 2.0))
+    longer = replace(
+        short,
+        incumbent=(*short.incumbent, *other),
+        copy=(*short.copy, *other),
+        challengers=tuple((*blocks, *other) for blocks in short.challengers),
+    )
+    (source,) = World([longer], 0).sources
+    expected = Source.of(short)
+    assert source.us == expected.us
+    assert np.array_equal(source.twin, expected.twin)
+    assert np.array_equal(source.challengers, expected.challengers)
 
 
 def test_the_simulation_sees_a_rule_that_is_too_eager(
@@ -53,7 +96,7 @@ def test_the_simulation_sees_a_rule_that_is_too_eager(
 ) -> None:
     monkeypatch.setattr("registry.tuner.finals.ALPHA", 0.9)
     monkeypatch.setattr("registry.tuner.noise.Noise.aa", lambda self, us: 0.0)
-    assert simulate(World(measured, 3), "real", 3, gain=False, runs=1).rate() > 0.2
+    assert simulate(World(measured, 3), TOGETHER_24, "real", 3, gain=False, runs=1).rate() > 0.2
 
 
 def test_noise_is_extracted_from_a_database(tmp_path: Path) -> None:

@@ -209,10 +209,10 @@ def test_a_decision_is_told_with_its_interval_and_a_machine_gets_the_incumbent(
 
 
 def test_totals_tell_how_busy_the_device_was_and_torch_compile_apart() -> None:
-    ended = RunEnded(59.0, 41.0, 3183, False, 0, 0.72, 0.55, {"triton": 227.0, "inductor": 62.0})
+    ended = RunEnded(59.0, 41.0, 3183, False, 0, 0.72, 0.55, {"triton": 227.0, "inductor": 62.0}, warming_up_s=12.0)
     assert list(run_lines(ended, 52, 1)) == [
         "52 problems, 1 skipped, 3183 trials in 59 s; the worker had a job for 41 s",
-        "from 10 s on it had one 72% of the time, and a kernel ran 55%",
+        "from 12 s on it had one 72% of the time, and a kernel ran 55%",
         "compiled meanwhile, summed over the processes: triton 3 min 47 s",
         "torch.compile's own compilation: 1 min 02 s",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,12 +76,48 @@ def test_how_long_kernels_ran_is_weighed_by_time_and_counts_from_when_all_had_st
     monkeypatch.setattr("registry.tuner.crew.time.monotonic", lambda: now[0])
     monkeypatch.setattr(crew, "_gpu", Driver(99, 10, None, 60, 20))
     assert crew.kernel_share(10) is None
-    for seconds in (5.0, 10.0, 10.05, 11.0, 12.0, 15.0):
+    for seconds in (9.5, 10.0, 10.05, 10.3, 10.5, 11.0):
         now[0] = crew._began + seconds
         crew._look_at_device()
-    # at 10.05 it was too early to ask again, at 11 the driver said nothing
-    assert crew.kernel_share(10) == pytest.approx((2 * 0.6 + 3 * 0.2) / 5)
+    # at 10.05 it was too early to ask again, at 10.3 the driver said nothing
+    assert crew.kernel_share(10) == pytest.approx((0.5 * 0.6 + 0.5 * 0.2) / 1.0)
     assert crew.kernel_share(20) is None
+
+
+def test_what_the_driver_has_not_seen_counts_neither_as_kernels_nor_as_none(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [crew._began]
+    monkeypatch.setattr("registry.tuner.crew.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(crew, "_gpu", Driver(0, 100, 80, 100, 40))
+    shares = []
+    for seconds in (0.0, 10.0, 10.5, 20.5, 21.25):
+        now[0] = crew._began + seconds
+        crew._look_at_device()
+        shares.append(crew.kernel_share(0))
+    assert shares[:2] == [None, None]
+    assert shares[2:] == pytest.approx([0.8, 0.8, (0.5 * 0.8 + 0.75 * 0.4) / 1.25])
+
+
+@pytest.mark.parametrize("ends", ["replace_worker", "dismiss_worker", "close"])
+def test_the_device_is_looked_at_while_the_worker_is_still_there(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(crew, "_look_at_device", lambda: told.append("look"))
+    for name in ("dismiss", "close"):
+        monkeypatch.setattr(crew.worker, name, _telling(told, getattr(crew.worker, name)))
+    {"replace_worker": lambda: crew.replace_worker(last=True)}.get(ends, getattr(crew, ends))()
+    assert told[0] == "look"
+    assert len(told) > 1
+
+
+def _telling(told: list[str], act: Callable[[], None]) -> Callable[[], None]:
+    def telling() -> None:
+        told.append("end")
+        act()
+
+    return telling
 
 
 def test_a_crew_is_closed_with_its_worker_dismissed_or_not_yet_started(crew: Crew) -> None:

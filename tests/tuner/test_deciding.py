@@ -36,6 +36,7 @@ from tuning_db import Store
 ROGUES = Path(__file__).with_name("rogues.py")
 CPU = Device.of("cpu")
 PROBLEM = Problem("square", {"n": 20_001, "dtype": "float32"})
+SHORT = Problem("square", {"n": 1_001, "dtype": "float32"})
 QUIET = Noise(single=(Pair(100.0, 1.001),) * 10)
 FLOOR_US = 50.0
 
@@ -45,6 +46,13 @@ def planned(catalog: Catalog) -> ProblemPlan:
     """Three candidates of rogue.honest (its default comes first) and one of rogue.chatters."""
     catalog.load_file(ROGUES)
     (found,) = plan([PROBLEM], catalog, CPU, ["rogue.honest", "rogue.chatters"])
+    return found
+
+
+@pytest.fixture
+def planned_short(catalog: Catalog, planned: ProblemPlan) -> ProblemPlan:
+    """The same of a smaller problem."""
+    (found,) = plan([SHORT], catalog, CPU, [choice.implementation.name for choice in planned.choices])
     return found
 
 
@@ -96,11 +104,11 @@ def candidates(planned: ProblemPlan) -> dict[str, Candidate]:
 
 
 def searched(planned: ProblemPlan, recorder: Recorder, medians: Mapping[str, float]) -> ProblemSearch:
-    stored = recorder.valid(planned, recorder.winner(planned.op, PROBLEM))
+    stored = recorder.valid(planned, recorder.winner(planned.op, planned.problem))
     search = ProblemSearch(planned, Budget(), [], 0, stored)
     for name, candidate in candidates(planned).items():
         if name in medians:
-            uid = recorder.trial(planned.op, PROBLEM, candidate, Outcome("ok", median_us=medians[name]))
+            uid = recorder.trial(planned.op, planned.problem, candidate, Outcome("ok", median_us=medians[name]))
             search.learn(candidate, "ok", medians[name], False, uid)
     return search
 
@@ -306,7 +314,9 @@ def test_the_worker_is_free_after_the_last_block_of_each_finals_and_before_they_
     planned: ProblemPlan, recorders: Callable[[], Recorder]
 ) -> None:
     other, recorder = recorders(), recorders()
-    bench = Bench({**HONEST, "chatters": 80.0}, lambda attempt: attempt == 1 and publish(planned, other, "honest 2"))
+    bench = Bench(
+        {**HONEST, "chatters": 80.0}, lambda attempt: publish(planned, other, "honest 2") if attempt == 1 else None
+    )
     deciding = Deciding(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET)
     free: list[tuple[int, str]] = []
     (result,) = deciding.run(
@@ -341,6 +351,52 @@ def test_known_noise_of_such_durations_spares_processes(
     deciding = Deciding(recorder, CPU, Protocol.of(CPU), lambda event: None, *noise)
     list(deciding.run([searched(planned, recorder, HONEST)], bench.run_blocks, bench.fresh_worker))
     assert bench.workers == [False] * (blocks - 1) + [True]
+
+
+@pytest.mark.parametrize(("short", "first"), [(1, False), (1, True), (2, False)])
+def test_each_problem_meets_in_as_many_processes_as_its_own_decade_needs(
+    planned: ProblemPlan,
+    planned_short: ProblemPlan,
+    recorders: Callable[[], Recorder],
+    monkeypatch: pytest.MonkeyPatch,
+    short: int,
+    first: bool,
+) -> None:
+    monkeypatch.setattr("registry.tuner.deciding.LARGE_BYTES", 0)
+    recorder, bench, events = recorders(), Bench(HONEST), list[Event]()
+    few = [searched(planned_short, recorder, {name: us / 20 for name, us in HONEST.items()}) for _ in range(short)]
+    many = [searched(planned, recorder, HONEST) for _ in range(USUAL_IS_KNOWN)]
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
+    list(deciding.run([*few, *many] if first else [*many, *few], bench.run_blocks, bench.fresh_worker))
+    assert bench.workers == [False] * (MOST_BLOCKS - 1) + [True]
+    for problem, count, blocks in ((SHORT, short, MOST_BLOCKS), (PROBLEM, USUAL_IS_KNOWN, BLOCKS)):
+        verified = [job.verify for job in bench.finals if job.dims == problem.dims]
+        assert verified == [False] * (count * (blocks - 1)) + [True] * count
+    assert next(event for event in events if isinstance(event, FinalsStarted)).blocks == MOST_BLOCKS
+    assert len(deciding.noise.decided) == short + USUAL_IS_KNOWN
+
+
+@pytest.mark.parametrize(("known_us", "blocks"), [(100.0, BLOCKS), (5.0, MOST_BLOCKS)])
+def test_the_incumbents_duration_and_not_the_fastests_says_what_is_known(
+    planned: ProblemPlan, recorders: Callable[[], Recorder], known_us: float, blocks: int
+) -> None:
+    times = {**HONEST, "chatters": 5.0}
+    recorder, bench = recorders(), Bench(times)
+    known = Noise(decided=(Pair(known_us, 1.001),) * USUAL_IS_KNOWN)
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET, known)
+    list(deciding.run([searched(planned, recorder, times)], bench.run_blocks, bench.fresh_worker))
+    assert len(bench.finals) == blocks
+
+
+def test_an_incumbent_that_was_not_searched_takes_what_its_decision_says(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    other, recorder = recorders(), recorders()
+    publish(planned, other, "chatters")
+    decision = recorder.winner(planned.op, PROBLEM)
+    search = searched(planned, recorder, {"honest 1": 100.0})
+    assert Contest(search, candidates(planned)["chatters"], decision, []).incumbent_us == 90.0
+    assert Contest(search, candidates(planned)["honest 1"], decision, []).incumbent_us == 100.0
 
 
 def test_a_large_problem_is_verified_in_the_last_block_only(

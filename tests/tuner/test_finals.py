@@ -18,6 +18,7 @@ from registry.tuner.finals import (
     Ratio,
     block_ratio,
     blocks_for,
+    blocks_of_each,
     fastest,
     judge,
     observed,
@@ -209,6 +210,30 @@ def test_more_blocks_are_held_where_few_finals_tell_what_noise_is_usual() -> Non
     assert {blocks_for(told_by) for told_by in range(1, FEW_TELL)} == {MOST_BLOCKS}
     assert {blocks_for(told_by) for told_by in range(FEW_TELL, USUAL_IS_KNOWN)} == {BLOCKS + 1}
     assert {blocks_for(told_by) for told_by in (USUAL_IS_KNOWN, 64, 1000)} == {BLOCKS}
+
+
+def known(us: float, count: int) -> Noise:
+    return Noise(decided=(Pair(us, 1.0),) * count)
+
+
+@pytest.mark.parametrize(
+    ("durations", "earlier", "blocks"),
+    [
+        ([100.0] * USUAL_IS_KNOWN, Noise(), [BLOCKS] * USUAL_IS_KNOWN),
+        ([100.0] * FEW_TELL, Noise(), [BLOCKS + 1] * FEW_TELL),
+        ([5.0], known(500.0, 24), [MOST_BLOCKS]),
+        ([5.0, 500.0], known(500.0, 24), [MOST_BLOCKS, BLOCKS]),
+        ([5.0] + [500.0] * 23, Noise(), [MOST_BLOCKS] + [BLOCKS] * 23),
+        ([5.0] * FEW_TELL + [500.0] * 20, Noise(), [BLOCKS] * 24),
+        ([5.0] * 2 + [500.0] * 22, known(6.0, FEW_TELL - 2), [BLOCKS] * 24),
+        ([5.0] * 2 + [500.0] * 22, known(6.0, FEW_TELL - 3), [MOST_BLOCKS] * 2 + [BLOCKS] * 22),
+        ([], known(5.0, 24), []),
+    ],
+)
+def test_a_problem_has_more_blocks_where_few_finals_of_its_own_decade_tell(
+    durations: list[float], earlier: Noise, blocks: list[int]
+) -> None:
+    assert blocks_of_each(durations, earlier) == blocks
 
 
 def test_a_pre_final_keeps_the_fastest_that_ran() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from registry.artifact import Artifact, Variant
 from registry.device import Device
 from registry.discovery import Catalog
 from registry.problem import Problem
 from registry.tuner.jobs import Outcome, Timed
-from registry.tuner.machine_noise import aa_job, aa_of, earlier_noise
+from registry.tuner.machine_noise import aa_job, aa_of, default_job, earlier_noise
 from registry.tuner.noise import PAIRS_PER_DECADE, Noise, Pair
 from registry.tuner.planning import plan
+from registry.tuner.problem_search import Budget, ProblemSearch
 from registry.tuner.protocol import Protocol
 from registry.tuner.worker import Worker
 from tuning_db import Environment, Store
@@ -18,18 +20,53 @@ from tuning_db import Environment, Store
 CPU = Device.of("cpu")
 
 
-def test_a_worker_times_the_smallest_problems_copy_and_a_candidate_as_two(catalog: Catalog) -> None:
+def searched(catalog: Catalog, n: int, status: str) -> ProblemSearch:
+    """A search in which every default ended so."""
+    (planned,) = plan([Problem("square", {"n": n, "dtype": "float32"})], catalog, CPU, ["torch.native"])
+    search = ProblemSearch(planned, Budget(), [], seed=7)
+    for default in planned.defaults():
+        search.learn(default, status, 5.0 if status == "ok" else None, censored=False, uid="u")
+    return search
+
+
+def test_a_worker_times_the_smallest_problems_copy_as_two_pairs_and_nothing_unverified(catalog: Catalog) -> None:
     problems = [Problem("square", {"n": n, "dtype": "float32"}) for n in (40_000, 4_000, 2**42)]
     job = aa_job(plan(problems, catalog, CPU), Protocol.of(CPU))
     assert job is not None
     assert dict(job.dims)["n"] == 4_000
-    assert [entrant.implementation for entrant in job.entrants] == ["", "", "", "", "torch.native", "torch.native"]
+    assert [(entrant.implementation, entrant.role) for entrant in job.entrants] == [("", "floor")] * 4
     answer = Worker(catalog, CPU).block(job, lambda step: None)
-    assert answer.faults == ("",) * 6
+    assert answer.faults == ("",) * 4
     noise = aa_of(answer)
-    assert len(noise.single) == PAIRS_PER_DECADE * 3 // 2
+    assert len(noise.single) == PAIRS_PER_DECADE
     assert all(pair.us > 0 for pair in noise.single)
     assert noise.aa(noise.single[0].us) > 0
+
+
+def test_after_a_search_the_smallest_problems_right_default_is_timed_as_two(catalog: Catalog) -> None:
+    searches = [searched(catalog, *one) for one in ((40_000, "ok"), (4_000, "ok"), (400, "crash"), (40, "error"))]
+    job = default_job(searches, Protocol.of(CPU))
+    assert job is not None
+    assert dict(job.dims)["n"] == 4_000
+    assert [(entrant.implementation, entrant.role) for entrant in job.entrants] == [("torch.native", "candidate")] * 2
+    answer = Worker(catalog, CPU).block(job, lambda step: None)
+    assert answer.faults == ("", "")
+    assert len(aa_of(answer).single) == PAIRS_PER_DECADE
+
+
+def test_a_default_is_run_from_what_the_search_has_compiled(catalog: Catalog) -> None:
+    search = searched(catalog, 4_000, "ok")
+    default = search.default()
+    assert default is not None
+    built = Artifact(Variant("triton", "kernel", {}), "kernel.cubin")
+    search.remember(default, (built,))
+    job = default_job([search], Protocol.of(CPU))
+    assert job is not None
+    assert [entrant.artifacts for entrant in job.entrants] == [(built,)] * 2
+
+
+def test_where_no_default_was_right_none_is_timed(catalog: Catalog) -> None:
+    assert default_job([searched(catalog, 4_000, "wrong_result")], Protocol.of(CPU)) is None
 
 
 def test_runs_before_in_the_same_environment_tell_their_noise(store: Store) -> None:

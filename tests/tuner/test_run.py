@@ -13,8 +13,20 @@ from registry.device import Device
 from registry.discovery import Catalog
 from registry.errors import StoreError, UnknownNameError
 from registry.problem import Problem
-from registry.tuner.events import Event, Note, ProblemSkipped, Result, RunEnded, RunStarted, TrialDone
+from registry.tuner.crew import Crew
+from registry.tuner.events import (
+    Event,
+    Note,
+    ProblemDecided,
+    ProblemSkipped,
+    Result,
+    RunEnded,
+    RunStarted,
+    TrialDone,
+)
+from registry.tuner.jobs import BlockJob
 from registry.tuner.limits import Limits
+from registry.tuner.noise import PAIRS_PER_DECADE
 from registry.tuner.run import Budget, tune
 from tuning_db import Store
 
@@ -177,3 +189,91 @@ def test_the_run_says_what_it_will_do(rogues: Catalog, tmp_path: Path) -> None:
     assert events[0].problems == (PROBLEM,)
     assert isinstance(events[-1], RunEnded)
     assert events[-1].trials == 3
+    assert events[-1].warming_up_s > 0
+
+
+def test_of_two_batches_the_last_dismisses_the_worker_and_the_first_times_a_default_as_two(
+    rogues: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("registry.tuner.weights.BATCH", 1)
+    events: list[Event] = []
+    told: list[tuple[str, int]] = []
+
+    def tell(what: str) -> None:
+        told.append((what, sum(isinstance(event, ProblemDecided) for event in events)))
+
+    dismiss, begin = Crew.dismiss_worker, Crew.begin_block
+
+    def dismissing(crew: Crew) -> None:
+        tell("dismissed")
+        dismiss(crew)
+
+    def beginning(crew: Crew, job: BlockJob) -> int:
+        if len({str(entrant) for entrant in job.entrants}) == 1:
+            tell(f"{job.entrants[0].role} as {len(job.entrants)}")
+        return begin(crew, job)
+
+    monkeypatch.setattr(Crew, "dismiss_worker", dismissing)
+    monkeypatch.setattr(Crew, "begin_block", beginning)
+    tune((PROBLEM, Problem("square", {"n": 10_007, "dtype": "float32"})), catalog=rogues, device=CPU,
+         database=str(tmp_path / "run.db"), budget=Budget(trials=2),
+         implementations=["rogue.honest", "rogue.chatters"], observer=events.append)  # fmt: skip
+    assert told == [("floor as 4", 0), ("candidate as 2", 0), ("dismissed", 1)]
+
+
+PLUGIN = """
+import os
+import torch
+import registry
+from registry.implementation import Implementation
+from registry.space import Space
+
+KERNEL_REGISTRY_API = 1
+
+
+class Stranger(Implementation):
+    op = "square"
+    name = "stranger.default"
+    device_types = frozenset({"cpu"})
+
+    def preference(self, problem, device):
+        return 1e9
+
+    def space(self, problem, device):
+        return Space()
+
+    def bind(self, problem, config, device, built):
+        return lambda outputs, arguments, scratch: torch.mul(arguments[0], arguments[0], out=outputs[0])
+
+    def FAULTY
+
+
+@registry.implements("square")
+def strangers():
+    return [Stranger()]
+"""
+
+
+@pytest.mark.parametrize(
+    ("faulty", "status"),
+    [
+        ("variants(self, problem, config, device, signature): raise ValueError('not today')", "error"),
+        ("scratch(self, problem, config, device): raise ValueError('not today')", "error"),
+        ("bind(self, problem, config, device, built): os.abort()", "crash"),
+    ],
+)
+def test_the_machines_noise_is_measured_whatever_the_first_default_does(
+    catalog: Catalog, tmp_path: Path, faulty: str, status: str
+) -> None:
+    plugin, database = tmp_path / "stranger.py", tmp_path / "run.db"
+    plugin.write_text(PLUGIN.replace("FAULTY", faulty))
+    catalog.load_file(plugin)
+    events: list[Event] = []
+    results = tune((PROBLEM,), catalog=catalog, device=CPU, database=str(database), budget=Budget(trials=1),
+                   implementations=["stranger.default"], observer=events.append)  # fmt: skip
+    assert [result.verdict for result in results] == ["none"]
+    assert statuses(events) == {"stranger.default": status}
+    assert isinstance(events[-1], RunEnded)
+    with Store.open(database) as store:
+        (ended,) = store.runs(1)
+    assert len(ended.summary["noise"]["single"]) == PAIRS_PER_DECADE, "the copies' pairs, and none of a default"
