@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from registry.discovery import Catalog
+from registry.tuner import spawning
 from tuning_db import Store
 
 # a shell that runs the tests in the background has them ignore Ctrl-C, and their children too
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# on an empty cache Inductor compiles and runs a program for each instruction set that the CPU names, which takes 18 s
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +29,22 @@ def _own_folders(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monke
     monkeypatch.setenv("KERNEL_REGISTRY_SHIPPED", "0")
     monkeypatch.delenv("KERNEL_REGISTRY_RECORD", raising=False)
     monkeypatch.delenv("KERNEL_REGISTRY_STRICT", raising=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_keeper() -> Iterator[None]:
+    """Children of all tests are forked from one template, which imports torch once, with the first child."""
+    with spawning.kept(now=False):
+        yield
+
+
+@pytest.fixture
+def own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device's lock is the test's own, so that it waits for no other that measures meanwhile.
+
+    With a cache of its own, in which nothing is compiled yet.
+    """
+    monkeypatch.setenv("KERNEL_REGISTRY_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,8 @@ import registry
 import registry.calls
 from registry.discovery import Catalog
 from registry.dispatch.dispatcher import Dispatcher
+
+from . import fresh
 
 
 class Attention(torch.nn.Module):
@@ -53,8 +53,8 @@ def test_another_process_reads_it_back(tmp_path: Path) -> None:
     file = tmp_path / "call"
     file.write_bytes(pickle.dumps(registry.op("square")))
     code = f"import pickle, torch; print(pickle.load(open({str(file)!r}, 'rb'))(torch.tensor([3.0])).item())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "9.0"
+    done = fresh.run("-c", code)
+    assert (done.returncode, done.stdout.strip()) == (0, "9.0"), done.stderr
 
 
 def test_the_call_of_another_dispatcher_is_not_mistaken_for_it() -> None:

@@ -6,8 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +18,8 @@ from registry.discovery import Catalog
 from registry.implementation import Implementation
 from registry.testing import check_implementation
 from registry.tuner.shapes import load_shapes
+
+from . import fresh
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("kernel_registry", "registry", "tuning_db")
@@ -50,15 +50,7 @@ def test_a_script_in_the_guides_runs(name: str | None, code: str, tmp_path: Path
     script = tmp_path / "script.py"
     script.write_text(code)
     path = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    done = fresh.run(script, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, limit_s=280)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
 

@@ -62,34 +62,28 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_package_is_used_like_one_in_the_box(installed: Path, tmp_path: Path) -> None:
     environ = {"NUMBA_CACHE_DIR": str(tmp_path / "numba"), "PYTHONPATH": ""}
 
-    (report,) = [
-        plugin
-        for plugin in json.loads(_run(installed / "registry", "plugins", "--json", cwd=tmp_path, **environ))
-        if plugin["name"] == "numba"
-    ]
+    database = tmp_path / "tuning.db"
+    shapes = tmp_path / "shapes.yaml"
+    shapes.write_text(SHAPES)
+    # one trial each for the defaults of the box and of numba; torch.compile would double the test's CPU time
+    options: tuple[str | Path, ...] = ("--trials", "2", "--device", "cpu", "--db", database)
+    _run(installed / "tune", "--shapes", shapes, *options, cwd=tmp_path, **environ, KERNEL_REGISTRY_BLOCK="torch")
+
+    said = json.loads(_run(installed / "python", "-c", USED, installed / "registry", database, cwd=tmp_path, **environ))
+    (report,) = [plugin for plugin in said["plugins"] if plugin["name"] == "numba"]
     assert (report["distribution"], report["version"], report["api_version"]) == ("registry-numba", "0.1.0", 1)
     assert report["ops"] == ["numba::row_sum"]
     assert "softmax/numba.rows" in report["implementations"]
     assert not report["fault"]
 
-    database = tmp_path / "tuning.db"
-    shapes = tmp_path / "shapes.yaml"
-    shapes.write_text(SHAPES)
-    # enough trials for every implementation's default; torch.compile would double the test's CPU time
-    options: tuple[str | Path, ...] = ("--trials", "4", "--device", "cpu", "--db", database)
-    _run(installed / "tune", "--shapes", shapes, *options, cwd=tmp_path, **environ, KERNEL_REGISTRY_BLOCK="torch")
-
-    told = _run(installed / "registry", "results", "--trials", "--db", database, "--json", cwd=tmp_path, **environ)
-    right = {(trial["op"], trial["implementation"]) for trial in json.loads(told) if trial["status"] == "ok"}
+    right = {(trial["op"], trial["implementation"]) for trial in said["results"] if trial["status"] == "ok"}
     for op, name in NAMES.items():
         assert (op, name) in right
         # in an op of the box it had rivals: nothing was left to it
         assert "::" in op or any(of == op and rival.startswith("cpp.") for of, rival in right)
 
-    said = _run(installed / "python", "-c", USED, database, cwd=tmp_path, **environ)
-    *steps, where = said.splitlines()
-    assert steps == [f"{op} exact {name} forced" for op, name in NAMES.items()]
-    assert where.startswith(str(installed.parent))
+    assert said["steps"] == [f"{op} exact {name} forced" for op, name in NAMES.items()]
+    assert said["where"].startswith(str(installed.parent))
 
 
 NAMES = {"numba::row_sum": "numba.rows", "softmax": "numba.rows", "square": "numba.flat"}
@@ -103,24 +97,39 @@ square:
   - {n: 512, dtype: float32}
 """
 
+# one process for the script ``registry``, twice, and for calls: each would import torch and numba
 USED = f"""
-import sys
+import contextlib, io, json, runpy, sys
+
+def told(*words):
+    sys.argv[:] = [script, *words, "--json"]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as ended:
+            assert not ended.code, ended.code
+    return json.loads(said.getvalue())
+
+script, database = sys.argv[1:]
+plugins, results = told("plugins"), told("results", "--trials", "--db", database)
 import registry, torch
-registry.configure(database=sys.argv[1])
+registry.configure(database=database)
 calls = {{
     "numba::row_sum": (torch.randn(16, 64), lambda x: x.sum(-1)),
     "softmax": (torch.randn(4, 128), lambda x: torch.softmax(x, -1)),
     "square": (torch.randn(512), torch.square),
 }}
+steps = []
 for op, name in {NAMES!r}.items():
     x, expected = calls[op]
     torch.testing.assert_close(registry.call(op, x), expected(x))
     won = registry.explain(op, x)
     with registry.using(**{{op: name}}):
         torch.testing.assert_close(registry.call(op, x), expected(x))
-        told = registry.explain(op, x)
-    print(op, won.step, told.implementation, told.step)
-print(registry.__file__)
+        forced = registry.explain(op, x)
+    steps.append(f"{{op}} {{won.step}} {{forced.implementation}} {{forced.step}}")
+print(json.dumps({{"plugins": plugins, "results": results, "steps": steps, "where": registry.__file__}}))
 """
 
 SIMULATED = """

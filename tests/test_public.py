@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pkgutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,13 +10,16 @@ import torch
 
 import registry
 
+from . import fresh
+
 HEAVY = ("triton", "sqlalchemy", "optuna", "alembic", "registry.tuner", "registry_torch", "registry_triton")
 
 
 def loaded_after(code: str) -> set[str]:
     """Which heavy modules a fresh process has after running ``code``."""
     shown = f"import sys\n{code}\nprint(*[name for name in {HEAVY} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True)
+    done = fresh.run("-c", shown)
+    assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 
 
@@ -58,6 +59,7 @@ def test_tune_refuses_before_it_measures() -> None:
         registry.tune("softmax", Path("nowhere.yaml"))
 
 
+@pytest.mark.usefixtures("own_lock")
 def test_what_was_tuned_is_called_at_once(tmp_path: Path) -> None:
     x = torch.randn(1234)
     registry.configure(database=tmp_path / "own.db")

@@ -95,7 +95,11 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return Run(tmp_path_factory.mktemp("adversarial") / "tuning.db")
+    folder = tmp_path_factory.mktemp("adversarial")
+    with pytest.MonkeyPatch.context() as patch:
+        # nothing is compiled, and the lock of the device is this run's own: it waits for no other that measures
+        patch.setenv("KERNEL_REGISTRY_CACHE", str(folder / "cache"))
+        return Run(folder / "tuning.db")
 
 
 @pytest.mark.parametrize("cheat", REFUSED)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import torch
 
 from tuning_db import Store
 
+from .. import fresh
 from .conftest import Command, Told
 
 SQUARE = "square: [{n: 1, dtype: float32}]\n"
@@ -153,13 +152,7 @@ def test_results_of_a_database_that_is_not_there_makes_none(command: Command, tm
 
 
 def test_a_real_process_ends_with_code_2_and_no_traceback(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "registry.cli.main", "tune", "--shapes", str(tmp_path / "no.yaml")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = fresh.run("-m", "registry.cli.main", "tune", "--shapes", tmp_path / "no.yaml", limit_s=120)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines()[0].startswith("registry: ")

@@ -176,6 +176,7 @@ def test_what_does_not_fit_the_device_is_skipped_with_a_reason(command: Command,
     assert "1 problem to tune" in told.out
 
 
+@pytest.mark.usefixtures("own_lock")
 def test_tune_ends_with_a_table_and_a_winner_in_the_database(command: Command, shapes: Path, tmp_path: Path) -> None:
     told = command(
         "tune", "--shapes", shapes, "--device", "cpu", "--implementations", "torch.native", "--db", tmp_path / "new.db"

@@ -9,18 +9,21 @@ import pytest
 
 import kernel_registry
 
+from .. import fresh
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere children are executed")
 
 ADOPTED = """
 import sys, kernel_registry
 launched = kernel_registry._early_keeper(["tune", "--op", "square"])
 assert "torch" not in sys.modules and "registry" not in sys.modules
+BARE
 from registry.tuner import spawning
 spawning.adopt(launched)
 with spawning.kept():
     assert spawning._keeper().pid == launched[0].pid and spawning._keeper().alive
 assert launched[0].poll() is not None, "it ends with the last that uses it"
-"""
+""".replace("BARE", fresh.BARE)
 
 
 def test_the_keeper_is_started_before_torch_is_imported_and_used() -> None:
@@ -37,11 +40,12 @@ import kernel_registry
 launched = kernel_registry._early_keeper(["tune"])
 launched[0].kill()
 launched[0].wait()
+BARE
 from registry.tuner import spawning
 spawning.adopt(launched)
 with spawning.kept():
     assert spawning._keeper().alive and spawning._keeper().pid != launched[0].pid
-"""
+""".replace("BARE", fresh.BARE)
 
 
 def test_a_keeper_that_died_meanwhile_is_replaced() -> None:

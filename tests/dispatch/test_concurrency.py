@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,8 @@ import torch
 from registry import torch_ops
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.table import MOST_ENTRIES, Table
+
+from .. import fresh
 
 THREADS = 4
 
@@ -191,7 +191,7 @@ def test_a_spawned_child_calls(tmp_path: Path) -> None:
     )
     file = tmp_path / "spawns.py"
     file.write_text(code)
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
+    done = fresh.run(file)
     assert done.stdout.strip() == "0", done.stderr
 
 

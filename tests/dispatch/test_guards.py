@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +14,8 @@ from registry.dispatch import torch_private
 from registry.dispatch.guards import aligned, determinism_not_asked, matcher, misaligned
 from registry.dispatch.table import same
 from registry.dispatch.torch_private import native_allocator, native_guard, public_allocator, public_guard
+
+from .. import fresh
 
 BOTH = pytest.mark.parametrize("guard", [native_guard, public_guard])
 
@@ -104,8 +104,8 @@ def test_the_fast_ways_do_not_depend_on_where_the_import_stands(state: str) -> N
         "    from registry.dispatch import torch_private\n"
         "print(torch_private.NATIVE_GUARD, torch_private.NATIVE_ALLOCATOR)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "True"]
+    done = fresh.run("-c", code)
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "True"]), done.stderr
 
 
 @pytest.mark.parametrize("allocator", [native_allocator, public_allocator])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +19,8 @@ from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.recorder import Recorder
 from registry.errors import ShapesFileError
 from registry.tuner.shapes import read_shapes
+
+from .. import fresh
 
 HEADER = "# Recorded by kernel-registry 0.1.0: what a program called"
 
@@ -236,11 +236,10 @@ if __name__ == "__main__":
 """
 
 
-def run(tmp_path: Path, body: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def run(tmp_path: Path, body: str, environ: Mapping[str, str]) -> fresh.Done:
     script = tmp_path / "program.py"
     script.write_text(CHILD.replace("{body}", body.replace("\n", "\n    ")))
-    command: list[Any] = [sys.executable, script]
-    return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
+    return fresh.run(script, env={**os.environ, **environ})
 
 
 @pytest.mark.timeout(120)

@@ -155,7 +155,7 @@ def built_for_cpu(launch: Launch, parameters: str, folder: Path) -> ctypes.CDLL:
     declared = ", ".join(f"{kind} {name}" for kind, name in zip(parameters.split(","), names, strict=True))
     text = "\n".join(
         [
-            '#include "cuda_on_cpu.hpp"',
+            '#include "blocks_on_cpu.hpp"',
             *(f"#define {name} {nvrtc.macro(name, value)}" for name, value in launch.constants.items()),
             launch.kernel.source,
             f'extern "C" void launch({declared}) {{',

@@ -173,7 +173,7 @@ def built_for_cpu(launch: Launch, folder: Path) -> ctypes.CDLL:
         ]
     )
     (folder / "kernel.cpp").write_text(text)
-    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-w", f"-I{Path(__file__).parent / 'cuda_on_cpu'}"]
+    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", f"-I{Path(__file__).parent / 'cuda_on_cpu'}"]
     command = ["g++", *flags, str(folder / "kernel.cpp"), "-o", str(folder / "kernel.so")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

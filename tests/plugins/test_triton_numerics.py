@@ -21,14 +21,14 @@ import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
 import registry_triton
-from registry.backends.triton import INTERPRETED
-from registry.contract import Op
+from registry.backends.triton import INTERPRETED, TritonImplementation
+from registry.contract import Op, as_tuple
 from registry.contracts import BOX
 from registry.device import Device
 from registry.dispatch.plan import Candidate, build
 from registry.implementation import Implementation
-from registry.numerics import as_tuple, compare, own_error, poison, reference64
-from registry.problem import Problem
+from registry.numerics import compare, own_error, poison, reference64
+from registry.problem import Problem, TensorSpec
 from registry.space import Config
 
 OPS = {op.name: op for op in BOX}
@@ -98,12 +98,25 @@ def _elements(dims: Mapping[str, Any]) -> int:
 
 
 def configs(implementation: Implementation, problem: Problem, device: Device, round_: int) -> list[Config]:
-    """The default and another one, further on in the space with every problem."""
+    """The default and, further on in the space with every problem, another one that the interpreter runs otherwise."""
     space = implementation.space(problem, device)
     default = implementation.default(problem, device)
     assert default in space
     other = space.configs[(7 * round_ + 3) % len(space)]
-    return [default] if other == default else [default, other]
+    one, two = (_interpreted(implementation, problem, config, device) for config in (default, other))
+    return [default] if one == two else [default, other]
+
+
+def _interpreted(
+    implementation: Implementation, problem: Problem, config: Config, device: Device
+) -> tuple[list[object], Mapping[str, TensorSpec]]:
+    """All that the interpreter knows of a config: to it warps and stages are nothing."""
+    assert isinstance(implementation, TritonImplementation)
+    launches = implementation.launches(problem, config, device)
+    known: list[object] = [
+        (launch.kernel, launch.grid, launch.args, {**launch.constants, "STAGES": None}) for launch in launches
+    ]
+    return known, implementation.scratch(problem, config, device)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,8 @@ import pytest
 from registry.device import Device
 from registry.tuner import cores
 from registry.tuner.cores import compiling_cores
+
+from .. import fresh
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processes are not bound to cores here")
 
@@ -50,8 +50,8 @@ def test_a_process_is_bound_to_what_its_argument_names() -> None:
     for given, expected in (((), here), (here[-1:], here[-1:])):
         code = f"from registry.tuner import cores; import os; cores.bind_to({cores.as_argument(given)!r})"
         code += "; print(sorted(os.sched_getaffinity(0)))"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == str(expected)
+        done = fresh.run("-c", code)
+        assert (done.returncode, done.stdout.strip()) == (0, str(expected)), done.stderr
 
 
 def test_siblings_are_read_as_linux_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:

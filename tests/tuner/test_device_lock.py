@@ -17,6 +17,7 @@ from registry.tuner.device_lock import DeviceLock
 
 CPU = Device.of("cpu")
 CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload([__name__])  # and with it torch, once for all holders
 
 
 def hold(channel: Connection) -> None:

@@ -36,6 +36,12 @@ if sys.platform != "linux":
     pytest.skip("the faults are Linux's", allow_module_level=True)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_but_faults(own_lock: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker here need load the plugins in the box, and hundreds are started."""
+    monkeypatch.setenv("KERNEL_REGISTRY_BLOCK", "torch,triton,cuda,cpp")
+
+
 @pytest.fixture
 def attempt() -> Iterator[Try]:
     """Gives faults to one worker, one after another; returns what became of them and keeps its notes."""

@@ -18,8 +18,24 @@ import pytest
 from registry.tuner import spawning, template
 from registry.tuner.process import Child
 
+from .. import fresh
+
 ECHO = "echoing"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the keeper needs Linux")
+
+
+def write_echo(folder: Path, body: str) -> None:
+    """A module for children. One that is executed does without torch, which nothing here needs."""
+    (folder / f"{ECHO}.py").write_text(
+        f"{fresh.BARE}"
+        "import os, signal, sys, time\n"
+        "from pathlib import Path\n"
+        "from registry.tuner.process import Parent\n"
+        "def main(arguments):\n"
+        "    parent = Parent(int(arguments[0]), int(arguments[1]))\n"
+        f"    arguments = arguments[2:]\n    {body}\n"
+        "if __name__ == '__main__':\n    main(sys.argv[1:])\n"
+    )
 
 
 @pytest.fixture
@@ -30,15 +46,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     started: list[Child] = []
 
     def run(body: str, *arguments: str, **options: Any) -> Child:
-        (tmp_path / f"{ECHO}.py").write_text(
-            "import os, signal, sys, time\n"
-            "from pathlib import Path\n"
-            "from registry.tuner.process import Parent\n"
-            "def main(arguments):\n"
-            "    parent = Parent(int(arguments[0]), int(arguments[1]))\n"
-            f"    arguments = arguments[2:]\n    {body}\n"
-            "if __name__ == '__main__':\n    main(sys.argv[1:])\n"
-        )
+        write_echo(tmp_path, body)
         started.append(Child(ECHO, arguments, **options))
         return started[-1]
 
@@ -100,7 +108,7 @@ def test_a_process_with_threads_is_no_template() -> None:
     thread.join()
 
 
-FORBIDDEN = """
+FORBIDDEN = f"""{fresh.BARE}
 from registry.tuner import spawning
 from registry.tuner.process import Child
 with spawning.kept():
@@ -217,37 +225,49 @@ def test_megabytes_of_output_stay_kilobytes(start: Callable[..., Child]) -> None
     assert size < 2 << 20
 
 
-TUNING = """
-import os, sys, time
+TUNING = f"""{fresh.BARE}
+import time
+from registry.tuner import spawning
 from registry.tuner.process import Child
-import registry.tuner.spawning as spawning
-with spawning.kept():
-    child = Child("registry.tuner.worker", ["cpu"])
+
+def started(**options):
+    child = Child("{ECHO}", **options)
     while not child.receive()[0]:
         time.sleep(0.01)
-    print(child.pid, spawning._keeper().pid, flush=True)
+    print(child.pid, spawning._keeper().pid, child.how, flush=True)
+    return child
+
+with spawning.kept():
+    child = started()
+    input()
+    print(child.end(30).why, flush=True)
+    again = started(fresh=True)
     time.sleep(3600)
 """
 
 
 @linux
-def test_a_killed_parent_takes_everything_along() -> None:
-    with subprocess.Popen([sys.executable, "-c", TUNING], stdout=subprocess.PIPE, text=True) as process:
+def test_a_killed_keeper_is_replaced_and_a_killed_parent_takes_everything_along(tmp_path: Path) -> None:
+    write_echo(tmp_path, "parent.send({'here': True}); time.sleep(3600)")
+    command = [sys.executable, "-c", TUNING]
+    with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
-        pids = [int(word) for word in process.stdout.readline().split()]
-        assert len(pids) == 2
+        child, keeper, how = process.stdout.readline().split()
+        assert how == "forked"
+        os.kill(int(keeper), signal.SIGKILL)
+        assert gone(int(child))
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert "kept it died" in process.stdout.readline()
+        again, other, how = process.stdout.readline().split()
+        assert how == "executed"
+        assert other != keeper
+        template = children(int(other)) - {int(again)}
+        assert len(template) == 1
         process.kill()
-    assert all(gone(pid) for pid in pids)
+    assert all(gone(pid) for pid in [int(again), int(other), *template])
 
 
-@linux
-def test_a_killed_keeper_is_replaced(start: Callable[..., Child]) -> None:
-    child = start("parent.send({'pid': os.getpid()}); time.sleep(3600)")
-    (answer,) = answers(child)
-    keeper = spawning._keeper()
-    os.kill(keeper.pid, signal.SIGKILL)
-    assert gone(answer["pid"])
-    assert "kept it died" in child.end(30).why
-    again = start("parent.send({'pid': os.getpid()})", fresh=True)
-    assert answers(again)
-    assert spawning._keeper() is not keeper
+def children(pid: int) -> set[int]:
+    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))

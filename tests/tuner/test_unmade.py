@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +12,8 @@ from registry.contract import Op
 from registry.discovery import Catalog
 from registry.problem import Problem
 from registry.tuner.unmade import _of_fakes, arguments_of
+
+from .. import fresh
 
 OPS = Catalog().ops()
 
@@ -57,4 +57,5 @@ for op in Catalog().ops().values():
 
 
 def test_planning_imports_nothing_of_torchs_compiler() -> None:
-    subprocess.run([sys.executable, "-c", LIGHT], check=True, timeout=120)
+    done = fresh.run("-c", LIGHT, limit_s=120)
+    assert done.returncode == 0, done.stderr

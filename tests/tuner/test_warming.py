@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import select
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +12,7 @@ from registry.discovery import Catalog
 from registry.problem import Problem
 from registry.tuner import warming
 from registry.tuner.planning import plan
+from registry.tuner.process import Child
 
 PROBLEM = Problem("square", {"n": 4000, "dtype": "float32"})
 
@@ -24,19 +25,30 @@ def test_only_what_a_candidate_needs_is_wanted(implementation: str, wanted: bool
     assert not any("triton:" in entry for entry in warming.wanted_by(plans))  # which runs no candidate on a CPU
 
 
-def test_it_starts_no_thread_and_opens_no_device() -> None:
-    code = """
+WARMED = """
 import importlib, os, torch
 from registry.tuner import warming
-threads = lambda: len(os.listdir("/proc/self/task"))
-before = threads()
-for entry in (*warming.FOR_INDUCTOR, *warming.FOR_TRITON):
-    name, _, function = entry.partition(":")
-    module = importlib.import_module(name)
-    if function:
-        getattr(module, function)()
-assert threads() == before, (threads(), before)
-assert not torch.cuda.is_initialized()
+from registry.tuner.process import Parent
+
+def main(arguments):
+    parent = Parent(int(arguments[0]), int(arguments[1]))
+    for entry in (*warming.FOR_INDUCTOR, *warming.FOR_TRITON):
+        name, _, function = entry.partition(":")
+        module = importlib.import_module(name)
+        if function:
+            getattr(module, function)()
+    parent.send({"threads": len(os.listdir("/proc/self/task")), "device": torch.cuda.is_initialized()})
 """
+
+
+def test_it_starts_no_thread_and_opens_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
+    (tmp_path / "warmed.py").write_text(WARMED)
+    monkeypatch.chdir(tmp_path)
+    child = Child("warmed")
+    try:
+        select.select([child], [], [], 200)
+        assert child.receive()[0] == [{"threads": 1, "device": False}], child.end(30)
+        assert child.how == "forked", "as in a run, from a process with one thread"
+    finally:
+        child.stop()

@@ -4,10 +4,7 @@
 // end are faults. Included in place of that file, before a kernel's text.
 #include <ucontext.h>
 
-#include <cmath>
-#include <cstdlib>
-#include <deque>
-#include <utility>
+#include <vector>
 
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
@@ -40,9 +37,13 @@ struct Warp {
 };
 struct Block {
   Meeting meeting;
-  std::deque<Warp> warps;
+  std::vector<Warp> warps;
   std::vector<Floats> shared;
   unsigned expected = 0, received = 0;
+};
+struct Watched {
+  const char *begin;
+  size_t size;
 };
 struct Fiber {
   ucontext_t context;
@@ -54,12 +55,12 @@ static std::vector<Block> blocks;  // of the cluster that runs
 static unsigned started, threads, first_block;
 static Fiber *running;
 static ucontext_t scheduler;
-static std::vector<std::pair<const char *, size_t>> watched;
+static std::vector<Watched> watched;
 
 inline void pause() { swapcontext(&running->context, &scheduler); }
 inline void refuse(const char *what) { fault = fault ? fault : what; }
 inline Block &own_block() { return blocks[running->block]; }
-inline void watch(const void *from, long long bytes) { watched.emplace_back((const char *)from, (size_t)bytes); }
+inline void watch(const void *from, long long bytes) { watched.push_back({(const char *)from, (size_t)bytes}); }
 
 inline void read(void *into, const void *from, size_t bytes) {
   if ((size_t)from % bytes) refuse("a load that is not aligned");
