@@ -19,7 +19,8 @@ tune: $(STAMP)
 	$(BIN)/tune --shapes $(SHAPES) $(addprefix --op ,$(OP)) $(ARGS)
 
 test: lint
-	$(BIN)/pytest -n $(JOBS)
+	# threads that wait for one another do not spin: there are no cores to spare
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n $(JOBS) --dist worksteal
 	$(BIN)/python -m benchmarks.dispatch_overhead --device cpu --rounds 9
 
 lint: $(STAMP)

@@ -60,7 +60,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_package_is_used_like_one_in_the_box(installed: Path, tmp_path: Path) -> None:
-    environ = {"NUMBA_CACHE_DIR": str(tmp_path / "numba"), "PYTHONPATH": ""}
+    # with a device lock of its own, it waits for no other test that measures
+    cache = str(tmp_path / "cache")
+    environ = {"NUMBA_CACHE_DIR": str(tmp_path / "numba"), "PYTHONPATH": "", "KERNEL_REGISTRY_CACHE": cache}
 
     database = tmp_path / "tuning.db"
     shapes = tmp_path / "shapes.yaml"

@@ -76,14 +76,16 @@ def failure(implementation: Implementation, problems: Iterable[Mapping[str, Any]
 
 
 def test_a_right_implementation_passes_in_every_layout_it_supports() -> None:
-    report = check_implementation(BlockedSquare(), SQUARE, configs="all")
+    op = replace(SQUARE, examples=tuple(dims for dims in SQUARE.examples if int(dims["n"]) <= 10_000))
+    report = check_implementation(BlockedSquare(), op, configs="all")
     assert isinstance(report, Report)
     assert report.ok
     assert any("unaligned" in line for line in report.checked)
     assert any("strided" in line and "needs contiguous tensors" in line for line in report.skipped)
     # every example, contiguous and unaligned, with both blocks; one element is contiguous in any layout
-    single = sum(dims["n"] == 1 for dims in SQUARE.examples)
-    assert len(report.checked) == (len(SQUARE.examples) * 2 + single) * 2
+    single = sum(dims["n"] == 1 for dims in op.examples)
+    assert len(report.checked) == (len(op.examples) * 2 + single) * 2
+    assert len(op.examples) > single > 0
     assert "0 failed" in str(report)
 
 
