@@ -18,8 +18,8 @@ JOBS   ?= 2
 tune: $(STAMP)
 	$(BIN)/tune --shapes $(SHAPES) $(addprefix --op ,$(OP)) $(ARGS)
 
+# threads that wait for one another do not spin: there are no cores to spare
 test: lint
-	# threads that wait for one another do not spin: there are no cores to spare
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n $(JOBS) --dist worksteal
 	$(BIN)/python -m benchmarks.dispatch_overhead --device cpu --rounds 9
 
