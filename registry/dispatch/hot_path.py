@@ -21,7 +21,12 @@ from ..contract import Op, Packed
 from ..schema import Parameter
 from .torch_private import dispatch_modes
 
-MISSING: Final = object()
+
+class _Missing:
+    """The type of ``MISSING``."""
+
+
+MISSING: Final = _Missing()
 """The value of a parameter that a call leaves out and that has no default."""
 
 _FOUND_IN: Final = "registry.calls"
@@ -134,7 +139,9 @@ def given(
     # with more positional arguments than there are parameters, all parameters were given by position
     args = (*values[:positional], *more) if more else ()
     first = positional if more else 0
-    named = {name: value for name, value in zip(names[first:], values[first:], strict=True) if value is not MISSING}
+    # not "is": Dynamo of torch 2.11 compares no number that it takes for a symbol with an object
+    pairs = zip(names[first:], values[first:], strict=True)
+    named = {name: value for name, value in pairs if not isinstance(value, _Missing)}
     return args, {**named, **unknown}
 
 
