@@ -184,8 +184,8 @@ class Catalog:
         if found is None:
             found = metadata.entry_points(group=PROJECT)
         taken: dict[str, Plugin] = {}
-        for entry_point in sorted(found, key=_rank):
-            plugin = Plugin.of(entry_point)
+        offered = [(Plugin.of(entry_point), entry_point) for entry_point in found]
+        for plugin, entry_point in sorted(offered, key=lambda pair: _rank(pair[0])):
             self._plugins.append(plugin)
             if first := taken.get(plugin.name):
                 self._faults.of(plugin, f"the name {plugin.name!r} is taken by {first}; only that one is in use")
@@ -325,7 +325,6 @@ class Catalog:
             self._found.pop(op, None)
 
 
-def _rank(entry_point: metadata.EntryPoint) -> tuple[bool, str, str]:
+def _rank(plugin: Plugin) -> tuple[bool, str, str]:
     # the box comes first, so that a stranger's entry point cannot take the place of one of its plugins
-    distribution = entry_point.dist.name if entry_point.dist else ""
-    return distribution != DISTRIBUTION, entry_point.name, distribution
+    return plugin.distribution != DISTRIBUTION, plugin.name, plugin.distribution

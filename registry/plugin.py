@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, PackageNotFoundError, version
+from functools import lru_cache
+from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, version
 from typing import Any
 
 from .errors import PluginError, UnknownNameError
@@ -71,6 +72,12 @@ class PluginReport:
     blocked: bool
 
 
+@lru_cache(maxsize=64)
+def _name_and_version(distribution: Distribution | None) -> tuple[str, str]:
+    """Of what one entry point or several belong to: each answer parses the distribution's whole metadata."""
+    return (distribution.name, distribution.version) if distribution else ("", "")
+
+
 @dataclass(eq=False)
 class Plugin:
     """One plugin while the host works with it. ``hooks``: its functions by the name of the hook they implement."""
@@ -89,8 +96,7 @@ class Plugin:
     @classmethod
     def of(cls, entry_point: EntryPoint) -> Plugin:
         """The plugin that an entry point names; nothing is imported yet."""
-        found = entry_point.dist
-        return cls(entry_point.name, found.name if found else "", found.version if found else "")
+        return cls(entry_point.name, *_name_and_version(entry_point.dist))
 
     @classmethod
     def in_the_box(cls, name: str) -> Plugin:
