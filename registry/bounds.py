@@ -57,8 +57,7 @@ def bounds_of(
 ) -> tuple[Bounds, ...]:
     """Per result what ``compare`` accepts on these arguments; ``dtypes`` are by the op's fake, if not given."""
     if dtypes is None:
-        specs = op.output_specs(op.arguments(values), torch.device("meta")).values()
-        dtypes = [spec.dtype for spec in specs] + [written.dtype for written in op.results((), values)]
+        dtypes = [spec.dtype for spec in op.result_specs(op.arguments(values), torch.device("meta"))]
     parts = zip(dtypes, as_tuple(reference), torch_error, strict=True)
     return tuple(_bounds_of_one(op, problem, dtype, wide, error) for dtype, wide, error in parts)
 

@@ -209,6 +209,11 @@ class Op:
             for name, tensor in zip(self.parsed.outputs, as_tuple(outputs), strict=True)
         }
 
+    def result_specs(self, arguments: Arguments, device: torch.device) -> list[TensorSpec]:
+        """Specs of ``results``: of the outputs, then of the arguments that are mutated."""
+        mutated = [parameter.name for parameter in self.parsed.parameters if parameter.mutated]
+        return [*self.output_specs(arguments, device).values(), *(arguments.tensors[name] for name in mutated)]
+
     def problem_of(self, dims: Mapping[str, Value]) -> Problem:
         """A problem from named dimensions, e.g. of a shapes file; missing or unknown ones are an error."""
         known = self.static | self.dynamic

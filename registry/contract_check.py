@@ -50,7 +50,7 @@ class _Known:
 
     examples  whether they showed anything; None before they were looked at
     sound     the dtypes in which a problem has shown that what was not computed is refused
-    shown     whether a problem, on a device, showed anything
+    shown     whether a problem, on a device, has shown which it is
     """
 
     examples: bool | None = None
@@ -84,9 +84,9 @@ def refuse_unseen(op: Op, problem: Problem, device: torch.device) -> None:
     """Raise InvalidDefinitionError as ``refuse_blind`` does, on ``problem``, for an op whose examples show nothing.
 
     It has none, or fails on all of them, for instance because it needs ``device``. The problem is looked at on that
-    device, with its dynamic dimensions cut down; in full, and then on the CPU, where that fails. Once a problem of its
-    dtype has shown the op to be right, no other is looked at. A problem whose right result is itself zero, constant or
-    the same for other inputs decides nothing.
+    device, with its dynamic dimensions cut down; in full, and then on the CPU, where that shows nothing. Once a problem
+    of its dtype has shown the op to be right, no other is looked at. A problem whose right result is itself zero,
+    constant or the same for other inputs decides nothing.
     """
     if is_in_the_box(op) or refuse_blind(op) or _is_known_sound(op, _dtype(problem)):
         return
@@ -119,15 +119,16 @@ def _examples_show(op: Op) -> bool:
 
 
 def _problem_shows(op: Op, problem: Problem, device: torch.device) -> bool:
-    """Whether the op runs there; raises if its tolerance is shown to accept what was not computed."""
+    """Whether it shows the op to be right; raises if its tolerance is shown to accept what was not computed."""
     known = _known(op)
     if (problem, device) not in known.shown:
         results = _seen(op, [problem], device)
         _refuse(op, _spots(op, results, but_degenerate=True))
-        if results and not _spots(op, results):
+        right = bool(results) and not _spots(op, results)
+        if right:
             known.sound.add(_dtype(problem))
             _write(_note(op, [_dtype(problem)]))
-        known.shown[problem, device] = bool(results)
+        known.shown[problem, device] = right
     return known.shown[problem, device]
 
 

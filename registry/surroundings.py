@@ -49,10 +49,16 @@ def surrounded(spec: TensorSpec, offset: int = MARGIN) -> Surrounded:
 
 def laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     """A copy of a tensor in that layout, in poisoned surroundings."""
+    return laid_out_within(tensor, layout).tensor
+
+
+def laid_out_within(tensor: torch.Tensor, layout: Layout) -> Surrounded:
+    """The same with its surroundings."""
     gap = 2 if layout == "strided" else 1
     spec = TensorSpec(tuple(tensor.shape), tensor.dtype, tuple(_strides(tensor.shape, gap)), tensor.device)
-    copy = surrounded(spec, MARGIN + 1 if layout == "unaligned" else MARGIN).tensor
-    return copy.copy_(tensor)
+    copy = surrounded(spec, MARGIN + 1 if layout == "unaligned" else MARGIN)
+    copy.tensor.copy_(tensor)
+    return copy
 
 
 def _strides(shape: torch.Size, step: int) -> Iterator[int]:

@@ -303,6 +303,16 @@ def test_a_problem_whose_right_output_is_constant_decides_nothing(looks: Looks) 
             refuse_unseen(blind, softmax(blind, 64, 100), CPU)
 
 
+def test_where_the_smaller_problem_is_degenerate_the_whole_one_is_looked_at(looks: Looks) -> None:
+    def late_rows(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        return x * (torch.arange(len(x))[:, None] >= 50_000)
+
+    blind = without_examples(with_tolerance(SOFTMAX, 1e9, 0.0), reference=late_rows)
+    with pytest.raises(InvalidDefinitionError, match="accepts an all-zero output"):
+        refuse_unseen(blind, softmax(blind, 60_000, 8), CPU)
+    assert len({problem for problem, _, _ in looks.seen}) == 2
+
+
 def third(x: torch.Tensor) -> torch.Tensor:
     return torch.full_like(x, 1 / 3)
 

@@ -229,23 +229,22 @@ class _Twin:
                 f"{implementation.name}: tensors are not 16-byte aligned, and nothing can be loaded during capture",
                 hint="call it once with these tensors before capturing",
             )
-        variants = implementation.variants(problem, self._config, device, self._signature)
-        artifacts = tuple(implementation.compile(variant, device.target) for variant in variants)
-        run = self._bound(Built(self._signature, artifacts))
+        try:
+            run = self._compiled_and_bound()
+        except CompileError as fault:
+            # nothing was launched: an op that mutates, too, goes on to another implementation
+            told = f"{implementation.name}: tensors are not 16-byte aligned, and {fault.message}"
+            raise NotReadyError(told, hint=fault.hint) from fault
         if run is None:
             raise UnsupportedError(f"{implementation.name}: bind_rows() is offered for aligned tensors only")
         return run
 
-    def _bound(self, built: Built) -> Callable[..., Any] | None:
-        """Raises NotReadyError where no more kernels may be loaded: an op that mutates, too, then goes on to another
-        implementation, since nothing was launched."""
-        bind = self._implementation.bind_rows if self._for_rows else self._implementation.bind
-        try:
-            return bind(self._problem, self._config, self._device, built)
-        except OutOfResourcesError as fault:
-            raise NotReadyError(
-                f"{self._implementation.name}: tensors are not 16-byte aligned, and {fault.message}", hint=fault.hint
-            ) from fault
+    def _compiled_and_bound(self) -> Callable[..., Any] | None:
+        implementation, problem, device = self._implementation, self._problem, self._device
+        variants = implementation.variants(problem, self._config, device, self._signature)
+        artifacts = tuple(implementation.compile(variant, device.target) for variant in variants)
+        bind = implementation.bind_rows if self._for_rows else implementation.bind
+        return bind(problem, self._config, device, Built(self._signature, artifacts))
 
 
 def architecture_of(target: Target) -> str:

@@ -163,7 +163,6 @@ class PreparedCache:
         return entry if entry is not None and entry.versions == versions else None
 
     def _hold(self, place: Place, entry: Entry, sources: tuple[torch.Tensor, ...]) -> None:
-        self._entries[place] = entry
         for source in sources:
             storage = source.untyped_storage()
             token = id(storage)
@@ -171,6 +170,7 @@ class PreparedCache:
                 # torch keeps the storage's Python object alive as long as its memory, also when only views are left
                 weakref.finalize(storage, self._died, token).atexit = False
             self._places.setdefault(token, set()).add(place)
+        self._entries[place] = entry  # last: an entry that is found is one that its sources' end drops
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:

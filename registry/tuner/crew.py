@@ -151,7 +151,6 @@ class Crew:
 
     def close(self) -> None:
         """End every child. May be called in any state."""
-        self._look_at_device()
         workers = [worker for worker in (self.worker, self._spare) if worker is not None]
         for worker in workers:
             # what a driver takes to free a device passes while the others end

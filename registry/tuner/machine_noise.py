@@ -28,7 +28,7 @@ _ROUNDS_A_PAIR = 10
 def aa_job(plans: Sequence[ProblemPlan], protocol: Protocol) -> BlockJob | None:
     """The job to send first: the copy of the problem that moves the fewest bytes as two pairs. None without a problem.
 
-    It runs nothing of a plugin's: a fault there would cost these pairs, and keep the first trials waiting.
+    It runs no implementation: a fault of one would cost these pairs, and keep the first trials waiting.
     """
     possible = [plan for plan in plans if not plan.skipped]
     return _twins(min(possible, key=_bytes), Entrant("", {}, (), "floor"), _COPIES, protocol) if possible else None

@@ -132,7 +132,7 @@ def _near(pairs: Sequence[Pair], us: float) -> list[Pair]:
 
 def same_decade(one: float, other: float) -> bool:
     """Whether two durations differ by a factor of less than about three: noise of the one tells about the other."""
-    return abs(math.log10(one / other)) <= 0.5
+    return one > 0 and other > 0 and abs(math.log10(one / other)) <= 0.5
 
 
 def _high(pairs: Sequence[Pair]) -> float:

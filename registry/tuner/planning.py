@@ -93,7 +93,7 @@ def needed_bytes(op: Op, problem: Problem) -> int:
     return (
         2 * sum(spec.nbytes for spec in tensors)
         + 8 * sum(spec.numel for spec in tensors)
-        + 16 * sum(spec.numel for spec in outputs)
+        + 16 * sum(spec.numel for spec in op.result_specs(arguments, torch.device("cpu")))
     )
 
 

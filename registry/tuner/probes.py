@@ -22,7 +22,7 @@ from ..dispatch.prepared import PreparedTensors
 from ..errors import RegistryError
 from ..numerics import compare, output_faults, own_error, poison, reference64
 from ..problem import Arguments, Problem, TensorSpec, canonical_json
-from ..surroundings import Layout, laid_out
+from ..surroundings import Layout, Surrounded, laid_out, laid_out_within
 from .checks import Checks, WrongError
 from .session import clone
 from .stack import Stack
@@ -237,7 +237,8 @@ def _check(plan: Plan, probe: Probe, checks: Checks) -> None:
     poison(scratch)
     given = tuple(stack.tensors[0] for stack in stacks)
     # what mutates is given inputs of its own
-    values = _copied(probe) if op.parsed.mutates else probe.values
+    copies = _copies(probe) if op.parsed.mutates else {}
+    values = tuple(copies[place].tensor if place in copies else value for place, value in enumerate(probe.values))
     returned = plan.run(given, plan.prepared.extend(values), scratch)
     outputs = as_tuple(returned) if plan.candidate.implementation.returns_outputs else given
     if faults := output_faults(outputs, plan.signature.outputs, values):
@@ -247,13 +248,18 @@ def _check(plan: Plan, probe: Probe, checks: Checks) -> None:
     checks.add(flags, "wrong_result", lambda: _why(op, probe, results))
     beside = _told(probe, "it writes outside its outputs")
     checks.add([stack.margins_untouched() for stack in stacks], "wrong_result", beside)
+    if not all(copy.untouched() for copy in copies.values()):
+        raise WrongError("wrong_result", _told(probe, "it writes outside its arguments"))
     check_unchanged(op, values, probe.pristine, checks)
 
 
-def _copied(probe: Probe) -> tuple[Any, ...]:
-    return tuple(
-        laid_out(value, probe.layout) if isinstance(value, torch.Tensor) else value for value in probe.pristine
-    )
+def _copies(probe: Probe) -> dict[int, Surrounded]:
+    """Of the tensors, by place."""
+    return {
+        place: laid_out_within(value, probe.layout)
+        for place, value in enumerate(probe.pristine)
+        if isinstance(value, torch.Tensor)
+    }
 
 
 def _why(op: Op, probe: Probe, results: tuple[torch.Tensor, ...]) -> str:

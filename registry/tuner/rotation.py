@@ -61,8 +61,14 @@ class Rotation:
         """Of the tensors at these places whether all copies are equal bit by bit, as tensors on the device."""
         return [self._stacks[place].agrees() for place in places]
 
+    def poison(self, places: Iterable[int]) -> None:
+        """Fill the tensors at these places, and what is beside their copies."""
+        self._shown = ""
+        for place in places:
+            self._stacks[place].poison()
+
     def margins_untouched(self, places: Iterable[int]) -> dict[int, torch.Tensor]:
-        """By place whether nothing was ever written beside the copies, as tensors on the device."""
+        """By place whether nothing was written beside the copies since ``poison``, as tensors on the device."""
         return {place: self._stacks[place].margins_untouched() for place in places}
 
     @property

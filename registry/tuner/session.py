@@ -183,8 +183,8 @@ class Session:
     @cached_property
     def is_roomy(self) -> bool:
         """Whether there is memory to keep what one trial needs for the next."""
-        outputs = self.op.output_specs(self.arguments, self.device.torch).values()
-        case = 2 * sum(spec.nbytes for spec in self.arguments.tensors.values()) + 8 * sum(o.numel for o in outputs)
+        judged = self.op.result_specs(self.arguments, self.device.torch)
+        case = 2 * sum(spec.nbytes for spec in self.arguments.tensors.values()) + 8 * sum(spec.numel for spec in judged)
         return case * (len(self.op.kinds) + len(_MIXTURES)) <= _CACHE_SHARE * self.device.memory_bytes
 
     @property

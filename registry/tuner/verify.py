@@ -122,6 +122,8 @@ def _verify_mutating(timed: TimedPlan, session: Session, checks: Checks) -> None
     """What mutates has gone on from its own results: it starts afresh, and runs once."""
     for kind in (PARTLY, PARTLY_AGAIN, session.timed_kind):
         case = session.case(kind)
+        # who was timed before may have written beside them
+        session.rotation.poison(session.mutated)
         session.rotation.spoil()
         timed.poison()
         timed.show(kind, case.pristine)
@@ -129,8 +131,8 @@ def _verify_mutating(timed: TimedPlan, session: Session, checks: Checks) -> None
             launch()
         timed.check(checks, case, "after timing")
         _check_copies(session, case, checks)
-    timed.check_margins(checks)
-    checks.settle()
+        timed.check_margins(checks)
+        checks.settle()  # what is wrong is looked at before it is overwritten
 
 
 def _run_on(plan: Plan, session: Session, case: Case, checks: Checks) -> Tensors:
@@ -180,6 +182,7 @@ def _run_again(
     checks.add(_hold(case, read), "wrong_result", partial(_why_again, session, case, read, again))
     _check_memory((*results, *again), (*early, *read), checks, refill=session.is_roomy)
     if session.op.parsed.mutates:
+        checks.settle()
         rotation.spoil()
         session.show(case.kind)
 

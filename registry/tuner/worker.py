@@ -22,6 +22,7 @@ from ..backends import cuda_launch
 from ..device import Device
 from ..discovery import Catalog
 from ..dispatch.plan import Candidate, Plan, build
+from ..errors import RegistryError
 from ..problem import Problem
 from .clocks import Clocks
 from .copying import copy_sampler
@@ -99,11 +100,18 @@ class Worker:
         return _outcome(found)
 
     def block(self, job: BlockJob, announce: Announce) -> TimedBlock:
-        """Time entrants in turns; one that cannot run, or is wrong now, is left out with its fault."""
+        """Time entrants in turns; one that cannot run, or is wrong now, is left out with its fault.
+
+        All are where the op itself is refused.
+        """
         began = time.perf_counter()
         announce("load")
         protocol = Protocol(**job.protocol)
-        session = self.session(self._catalog.op(job.op).problem_of(job.dims), protocol, job.seed)
+        try:
+            session = self.session(self._catalog.op(job.op).problem_of(job.dims), protocol, job.seed)
+        except RegistryError as fault:
+            nothing, count = ((),), len(job.entrants)
+            return TimedBlock(nothing * count, (f"error: {fault}",) * count, nothing * count, 0.0)
         self._clocks.warm()
         entries: dict[int, _Entry] = {}
         faults = [""] * len(job.entrants)

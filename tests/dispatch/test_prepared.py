@@ -597,3 +597,22 @@ def test_many_threads_change_and_read_weights(dispatcher: Dispatcher, doubled: D
     for thread in threads:
         thread.join()
     assert not faults
+
+
+def test_an_entry_is_found_only_when_its_weights_end_will_drop_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, weight = prepared_cache.PreparedCache(), torch.ones(4)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(prepared_cache.weakref, "finalize", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cache.put(("one",), Maker(), weight * 2, (weight,), (0,))
+    assert cache.find(("one",), (0,)) is None
+    assert cache.nbytes == 0
+    cache.put(("one",), Maker(), weight * 2, (weight,), (0,))
+    assert cache.find(("one",), (0,)) is not None
+    del weight
+    gc.collect()
+    assert cache.nbytes == 0

@@ -99,7 +99,7 @@ def test_what_the_driver_has_not_seen_counts_neither_as_kernels_nor_as_none(
     assert shares[2:] == pytest.approx([0.8, 0.8, (0.5 * 0.8 + 0.75 * 0.4) / 1.25])
 
 
-@pytest.mark.parametrize("ends", ["replace_worker", "dismiss_worker", "close"])
+@pytest.mark.parametrize("ends", ["replace_worker", "dismiss_worker"])
 def test_the_device_is_looked_at_while_the_worker_is_still_there(
     crew: Crew, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:

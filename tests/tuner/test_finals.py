@@ -228,6 +228,8 @@ def known(us: float, count: int) -> Noise:
         ([5.0] * 2 + [500.0] * 22, known(6.0, FEW_TELL - 2), [BLOCKS] * 24),
         ([5.0] * 2 + [500.0] * 22, known(6.0, FEW_TELL - 3), [MOST_BLOCKS] * 2 + [BLOCKS] * 22),
         ([], known(5.0, 24), []),
+        # what was imported may say anything
+        ([5.0, 0.0, -1.0], Noise(), [MOST_BLOCKS] * 3),
     ],
 )
 def test_a_problem_has_more_blocks_where_few_finals_of_its_own_decade_tell(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from registry.artifact import Artifact, Variant
+from registry.contract import Tolerance
+from registry.contracts import SQUARE
 from registry.device import Device
 from registry.discovery import Catalog
 from registry.problem import Problem
-from registry.tuner.jobs import Outcome, Timed
+from registry.tuner.jobs import BlockJob, Entrant, Outcome, Timed
 from registry.tuner.machine_noise import aa_job, aa_of, default_job, earlier_noise
 from registry.tuner.noise import PAIRS_PER_DECADE, Noise, Pair
 from registry.tuner.planning import plan
@@ -41,6 +45,20 @@ def test_a_worker_times_the_smallest_problems_copy_as_two_pairs_and_nothing_unve
     assert len(noise.single) == PAIRS_PER_DECADE
     assert all(pair.us > 0 for pair in noise.single)
     assert noise.aa(noise.single[0].us) > 0
+
+
+def test_an_op_that_is_refused_costs_a_block_and_not_its_worker(catalog: Catalog) -> None:
+    blind = Tolerance(dict.fromkeys(SQUARE.tolerance.rtol, 2.0), SQUARE.tolerance.atol, SQUARE.tolerance.scale)
+    schema = "acme::square(Tensor x) -> Tensor y"
+    catalog.define(replace(SQUARE, name="acme::square", schema=schema, tolerance=blind, examples=()))
+    job = BlockJob(
+        0, "acme::square", {"n": 4_000, "dtype": "float32"}, (Entrant("", {}, (), "floor"),) * 4,
+        dict(Protocol.of(CPU).details), seed=0, rounds=10,
+    )  # fmt: skip
+    answer = Worker(catalog, CPU).block(job, lambda step: None)
+    assert len(answer.faults) == 4
+    assert all("accepts an all-zero output" in fault for fault in answer.faults)
+    assert not aa_of(answer).single
 
 
 def test_after_a_search_the_smallest_problems_right_default_is_timed_as_two(catalog: Catalog) -> None:

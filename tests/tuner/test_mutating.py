@@ -20,8 +20,10 @@ from registry.problem import Arguments, Problem, Value
 from registry.schema import Schema
 from registry.space import Config
 from registry.testing import check_implementation, check_op
+from registry.tuner.planning import needed_bytes
 from registry.tuner.probes import Probes
 from registry.tuner.protocol import Protocol
+from registry.tuner.samplers import Sampler
 from registry.tuner.sampling import sampler_for
 from registry.tuner.session import Session
 from registry.tuner.timed import TimedPlan
@@ -119,6 +121,10 @@ def writes_beside(y: torch.Tensor, x: torch.Tensor) -> None:
         x.as_strided((1,), (1,), end).fill_(1.0)
 
 
+def writes_beside_at_odd_sizes(y: torch.Tensor, x: torch.Tensor) -> None:
+    (writes_beside if x.numel() % 4 else right)(y, x)
+
+
 def lowers_precision(y: torch.Tensor, x: torch.Tensor) -> None:
     torch.mul(x, x, out=y)
     x.copy_(x.to(torch.bfloat16) * -0.75)
@@ -159,7 +165,8 @@ def test_who_writes_what_the_reference_writes_passes() -> None:
         (lambda: forgets_to_write, r"x\[\d+\] is .*, expected"),
         (lambda: writes_all_but_the_last, r"x\[999\] is .*, expected"),
         (lambda: lowers_precision, r"x\[\d+\] is .*, expected"),
-        (lambda: writes_beside, "it writes outside x, which it mutates"),
+        (lambda: writes_beside, r"not for acme::take\(n=.*it writes outside its arguments"),
+        (lambda: writes_beside_at_odd_sizes, r"not for acme::take\(n=.*it writes outside its arguments"),
         (writes_on_first_call_only, r"x\[\d+\] is .*, expected"),
         (varies, "two runs on the same input differ"),
     ],
@@ -167,6 +174,33 @@ def test_who_writes_what_the_reference_writes_passes() -> None:
 def test_who_writes_anything_else_is_refused(make: Callable[[], Function], message: str) -> None:
     with pytest.raises(WrongError, match=message):
         go_through(TAKE, Custom(TAKE.name, make()))
+
+
+def timed_on(session: Session, function: Function) -> tuple[TimedPlan, Sampler]:
+    """Ready to be timed, as an entrant of a block."""
+    candidate = Candidate(Custom(session.op.name, function), {})
+    timed = TimedPlan(build(session.op, candidate, session.problem, session.arguments, CPU), session)
+    return timed, sampler_for(
+        timed.launches, capturable=True, working_set=session.working_set, protocol=PROTOCOL, device=CPU
+    )
+
+
+def test_who_writes_beside_costs_nobody_else_in_its_block() -> None:
+    session = Session(TAKE, TAKE.problem_of(DIMS), CPU, PROTOCOL, 7)
+    rogue, honest = timed_on(session, writes_beside), timed_on(session, right)
+    for _, sampler in (rogue, honest):
+        sampler.replay()
+    verify_timed(*honest, session, alone=False)
+    with pytest.raises(WrongError, match="it writes outside x, which it mutates"):
+        verify_timed(*rogue, session, alone=False)
+    verify_timed(*honest, session, alone=False)
+
+
+def test_memory_for_the_bounds_of_what_is_written_is_counted() -> None:
+    (argument,) = SHRINK.result_specs(SHRINK.arguments((torch.empty(1000),)), CPU.torch)
+    assert argument.numel == 1000
+    with_output = replace(TAKE, schema="acme::take(Tensor x) -> Tensor y")
+    assert needed_bytes(TAKE, TAKE.problem_of(DIMS)) > needed_bytes(with_output, TAKE.problem_of(DIMS))
 
 
 def test_an_op_without_outputs_is_judged_by_what_it_writes() -> None:
