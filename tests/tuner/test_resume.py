@@ -237,9 +237,12 @@ def test_a_run_killed_at_any_moment_goes_on_where_it_was(runs: Runs) -> None:
         assert set(stored.values()) <= {1}
         assert len(stored) - done in {run.trials(), run.trials() + 1}
         done = len(stored)
-    last = runs.start(size)
-    ((n, config, verdict),) = last.results()
-    assert last.trials() == 0
+    for _ in range(3):
+        last = runs.start(size)
+        ((n, config, verdict),) = last.results()
+        assert last.trials() == 0
+        if verdict != "none":  # on a loaded machine finals may tell too little to decide
+            break
     assert verdict == "kept" or decided <= {"none"}
     assert runs.stored() == {(size, repeats): 1 for repeats in range(1, CONFIGS + 1)}
     with Store.open(runs.database) as store:
