@@ -4,35 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
-from registry.artifact import Built
 from registry.contract import Op
 from registry.contracts import SQUARE
-from registry.device import Device
-from registry.dispatch.plan import Candidate, build
 from registry.errors import CheckError, InvalidDefinitionError
-from registry.implementation import Implementation, Run, Tensors
 from registry.problem import Arguments, Problem, Value
 from registry.schema import Schema
-from registry.space import Config
 from registry.testing import check_implementation, check_op
 from registry.tuner.planning import needed_bytes
-from registry.tuner.probes import Probes
-from registry.tuner.protocol import Protocol
-from registry.tuner.samplers import Sampler
-from registry.tuner.sampling import sampler_for
 from registry.tuner.session import Session
-from registry.tuner.timed import TimedPlan
-from registry.tuner.verify import WrongError, verify, verify_timed
+from registry.tuner.verify import WrongError, verify_timed
 
-CPU = Device.of("cpu")
-PROTOCOL = replace(Protocol.of(CPU), cache_bytes=2**20)
+from .going_through import CPU, PROTOCOL, Custom, Function, go_through, timed_on
+
 DIMS: dict[str, Value] = {"n": 1000, "dtype": "float32"}
-Function = Callable[..., Any]
 
 
 def take(x: torch.Tensor) -> torch.Tensor:
@@ -62,41 +50,14 @@ SHRINK = replace(
 )  # fmt: skip
 
 
-class Custom(Implementation):
-    """Calls a function of the outputs and the arguments."""
-
-    name = "test.custom"
-    device_types = frozenset({"cpu"})
-
-    def __init__(self, op: str, function: Function) -> None:
-        self.op = op
-        self._function = function
-
-    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> Any:
-            return self._function(*outputs, *arguments)
-
-        return run
-
-
 class Functional(Custom):
     """Returns what the function returns."""
 
     returns_outputs = True
 
 
-def go_through(op: Op, implementation: Implementation) -> None:
-    """What a trial does, but for the samples."""
-    session = Session(op, op.problem_of(DIMS), CPU, PROTOCOL, 7)
-    plan = build(op, Candidate(implementation, {}), session.problem, session.arguments, CPU)
-    verify(plan, session)
-    Probes(CPU).check(plan, {})
-    timed = TimedPlan(plan, session)
-    sampler = sampler_for(
-        timed.launches, capturable=True, working_set=session.working_set, protocol=PROTOCOL, device=CPU
-    )
-    verify_timed(timed, sampler, session)
-    verify_timed(timed, sampler, session, alone=False)
+def session_of(op: Op) -> Session:
+    return Session(op, op.problem_of(DIMS), CPU, PROTOCOL, 7)
 
 
 def right(y: torch.Tensor, x: torch.Tensor) -> None:
@@ -155,8 +116,8 @@ def varies() -> Function:
 
 
 def test_who_writes_what_the_reference_writes_passes() -> None:
-    go_through(TAKE, Custom(TAKE.name, right))
-    go_through(TAKE, Functional(TAKE.name, take))
+    go_through(Custom(TAKE.name, right), session_of(TAKE), {})
+    go_through(Functional(TAKE.name, take), session_of(TAKE), {})
 
 
 @pytest.mark.parametrize(
@@ -173,21 +134,12 @@ def test_who_writes_what_the_reference_writes_passes() -> None:
 )
 def test_who_writes_anything_else_is_refused(make: Callable[[], Function], message: str) -> None:
     with pytest.raises(WrongError, match=message):
-        go_through(TAKE, Custom(TAKE.name, make()))
-
-
-def timed_on(session: Session, function: Function) -> tuple[TimedPlan, Sampler]:
-    """Ready to be timed, as an entrant of a block."""
-    candidate = Candidate(Custom(session.op.name, function), {})
-    timed = TimedPlan(build(session.op, candidate, session.problem, session.arguments, CPU), session)
-    return timed, sampler_for(
-        timed.launches, capturable=True, working_set=session.working_set, protocol=PROTOCOL, device=CPU
-    )
+        go_through(Custom(TAKE.name, make()), session_of(TAKE), {})
 
 
 def test_who_writes_beside_costs_nobody_else_in_its_block() -> None:
-    session = Session(TAKE, TAKE.problem_of(DIMS), CPU, PROTOCOL, 7)
-    rogue, honest = timed_on(session, writes_beside), timed_on(session, right)
+    session = session_of(TAKE)
+    rogue, honest = (timed_on(session, Custom(TAKE.name, function), {}) for function in (writes_beside, right))
     for _, sampler in (rogue, honest):
         sampler.replay()
     verify_timed(*honest, session, alone=False)
@@ -205,13 +157,13 @@ def test_memory_for_the_bounds_of_what_is_written_is_counted() -> None:
 
 def test_an_op_without_outputs_is_judged_by_what_it_writes() -> None:
     check_op(SHRINK, problems=[DIMS])
-    go_through(SHRINK, Custom(SHRINK.name, lambda x: x.mul_(-0.75)))
-    go_through(SHRINK, Functional(SHRINK.name, shrink))
+    go_through(Custom(SHRINK.name, lambda x: x.mul_(-0.75)), session_of(SHRINK), {})
+    go_through(Functional(SHRINK.name, shrink), session_of(SHRINK), {})
     for implementation in (Custom(SHRINK.name, lambda x: None), Functional(SHRINK.name, lambda x: None)):
         with pytest.raises(WrongError, match=r"x\[\d+\] is .*, expected"):
-            go_through(SHRINK, implementation)
+            go_through(implementation, session_of(SHRINK), {})
     with pytest.raises(WrongError, match="1 outputs returned, expected 0"):
-        go_through(SHRINK, Functional(SHRINK.name, lambda x: x.mul_(-0.75)))
+        go_through(Functional(SHRINK.name, lambda x: x.mul_(-0.75)), session_of(SHRINK), {})
 
 
 @pytest.mark.parametrize(("op", "good", "bad"), [(TAKE, right, forgets_to_write), (SHRINK, shrink, lambda x: None)])

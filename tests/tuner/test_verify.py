@@ -9,25 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from registry.artifact import Built
 from registry.bits import same_bits
 from registry.contract import Op
 from registry.contracts import BOX, SOFTMAX, SQUARE
-from registry.device import Device
 from registry.discovery import Catalog
 from registry.dispatch.plan import Candidate, build
-from registry.implementation import Implementation, Run, Tensors
 from registry.problem import Problem, Value
-from registry.space import Config
 from registry.tuner.probes import Probes, probe_problems
-from registry.tuner.protocol import Protocol
-from registry.tuner.sampling import sampler_for
 from registry.tuner.session import PARTLY, PARTLY_AGAIN, Session
-from registry.tuner.timed import TimedPlan
-from registry.tuner.verify import WrongError, verify, verify_timed
+from registry.tuner.verify import WrongError
 
-CPU = Device.of("cpu")
-PROTOCOL = replace(Protocol.of(CPU), cache_bytes=2**20)
+from .going_through import CPU, PROTOCOL, Custom, go_through
+
 DIMS: Mapping[str, dict[str, Value]] = {
     "vector_add": {"n": 5001, "dtype": "bfloat16"},
     "square": {"n": 5001, "dtype": "float16"},
@@ -46,19 +39,6 @@ def session_of(op: Op, dims: Mapping[str, Value]) -> Session:
     return Session(op, op.problem_of(dims), CPU, PROTOCOL, 7)
 
 
-def go_through(implementation: Implementation, session: Session, config: Config) -> None:
-    """What a trial does, but for the samples."""
-    plan = build(session.op, Candidate(implementation, config), session.problem, session.arguments, CPU)
-    verify(plan, session)
-    Probes(CPU).check(plan, {artifact.variant.key: artifact for artifact in plan.artifacts})
-    timed = TimedPlan(plan, session)
-    sampler = sampler_for(
-        timed.launches, capturable=True, working_set=session.working_set, protocol=PROTOCOL, device=CPU
-    )
-    verify_timed(timed, sampler, session)
-    verify_timed(timed, sampler, session, alone=False)
-
-
 @pytest.mark.parametrize("op", BOX, ids=lambda op: op.name)
 def test_everything_in_the_box_passes_on_a_cpu(catalog: Catalog, op: Op) -> None:
     session = session_of(op, DIMS[op.name])
@@ -71,23 +51,6 @@ def test_everything_in_the_box_passes_on_a_cpu(catalog: Catalog, op: Op) -> None
             go_through(implementation, session, implementation.default(session.problem, CPU))
             passed += 1
     assert passed
-
-
-class Custom(Implementation):
-    """Calls a function."""
-
-    name = "test.custom"
-    device_types = frozenset({"cpu"})
-
-    def __init__(self, op: str, function: Any) -> None:
-        self.op = op
-        self._function = function
-
-    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
-            self._function(outputs[0], *arguments)
-
-        return run
 
 
 def take_one(x: torch.Tensor) -> torch.Tensor:
