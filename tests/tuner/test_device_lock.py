@@ -20,8 +20,9 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__])  # and with it torch, once for all holders
 
 
-def hold(channel: Connection) -> None:
+def hold(channel: Connection, cache: Path) -> None:
     """Takes the lock on request, says so, and keeps it until told otherwise."""
+    os.environ["KERNEL_REGISTRY_CACHE"] = str(cache)
     lock = DeviceLock(CPU)
     while channel.recv() == "take":
         with lock.held(lambda: channel.send("waiting")):
@@ -31,11 +32,11 @@ def hold(channel: Connection) -> None:
 
 
 class Holder:
-    """A process that does as :func:`hold` says."""
+    """A process that does as :func:`hold` says, with the locks of that cache."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: Path) -> None:
         self.channel, theirs = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=hold, args=(theirs,))
+        self.process = CONTEXT.Process(target=hold, args=(theirs, cache))
         self.process.start()
         theirs.close()
 
@@ -55,8 +56,9 @@ class Holder:
 
 
 @pytest.fixture(scope="module")
-def holders() -> Iterator[list[Holder]]:
-    found = [Holder(), Holder()]
+def holders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Holder]]:
+    cache = tmp_path_factory.mktemp("cache")
+    found = [Holder(cache), Holder(cache)]
     yield found
     for holder in found:
         holder.end()
@@ -88,6 +90,7 @@ def test_a_holder_that_is_killed_frees_the_device(holders: list[Holder]) -> None
     assert second.hear() == "held"
 
 
+@pytest.mark.usefixtures("own_lock")
 def test_who_waits_in_line_is_before_who_comes_back() -> None:
     lock, other = DeviceLock(CPU), DeviceLock(CPU)
     order: list[str] = []
