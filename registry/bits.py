@@ -7,6 +7,9 @@ import torch
 WORD = 8
 """Bytes of the integers that memory is moved and compared in."""
 
+_APART = 61
+"""Elements from one that ``disturbed`` changes to the next."""
+
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -38,3 +41,33 @@ def having_same_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if left is None or right is None:
         left, right = as_bits(one), as_bits(other)
     return (left == right).all()
+
+
+def disturbed(tensor: torch.Tensor, start: int) -> torch.Tensor:
+    """A row-major copy, changed as ``disturb`` does."""
+    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+    disturb(copy, start)
+    return copy
+
+
+def disturb(tensor: torch.Tensor, start: int) -> None:
+    """Change a few elements of a row-major tensor into other finite numbers of similar size.
+
+    Every 61st; ``start``, any number from 0, tells from which on. Never the first element, unless it is the only one.
+    The tensor's version counter does not move, as if somebody wrote to its memory by another name.
+    """
+    first = 1 + start % max(min(_APART, tensor.numel()) - 1, 1)
+    some = tensor.data.view(-1)[min(first, tensor.numel() - 1) :: _APART]
+    if some.dtype == torch.bool:
+        some.logical_not_()
+    elif some.is_floating_point() or some.is_complex():
+        some.copy_(_others(some))
+    else:
+        as_bits(some).add_(1)
+
+
+def _others(numbers: torch.Tensor) -> torch.Tensor:
+    # torch computes nothing with floats of one byte
+    wide = numbers.float() if numbers.itemsize == 1 else numbers
+    other = torch.where(wide.abs() > 0.5, wide / 2, wide + 1)
+    return torch.where(other.isfinite(), other, torch.ones_like(other))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from ..bits import having_same_bits
+from ..bits import disturb, having_same_bits
 from ..contract import as_tuple
 from ..dispatch.plan import Plan
 from ..implementation import Tensors
@@ -17,6 +18,8 @@ from .checks import Checks, WrongError
 from .samplers import Enqueue
 from .session import Case, Session
 from .stack import Stack
+
+_STARTS = 2**16
 
 LATE = "it was not ready when it was read: work on another stream or thread has to be waited for"
 
@@ -55,6 +58,27 @@ class TimedPlan:
             # also what was made in inference mode, or is a view of something that wants a gradient
             with torch.inference_mode():
                 poison(tuple(output.detach() for outputs in self.outputs for output in outputs))
+
+    def disturb(self) -> bool:
+        """Change some elements of the first copy's outputs, which ones nobody can foresee.
+
+        False where none can be: they are returned, have holes, or no elements.
+        """
+        outputs = [stack.tensors[0] for stack in self._stacks]
+        fit = [output for output in outputs if output.numel() and output.is_contiguous()]
+        for output in fit:
+            disturb(output, secrets.randbelow(_STARTS))
+        return bool(fit)
+
+    def launch_each(self) -> None:
+        """Every launch by itself. What was returned before is still held: nobody may be given it again."""
+        held = self.outputs[0] if self._functional else ()
+        for launch in self.launches:
+            launch()
+        if any(overlap(one, other) for one, other in zip(held, self.outputs[0], strict=False)):
+            raise WrongError(
+                "wrong_result", "two calls on the same inputs return the same memory: the second overwrites the first's"
+            )
 
     def check_first(self, checks: Checks, case: Case, when: str) -> None:
         """See whether the first copy's results are right; samples need not have come to the others."""

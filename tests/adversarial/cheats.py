@@ -101,6 +101,19 @@ class ReturnsThreeBuffersInTurn(Returning):
         return torch.mul(x, x, out=self._buffers[self._calls % len(self._buffers)])
 
 
+class ReturnsABufferAnAddress(Returning):
+    """Whoever calls it twice with one input has the first result overwritten."""
+
+    name = "cheat.buffer"
+
+    def __init__(self) -> None:
+        self._buffers: dict[Any, torch.Tensor] = {}
+
+    def square(self, x: torch.Tensor) -> torch.Tensor:
+        y = self._buffers.setdefault((x.data_ptr(), len(x)), torch.empty_like(x))
+        return torch.mul(x, x, out=y)
+
+
 class ReturnsItsInput(Returning):
     name = "cheat.alias"
 
@@ -169,6 +182,21 @@ class SkipsWhatIsThere(Square):
     def write(self, x: torch.Tensor, y: torch.Tensor, problem: Problem) -> None:
         if bool(y.isnan().any()):
             torch.mul(x, x, out=y)
+
+
+class SkipsByAChecksum(Square):
+    """Computes unless these very inputs came last, and the output does not look poisoned."""
+
+    name = "cheat.checksum"
+
+    def __init__(self) -> None:
+        self._sums: dict[Any, float] = {}
+
+    def write(self, x: torch.Tensor, y: torch.Tensor, problem: Problem) -> None:
+        place, total = (x.data_ptr(), y.data_ptr(), len(x)), float(x.double().sum())
+        if self._sums.get(place) != total or bool(y[:1].isnan().any()):
+            torch.mul(x, x, out=y)
+        self._sums[place] = total
 
 
 class StopsAfterSomeCalls(Square):

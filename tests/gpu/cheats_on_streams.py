@@ -22,6 +22,11 @@ def side_stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 
+@cache
+def sums(owner: int) -> torch.Tensor:
+    return torch.full((4096,), torch.nan, dtype=torch.float64, device="cuda")
+
+
 class Square(Implementation):
     """Writes x * x; a subclass says how it does not."""
 
@@ -37,6 +42,21 @@ class Square(Implementation):
 
     def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
         torch.mul(x, x, out=y)
+
+
+class SkipsByAChecksum(Square):
+    """Leaves the output alone, also in a graph, where these very inputs came last and it does not look poisoned."""
+
+    name = "stream.checksum"
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, int, int], int] = {}
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        place = self._places.setdefault((x.data_ptr(), y.data_ptr(), len(x)), len(self._places))
+        last, total = sums(id(self))[place], x.sum(dtype=torch.float64)
+        y.copy_(torch.where((last == total) & ~y[0].isnan(), y, x * x))
+        last.copy_(total)
 
 
 class OnAnotherStream(Square):
