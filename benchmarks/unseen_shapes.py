@@ -28,6 +28,7 @@ import torch
 
 import registry
 from registry import Device, Op, Problem, shipped
+from registry.backends.inductor import InductorImplementation
 from registry.dispatch.plan import Candidate, build
 from tuning_db import Decision, Store
 
@@ -113,18 +114,19 @@ def measure(unseen: Unseen, own: Decision, seen: Sequence[Decision], device: Dev
     calls: dict[str, Call] = {}
     faults: dict[str, str] = {}
     first: dict[str, str] = {}
+    keys = {name: _key(name, candidate) for name, candidate in candidates.items()}
     for name, candidate in candidates.items():
-        if first.setdefault(candidate.key, name) == name:
+        if first.setdefault(keys[name], name) == name:
             try:
-                calls[name] = build(unseen.op, candidate, unseen.problem, arguments, device)
+                calls[name] = build(unseen.op, candidate, unseen.problem, arguments, device, untuned=name != OWN)
             except registry.RegistryError as fault:
                 faults[name] = fault.message
     times, broken = raced(calls, unseen, device)
     faults |= broken
-    if missing := {first[candidates[name].key] for name in (NEAREST, OWN)} & faults.keys():
+    if missing := {first[keys[name]] for name in (NEAREST, OWN)} & faults.keys():
         raise SystemExit(f"{unseen.problem}: {', '.join(f'{name}: {faults[name]}' for name in missing)}")
     medians = {name: statistics.median(us) for name, us in times.items()}
-    same = first[candidates[OWN].key]
+    same = first[keys[OWN]]
     told = unseen.told
     assert told.evidence is not None
     return Row(
@@ -134,13 +136,17 @@ def measure(unseen: Unseen, own: Decision, seen: Sequence[Decision], device: Dev
         nearest=str(candidates[NEAREST]),
         own=str(candidates[OWN]),
         ratio=1.0 if same == NEAREST else ratio(times, NEAREST, same),
-        times={
-            name: round(medians[first[each.key]], 3) for name, each in candidates.items() if first[each.key] in medians
-        },
+        times={name: round(medians[first[key]], 3) for name, key in keys.items() if first[key] in medians},
         candidates={name: str(each) for name, each in candidates.items()},
         faults=faults,
         misses=told.misses,
     )
+
+
+def _key(name: str, candidate: Candidate) -> str:
+    """Equal for what is the same kernel: torch.compile's is compiled for a tuned problem, and shared by others."""
+    shared = name != OWN and isinstance(candidate.implementation, InductorImplementation)
+    return f"{candidate.key} for any size" if shared else candidate.key
 
 
 def _candidates(unseen: Unseen, own: Decision, seen: Sequence[Decision]) -> dict[str, Candidate]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, ClassVar
@@ -127,6 +127,16 @@ class Implementation(ABC):
 
         Dynamic dimensions of ``problem`` and sizes in ``built.signature`` may be ``registry.symbolic``: what the run is
         made of must be evaluated by its last argument, and what is looked at here narrows the row counts it serves.
+        """
+        return None
+
+    def bind_untuned(
+        self, problem: Problem, config: Config, device: Device, signature: Signature, family: Hashable
+    ) -> Run | None:
+        """What runs a problem that was not tuned itself, where a compilation for each would keep its callers waiting.
+
+        None, the default: it is compiled and bound as a tuned one is. ``family`` is equal for problems of the op that
+        differ in dynamic dimensions only. The run may compile at a call, but raises NotReadyError during capture.
         """
         return None
 

@@ -10,7 +10,7 @@ import shutil
 import sys
 import types
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,13 +24,13 @@ from ..implementation import Implementation, Run, Tensors
 from ..paths import cache_folder
 from ..problem import Problem, TensorSpec, canonical_json, dtype_name, torch_dtype
 from ..space import Config
-from . import inductor_artifact
+from . import inductor_artifact, inductor_sizes
 
 _LOG = logging.getLogger(__name__)
 
 
 class InductorImplementation(Implementation):
-    """An implementation that is torch code: say it in ``function``, Inductor compiles it, one kernel a problem.
+    """An implementation that is torch code: say it in ``function``, Inductor compiles it, one kernel a tuned problem.
 
     Shapes are static (``dynamic=False``) and the graph is whole (``fullgraph=True``). ``compile`` works without data,
     so that another process can do it beforehand: for a CPU anywhere, for a GPU where that GPU is visible. Where
@@ -106,6 +106,16 @@ class InductorImplementation(Implementation):
 
         return run
 
+    def bind_untuned(
+        self, problem: Problem, config: Config, device: Device, signature: Signature, family: Hashable
+    ) -> Run | None:
+        """One compilation with sizes that may vary, for the whole family. What was compiled for this one is used."""
+        (variant,) = self.variants(problem, config, device, signature)
+        if _file(variant, device.target).exists():
+            return None
+        kind = variant.kernel, variant.source, variant.spec["device"], variant.spec["threads"]
+        return inductor_sizes.bind(self.function, (kind, family), signature)
+
     def sources(self) -> Iterable[types.ModuleType | str]:
         """The class's modules, and this backend's way of compiling."""
         return (*super().sources(), sys.modules[__name__], sys.modules[inductor_artifact.__name__])
@@ -120,7 +130,7 @@ class InductorImplementation(Implementation):
                 _LOG.debug("%s: %s cannot be loaded, compiling again: %s", self.name, path, fault)
                 Path(path).unlink(missing_ok=True)
         function, _ = _specialised(self.function, variant)
-        compiled: Callable[..., Any] = torch.compile(_fresh(function), fullgraph=True, dynamic=False)
+        compiled: Callable[..., Any] = torch.compile(inductor_sizes.fresh(function), fullgraph=True, dynamic=False)
         return compiled
 
 
@@ -152,15 +162,6 @@ def _specialised(function: Callable[..., Any], variant: Variant) -> tuple[Callab
         return function(*[argument["value"] if "value" in argument else next(given) for argument in arguments])
 
     return of_tensors, [_spec(argument, device) for argument in arguments if "value" not in argument]
-
-
-def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy with a code object of its own: Dynamo counts recompilations by code object and gives up after eight."""
-    assert isinstance(function, types.FunctionType)
-    code = function.__code__.replace()
-    return types.FunctionType(
-        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
 
 
 def _file(variant: Variant, target: Target) -> Path:

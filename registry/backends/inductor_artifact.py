@@ -35,8 +35,9 @@ MODULES = (
 Compiled = Callable[..., Any]
 """Takes the tensors, returns the output or a sequence of outputs."""
 
-# Inductor's configuration is the process's, not the thread's
-_PATCHING = threading.RLock()
+PATCHING = threading.RLock()
+"""Held by whoever compiles: Inductor's configuration is the process's, not the thread's, and so are warnings."""
+
 _TRITON_CACHE = "TRITON_CACHE_DIR"
 
 
@@ -59,7 +60,7 @@ def compile_to_file(function: Compiled, tensors: Sequence[TensorSpec], threads: 
     patched = config.patch({"cpp.threads": threads, "compile_threads": 1})
     # standalone_compile asks for the configurations to be timed at once: on a device that somebody else measures on
     options = {"config_patches": {"triton.autotune_at_compile_time": False}}
-    with _PATCHING, _quiet(), _shared_triton_cache(), patched, torch.no_grad():
+    with PATCHING, quiet(), _shared_triton_cache(), patched, torch.no_grad():
         with FakeTensorMode():
             fakes = [spec.empty() for spec in tensors]
             graph = make_fx(function)(*fakes)
@@ -77,7 +78,7 @@ def compile_to_file(function: Compiled, tensors: Sequence[TensorSpec], threads: 
 
 def load_file(file: Path) -> Compiled:
     """What ``compile_to_file`` saved, by this same torch; anything may be raised when it was another."""
-    with _PATCHING, _quiet(), _shared_triton_cache():
+    with PATCHING, quiet(), _shared_triton_cache():
         loaded: Compiled = _inductor().CompiledArtifact.load(path=str(file), format="binary")
     return loaded
 
@@ -104,7 +105,8 @@ def _shared_triton_cache() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """Without what Inductor says in warnings and torch in its log. For who holds ``PATCHING``."""
     # importing Inductor where a CUDA toolkit but no GPU is found logs a warning that is nobody's business here
     logger = logging.getLogger("torch.utils.cpp_extension")
     level = logger.level

@@ -106,11 +106,20 @@ def build(
     arguments: Arguments,
     device: Device,
     artifacts: Mapping[str, Artifact] | None = None,
+    *,
+    untuned: bool = False,
 ) -> Plan:
-    """Compile what is not in ``artifacts`` (by variant key), load, bind. Raises CompileError and its kin."""
+    """Compile what is not in ``artifacts`` (by variant key), load, bind. Raises CompileError and its kin.
+
+    ``untuned``: the problem itself was not tuned, and the implementation may bind it as one of many.
+    """
     implementation = candidate.implementation
     prepared = PreparedTensors(op, implementation, problem, candidate.config)
     signature = signature_of(op, candidate, problem, arguments, device, prepared)
+    if untuned:
+        family = tuple(problem.dims[name] for name in sorted(op.static))
+        if (run := implementation.bind_untuned(problem, candidate.config, device, signature, family)) is not None:
+            return Plan(op, candidate, problem, signature, (), run, prepared)
     found = artifacts or {}
     loaded = tuple(
         found.get(variant.key) or implementation.compile(variant, device.target)

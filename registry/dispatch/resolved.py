@@ -184,7 +184,8 @@ class Plans:
                 passed = (determinism_asked,) if _not_deterministic_enough(candidate) else passed
                 continue
             try:
-                plan = build(self.op, candidate, call.problem, call.arguments, call.device)
+                alike = choice.step in {"nearest", "default"}
+                plan = build(self.op, candidate, call.problem, call.arguments, call.device, untuned=alike)
                 run = plan.call
             except NOT_FOR_US:
                 raise

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import torch
 
+import registry
 from registry.artifact import Artifact, Built, Signature, Target
 from registry.backends import inductor_artifact
 from registry.backends.inductor import InductorImplementation
 from registry.contracts import BOX
 from registry.device import Device
-from registry.dispatch.plan import Candidate, build
+from registry.dispatch.plan import Candidate, Plan, build
 from registry.errors import CompileError
 from registry.problem import Arguments, TensorSpec
 
@@ -200,6 +201,58 @@ def test_without_the_private_interface_torch_compile_serves_many_problems(monkey
             plan = build(SQUARE, Candidate(Compiled(), {}), problem, SQUARE.arguments((x,)), CPU)
             assert plan.artifacts[0].path == ""
             assert torch.equal(plan(x), x * x)
+
+
+def _compilations() -> int:
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def _untuned(implementation: InductorImplementation, x: torch.Tensor) -> Plan:
+    problem = SQUARE.problem_of({"n": x.numel(), "dtype": "float32"})
+    return build(SQUARE, Candidate(implementation, {}), problem, SQUARE.arguments((x,)), CPU, untuned=True)
+
+
+def test_sizes_that_were_not_tuned_share_their_compilations() -> None:
+    implementation, before = Compiled(), _compilations()
+    for n in range(100, 120):
+        x = torch.randn(n)
+        plan = _untuned(implementation, x)
+        for _ in range(2):
+            assert torch.equal(plan(x), x * x)
+    assert _compilations() - before == 2  # the first size, then any size
+
+
+def test_an_untuned_size_that_is_compiled_already_is_not_shared() -> None:
+    x, implementation = torch.randn(77), Compiled()
+    build(
+        SQUARE,
+        Candidate(implementation, {}),
+        SQUARE.problem_of({"n": 77, "dtype": "float32"}),
+        SQUARE.arguments((x,)),
+        CPU,
+    )
+    before = _compilations()
+    plan = _untuned(implementation, x)
+    assert plan.artifacts
+    assert torch.equal(plan(x), x * x)
+    assert _compilations() == before
+
+
+def test_untuned_sizes_keep_layouts_and_attributes_apart() -> None:
+    op = next(op for op in BOX if op.name == "rms_norm")
+    (implementation,) = (each for each in registry.implementations("rms_norm") if each.name == "torch.compile")
+    for rows in (9, 10):
+        for x, eps in (
+            (torch.randn(rows, 64), 1e-6),
+            (torch.randn(rows, 64), 0.5),
+            (torch.randn(rows, 128)[:, ::2], 0.5),
+        ):
+            values = x, torch.randn(64), eps
+            arguments = op.arguments(values)
+            plan = build(op, Candidate(implementation, {}), op.problem(arguments), arguments, CPU, untuned=True)
+            torch.testing.assert_close(plan(*values), op.reference(*values))
 
 
 def test_what_inductor_refuses_is_a_compile_error() -> None:
