@@ -16,6 +16,7 @@ from pathlib import Path
 from ..errors import CompileError
 from ..paths import cache_folder
 from ..problem import canonical_json
+from .kernel_limit import check_room
 
 # ISO mode turns contraction off, so that without -ffp-contract a * b + c is no FMA. -ffast-math is left out on
 # purpose: it links start-up code that flushes denormals in the whole process, and it breaks NaN.
@@ -157,9 +158,13 @@ if hasattr(os, "register_at_fork"):
 
 
 def load(path: str) -> ctypes.CDLL:
-    """The library at ``path``, loaded once a process. Raises CompileError when the file is gone or damaged."""
+    """The library at ``path``, loaded once a process.
+
+    Raises CompileError when the file is gone or damaged, OutOfResourcesError where too many are loaded already.
+    """
     found = _LOADED.libraries.get(path)
     if found is None:
+        check_room(len(_LOADED.libraries), "C++")
         if not is_intact(Path(path)):
             raise CompileError(f"{path} is gone or damaged", hint="run again: it will be compiled anew")
         found = ctypes.CDLL(path)

@@ -20,6 +20,7 @@ from ..problem import FULL_ALIGNMENT
 from . import nvrtc
 from .cuda_frame import Frames, Layout, kind_of
 from .cuda_stream import current_device, current_stream, only_gpu
+from .kernel_limit import check_room
 from .written_run import Operands, Written, run_of
 
 _INVALID_CONTEXT = 201
@@ -41,13 +42,10 @@ class Kernel:
         return [info.size for info in self.owner.arguments_info]
 
 
-MOST_KERNELS = 4096
-"""A process loads so many and no more; each takes some tens of KiB of host and device."""
-
 _LOCK = threading.Lock()
 _LOADED: dict[tuple[str, int], Kernel] = {}
-"""Only grows, to ``MOST_KERNELS``: a run holds no more than a handle, cuda.core unloads a kernel that nobody refers to,
-and a captured graph may refer to any."""
+"""Only grows, to what ``kernel_limit`` allows: a run holds no more than a handle, cuda.core unloads a kernel that
+nobody refers to, and a captured graph may refer to any."""
 
 _DYNAMIC_SHARED: dict[tuple[int, int], int] = {}
 """Dynamic shared bytes that a kernel (by handle and device) may be launched with."""
@@ -56,15 +54,12 @@ _DYNAMIC_SHARED: dict[tuple[int, int], int] = {}
 def load(path: str, device: int) -> Kernel | None:
     """The cached kernel at ``path``, loaded now and not at its first launch (which a capture would forbid).
 
-    None when the file is gone or broken. Raises OutOfResourcesError for one more than ``MOST_KERNELS``.
+    None when the file is gone or broken. Raises OutOfResourcesError where too many are loaded already.
     """
     with _LOCK:
         kernel = _LOADED.get((path, device))
-        if kernel is None and len(_LOADED) >= MOST_KERNELS:
-            raise OutOfResourcesError(
-                f"this process has loaded {MOST_KERNELS} CUDA kernels, and keeps them: a captured graph may hold any",
-                hint="kernels that are compiled for one size each do not suit sizes without end",
-            )
+        if kernel is None:
+            check_room(len(_LOADED), "CUDA")
         kernel = kernel or _load(path, device)
         if kernel is not None:
             _LOADED[path, device] = kernel

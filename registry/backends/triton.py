@@ -31,6 +31,7 @@ from ..problem import Problem
 from ..space import Config
 from . import cubin, triton_stored
 from .estimate import shared_limit
+from .kernel_limit import check_room
 from .triton_launch import (
     BoundLaunch,
     device_rows_run,
@@ -244,12 +245,14 @@ def _load(artifact: Artifact, device: Device) -> Any:
     """The kernel loaded on the device, once a process.
 
     It stays for the life of the process: a captured CUDA graph may go on using it after its plan was dropped, and
-    from Triton 3.8 on a collected kernel takes its module along.
+    from Triton 3.8 on a collected kernel takes its module along. Raises OutOfResourcesError where too many are loaded
+    already.
     """
     variant = artifact.variant
     place = (variant.key, device.index)
     with _LOADING:
         if place not in _LOADED:
+            check_room(len(_LOADED), "Triton")
             kernel = artifact.path and kernel_from(artifact.path, source_of(variant))
             kernel = kernel or _compiled(variant, device.target)
             try:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from ..artifact import Artifact
-from ..backends import cuda_launch
+from ..backends import kernel_limit
 from ..device import Device
 from ..discovery import Catalog
 from ..dispatch.plan import Candidate, Plan, build
@@ -314,9 +314,9 @@ def main(arguments: Sequence[str]) -> None:
 
 def _claimed(name: str) -> Device:
     device = Device.of(name)
+    # a process that tries kernels ends with its run, and what it is refused would be held against the candidate
+    kernel_limit.MOST_KERNELS = sys.maxsize
     if device.type == "cuda":
-        # a process that tries kernels ends with its run, and what it is refused would be held against the candidate
-        cuda_launch.MOST_KERNELS = sys.maxsize
         torch.cuda.set_device(device.index)
         torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE, device.index)
         torch.zeros(1, device=device.torch)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from registry.backends import kernel_limit
 from registry.backends.cpp_compiler import build, is_intact, load
-from registry.errors import CompileError, RegistryError
+from registry.errors import CompileError, OutOfResourcesError, RegistryError
 
 SOURCE = """
 extern "C" __attribute__((visibility("default"))) void registry_make_serial() {}
@@ -42,6 +43,15 @@ def test_a_built_library_is_loaded_and_private(cache: Path) -> None:
     assert load(str(path)) is load(str(path))
     for folder in (cache, cache / "cpp", path.parent):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_process_loads_so_many_libraries_and_keeps_those(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (str(build(unit(number), (), "answer")) for number in (42, 43))
+    kept = load(first)
+    monkeypatch.setattr(kernel_limit, "MOST_KERNELS", 0)
+    with pytest.raises(OutOfResourcesError, match=r"has loaded 0 C\+\+ kernels, and keeps them"):
+        load(second)
+    assert load(first) is kept
 
 
 def test_the_key_is_the_exact_text_the_flags_and_the_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

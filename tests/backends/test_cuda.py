@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from registry.artifact import Signature, Target, Variant
-from registry.backends import cuda, cuda_launch, nvrtc
+from registry.backends import cuda, cuda_launch, kernel_limit, nvrtc
 from registry.backends.cuda import CudaImplementation, CudaKernel, architecture_of, read_source, shared_limit
 from registry.backends.cuda_frame import Layout
 from registry.backends.kernel_text import normalised_module
@@ -460,7 +460,7 @@ def test_a_process_loads_so_many_kernels_and_keeps_those(
 ) -> None:
     first, second, third = (Scale().compile(variant(Scale(), block=block), H200.target).path for block in (32, 64, 128))
     monkeypatch.setattr(cuda_launch, "_LOADED", {})
-    monkeypatch.setattr(cuda_launch, "MOST_KERNELS", 2)
+    monkeypatch.setattr(kernel_limit, "MOST_KERNELS", 2)
     kept = [cuda_launch.load(path, 0) for path in (first, second)]
     with pytest.raises(OutOfResourcesError, match="has loaded 2 CUDA kernels, and keeps them"):
         cuda_launch.load(third, 0)
@@ -479,14 +479,14 @@ def test_a_twin_that_cannot_be_loaded_any_more_is_not_ready(
     monkeypatch.setattr(cuda_launch, "bind_launches", lambda *bound: lambda *given: launched.append("one size"))
     monkeypatch.setattr(cuda_launch, "bind_rows", lambda *bound: lambda *given: launched.append("any rows"))
     monkeypatch.setattr(cuda_launch, "_LOADED", {})
-    monkeypatch.setattr(cuda_launch, "MOST_KERNELS", 1)
+    monkeypatch.setattr(kernel_limit, "MOST_KERNELS", 1)
     assert cuda_launch.load(Scale().compile(variant(Scale()), H200.target).path, 0)
     twin = cuda._Twin(Scale(), problem(), {"block": 64}, H200, signature(), for_rows=for_rows)
     for _ in range(2):
         with pytest.raises(NotReadyError, match=r"test\.scale: tensors are not 16-byte aligned.* loaded 1 CUDA"):
             twin((), (), ())
     assert not launched
-    monkeypatch.setattr(cuda_launch, "MOST_KERNELS", 2)
+    monkeypatch.setattr(kernel_limit, "MOST_KERNELS", 2)
     twin((), (), ())
     assert launched == ["any rows" if for_rows else "one size"]
 

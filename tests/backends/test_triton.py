@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from registry.artifact import Built, Signature, Target, Variant
-from registry.backends import estimate
+from registry.artifact import Artifact, Built, Signature, Target, Variant
+from registry.backends import estimate, kernel_limit, triton
 from registry.backends.triton import TritonImplementation
 from registry.backends.triton_launch import full_grid
 from registry.backends.triton_variant import find_kernel, unaligned
@@ -50,6 +50,13 @@ def signature(n: int, alignment: int = 16, zeros: bool = True, dtype: torch.dtyp
 def variants(n: int, implementation: Implementation | None = None, **given: Any) -> tuple[Variant, ...]:
     chosen = implementation or kernels.Scaled()
     return chosen.variants(Problem("test", {"n": n}), CONFIG, H200, signature(n, **given))
+
+
+def test_a_process_loads_so_many_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_limit, "MOST_KERNELS", 0)
+    (variant,) = variants(64)
+    with pytest.raises(OutOfResourcesError, match="has loaded 0 Triton kernels, and keeps them"):
+        triton._load(Artifact(variant), H200)
 
 
 def test_a_variant_is_plain_data_that_names_types_constants_and_what_is_aligned() -> None:
