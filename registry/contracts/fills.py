@@ -11,6 +11,8 @@ import torch
 
 ONE_IN = 997
 """Outliers are as rare as one element in this many; a prime, so that they do not line up with a row's length."""
+FEWEST_ROWS = 4
+"""A problem of fewer rows keeps them all finite: with one or two given up, hardly any would be left."""
 
 
 def normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
@@ -43,4 +45,25 @@ def plant_special(x: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
     if count := min(len(values), flat.numel()):
         special = torch.tensor(values[:count], dtype=x.dtype, device=x.device)
         flat[torch.arange(count, device=x.device) * (flat.numel() // count)] = special
+    return x
+
+
+def plant_in_rows(x: torch.Tensor, values: Sequence[float], generator: torch.Generator) -> torch.Tensor:
+    """Put each of ``values``, such as NaN, at a random place of ``x`` [rows, cols], each in a random row of its own.
+
+    Whoever swallows a NaN is seen in that row; all others stay what they are, and show what the kind is for. So this
+    goes with a kind that every row is alike in: a single outlier might stand in the very row that is given up.
+    Nothing happens to fewer rows than ``FEWEST_ROWS``.
+    """
+    rows, cols = x.shape
+    if rows < FEWEST_ROWS:
+        return x
+    count, device = len(values), x.device
+    first = torch.randint(rows, (1,), device=device, generator=generator)
+    step = torch.randint(1, rows // count + 1, (1,), device=device, generator=generator)
+    chosen = (first + step * torch.arange(count, device=device)) % rows
+    places = chosen * cols + torch.randint(cols, (count,), device=device, generator=generator)
+    for place, value in zip(places.split(1), values, strict=True):
+        # not by an index: the number would be copied to the device, which waits for it
+        x.view(-1).index_fill_(0, place, value)
     return x

@@ -105,6 +105,9 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     a = _activations(problem, kind, generator)
     qweight = _words(problem, kind, generator)
     scales, zeros = _groups(problem, kind, generator)
+    if kind == "groups":
+        # makes its whole row NaN. No infinity: it is one or NaN by whether a weight is rounded to zero
+        fills.plant_in_rows(a, (torch.nan,), generator)
     return (
         a,
         qweight,

@@ -64,7 +64,10 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
         x[:, -1:] = 8.0 * math.sqrt(problem.cols)
     elif kind == "near_zero":
         # mean(x * x) is about 1e-6, so that eps decides; and not the default eps
-        return x.mul_(2.0**-10), weight, 1e-5
+        x.mul_(2.0**-10)
+        # makes its whole row NaN. No infinity: the rest of its row is 0, but NaN in torch's CUDA kernel for columns not
+        # a multiple of 4 (2.9 and newer), which adds a variance and a squared mean
+        return fills.plant_in_rows(x, (torch.nan,), generator), weight, 1e-5
     return x, weight, 1e-6
 
 

@@ -72,7 +72,10 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
         grad_y[:, -1:].abs_().add_(0.5)
     elif kind == "near_zero":
         # mean(x * x) is about 1e-6, so that eps decides; and not the default eps
-        return grad_y, x.mul_(2.0**-10), weight, 1e-5
+        x.mul_(2.0**-10)
+        # in the gradient: its row of grad_x and its column of grad_weight are NaN, where one in x would make all of
+        # grad_weight so. No infinity: it is one or NaN by whether the products with it are rounded to zero
+        return fills.plant_in_rows(grad_y, (torch.nan,), generator), x, weight, 1e-5
     return grad_y, x, weight, 1e-6
 
 

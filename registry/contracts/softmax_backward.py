@@ -48,6 +48,8 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     elif kind == "shifted":
         # the sum decides every element: random gradients of mean 0 hide a sum that is wrong
         grad_y.add_(8.0)
+        # makes its whole row NaN. No infinity: it is one or NaN by whether a tiny y is flushed to zero
+        fills.plant_in_rows(grad_y, (torch.nan,), generator)
     elif kind == "outliers":
         fills.plant_outliers(grad_y, 64.0, generator)
     elif kind == "spike_last":
