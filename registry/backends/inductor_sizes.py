@@ -68,9 +68,13 @@ def _compiling() -> Iterator[None]:
 
 @lru_cache(maxsize=_MOST)
 def _shared(_: Hashable, values: tuple[object, ...], function: Callable[..., Any]) -> Callable[..., Any]:
-    def of_tensors(*tensors: torch.Tensor) -> Any:
-        given = iter(tensors)
-        return function(*[next(given) if value is _TENSOR else value for value in values])
+    # Dynamo knows these types
+    tensors = tuple(value is _TENSOR for value in values)
+    others = tuple(None if value is _TENSOR else value for value in values)
+
+    def of_tensors(*given: torch.Tensor) -> Any:
+        each = iter(given)
+        return function(*[next(each) if tensor else other for tensor, other in zip(tensors, others, strict=True)])
 
     compiled: Callable[..., Any] = torch.compile(fresh(of_tensors), fullgraph=True)
     return compiled
