@@ -10,7 +10,18 @@ from typing import Any
 import torch
 
 from .contract import Op, Outputs, as_tuple
-from .numerics import Piece, finite, largest, largest_finite, magnitude, pieces, tolerance_of
+from .numerics import (
+    Piece,
+    calculable,
+    finite,
+    in_range,
+    is_float8,
+    largest,
+    largest_finite,
+    magnitude,
+    pieces,
+    tolerance_of,
+)
 from .problem import Problem
 
 # float16 has no nextafter; for bfloat16 a billion elements must fit in memory five times
@@ -22,7 +33,8 @@ class Bounds:
     """The interval in which every element of one result is right by the error rule.
 
     Rounded inwards, so that what lies within is right; what does not goes to ``compare``.
-    Where the reference is NaN both bounds are.
+    Where the reference is NaN both bounds are. Of a result that is not floating, which must equal the reference, both
+    are that, one tensor in the result's dtype.
     """
 
     low: torch.Tensor
@@ -35,6 +47,9 @@ class Bounds:
 
     def holding(self, output: torch.Tensor) -> torch.Tensor:
         """The same as a tensor, for whom the device should not wait; ``output`` may be several outputs stacked."""
+        if self.are_exact:
+            return (output == self.low).all()
+        output = calculable(output)
         within = (output >= self.low).logical_and_(output <= self.high)
         if self.has_nan:
             within |= output.isnan() & self.low.isnan()
@@ -43,7 +58,12 @@ class Bounds:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self.low.nbytes + self.high.nbytes
+        return self.low.nbytes + (0 if self.are_exact else self.high.nbytes)
+
+    @property
+    def are_exact(self) -> bool:
+        """Whether the result is not floating: nothing but ``low`` is right."""
+        return self.low is self.high
 
 
 @torch.no_grad()
@@ -63,12 +83,18 @@ def bounds_of(
 
 
 def _bounds_of_one(op: Op, problem: Problem, dtype: torch.dtype, reference: torch.Tensor, torch_error: float) -> Bounds:
+    if not dtype.is_floating_point:
+        # a copy: it may be an argument that the reference returns
+        only = reference.to(dtype, copy=True)
+        return Bounds(only, only, has_nan=False)
     rtol, atol, unit = tolerance_of(op, dtype)
-    wide = _DTYPES.get(dtype, torch.float64)
+    wide = torch.float32 if is_float8(dtype) else _DTYPES.get(dtype, torch.float64)
     low, high = torch.empty_like(reference, dtype=wide), torch.empty_like(reference, dtype=wide)
     most_finite, size = largest_finite(dtype), magnitude([reference])
     scales = [
-        op.tolerance.scale(problem, piece.reference if size <= most_finite else finite(piece.reference))
+        op.tolerance.scale(
+            problem, piece.reference if size <= most_finite else finite(in_range(piece.reference, dtype))
+        )
         for piece in pieces(low, reference)
     ]
     most = largest([scale.max() for scale in scales])
@@ -87,16 +113,16 @@ def _bounds_of_one(op: Op, problem: Problem, dtype: torch.dtype, reference: torc
 
 def _fill_carefully(below: Piece, above: Piece, allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Bounds where the reference is NaN, infinite, or so large that they would be; returns whether it is NaN."""
-    expected, wide = below.reference.to(dtype), below.output.dtype
+    expected = below.reference.to(dtype).to(below.output.dtype)
     # infinity is no rounding error
-    info = torch.finfo(dtype if dtype.is_floating_point else wide)
+    info = torch.finfo(dtype)
     exact = ~expected.isfinite()
     for piece, bound, direction in (
         (below, below.reference - allowed, 1),
         (above, above.reference + allowed, -1),
     ):
         _round_inwards(bound.clamp(info.min, info.max), direction, piece.output)
-        piece.output.copy_(torch.where(exact, expected.to(wide), piece.output))
+        piece.output.copy_(torch.where(exact, expected, piece.output))
     return expected.isnan().any()
 
 

@@ -43,11 +43,13 @@ class Floor:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far an output may be from the float64 reference: ``|out - ref| <= rtol * scale + atol``.
+    """How far a result may be from the float64 reference: ``|out - ref| <= rtol * scale + atol``.
 
     ``rtol`` and ``atol`` are per dtype name. ``scale(problem, reference)`` is a float64 tensor that broadcasts
-    against the output: the magnitude that errors are relative to, grown with the reduction's length. What a call
-    leaves in an argument that it mutates is judged like an output.
+    against the reference: the magnitude that errors are relative to, grown with the reduction's length. What a call
+    leaves in an argument that it mutates is judged like an output: ``scale`` is asked about that too, and it may have
+    another shape. Whole rows of a large result are asked about at a time. Of results that are not floating, which must
+    equal the reference, nothing is asked.
     """
 
     rtol: Mapping[str, float]
@@ -162,7 +164,7 @@ class Op:
     def results(self, outputs: Outputs, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         """All that a call leaves to be judged: its outputs, then the arguments that it mutates, as they are now.
 
-        ``Schema.results`` names them.
+        ``outputs`` as the call returned them, ``values`` the schema's in order. ``Schema.results`` names the results.
         """
         parameters = zip(self.parsed.parameters, values, strict=True)
         return (*as_tuple(outputs), *(value for parameter, value in parameters if parameter.mutated))
@@ -210,7 +212,7 @@ class Op:
         }
 
     def result_specs(self, arguments: Arguments, device: torch.device) -> list[TensorSpec]:
-        """Specs of ``results``: of the outputs, then of the arguments that are mutated."""
+        """Specs of ``results``: the outputs' on ``device``, then the mutated arguments', on the device they have."""
         mutated = [parameter.name for parameter in self.parsed.parameters if parameter.mutated]
         return [*self.output_specs(arguments, device).values(), *(arguments.tensors[name] for name in mutated)]
 

@@ -2,7 +2,8 @@
 
 Every element must satisfy ``|out - ref| <= rtol[dtype] * scale + atol``, and the largest error must not exceed twice
 that of the op's own reference run in the output's dtype, plus one rounding. NaN and infinity must stand where the
-reference, rounded to that dtype, has them. An output may have a billion elements, so it is compared in pieces.
+reference, rounded to that dtype, has them. Results that are not floating must equal the reference, and there is no rule
+for complex ones. An output may have a billion elements, so it is compared in pieces.
 """
 
 from __future__ import annotations
@@ -53,29 +54,48 @@ def widened(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @torch.no_grad()
 def reference64(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-    """``Op.results`` of the op's reference run in float64 on the arguments (the schema's values in order)."""
-    return _results(op, widened(values))
+    """``results_of`` the op's reference run in float64 on the arguments (the schema's values in order)."""
+    return results_of(op, widened(values))
 
 
 @torch.no_grad()
 def own_error(op: Op, _: Problem, values: tuple[Any, ...], reference: Outputs) -> tuple[float, ...]:
-    """Largest absolute error, per result, of the op's reference run in the arguments' own dtype.
+    """Largest absolute error, per result, of the op's reference run in the arguments' own dtype; 0 if not floating.
 
     In full precision: a process that lets float32 products be TF32 must not loosen what others are held to.
     """
     with full_precision():
-        results = _results(op, values)
+        results = results_of(op, values)
     return tuple(_largest_error(result, wide) for result, wide in zip(results, as_tuple(reference), strict=True))
 
 
-def _results(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+def results_of(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    """``Op.results`` of the op's reference run on the arguments; those that it mutates are copied first.
+
+    Raises InvalidDefinitionError where they are not as many as the schema has, and for a complex one.
+    """
     fresh = _fresh(op, values)
-    return op.results(op.reference(*fresh), fresh)
+    results = op.results(op.reference(*fresh), fresh)
+    if len(results) != len(op.parsed.results):
+        raise InvalidDefinitionError(
+            f"op {op.name!r}: its reference does not return {len(op.parsed.outputs)} outputs, as its schema says, but"
+            f" {len(results) - len(op.parsed.results) + len(op.parsed.outputs)}"
+        )
+    for name, result in zip(op.parsed.results, results, strict=True):
+        if isinstance(result, torch.Tensor) and result.is_complex():
+            raise InvalidDefinitionError(
+                f"op {op.name!r} has a result of {dtype_name(result.dtype)}, {name}: there is no error rule for complex"
+                " numbers",
+                hint="let it take and return real ones: torch.view_as_real",
+            )
+    return results
 
 
 def _largest_error(output: torch.Tensor, reference: torch.Tensor) -> float:
+    if not output.is_floating_point():
+        return 0.0
     if magnitude([reference]) <= largest_finite(output.dtype):
-        error = magnitude(piece.output - piece.reference for piece in pieces(output, reference))
+        error = magnitude(calculable(piece.output) - piece.reference for piece in pieces(output, reference))
         if math.isfinite(error):
             return error
     return largest([_errors(piece.output, piece.reference)[0].max() for piece in pieces(output, reference)])
@@ -103,6 +123,16 @@ def magnitude(tensors: Iterable[torch.Tensor]) -> float:
 def largest_finite(dtype: torch.dtype) -> float:
     """Of a floating dtype; -1 for others, which hold no such numbers."""
     return torch.finfo(dtype).max if dtype.is_floating_point else -1.0
+
+
+def is_float8(dtype: torch.dtype) -> bool:
+    """Whether it is one of the floating dtypes of one byte, which torch stores and converts, and little else."""
+    return dtype.is_floating_point and dtype.itemsize == 1
+
+
+def calculable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers in a dtype that torch calculates in: float32 for float8, the tensor itself for others."""
+    return tensor.float() if is_float8(tensor.dtype) else tensor
 
 
 @contextlib.contextmanager
@@ -170,9 +200,21 @@ def finite(reference: torch.Tensor) -> torch.Tensor:
     return reference.masked_fill(~reference.isfinite(), 0.0)
 
 
+def in_range(reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Of float8 no number beyond the largest, which torch may round it to, not to infinity; others as they are."""
+    return reference.clamp(-largest_finite(dtype), largest_finite(dtype)) if is_float8(dtype) else reference
+
+
 def _errors(output: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Absolute errors where both are finite (elsewhere 0), and where NaN or infinity is not as it should be."""
+    """Absolute errors where both are finite (elsewhere 0), and where NaN or infinity is not as it should be.
+
+    Where the output is not floating: wherever it is not equal, since float64 does not tell large integers apart.
+    """
     expected = reference.to(output.dtype)
+    if not output.is_floating_point():
+        return (output.to(torch.float64) - expected.to(torch.float64)).abs_(), output != expected
+    reference = in_range(reference, output.dtype)
+    output, expected = calculable(output), calculable(expected)
     finite = output.isfinite() & expected.isfinite()
     same = (output == expected) | (output.isnan() & expected.isnan())
     error = (output.to(torch.float64) - reference).abs_().masked_fill_(~finite, 0.0)
@@ -206,7 +248,7 @@ def _compare_one(
     worst = _Worst()
     for piece in pieces(output, reference):
         error, wrong = _errors(piece.output, piece.reference)
-        scale = op.tolerance.scale(problem, finite(piece.reference))
+        scale = _scale(op, problem, piece)
         worst.scale = max(worst.scale, scale.max().item())
         worst.add(piece, error, rtol * scale + atol, wrong)
     limit = 2 * torch_error + unit * worst.scale + atol
@@ -215,12 +257,18 @@ def _compare_one(
     return Comparison(not message, worst.ratio, worst.error, (name, index), message)
 
 
+def _scale(op: Op, problem: Problem, piece: Piece) -> torch.Tensor:
+    if not piece.output.is_floating_point():
+        return torch.zeros((), dtype=torch.float64, device=piece.output.device)
+    return op.tolerance.scale(problem, finite(in_range(piece.reference, piece.output.dtype)))
+
+
 def _message(
     where: str, worst: _Worst, output: torch.Tensor, reference: torch.Tensor, torch_error: float, limit: float
 ) -> str:
     if worst.ratio > 1:
         allowed = f"{worst.ratio:.3g} times what is allowed" if math.isfinite(worst.ratio) else "not allowed at all"
-        return f"{where} is {output.item():.9g}, expected {reference.item():.9g}: {allowed}"
+        return f"{where} is {_shown(output)}, expected {_shown(reference)}: {allowed}"
     if worst.error > limit:
         return (
             f"largest error {worst.error:.3g} is more than {limit:.3g}: twice the reference's own in "
@@ -229,14 +277,22 @@ def _message(
     return ""
 
 
+def _shown(number: torch.Tensor) -> str:
+    value = number.item()
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
 def tolerance_of(op: Op, dtype: torch.dtype) -> tuple[float, float, float]:
-    """rtol, atol and unit roundoff; outputs that are not floating must be equal."""
+    """rtol, atol and unit roundoff; results that are not floating must be equal.
+
+    Raises InvalidDefinitionError for a floating dtype that the op has no tolerance for.
+    """
     if not dtype.is_floating_point:
         return 0.0, 0.0, 0.0
     name, tolerance = dtype_name(dtype), op.tolerance
     if name not in tolerance.rtol or name not in tolerance.atol:
         raise InvalidDefinitionError(
-            f"op {op.name!r} has an output of {name} but no tolerance for it",
+            f"op {op.name!r} has a result of {name} but no tolerance for it",
             hint=f"its rtol has {', '.join(tolerance.rtol)}, its atol {', '.join(tolerance.atol)}",
         )
     return tolerance.rtol[name], tolerance.atol[name], torch.finfo(dtype).eps / 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from registry import contract_check
+from registry import contract_check, contract_notes
 from registry.contract import Op, Tolerance
 from registry.contract_check import blind_spots, refuse_blind, refuse_unseen
 from registry.contracts import BOX, GEMM_INT4, RMS_NORM, SOFTMAX, SQUARE
@@ -260,7 +260,7 @@ def test_an_op_that_was_found_right_is_not_looked_at_again(
     looks: Looks, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if cache == "none":
-        monkeypatch.setattr(contract_check, "_note", lambda op, shown_by: None)
+        monkeypatch.setattr(contract_notes, "_note", lambda op, shown_by: None)
     op = without_examples(SOFTMAX)
     refuse_unseen(op, softmax(op, 8, 100), CPU)
     assert looks.seen
@@ -355,3 +355,160 @@ def test_what_an_op_writes_to_is_judged_like_an_output(own_cache: Path) -> None:
 
 def square_in_place(x: torch.Tensor) -> None:
     x.square_()
+
+
+def reset(x: torch.Tensor, acc: torch.Tensor) -> torch.Tensor:
+    y = x * x + acc
+    acc.zero_()
+    return y
+
+
+def with_accumulator(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    (x,) = SQUARE.inputs(problem, kind, generator)
+    return x, torch.randn(problem.n, generator=generator).to(problem.torch_dtype)
+
+
+def mutating(op: Op, name: str, reference: Any, inputs: Any) -> Op:
+    """Square with a second argument, ``acc``, that it mutates."""
+    return replace(
+        op, name=f"acme::{name}", schema=f"acme::{name}(Tensor x, Tensor(a!) acc) -> Tensor y", reference=reference,
+        inputs=inputs, fake=lambda x, acc: torch.empty_like(x), backward=None,
+    )  # fmt: skip
+
+
+def test_an_argument_that_is_reset_may_be_all_zeros(own_cache: Path) -> None:
+    def zero_too(x: torch.Tensor, acc: torch.Tensor) -> torch.Tensor:
+        return reset(x, acc) * 0
+
+    op = replace(SQUARE, examples=handy(SQUARE))
+    Catalog(entry_points=()).define(mutating(op, "take_acc", reset, with_accumulator))
+    assert blind_spots(mutating(op, "take_acc", reset, with_accumulator), examples(op)) == []
+    with pytest.raises(InvalidDefinitionError, match="accepts an all-zero output as y") as raised:
+        refuse_blind(mutating(op, "zeros", zero_too, with_accumulator))
+    assert "as acc" not in str(raised.value)
+
+
+def test_an_argument_that_is_not_reset_may_not(own_cache: Path) -> None:
+    def add(x: torch.Tensor, acc: torch.Tensor) -> torch.Tensor:
+        acc.add_(x)
+        return x * x
+
+    loose = replace(SQUARE.tolerance, atol=dict.fromkeys(SQUARE.tolerance.atol, 1e30))
+    op = replace(SQUARE, examples=handy(SQUARE), tolerance=loose)
+    with pytest.raises(InvalidDefinitionError, match="accepts an all-zero output as acc"):
+        refuse_blind(mutating(op, "add", add, with_accumulator))
+
+
+def test_an_argument_that_is_left_all_nan_shows_nothing(own_cache: Path) -> None:
+    def spoil(x: torch.Tensor, acc: torch.Tensor) -> torch.Tensor:
+        acc.fill_(torch.nan)
+        return x * x
+
+    op = replace(SQUARE, examples=handy(SQUARE))
+    assert refuse_blind(mutating(op, "spoil", spoil, with_accumulator))
+    only = mutating(op, "spoil_only", lambda x, acc: spoil(x, acc)[:0], with_accumulator)
+    assert not refuse_blind(only)
+
+
+def infinite_first(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    (x,) = SQUARE.inputs(problem, "normal", generator)
+    return (torch.full_like(x, torch.inf) if kind == "first" else x,)
+
+
+def failing_first(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    if kind == "first":
+        raise RuntimeError("none of that kind")
+    return SQUARE.inputs(problem, "normal", generator)
+
+
+@pytest.mark.parametrize("inputs", [infinite_first, failing_first])
+def test_who_was_not_asked_about_an_old_output_has_not_accepted_it(inputs: Any, own_cache: Path) -> None:
+    changes: dict[str, Any] = {"inputs": inputs, "kinds": ("first", "normal")}
+    assert refuse_blind(replace(with_tolerance(SQUARE, 1e-3, 0.0), **changes))
+    with pytest.raises(InvalidDefinitionError, match="accepts an all-zero output as y") as raised:
+        refuse_blind(replace(with_tolerance(SQUARE, 1.0, 0.0), **changes))
+    assert "previous" not in str(raised.value)
+
+
+def test_a_case_that_fails_midway_is_no_evidence(own_cache: Path) -> None:
+    op = replace(
+        with_tolerance(SQUARE, 1e-3, 0.0), schema="acme::square(Tensor(a!) x) -> ()", reference=lambda x: x.square_()
+    )
+    assert not refuse_blind(op)
+    assert not [path for path in own_cache.rglob("*") if path.is_file()]
+    with pytest.raises(CheckError, match="does not return 0 outputs, as its schema says, but 1"):
+        check_op(op)
+
+
+EXACT_DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
+
+
+def random_of(dtype: torch.dtype) -> Any:
+    """Inputs: square's, and random numbers of a dtype."""
+
+    def inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+        (x,) = SQUARE.inputs(problem, "normal", generator)
+        return x, torch.randint(0, 100, (50,), generator=generator).remainder(2 if dtype == torch.bool else 100).to(
+            dtype
+        )
+
+    return inputs
+
+
+def flip(x: torch.Tensor, acc: torch.Tensor) -> torch.Tensor:
+    """The square of x; acc is turned round."""
+    acc.copy_(acc[torch.arange(len(acc)).flip(0)])
+    return x * x
+
+
+@pytest.mark.parametrize("dtype", [*EXACT_DTYPES, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_an_argument_of_any_dtype_is_evidence(dtype: torch.dtype, own_cache: Path) -> None:
+    name = str(dtype).removeprefix("torch.")
+    tolerance = Tolerance(
+        {**SQUARE.tolerance.rtol, name: 0.13}, {**SQUARE.tolerance.atol, name: 1e-3}, SQUARE.tolerance.scale
+    )
+    op = mutating(replace(SQUARE, examples=handy(SQUARE), tolerance=tolerance), "flip", flip, random_of(dtype))
+    problem = op.problem_of({"n": 1000, "dtype": "float32"})
+    results = contract_check._seen(op, [problem], CPU)
+    assert {key: seen.shows for key, seen in results.items()} == {("y", "float32"): True, ("acc", name): True}
+    assert blind_spots(op, [problem]) == []
+
+
+@pytest.mark.parametrize("part", ["check", "floor"])
+def test_whatever_an_op_raises_of_a_smaller_problem_stops_no_session(part: str, looks: Looks) -> None:
+    def check(problem: Problem) -> None:
+        if problem.n % 1_000_003:
+            raise ValueError("n must be a multiple of 1000003")
+
+    def floor(problem: Problem) -> Any:
+        check(problem)
+        return SQUARE.floor(problem)
+
+    op = without_examples(SQUARE, **{part: check if part == "check" else floor})
+    refuse_unseen(op, op.problem_of({"n": 1_000_003, "dtype": "float32"}), CPU)
+    assert {problem.n for problem, _, _ in looks.seen} == {1_000_003}
+
+
+def test_a_floor_that_fails_is_left_to_check_op(looks: Looks) -> None:
+    def floor(problem: Problem) -> Any:
+        raise ValueError("no floor")
+
+    op = without_examples(SQUARE, floor=floor)
+    refuse_unseen(op, op.problem_of(UNSEEN), CPU)
+    assert refuse_blind(replace(op, examples=(UNSEEN,)))
+    with pytest.raises(CheckError, match="no floor"):
+        check_op(op, problems=[UNSEEN])
+
+
+def test_an_output_in_a_dtype_is_asked_about_though_another_result_has_that_dtype(own_cache: Path) -> None:
+    def add(x: torch.Tensor, acc: torch.Tensor) -> torch.Tensor:
+        acc.add_(1)
+        return x * x
+
+    def inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+        return *SQUARE.inputs(problem, kind, generator), torch.randn(10, generator=generator).bfloat16()
+
+    tolerance = replace(SQUARE.tolerance, rtol={**SQUARE.tolerance.rtol, "bfloat16": 1e-2, "float32": 1e-6})
+    few = tuple({"n": 1000, "dtype": dtype} for dtype in ("bfloat16", "float32"))
+    op = mutating(replace(SQUARE, examples=few, tolerance=tolerance), "add", add, inputs)
+    assert ("y", "bfloat16") in contract_check._seen(op, examples(op), CPU)

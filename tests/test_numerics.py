@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,8 @@ from registry import numerics
 from registry.bounds import Bounds, bounds_of
 from registry.contract import Op, Tolerance, as_tuple
 from registry.contracts import BOX, GEMM_INT4, SOFTMAX, SQUARE, VECTOR_ADD
-from registry.problem import Problem, TensorSpec
+from registry.errors import InvalidDefinitionError
+from registry.problem import Problem, TensorSpec, dtype_name
 
 TAKEN = [(op, dtype) for op in BOX for dtype in sorted({str(example["dtype"]) for example in op.examples})]
 """Every op with every dtype that it takes."""
@@ -234,3 +237,144 @@ def test_an_error_counts_only_where_both_are_finite(bad: float) -> None:
     (bounds,) = bounds_of(SQUARE, problem, values, reference, (error,))
     assert bounds.has_nan == math.isnan(bad)
     assert bounds.hold(values[0] * values[0])
+
+
+EXACT = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+"""Dtypes whose results must equal the reference, that torch calculates in."""
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+"""Those that torch only stores, converts and compares."""
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def never(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
+    """A scale that must not be asked for."""
+    raise AssertionError(f"scale of {reference.dtype}")
+
+
+def giving(function: Callable[[torch.Tensor], torch.Tensor], **tolerance: Any) -> Op:
+    """An op with one output, by that function, and square's tolerance but for these parts."""
+    return replace(SQUARE, reference=function, fake=function, tolerance=replace(SQUARE.tolerance, **tolerance))
+
+
+def rounded_to(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Ten times x in a dtype; in float64 where the dtype is floating and x is float64."""
+    return lambda x: (x * 10).to(x.dtype if dtype.is_floating_point and x.dtype == torch.float64 else dtype)
+
+
+def verdict(op: Op, x: torch.Tensor, output: torch.Tensor) -> tuple[numerics.Comparison, bool]:
+    """By ``compare``, and whether the bounds hold it."""
+    problem = op.problem_of({"n": 10, "dtype": "float32"})
+    reference = numerics.reference64(op, (x,))
+    error = numerics.own_error(op, problem, (x,), reference)
+    (bounds,) = bounds_of(op, problem, (x,), reference, error)
+    return numerics.compare(op, problem, output, reference, error), bounds.hold(output)
+
+
+@pytest.mark.parametrize("dtype", [*EXACT, *UNSIGNED], ids=str)
+@pytest.mark.parametrize("shape", [(60,), (3, 20), ()], ids=str)
+def test_what_is_not_floating_must_be_equal(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    op = giving(rounded_to(dtype), scale=never)
+    x = torch.rand(shape)
+    right = (x * 10).to(dtype)
+    found, held = verdict(op, x, right)
+    assert found == numerics.Comparison(True, 0.0, 0.0, ("y", (0,) * len(shape)))
+    assert held
+    wide = right.to(torch.int64)
+    wide.view(-1)[-1] = 1 - wide.view(-1)[-1].clamp(max=1)
+    last = tuple(size - 1 for size in shape)
+    found, held = verdict(op, x, wide.to(dtype))
+    assert (found.ok, found.ratio, found.where, held) == (False, math.inf, ("y", last), False)
+    assert "not allowed at all" in found.message
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint64], ids=str)
+def test_integers_that_float64_does_not_tell_apart_are_told_apart(dtype: torch.dtype) -> None:
+    large = torch.arange(10) + 2**61
+    op = giving(lambda x: large.to(dtype), scale=never)
+    found, held = verdict(op, torch.rand(10), large.to(dtype))
+    assert found.ok
+    assert held
+    wrong = large.clone()
+    wrong[7] += 1
+    found, held = verdict(op, torch.rand(10), wrong.to(dtype))
+    assert found.message == f"y[7] is {2**61 + 8}, expected {2**61 + 7}: not allowed at all"
+    assert not held
+
+
+def test_bounds_of_what_is_not_floating_are_the_reference_once() -> None:
+    x = torch.arange(10)
+    op = giving(lambda x: x, scale=never)
+    (bounds,) = bounds_of(op, op.problem_of({"n": 10, "dtype": "float32"}), (x,), x, (0.0,))
+    assert torch.equal(bounds.low, x)
+    assert (bounds.high is bounds.low, bounds.low.dtype, bounds.nbytes) == (True, torch.int64, x.nbytes)
+    x += 1
+    assert bounds.hold(x - 1)
+    assert bounds.hold(torch.stack([x - 1, x - 1]))
+    assert not bounds.hold(torch.stack([x - 1, x]))
+
+
+def float8_op(dtype: torch.dtype) -> Op:
+    name, unit = dtype_name(dtype), torch.finfo(dtype).eps / 2
+    return giving(rounded_to(dtype), rtol={name: 1.1 * unit}, atol={name: 0.01})
+
+
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+@pytest.mark.parametrize("shape", [(60,), (3, 20)], ids=str)
+def test_float8_is_held_to_its_own_tolerance(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(1)) + 0.5
+    right = (x * 10).to(dtype)
+    found, held = verdict(float8_op(dtype), x, right)
+    assert found.ok
+    assert held
+    for wrong in (1.25, -1.0, 0.0, math.nan):
+        output = right.float()
+        output.view(-1)[-1] *= wrong
+        found, held = verdict(float8_op(dtype), x, output.to(dtype))
+        assert (found.ok, found.where[1], held) == (False, tuple(size - 1 for size in shape), False)
+    with pytest.raises(InvalidDefinitionError, match=f"has a result of {dtype_name(dtype)} but no tolerance for it"):
+        verdict(giving(rounded_to(dtype)), x, right)
+
+
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+def test_where_float8_overflows_it_is_as_torch_rounds_it(dtype: torch.dtype) -> None:
+    x = torch.tensor([math.nan, math.inf, -math.inf, 1e9, -1e9, 1.0])
+    right = (x * 10).to(dtype)
+    found, held = verdict(float8_op(dtype), x, right)
+    assert (found.ok, held) == (True, True), found.message
+    for place, value in ((0, 0.0), (1, 1.0), (3, 1.0), (3, -math.inf), (4, 0.0)):
+        output = right.float()
+        output[place] = value
+        found, held = verdict(float8_op(dtype), x, output.to(dtype))
+        assert (found.ok, held) == (False, False), (place, value)
+
+
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+def test_float8_bounds_accept_what_the_rule_accepts_and_never_more(dtype: torch.dtype) -> None:
+    op, every = float8_op(dtype), torch.arange(256, dtype=torch.uint8).view(dtype)
+    problem = op.problem_of({"n": 10, "dtype": "float32"})
+    for value in (0.0, 0.003, 0.1, 0.33, 4.4, 44.0, 46.0, 47.0, 5700.0):
+        x = torch.full((256,), value)
+        reference = numerics.reference64(op, (x,))
+        error = numerics.own_error(op, problem, (x,), reference)
+        (bounds,) = bounds_of(op, problem, (x,), reference, error)
+        for place in range(256):
+            output = (x * 10).to(dtype)
+            output[0] = every[place]
+            right = numerics.compare(op, problem, output, reference, error).ok
+            assert bounds.hold(output) <= right, (value, every[place])
+
+
+def test_a_complex_result_has_no_rule() -> None:
+    op = giving(lambda x: torch.complex(x, x))
+    for run in (lambda: numerics.reference64(op, (torch.rand(3),)), lambda: verdict(op, torch.rand(3), torch.rand(3))):
+        with pytest.raises(
+            InvalidDefinitionError, match=r"a result of complex128, y: there is no error rule"
+        ) as raised:
+            run()
+        assert "view_as_real" in str(raised.value)
+
+
+def test_a_reference_that_returns_too_much_is_named() -> None:
+    op = giving(lambda x: (x, x))  # type: ignore[arg-type,return-value]
+    with pytest.raises(InvalidDefinitionError, match="does not return 1 outputs, as its schema says, but 2"):
+        numerics.reference64(op, (torch.rand(3),))

@@ -1,0 +1,124 @@
+"""What an op's tolerance accepts of results that nobody computed, gathered case by case, a result in a dtype each."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from .bits import as_bits
+from .bounds import Bounds
+from .numerics import calculable
+
+ZEROS = "an all-zero output"
+CONSTANT = "an all-constant output"
+PREVIOUS = "the output of a previous call with other inputs"
+UNCHANGED = "what was there before"
+
+Interval = tuple[torch.Tensor, torch.Tensor]
+"""The lowest and the highest value that is accepted for every element."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is right of one result, flat: what the tolerance accepts, and what one rounding accepts.
+
+    old    a result that nobody computed, None where there is none to look at
+    drawn  whether the inputs differ from draw to draw
+    """
+
+    by_tolerance: Interval
+    by_rounding: Interval
+    old: torch.Tensor | None
+    drawn: bool
+
+    @classmethod
+    def of(
+        cls, dtype: torch.dtype, bounds: Bounds, right: torch.Tensor, old: torch.Tensor | None, *, drawn: bool
+    ) -> Case | None:
+        """One result of ``dtype``: ``right`` by the reference in float64, ``old`` in that dtype.
+
+        Only finite numbers count, since that NaN must be NaN says nothing about a tolerance; None without any.
+        """
+        if bounds.are_exact:
+            # bits will do, and torch orders those of every dtype
+            only = as_bits(bounds.low).flatten()
+            return cls((only, only), (only, only), None if old is None else as_bits(old).flatten(), drawn)
+        finite = bounds.low.isfinite() & bounds.high.isfinite()
+        if not finite.any():
+            return None
+        wide, before = right[finite].double(), None if old is None else calculable(old)[finite]
+        room = torch.finfo(dtype).eps * wide.abs().max()
+        return cls((bounds.low[finite], bounds.high[finite]), (wide - room, wide + room), before, drawn)
+
+
+@dataclass
+class Accepted:
+    """Which results that cost nothing, and which constants, every case so far has accepted.
+
+    ``stale`` says what an old result is; ``compared`` of the ``cases`` had one.
+    """
+
+    stale: str
+    cases: int = 0
+    compared: int = 0
+    keeps_stale: bool = True
+    zeros: bool = True
+    low: float = -math.inf
+    high: float = math.inf
+
+    def take_in(self, interval: Interval, old: torch.Tensor | None) -> None:
+        """One case."""
+        low, high = interval
+        self.cases += 1
+        self.zeros = self.zeros and bool(((low <= 0) & (high >= 0)).all())
+        self.low, self.high = max(self.low, low.max().item()), min(self.high, high.min().item())
+        if old is not None:
+            self.compared += 1
+            self.keeps_stale = self.keeps_stale and bool(((low <= old) & (old <= high)).all())
+
+    @property
+    def found(self) -> list[str]:
+        """Those that were accepted everywhere; none before there was a case."""
+        if not self.cases:
+            return []
+        found = [ZEROS] if self.zeros else [CONSTANT] if self.low <= self.high else []
+        return found + ([self.stale] if self.compared and self.keeps_stale else [])
+
+
+class Seen:
+    """What has been seen of one result in one dtype. ``stale``: what an old result is, in words."""
+
+    def __init__(self, stale: str) -> None:
+        self._by_tolerance = Accepted(stale)
+        self._by_rounding = Accepted(stale)
+        self._drawn = False
+
+    def take_in(self, case: Case) -> None:
+        """One case."""
+        self._drawn = self._drawn or case.drawn
+        self._by_tolerance.take_in(case.by_tolerance, case.old)
+        self._by_rounding.take_in(case.by_rounding, case.old)
+
+    @property
+    def shows(self) -> bool:
+        """Whether there was a case."""
+        return self._by_tolerance.cases > 0
+
+    @property
+    def found(self) -> list[str]:
+        """What the tolerance has accepted in every case."""
+        return self._by_tolerance.found
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another case may tell more."""
+        return not self.shows or bool(self.found)
+
+    def is_right(self, what: str) -> bool:
+        """Whether that is the right result in every case, whatever the inputs.
+
+        Where inputs do not differ from draw to draw, it is no wonder that results do not.
+        """
+        return self._drawn and what in self._by_rounding.found
