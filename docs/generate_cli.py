@@ -38,10 +38,12 @@ Bad input ends with one line, a hint and exit code 2. Tables never wrap when pip
 def page() -> str:
     """What docs/cli.md must be."""
     registry = new_registry_app()
-    names = [command.name or "" for command in registry.registered_commands]
+    names = [[command.name or ""] for command in registry.registered_commands]
+    for group in registry.registered_groups:
+        names += [[group.name or "", command.name or ""] for command in group.typer_instance.registered_commands]
     parts = [INTRODUCTION, _section("tune", new_tune_app(), []), _section("registry", registry, [])]
     # `registry tune` is told by `tune`
-    parts += [_section(f"registry {name}", registry, [name]) for name in names if name != "tune"]
+    parts += [_section(" ".join(["registry", *name]), registry, name) for name in names if name != ["tune"]]
     return "\n".join(parts)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from . import numerics
-from .bits import same_bits
+from .bits import disturbed, same_bits
 from .contract import Op, as_tuple
 from .contract_check import blind_spots
 from .device import Device
@@ -24,7 +24,7 @@ from .errors import CheckError, RegistryError
 from .implementation import Implementation, Tensors
 from .problem import Problem, TensorSpec, Value
 from .space import Config
-from .surroundings import LAYOUTS, Layout, Surrounded, laid_out, surrounded
+from .surroundings import LAYOUTS, Layout, Surrounded, is_contiguous_by_another_name, laid_out_within, surrounded
 
 SEED = 1234
 
@@ -107,9 +107,10 @@ def check_implementation(
     configs   its default configuration only, or every one of its space
 
     Each candidate runs on every kind of inputs into poisoned outputs with poisoned surroundings, and again on inputs
-    that are not aligned and not contiguous: numbers against the float64 reference, dtype, strides, aliasing, writes
-    beside the outputs, changed inputs, and two runs bit by bit unless ``deterministic`` is False. What the
-    implementation says it does not support is skipped, with its reasons.
+    that are not aligned, columns of a wider tensor, and not contiguous at all: numbers against the float64 reference,
+    dtype, strides, aliasing, writes beside the outputs and arguments, changed inputs, a second run over outputs in
+    which some numbers were changed, memory that two calls return, and several runs bit by bit unless ``deterministic``
+    is False. What the implementation says it does not support is skipped, with its reasons.
     """
     there = _device(implementation, device)
     notes = _Notes(f"{implementation.name} of {op.name} on {there}")
@@ -178,8 +179,10 @@ def _check_layout(
     notes: _Notes, op: Op, candidate: Candidate, problem: Problem, device: Device, layout: Layout
 ) -> None:
     kinds = op.kinds if layout == "contiguous" else op.kinds[:1]
-    values = _values(op, problem, kinds[0], device, layout)
-    posed = op.problem(op.arguments(values))
+    arguments = op.arguments(_Given(op, problem, kinds[0], device, layout).values)
+    if is_contiguous_by_another_name(layout, arguments.tensors.values()):
+        return
+    posed = op.problem(arguments)
     what = f"{problem} {layout} {candidate}"
     if reasons := "; ".join(candidate.implementation.unsupported(posed, device)):
         notes.skipped.append(f"{what}: {reasons}")
@@ -187,55 +190,110 @@ def _check_layout(
     notes.add(what, _guarded(_candidate_faults(op, candidate, posed, device, layout, kinds)))
 
 
+class _Given:
+    """Inputs of a kind, always the same ones, laid out so in poisoned surroundings."""
+
+    def __init__(
+        self, op: Op, problem: Problem, kind: str, device: Device, layout: Layout, *, nan_beside: bool = False
+    ) -> None:
+        generator = torch.Generator(device.torch).manual_seed(SEED)
+        self._parameters = op.parsed.parameters
+        self._drawn = op.parsed.bind(op.inputs(problem, kind, generator), {})
+        # who reads what is beside an input is to find NaN there; what is mutated may also be changed beside
+        self._surroundings = {
+            place: laid_out_within(value, layout, nan_beside=nan_beside or not self._parameters[place].mutated)
+            for place, value in enumerate(self._drawn)
+            if isinstance(value, torch.Tensor)
+        }
+        self.values = tuple(
+            self._surroundings[place].tensor if place in self._surroundings else value
+            for place, value in enumerate(self._drawn)
+        )
+
+    def restore(self) -> None:
+        """What was mutated is what it was again, at the same address."""
+        for place, found in self._surroundings.items():
+            if self._parameters[place].mutated:
+                found.tensor.copy_(self._drawn[place])
+
+    def faults(self) -> Iterator[str]:
+        """What was done to them that must not be."""
+        for place, found in self._surroundings.items():
+            name, mutated = self._parameters[place].name, self._parameters[place].mutated
+            if not mutated and not same_bits(found.tensor, self._drawn[place]):
+                yield f"it changes its input {name}"
+            if not bool(found.untouched()):
+                yield f"it writes outside its argument {name}"
+
+
 def _candidate_faults(
     op: Op, candidate: Candidate, problem: Problem, device: Device, layout: Layout, kinds: tuple[str, ...]
 ) -> Iterator[str]:
-    arguments = op.arguments(_values(op, problem, kinds[0], device, layout))
-    plan = build(op, candidate, problem, arguments, device)
-    for kind in kinds:
-        for fault in _guarded(_run_faults(plan, _values(op, problem, kind, device, layout))):
+    given = _Given(op, problem, kinds[0], device, layout)
+    plan = build(op, candidate, problem, op.arguments(given.values), device)
+    runs = [(kind, False) for kind in kinds] + [(kind, True) for kind in kinds[:1] if op.parsed.mutates]
+    for place, (kind, nan_beside) in enumerate(runs):
+        fresh = _Given(op, problem, kind, device, layout, nan_beside=nan_beside)
+        for fault in _guarded(_run_faults(plan, fresh, place)):
             yield f"{kind} inputs: {fault}"
-    if candidate.implementation.deterministic and not op.parsed.mutates:
-        values = _values(op, problem, kinds[0], device, layout)
-        first = as_tuple(plan(*values))
-        for _ in range(2):
-            if not _all_same(first, as_tuple(plan(*values))):
-                yield "two runs on the same inputs differ; say deterministic = False if that is meant"
-                return
+    yield from _repeating_faults(plan, given)
 
 
-def _run_faults(plan: Plan, values: tuple[Any, ...]) -> Iterator[str]:
-    """One run into poisoned outputs: everything that can be wrong with it."""
-    op = plan.op
+def _run_faults(plan: Plan, given: _Given, start: int) -> Iterator[str]:
+    """One run into poisoned outputs, and one over what that left: everything that can be wrong with them."""
+    op, values = plan.op, given.values
     reference = numerics.reference64(op, values)
     own = numerics.own_error(op, plan.problem, values, reference)
-    before = tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in values)
-    given = [surrounded(spec) for spec in plan.signature.outputs.values()]
-    outputs = plan.into(_outputs(plan, given), values)
+    into = [surrounded(spec) for spec in plan.signature.outputs.values()]
+    outputs = plan.into(_outputs(plan, into), values)
     if faults := numerics.output_faults(outputs, plan.signature.outputs, values):
         yield from faults
         return
-    if not all(each.untouched() for each in given):
+    if not all(bool(each.untouched()) for each in into):
         yield "it writes outside its outputs"
-    for parameter, value, old in zip(op.parsed.parameters, values, before, strict=True):
-        if isinstance(value, torch.Tensor) and not parameter.mutated and not same_bits(value, old):
-            yield f"it changes its input {parameter.name}"
+    yield from given.faults()
     found = numerics.compare(op, plan.problem, op.results(outputs, values), reference, own)
     if not found.ok:
         yield found.message
+        return
+    if plan.candidate.implementation.returns_outputs:
+        return
+    if _leaves_alone(plan, given, outputs, start):
+        yield "it leaves its output alone when called again on the same input"
+        return
+    found = numerics.compare(op, plan.problem, op.results(outputs, values), reference, own)
+    if not found.ok:
+        yield f"called again on the same input: {found.message}"
+
+
+def _leaves_alone(plan: Plan, given: _Given, outputs: Tensors, start: int) -> bool:
+    """Run again over outputs some of whose numbers are others: whether any output still holds those."""
+    given.restore()
+    others = [disturbed(output, start) for output in outputs]
+    for output, other in zip(outputs, others, strict=True):
+        output.copy_(other)
+    plan.into(outputs, given.values)
+    return any(output.numel() and same_bits(output, other) for output, other in zip(outputs, others, strict=True))
+
+
+def _repeating_faults(plan: Plan, given: _Given) -> Iterator[str]:
+    """Several calls with the same arguments, at the same addresses."""
+    op, values = plan.op, given.values
+    first = as_tuple(plan(*values))
+    results = tuple(result.clone() for result in op.results(first, values))
+    for _ in range(2):
+        given.restore()
+        again = as_tuple(plan(*values))
+        if any(numerics.overlap(one, other) for one in first for other in again):
+            yield "two calls return the same memory: the second overwrites the first's result"
+            return
+        if plan.candidate.implementation.deterministic and not _all_same(results, op.results(again, values)):
+            yield "two runs on the same inputs differ; say deterministic = False if that is meant"
+            return
 
 
 def _outputs(plan: Plan, given: list[Surrounded]) -> Tensors:
     return () if plan.candidate.implementation.returns_outputs else tuple(each.tensor for each in given)
-
-
-def _values(op: Op, problem: Problem, kind: str, device: Device, layout: Layout) -> tuple[Any, ...]:
-    """Inputs of that kind, always the same ones, laid out so."""
-    generator = torch.Generator(device.torch).manual_seed(SEED)
-    return tuple(
-        laid_out(value, layout) if isinstance(value, torch.Tensor) else value
-        for value in op.parsed.bind(op.inputs(problem, kind, generator), {})
-    )
 
 
 def _all_same(one: Tensors, other: Tensors) -> bool:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from registry.bits import as_words, having_same_bits, same_bits
+from registry.bits import as_bits, as_words, disturbed, having_same_bits, same_bits
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int32, torch.int8, torch.bool, torch.complex64)
 
@@ -50,3 +50,34 @@ def test_words_are_the_same_memory() -> None:
     assert words.shape == (4,)
     words[0] = 0x3C003C003C003C00
     assert tensor[0].tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8])
+@pytest.mark.parametrize("size", [0, 1, 2, 61, 62, 1000])
+@pytest.mark.parametrize("start", [0, 1, 59, 60, 1000])
+def test_a_few_elements_but_not_the_first_are_disturbed(dtype: torch.dtype, size: int, start: int) -> None:
+    tensor = (torch.arange(size) % 3 - 1).to(dtype)
+    other = disturbed(tensor, start)
+    assert other.shape == tensor.shape
+    assert other.dtype == dtype
+    changed = (as_bits(other) != as_bits(tensor)).view(size, -1).any(1) if size else torch.zeros(0)
+    assert (size + 60) // 61 - 1 <= int(changed.sum()) <= (size + 60) // 61
+    assert bool(changed.any()) == (size > 0)
+    assert size < 2 or not bool(changed[0])
+
+
+def test_disturbed_numbers_are_finite_of_similar_size_and_at_other_places_from_another_start() -> None:
+    numbers = torch.tensor([1.0, 0.0, 0.5, 8.0, -8.0, math.inf, -math.inf, math.nan])
+    expected = [0.5, 1.0, 1.5, 4.0, -4.0, 1.0, 1.0, 1.0]
+    for start in range(7):
+        other = disturbed(numbers, start)
+        (place,) = (as_bits(other) != as_bits(numbers)).nonzero().flatten().tolist()
+        assert place == start + 1
+        assert float(other[place]) == expected[place]
+
+
+def test_what_has_gaps_is_disturbed_too() -> None:
+    tensor = torch.randn(20, 8)[:, ::2]
+    other = disturbed(tensor, 3)
+    assert other.is_contiguous()
+    assert int((other != tensor).sum()) == 2

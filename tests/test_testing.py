@@ -15,9 +15,9 @@ from registry.contracts import BOX, GELU, SOFTMAX, SQUARE
 from registry.device import Device
 from registry.errors import CheckError, DeviceError
 from registry.implementation import Implementation, Run, Tensors
-from registry.problem import Problem, TensorSpec, Value
+from registry.problem import Problem, Value
 from registry.space import Config, Space
-from registry.surroundings import laid_out, surrounded
+from registry.surroundings import LAYOUTS
 from registry.testing import Report, check_implementation, check_op
 
 CPU = frozenset({"cpu"})
@@ -99,6 +99,39 @@ def test_right_functional_code_passes_strided_too() -> None:
     assert len(report.checked) == 3 * len(SMALL)
 
 
+class Rows(FunctionalSquare):
+    """The softmax of rows."""
+
+    op = "softmax"
+
+
+ROWS: list[dict[str, Value]] = [{"rows": 5, "cols": 33, "dtype": "float32"}]
+
+
+def test_what_has_rows_is_checked_as_columns_of_a_wider_tensor_too() -> None:
+    report = check_implementation(Rows(lambda x, *_: torch.softmax(x, -1)), SOFTMAX, problems=ROWS)
+    assert [line.split(")")[1].split()[0] for line in report.checked] == list(LAYOUTS)
+
+
+def dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """Takes the gap between elements into account, and no other."""
+    step = x.stride(-1)
+    return x.as_strided(x.shape, (x.shape[-1] * step, step))
+
+
+def one_gap(x: torch.Tensor) -> torch.Tensor:
+    """Right for dense rows, however far apart they are."""
+    return x.as_strided(x.shape, (x.stride(0), 1))
+
+
+@pytest.mark.parametrize(("read", "layouts"), [(dense_rows, {"sliced", "strided"}), (one_gap, {"strided"})])
+def test_who_misreads_a_layout_is_refused(read: Callable[[torch.Tensor], torch.Tensor], layouts: set[str]) -> None:
+    with pytest.raises(CheckError) as raised:
+        check_implementation(Rows(lambda x, *_: torch.softmax(read(x), -1)), SOFTMAX, problems=ROWS)
+    failed = [line for line in str(raised.value).splitlines() if line.startswith("  failed")]
+    assert {line.split(")")[1].split()[0] for line in failed} == layouts
+
+
 class TailForgotten(BlockedSquare):
     """Writes whole blocks of 64 only."""
 
@@ -142,6 +175,52 @@ class Unsteady(BlockedSquare):
         y[:1] *= 1 + (self.runs % 2) * 2.0**-10
 
 
+class Checksum(BlockedSquare):
+    """Does nothing where the input's sum is the last one for these addresses, and the output looks written."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[int, int], float] = {}
+
+    def compute(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        key, total = (y.data_ptr(), x.data_ptr()), float(x.nan_to_num(0.0, 1.0, 1.0).double().sum())
+        if self._sums.get(key) != total or bool(y[0].isnan()):
+            torch.mul(x, x, out=y)
+        self._sums[key] = total
+
+
+class LooksAtSome(BlockedSquare):
+    """Writes an element only where the output is NaN."""
+
+    def compute(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        torch.where(y.isnan(), x * x, y, out=y)
+
+
+class WritesWhatIsSmall(BlockedSquare):
+    """Leaves other elements alone, once they are written."""
+
+    def compute(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        torch.where(y.isnan() | (x.abs() < 1), x * x, y, out=y)
+
+
+class WritesBesideItsInput(BlockedSquare):
+    """Writes to what follows its input."""
+
+    def compute(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        super().compute(y, x)
+        x.as_strided((1,), (1,), int(x.storage_offset()) + len(x)).fill_(1.0)
+
+
+def one_buffer_an_address() -> FunctionalSquare:
+    buffers: dict[int, torch.Tensor] = {}
+
+    def square(x: torch.Tensor) -> torch.Tensor:
+        buffer = buffers.setdefault(x.data_ptr(), torch.empty(x.shape, dtype=x.dtype))
+        # memory that was freed is used again for inputs of other sizes
+        return torch.mul(x, x, out=buffer) if buffer.shape == x.shape and buffer.dtype == x.dtype else x * x
+
+    return FunctionalSquare(square)
+
+
 class LowPrecision(BlockedSquare):
     """Computes in bfloat16 whatever the dtype."""
 
@@ -158,6 +237,11 @@ class LowPrecision(BlockedSquare):
         (ChangesItsInput(), "it changes its input x"),
         (Unsteady(), "two runs on the same inputs differ"),
         (LowPrecision(), "times what is allowed"),
+        (Checksum(), "it leaves its output alone when called again on the same input"),
+        (LooksAtSome(), "it leaves its output alone when called again on the same input"),
+        (WritesWhatIsSmall(), "called again on the same input: y["),
+        (WritesBesideItsInput(), "it writes outside its argument x"),
+        (one_buffer_an_address(), "two calls return the same memory: the second overwrites the first's result"),
         (FunctionalSquare(lambda x: x), "y shares memory with an argument"),
         (FunctionalSquare(lambda x: x.double() ** 2), "y is float64, expected"),
         (FunctionalSquare(lambda x: x[:-1] ** 2), "has shape"),
@@ -283,19 +367,3 @@ def test_a_contract_that_contradicts_itself_is_refused(change: dict[str, Any], e
 def test_an_op_without_examples_needs_problems() -> None:
     with pytest.raises(CheckError, match="nothing was checked"):
         check_op(replace(SQUARE, examples=()))
-
-
-def test_layouts_are_what_they_are_called() -> None:
-    x = torch.arange(24.0).view(2, 3, 4)
-    for layout, aligned, contiguous in (("contiguous", 16, True), ("unaligned", 4, True), ("strided", 16, False)):
-        spec = TensorSpec.of(laid_out(x, layout))  # type: ignore[arg-type]
-        assert (spec.alignment, spec.is_contiguous) == (aligned, contiguous)
-        assert torch.equal(laid_out(x, layout), x)  # type: ignore[arg-type]
-
-
-def test_surroundings_notice_a_write_between_the_elements() -> None:
-    found = surrounded(TensorSpec((2, 3), torch.int32, (6, 2)))
-    found.tensor.fill_(0)
-    assert found.untouched()
-    found.tensor.as_strided((1,), (1,), int(found.tensor.storage_offset()) + 1).fill_(0)
-    assert not found.untouched()

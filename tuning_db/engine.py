@@ -11,7 +11,7 @@ from sqlalchemy.exc import NoSuchModuleError
 from sqlalchemy.pool import NullPool, Pool
 
 from . import sqlite
-from .errors import UnreachableDatabaseError
+from .errors import OutdatedSchemaError, ReadOnlyDatabaseError, UnreachableDatabaseError
 from .faults import told_of
 from .location import Location
 from .schema import LATEST, State, check_readable, migrate, read_state
@@ -22,13 +22,17 @@ CONNECT_SECONDS = 10
 
 @dataclass(frozen=True)
 class Opened:
-    """A database that is ready: ``reader`` begins plain transactions, ``writer`` those that lock at once."""
+    """A database that is ready: ``reader`` begins plain transactions, ``writer`` those that lock at once.
+
+    ``found``: the version of its schema before it was opened, ``version`` the one now.
+    """
 
     location: Location
     reader: Engine
     writer: Engine
     version: int
     read_only: bool
+    found: int
 
 
 def open_database(location: Location, *, create: bool, upgrade: bool) -> Opened:
@@ -43,6 +47,23 @@ def open_database(location: Location, *, create: bool, upgrade: bool) -> Opened:
     return opened
 
 
+def upgrade_database(location: Location) -> tuple[int, int]:
+    """Migrates what is at ``location``, all or nothing; returns the versions of its schema before and now.
+
+    Raises MissingDatabaseError where there is none, ReadOnlyDatabaseError where it is behind and cannot be written.
+    """
+    hint = "make file and folder writable, then run it again"
+    try:
+        opened = open_database(location, create=False, upgrade=True)
+    except OutdatedSchemaError as fault:  # what can be written has been migrated
+        raise ReadOnlyDatabaseError(f"{fault.message}, and can only be read", hint=hint) from None
+    opened.reader.dispose()
+    if opened.version < LATEST:
+        message = f"{location.shown} has schema version {opened.version} and can only be read"
+        raise ReadOnlyDatabaseError(message, hint=hint)
+    return opened.found, opened.version
+
+
 def _open_file(location: Location, create: bool, upgrade: bool) -> Opened:
     path, shown = location.path, location.shown
     assert path is not None
@@ -50,6 +71,7 @@ def _open_file(location: Location, create: bool, upgrade: bool) -> Opened:
     create = create and not location.read_only
     if sqlite.check_file(path, shown, create=create):
         access, state = sqlite.probe(path, shown)
+    found = state.version
     read_only = access.mode != "rwc" and (location.read_only or not sqlite.writable(path))
     if not read_only:
         access = replace(access, mode="rwc" if create else "rw", immutable=False)
@@ -63,7 +85,7 @@ def _open_file(location: Location, create: bool, upgrade: bool) -> Opened:
     check_readable(state, shown)
     engine = sqlite.make_engine(access)
     writer = engine.execution_options(**{sqlite.WRITES: True})
-    return Opened(location, engine, writer, state.version, read_only)
+    return Opened(location, engine, writer, state.version, read_only, found)
 
 
 def _open_server(location: Location, create: bool, upgrade: bool) -> Opened:
@@ -78,6 +100,7 @@ def _open_server(location: Location, create: bool, upgrade: bool) -> Opened:
     try:
         with engine.connect() as connection:
             state = read_state(connection, shown)
+        found = state.version
         if state.behind and (upgrade if state.version else create):
             _migrate(engine, shown)
             state = State(LATEST)
@@ -85,7 +108,7 @@ def _open_server(location: Location, create: bool, upgrade: bool) -> Opened:
     except BaseException:
         engine.dispose()
         raise
-    return Opened(location, engine, engine, state.version, location.read_only)
+    return Opened(location, engine, engine, state.version, location.read_only, found)
 
 
 def _migrate(engine: Engine, shown: str) -> None:

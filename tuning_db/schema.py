@@ -77,7 +77,7 @@ def check_readable(state: State, shown: str) -> None:
     if state.version not in READABLE:
         raise OutdatedSchemaError(
             f"{shown} has schema version {state.version}, this installation reads {sorted(READABLE)}",
-            hint="`tune` and `registry import` upgrade it",
+            hint="`registry db upgrade` brings it up to date, with all it holds",
         )
 
 

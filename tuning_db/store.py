@@ -12,7 +12,7 @@ from sqlalchemy import Select, func, select, text, update
 from sqlalchemy.orm import Session
 
 from . import reading, writing
-from .engine import Opened, open_database
+from .engine import Opened, open_database, upgrade_database
 from .errors import ReadOnlyDatabaseError, TuningDBError
 from .faults import told_of
 from .keys import digest, plain_mapping
@@ -50,6 +50,15 @@ class Store:
         older schema up to date, else it is read as it is. A file that cannot be written opens for reading.
         """
         return cls(open_database(locate(url), create=create, upgrade=migrate))
+
+    @staticmethod
+    def upgrade(url: str | Path | None = None) -> tuple[int, int]:
+        """Brings the schema of the database at ``url`` up to date; returns its versions before and now.
+
+        All of it in one transaction: a fault on the way leaves the database as it was. Raises ReadOnlyDatabaseError
+        where it is behind and cannot be written.
+        """
+        return upgrade_database(locate(url))
 
     @property
     def url(self) -> str:

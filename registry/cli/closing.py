@@ -30,7 +30,7 @@ def print_results(results: Sequence[Result]) -> None:
 def _row(result: Result) -> list[str]:
     name = text.named(result.problem.op, result.problem.dims)
     if result.verdict == "none":
-        return [name, "none is right", statuses(result), "-", "-", "-", "-", "none"]
+        return [name, why_none(result), statuses(result), "-", "-", "-", "-", "none"]
     return [
         name,
         result.implementation,
@@ -39,7 +39,7 @@ def _row(result: Result) -> list[str]:
         text.ratio(result.fraction_of_floor),
         text.ratio(speedup_over(result, TORCH)),
         text.ratio(speedup_over(result, COMPILED)),
-        verdict(result.verdict, result.implementation, result.ties),
+        with_reason(verdict(result.verdict, result.implementation, result.ties), result.reason),
     ]
 
 
@@ -49,6 +49,16 @@ def verdict(name: str, winner: str, ties: Sequence[str]) -> str:
         return name
     others = ", ".join(ties)
     return f"tie: {winner} ≈ {others}" if name == "tie" else f"{name} ≈ {others}"
+
+
+def why_none(result: Result) -> str:
+    """Why there is no winner: ``none is right``, or ``undecided`` and what was wrong with the finals."""
+    return result.reason or "none is right"
+
+
+def with_reason(told: str, reason: str) -> str:
+    """``new (the stored winner my.fast was out: wrong_result)``."""
+    return f"{told} ({reason})" if reason else told
 
 
 def statuses(result: Result) -> str:

@@ -8,6 +8,7 @@ import typer
 
 from . import app as application
 from .dashboard import dashboard
+from .db import upgrade
 from .doctor import doctor
 from .exchange import export, import_
 from .explain import explain
@@ -26,7 +27,15 @@ def new_registry_app() -> typer.Typer:
     for command in (tune, ops, plugins, explain, results, report, dashboard, doctor, export):
         program.command(name=command.__name__)(command)
     program.command(name="import")(import_)
+    database = application.new_app("The database itself.")
+    database.command(name="upgrade")(upgrade)
+    database.callback()(_several)
+    program.add_typer(database, name="db")
     return program
+
+
+def _several() -> None:
+    """A group stays one, although it has one command."""
 
 
 def main() -> None:

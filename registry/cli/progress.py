@@ -218,9 +218,10 @@ def _started(event: events.RunStarted) -> str:
 def _decided(result: events.Result) -> str:
     problem = text.named(result.problem.op, result.problem.dims)
     if result.verdict == "none":
-        return f"{problem}: no candidate is right ({closing.statuses(result)})"
+        return f"{problem}: {closing.why_none(result)} ({closing.statuses(result)})"
+    verdict = ": ".join(part for part in (result.verdict, result.reason) if part)
     against = f", incumbent / winner {changes.interval(result)}" if result.ratio is not None else ""
     return (
         f"{problem}: {result.implementation} {text.pairs(result.config)}: {text.microseconds(result.median_us)} µs, "
-        f"{text.ratio(result.fraction_of_floor)} of floor{against}, {result.verdict} ({closing.statuses(result)})"
+        f"{text.ratio(result.fraction_of_floor)} of floor{against}, {verdict} ({closing.statuses(result)})"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +11,7 @@ from tuning_db import Store
 
 from ..errors import RegistryError, UnknownNameError
 from . import text
-from .closing import COMPILED, TORCH, verdict
+from .closing import COMPILED, TORCH, verdict, with_reason
 from .options import Database, Json, check_stored_op, split
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def results(
 
     With problem, hardware, config, median µs, fraction of the floor and speedups. ``× default`` is the default's time
     over the winner's, with the interval in which one more process should find it; ``≈`` names who could not be told
-    from the winner.
+    from the winner. A ``new`` one that took the place of a stored winner says why that was out.
     """
     wanted = _statuses(status, trials=trials)
     hardware = None if device is None else _hardware(device)
@@ -65,7 +65,8 @@ def results(
             ]
             _print_trials(found, json=json)
         else:
-            _print_winners(store.winners(op=op, hardware=hardware), json=json)
+            winners = store.winners(op=op, hardware=hardware)
+            _print_winners(winners, [why_out(winner, store) for winner in winners], json=json)
 
 
 def _statuses(given: list[str] | None, *, trials: bool) -> frozenset[str]:
@@ -83,18 +84,35 @@ def _hardware(device: str) -> Mapping[str, Any]:
     return Device.of(device).hardware()
 
 
-def _print_winners(winners: Sequence[Decision], *, json: bool) -> None:
+def why_out(winner: Decision, store: Store) -> str:
+    """Why the winner that was stored before was not there to be beaten, "" where it was beaten or there was none.
+
+    As the trials tell: the last that it had by then, where that failed; else it is not what was measured any more.
+    """
+    if winner.verdict != "new" or winner.previous is None:
+        return ""
+    history = store.history(winner.problem, winner.environment.hardware)
+    before = next((one for one in history if one.uid == winner.previous), None)
+    if before is None:
+        return "the stored winner was out"  # its decision was not imported
+    tried = store.trials(winner.problem, environment=winner.environment)
+    last = next((one for one in tried if one.candidate == before.candidate and one.created <= winner.created), None)
+    why = "source or space changed, or gone" if last is None or last.status == "ok" else last.status
+    return f"the stored winner {before.candidate.implementation} was out: {why}"
+
+
+def _print_winners(winners: Sequence[Decision], out: Sequence[str], *, json: bool) -> None:
     if json:
-        text.print_json([_winner_data(winner) for winner in winners])
+        text.print_json([_winner_data(*pair) for pair in zip(winners, out, strict=True)])
         return
     text.print_table(
         ["problem", "hardware", "winner", "config", "µs", "of floor", *_RATIOS, "verdict", "when"],
-        [_winner_row(winner) for winner in winners],
+        [_winner_row(*pair) for pair in zip(winners, out, strict=True)],
         right=["µs", "of floor", *_RATIOS],
     )
 
 
-def _winner_row(winner: Decision) -> list[str]:
+def _winner_row(winner: Decision, out: str) -> list[str]:
     return [
         text.named(winner.problem.op, winner.problem.dims),
         _name(winner),
@@ -105,12 +123,12 @@ def _winner_row(winner: Decision) -> list[str]:
         _interval(winner.default_ratio),
         text.ratio(_over(winner, TORCH)),
         text.ratio(_over(winner, COMPILED)),
-        verdict(winner.verdict, winner.candidate.implementation, winner.ties),
+        with_reason(verdict(winner.verdict, winner.candidate.implementation, winner.ties), out),
         f"{winner.created:%Y-%m-%d %H:%M}",
     ]
 
 
-def _winner_data(winner: Decision) -> dict[str, object]:
+def _winner_data(winner: Decision, out: str) -> dict[str, object]:
     return {
         "op": winner.problem.op,
         "dims": dict(winner.problem.dims),
@@ -131,6 +149,7 @@ def _winner_data(winner: Decision) -> dict[str, object]:
         "noise": winner.aa,
         "ties": list(winner.ties),
         "verdict": winner.verdict,
+        "reason": out,
         "protocol": {"regime": winner.protocol.regime, **winner.protocol.details},
         "created": winner.created.isoformat(),
     }
@@ -155,8 +174,17 @@ def _trial_row(trial: Trial) -> list[str]:
         text.pairs(trial.candidate.config),
         trial.status,
         text.microseconds(trial.median_us),
-        " ".join(trial.message.split())[:120],
+        "; ".join(part for part in (" ".join(trial.message.split())[:120], *_disturbances(trial)) if part),
     ]
+
+
+def _disturbances(trial: Trial) -> Iterator[str]:
+    """What its samples suffered from that could not be helped."""
+    clocks = trial.details.get("clocks")
+    if isinstance(clocks, Mapping) and (reasons := clocks.get("throttled")):
+        yield f"throttled ({', '.join(map(str, reasons))})"
+    if trial.details.get("contended"):
+        yield "contended"
 
 
 def _trial_data(trial: Trial) -> dict[str, object]:

@@ -77,7 +77,8 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     """Find the fastest right candidate for each problem, and remember it.
 
     Every candidate is verified against a float64 reference before it is timed. Ctrl-C keeps what was measured.
-    Exit codes: 0 all decided, 1 no candidate was right for some problem, 2 bad input, 130 interrupted.
+    Exit codes: 0 all decided, 1 some problem has no winner (no candidate was right, or its finals decided nothing),
+    2 bad input, 130 interrupted.
     """
     _check_positive("--budget", budget)
     _check_positive("--trials", trials)

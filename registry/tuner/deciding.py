@@ -11,6 +11,7 @@ from tuning_db import Decision, Final
 
 from ..device import Device
 from ..dispatch.plan import Candidate
+from ..problem import Problem
 from .contest import Contest, Met
 from .events import FinalsStarted, Incumbent, Note, Observer, Result
 from .finals import (
@@ -33,10 +34,14 @@ from .problem_search import ProblemSearch
 from .protocol import Protocol
 from .recording import Recorder
 from .smaller import LARGE_BYTES
+from .turns import THROTTLED
 
 _NEAR = 1.1
 """Times the fastest of the search, which is within 0.7% of what finals find for half of the candidates, and 14% off for
 one in a hundred. Who is farther is no contender."""
+
+CHANGED = "source or space changed, or gone"
+"""Why a stored winner is out that could not even be tried. As ``registry results`` says it."""
 
 RunBlocks = Callable[[Sequence[BlockJob]], Sequence[Answer]]
 
@@ -75,6 +80,7 @@ class Deciding:
         self._observe = observer
         self._contests: list[Contest] = []
         self._lost: list[ProblemSearch] = []
+        self._mishaps: dict[Problem, str] = {}
         self._earlier = earlier or Noise()
         self.noise = noise or Noise()
 
@@ -119,11 +125,17 @@ class Deciding:
                 self._lost.append(search)
                 continue
             previous = self._recorder.winner(plan.op, plan.problem)
+            stored = self._recorder.valid(plan, previous)
+            if stored is not None and not search.fault_of(stored):
+                incumbent = stored  # which another run may have published since the search began
             self._contests.append(Contest(search, incumbent, previous, _challengers(search, incumbent)))
         contested = [contest for contest in self._contests if len(contest.early_entrants()) > 1]
         answers = run_blocks([self._pre_final(contest) for contest in contested])
         for contest, answer in zip(contested, answers, strict=True):
             faults = answer.faults if isinstance(answer, Timed) else ()
+            if isinstance(answer, Timed) and (lost := _throttled(answer)):
+                self._observe(Note(f"{contest.search.plan.problem}: the pre-final was lost: {lost}"))
+                faults = ()
             for candidate, fault in zip(contest.early_entrants(), faults, strict=False):
                 if fault:
                     self._observe(Note(f"{contest.search.plan.problem}: {candidate} is out of the pre-final: {fault}"))
@@ -148,8 +160,10 @@ class Deciding:
         ]
         for contest, entrants, answer in zip(contests, entered, run_blocks(jobs), strict=True):
             problem = contest.search.plan.problem
-            if not isinstance(answer, Timed):
-                self._observe(Note(f"{problem}: finals block {number + 1} was lost: {answer.message}"))
+            lost = _throttled(answer) if isinstance(answer, Timed) else answer.message
+            if lost or not isinstance(answer, Timed):
+                self._mishaps[problem] = lost
+                self._observe(Note(f"{problem}: finals block {number + 1} was lost: {lost}"))
                 continue
             for name, fault in zip(entrants, answer.faults, strict=True):
                 if fault:
@@ -166,7 +180,7 @@ class Deciding:
         """
         lost, self._lost = self._lost, []
         for search in lost:
-            yield Result(search.plan.problem, "", {}, None, search.floor_us, {}, "none", search.statuses)
+            yield _without_winner(search, "none is right")
         contests, self._contests = self._contests, []
         for contest in contests:
             self.noise += observed(contest.incumbent.key, contest.challenged_by, contest.blocks)
@@ -189,16 +203,21 @@ class Deciding:
 
     def _decide_one(self, contest: Contest, noise: Noise, *, last: bool) -> Result | None:
         if not contest.complete:
-            return self._undecided(contest, "no finals block was completed")
+            mishap = self._mishaps.get(contest.search.plan.problem, "")
+            return self._undecided(contest, "no finals block was completed" + (f" ({mishap})" if mishap else ""))
         if wrong := contest.refused.get(contest.incumbent.key):
             return self._undecided(contest, f"its incumbent is wrong ({wrong})")
         verdict = judge(contest.incumbent.key, contest.challenged_by, contest.blocks, noise)
         if disturbed := contest.disturbance(verdict.winner):
             return self._undecided(contest, disturbed)
-        decision = self._decision(contest, verdict, noise)
+        why_out = self._why_out(contest)
+        decision = self._decision(contest, verdict, noise, new=contest.previous is None or bool(why_out))
         if self._recorder.publish(decision, contest.rows):
-            search = contest.search
-            return result_of(search.plan, decision, decision.verdict, search.statuses, contest.met)
+            search, met = contest.search, contest.met
+            if why_out:
+                self._observe(Note(f"{search.plan.problem}: {why_out}"))
+                met = replace(met, stored=False)
+            return result_of(search.plan, decision, decision.verdict, search.statuses, met, why_out)
         return self._overtaken(contest, decision, contest.candidates[verdict.winner], last=last)
 
     def _overtaken(self, contest: Contest, decision: Decision, winner: Candidate, *, last: bool) -> Result | None:
@@ -215,7 +234,18 @@ class Deciding:
         self._contests.append(contest.against(self._recorder.valid(plan, stored), stored, winner))
         return None
 
-    def _decision(self, contest: Contest, verdict: Verdict, noise: Noise) -> Decision:
+    def _why_out(self, contest: Contest) -> str:
+        """Why the stored winner was not there to be beaten; "" where it was, or where there is none."""
+        previous, plan = contest.previous, contest.search.plan
+        if previous is None:
+            return ""
+        stored = self._recorder.valid(plan, previous)
+        if stored is not None and stored.key == contest.incumbent.key:
+            return ""
+        fault = CHANGED if stored is None else contest.search.fault_of(stored) or "it was not tried"
+        return f"the stored winner {previous.candidate.implementation} was out: {fault}"
+
+    def _decision(self, contest: Contest, verdict: Verdict, noise: Noise, *, new: bool) -> Decision:
         winner = contest.candidates[verdict.winner]
         previous = contest.previous
         verified = contest.search.uid(winner)
@@ -230,7 +260,7 @@ class Deciding:
             lo=verdict.ratio.low,
             hi=verdict.ratio.high,
             aa=verdict.noise,
-            verdict=verdict.verdict if previous else "new",
+            verdict="new" if new else verdict.verdict,
             baselines=contest.baselines(winner),
             default_ratio=contest.default_ratio(winner, noise),
             ties=tuple(contest.ties(verdict)),
@@ -241,7 +271,7 @@ class Deciding:
     def _undecided(self, contest: Contest, why: str) -> Result:
         search = contest.search
         self._observe(Note(f"{search.plan.problem}: {why}; run again to decide"))
-        return Result(search.plan.problem, "", {}, None, search.floor_us, {}, "none", search.statuses)
+        return _without_winner(search, f"undecided: {why}")
 
     def _pre_final(self, contest: Contest) -> BlockJob:
         entrants = [contest.search.entrant(candidate) for candidate in contest.early_entrants()]
@@ -272,6 +302,16 @@ def _challengers(search: ProblemSearch, incumbent: Candidate) -> list[Candidate]
     return ranked[: max(FINALISTS, min(near, PRE_FINALISTS))]
 
 
+def _throttled(answer: Timed) -> str:
+    """Why none of a block's entrants has times, if that is the device's state and nobody's fault; else ""."""
+    faults = [fault for fault in answer.faults if fault.startswith(THROTTLED)]
+    return faults[0] if faults and not any(answer.times) else ""
+
+
+def _without_winner(search: ProblemSearch, why: str) -> Result:
+    return Result(search.plan.problem, "", {}, None, search.floor_us, {}, "none", search.statuses, reason=why)
+
+
 def _is_large(plan: ProblemPlan) -> bool:
     """Whether its reference takes longer than a block: it is then verified in the last one only."""
     return plan.op.floor(plan.problem).bytes > LARGE_BYTES
@@ -283,6 +323,7 @@ def result_of(
     verdict: str,
     statuses: Counter[str] | None = None,
     met: Incumbent | None = None,
+    reason: str = "",
 ) -> Result:
     """A stored decision as the closing table shows it; ``met`` is the incumbent of finals that were held now."""
     result = Result(
@@ -297,6 +338,7 @@ def result_of(
         met,
         ties=decision.ties,
         default_ratio=decision.default_ratio,
+        reason=reason,
     )
     if met is None:
         return result

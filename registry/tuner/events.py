@@ -70,9 +70,10 @@ class Result:
     """A problem's outcome, as the closing table shows it.
 
     Ratios are of the finals, paired: ``speedup`` maps another implementation's name to its time over the winner's.
-    ``verdict`` is ``new``, ``replaced``, ``kept``, ``tie`` or ``none`` (no candidate was right). ``ratio`` is the
-    ``incumbent``'s time over the winner's, with its interval ``low`` to ``high``; ``noise`` is relative. ``ties`` are
-    the candidates that could not be told from the winner. ``default_ratio`` is the default's time over the winner's.
+    ``verdict`` is ``new``, ``replaced``, ``kept``, ``tie`` or ``none``; ``reason`` says why there is none, or which
+    stored winner was out before a ``new`` one could beat it. ``ratio`` is the ``incumbent``'s time over the winner's,
+    with its interval ``low`` to ``high``; ``noise`` is relative. ``ties`` are the candidates that could not be told
+    from the winner. ``default_ratio`` is the default's time over the winner's.
     """
 
     problem: Problem
@@ -90,6 +91,7 @@ class Result:
     noise: float | None = None
     ties: tuple[str, ...] = ()
     default_ratio: Interval | None = None
+    reason: str = ""
 
     @property
     def fraction_of_floor(self) -> float | None:

@@ -16,7 +16,7 @@ HOPELESS = "hopeless"
 SCREENED = "screened"
 
 _SERIES = 3
-"""Series of samples at most: those taken while the device was throttled are taken again."""
+"""Series of samples at most: one after which the device is throttled is dropped and taken again."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ def measure(
 ) -> Measurement:
     """Sample under ``protocol``; ``best_us`` is what a candidate must be near to be worth more than a few samples.
 
-    A series during which the device was throttled is dropped and taken again while time lasts.
+    A series after which the device is throttled is dropped and taken again, twice at most and while time lasts. The
+    last is kept as it is, since there is nothing better: ``clocks`` among the details then says ``throttled``.
     """
     details: dict[str, Any] = {"capture_refused": sampler.refused} if sampler.refused else {}
     if isinstance(sampler, ScreenedSampler):

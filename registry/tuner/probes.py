@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,11 +21,18 @@ from ..dispatch.plan import Candidate, Plan, build, signature_of
 from ..dispatch.prepared import PreparedTensors
 from ..errors import RegistryError
 from ..numerics import compare, output_faults, own_error, poison, reference64
-from ..problem import Arguments, Problem, TensorSpec, canonical_json
-from ..surroundings import Layout, Surrounded, laid_out, laid_out_within
+from ..problem import Arguments, Problem, canonical_json
+from ..surroundings import (
+    LAYOUTS,
+    Layout,
+    Surrounded,
+    is_contiguous_by_another_name,
+    laid_out,
+    laid_out_within,
+    surrounded,
+)
 from .checks import Checks, WrongError
 from .session import clone
-from .stack import Stack
 from .verify import check_unchanged
 
 _SIZES = (1, 37)
@@ -54,8 +61,6 @@ class Probe:
     values: tuple[Any, ...]
     pristine: tuple[Any, ...]
     bounds: tuple[Bounds, ...]
-    outputs: tuple[Stack, ...]
-    """Where candidates write, one after another; poisoned before each."""
 
     def __str__(self) -> str:
         return str(self.problem) if self.layout == "contiguous" else f"{self.problem} with {self.layout} inputs"
@@ -172,8 +177,7 @@ def _is_small(op: Op, problem: Problem, device: Device, part: float = 1.0) -> bo
 def _planned(problems: Sequence[Problem]) -> Iterator[tuple[Problem, Layout]]:
     for problem in problems:
         yield problem, "contiguous"
-    layouts: tuple[Layout, ...] = ("unaligned", "strided")
-    for layout in layouts if problems else ():
+    for layout in LAYOUTS[1:] if problems else ():
         # the first that is larger than one element a dimension: one element is contiguous in any layout
         yield problems[min(1, len(problems) - 1)], layout
 
@@ -181,20 +185,6 @@ def _planned(problems: Sequence[Problem]) -> Iterator[tuple[Problem, Layout]]:
 def _probes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
     for each, layout in _planned(probe_problems(op, problem, device)):
         yield from _laid_out(op, each, device, layout)
-
-
-def _as_laid_out(arguments: Arguments, layout: Layout) -> Arguments:
-    """What ``laid_out`` makes of tensors with these specs."""
-
-    def changed(spec: TensorSpec) -> TensorSpec:
-        if layout == "unaligned":
-            return replace(spec, alignment=min(spec.alignment, spec.dtype.itemsize))
-        return replace(spec, strides=tuple(2 * stride for stride in spec.strides)) if layout == "strided" else spec
-
-    values = {
-        name: changed(value) if isinstance(value, TensorSpec) else value for name, value in arguments.values.items()
-    }
-    return Arguments(arguments.op, values)
 
 
 def _laid_out(op: Op, problem: Problem, device: Device, layout: Layout) -> Iterator[Probe]:
@@ -209,9 +199,8 @@ def _laid_out(op: Op, problem: Problem, device: Device, layout: Layout) -> Itera
         bounds = bounds_of(op, posed, values, reference, own_error(op, posed, values, reference))
     except Exception:  # whatever an op raises for arguments that it does not take
         return
-    if posed == problem:
-        outputs = (Stack(spec, 1) for spec in op.output_specs(arguments, device.torch).values())
-        yield Probe(posed, layout, arguments, values, clone(values), bounds, tuple(outputs))
+    if posed == problem and not is_contiguous_by_another_name(layout, arguments.tensors.values()):
+        yield Probe(posed, layout, arguments, values, clone(values), bounds)
 
 
 def variants_at(
@@ -229,34 +218,39 @@ def variants_at(
 
 
 def _check(plan: Plan, probe: Probe, checks: Checks) -> None:
-    op = plan.op
-    stacks = () if plan.candidate.implementation.returns_outputs else probe.outputs
-    for stack in stacks:
-        stack.poison()
+    if not plan.op.parsed.mutates:
+        _check_on(plan, probe, {}, checks)
+        return
+    # what mutates is given inputs of its own, which it may read too far, or change too much of
+    for nan_beside in (False, True):
+        _check_on(plan, probe, _copies(probe, nan_beside), checks)
+
+
+def _check_on(plan: Plan, probe: Probe, copies: Mapping[int, Surrounded], checks: Checks) -> None:
+    """One run on the probe's arguments, or on copies of those at these places."""
+    op, functional = plan.op, plan.candidate.implementation.returns_outputs
+    into = () if functional else tuple(surrounded(spec) for spec in plan.signature.outputs.values())
     scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
     poison(scratch)
-    given = tuple(stack.tensors[0] for stack in stacks)
-    # what mutates is given inputs of its own
-    copies = _copies(probe) if op.parsed.mutates else {}
+    given = tuple(each.tensor for each in into)
     values = tuple(copies[place].tensor if place in copies else value for place, value in enumerate(probe.values))
     returned = plan.run(given, plan.prepared.extend(values), scratch)
-    outputs = as_tuple(returned) if plan.candidate.implementation.returns_outputs else given
+    outputs = as_tuple(returned) if functional else given
     if faults := output_faults(outputs, plan.signature.outputs, values):
         raise WrongError("wrong_result", "; ".join(faults))
     results = op.results(outputs, values)
     flags = [bounds.holding(result) for bounds, result in zip(probe.bounds, results, strict=True)]
     checks.add(flags, "wrong_result", lambda: _why(op, probe, results))
-    beside = _told(probe, "it writes outside its outputs")
-    checks.add([stack.margins_untouched() for stack in stacks], "wrong_result", beside)
-    if not all(copy.untouched() for copy in copies.values()):
-        raise WrongError("wrong_result", _told(probe, "it writes outside its arguments"))
+    for name, found in (("outputs", into), ("arguments", tuple(copies.values()))):
+        beside = _told(probe, f"it writes outside its {name}")
+        checks.add([each.untouched() for each in found], "wrong_result", beside)
     check_unchanged(op, values, probe.pristine, checks)
 
 
-def _copies(probe: Probe) -> dict[int, Surrounded]:
+def _copies(probe: Probe, nan_beside: bool) -> dict[int, Surrounded]:
     """Of the tensors, by place."""
     return {
-        place: laid_out_within(value, probe.layout)
+        place: laid_out_within(value, probe.layout, nan_beside=nan_beside)
         for place, value in enumerate(probe.pristine)
         if isinstance(value, torch.Tensor)
     }

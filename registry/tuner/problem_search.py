@@ -93,6 +93,7 @@ class ProblemSearch:
         self._hopeless: dict[str, tuple[float, Candidate]] = {}
         self._uids: dict[str, str] = {}
         self._told: set[str] = set()
+        self._faults: dict[str, str] = {}
         self._measured: set[str] = set()
         self._has_settled = False
         self._known = 0
@@ -183,6 +184,9 @@ class ProblemSearch:
         for times in (self._medians, self._hopeless):
             times.pop(candidate.key, None)
         self._uids.pop(candidate.key, None)
+        self._faults.pop(candidate.key, None)
+        if not usable:
+            self._faults[candidate.key] = status
         if usable and median_us is not None:
             self._measured.add(candidate.implementation.name)
             (self._hopeless if censored else self._medians)[candidate.key] = (median_us, candidate)
@@ -229,6 +233,10 @@ class ProblemSearch:
     def is_right(self, candidate: Candidate) -> bool:
         """Whether it was verified and timed."""
         return candidate.key in self._uids
+
+    def fault_of(self, candidate: Candidate) -> str:
+        """The status of its last trial where that was not ``ok``; "" of what is right or was not tried."""
+        return self._faults.get(candidate.key, "")
 
     def uid(self, candidate: Candidate) -> str | None:
         """The trial that it was verified in."""

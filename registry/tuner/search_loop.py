@@ -187,6 +187,8 @@ class SearchLoop:
                 if place in self._offered:
                     continue
                 self._offered.add(place)
+                if self._misfit(search, built.candidate, artifacts) is not None:
+                    continue  # one problem's default or stored winner may spill: not so as another's candidate
                 own = search.serve(built)
                 if own is not None:
                     search.remember(own.candidate, artifacts)

@@ -9,17 +9,18 @@ import torch
 
 from ..bits import WORD, as_bits, as_words
 from ..problem import TensorSpec
+from ..surroundings import Poison
 
 _MARGIN_BYTES = 512
 """Before, between and after the tensors; torch's allocator aligns to as much."""
 
-_PATTERNS = {1: 0x7F, 2: 0x7FE5, 4: 0x7FE5A5A5, 8: 0x7FFDA5A5A5A5A5A5}
-"""By bytes of an element: NaN in every floating type (of one byte: in most), and a large integer. No arithmetic makes
-this very NaN, so that what was written beside a tensor shows even if it was computed from poison."""
-
 
 class Stack:
     """``count`` tensors like ``spec``, poisoned, with poisoned margins.
+
+    Poison is NaN and a number alternately (see ``Poison``), so that it is one fill; of elements that are whole words,
+    the one or the other. Every other time these change places: what comes after a tensor is NaN at first, which shows
+    who reads it, then the number, which shows who reads, changes and writes it.
 
     ``tensors`` have version counters of their own: what is written here is not seen by whoever caches by version.
     """
@@ -38,13 +39,15 @@ class Stack:
         # margins are whole words, and so is what lies between them
         self._words = self._bits.view(-1).view(torch.int64)
         self._rows = self._rows_of_words(spec)
-        self._poison = _word_of(_PATTERNS[self._bits.dtype.itemsize], self._bits.dtype.itemsize)
+        self._poisons = self._by_what_comes_after()
         self.poison()
         self.tensors: list[torch.Tensor] = [tensor.data for tensor in self._all]
 
     def poison(self) -> None:
-        """Fill everything, margins too, with what no right output holds."""
-        self._words.fill_(self._poison)
+        """Fill everything, margins too, with what no right output holds: NaN where the number was, and vice versa."""
+        self._poisons.reverse()
+        word, _ = self._poisons[0]
+        self._words.fill_(word)
 
     def write(self, value: torch.Tensor) -> None:
         """Copy one tensor, of the same shape and dtype, into all."""
@@ -81,21 +84,33 @@ class Stack:
 
     def margins_untouched(self) -> torch.Tensor:
         """Whether nothing was written before, between or after the tensors since ``poison``."""
-        per_item = self._bits.numel() // self._base.numel()
-        flat, margin, pitch = self._bits.view(-1), self._margin * per_item, self._pitch * per_item
-        span = self._span * per_item
+        flat, margin, pitch, span = self._in_bits()
         gaps = flat.as_strided((self._count, pitch - span), (pitch, 1), margin + span)
-        pattern = _PATTERNS[flat.dtype.itemsize]
-        return (gaps == pattern).all() & (flat[:margin] == pattern).all()
+        _, pristine = self._poisons[0]
+        after = pristine[span % 2 :][: pitch - span]
+        return (gaps == after).all() & (flat[:margin] == pristine[:margin]).all()
+
+    def _in_bits(self) -> tuple[torch.Tensor, int, int, int]:
+        """The allocation, margin, pitch and span in integers: a complex number is two."""
+        each = self._bits.numel() // self._base.numel()
+        return self._bits.view(-1), self._margin * each, self._pitch * each, self._span * each
+
+    def _by_what_comes_after(self) -> list[tuple[int, torch.Tensor]]:
+        """The two words to fill with, and what margins then hold; of the second, NaN follows each tensor."""
+        flat, margin, _, span = self._in_bits()
+        poison = Poison.of(self._base.dtype)
+        found = []
+        for pair in ((poison.number, poison.nan), (poison.nan, poison.number)):
+            # margins are an even number of integers: after an odd span comes the second of a pair
+            word = poison.word(*(pair[::-1] if span % 2 and poison.itemsize < WORD else pair))
+            held = torch.full((3 * margin * poison.itemsize // WORD,), word, dtype=torch.int64, device=flat.device)
+            found.append((word, held.view(flat.dtype)))
+        return found
 
     @property
     def nbytes(self) -> int:
         """Bytes of the allocation."""
         return self._base.nbytes
-
-
-def _word_of(pattern: int, itemsize: int) -> int:
-    return int.from_bytes(pattern.to_bytes(itemsize, "little") * (WORD // itemsize), "little")
 
 
 def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,9 @@ from benchmarks.finals_simulation import (
 from registry.tuner.finals import BLOCKS, MOST_BLOCKS, ROUNDS
 from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Protocol, Store
 
+FALSE_WINS, MISSED_GAINS = 0.025, 0.16
+"""What docs/tuning.md promises with some room: it has 1.2% and 13.0% at most, of three that enter."""
+
 
 @pytest.fixture(scope="module")
 def measured() -> Sequence[Measured]:
@@ -44,15 +47,15 @@ def test_the_shipped_noise_is_that_of_whole_finals(measured: Sequence[Measured])
 
 @pytest.mark.parametrize("kind", ["twin", "real"])
 def test_the_rule_keeps_its_promises_on_measured_noise(measured: Sequence[Measured], kind: str) -> None:
-    """Of 48 decisions each; benchmarks.finals_simulation prints the rates of thousands."""
-    assert simulate(World(measured, 3), TOGETHER_24, kind, 3, gain=False, runs=2).rate() <= 0.03
-    assert simulate(World(measured, 4), TOGETHER_24, kind, 3, gain=True, runs=2).rate() <= 0.2
+    """Of 480 decisions each; benchmarks.finals_simulation prints the rates of thousands."""
+    assert simulate(World(measured, 3), TOGETHER_24, kind, 3, gain=False, runs=20).rate() <= FALSE_WINS
+    assert simulate(World(measured, 4), TOGETHER_24, kind, 3, gain=True, runs=20).rate() <= MISSED_GAINS
 
 
 @pytest.mark.parametrize("kind", ["twin", "real"])
 def test_one_problem_alone_is_decided_as_well_in_its_more_blocks(measured: Sequence[Measured], kind: str) -> None:
-    assert simulate(World(measured, 3), ALONE, kind, 3, gain=False, runs=48).rate() <= 0.03
-    assert simulate(World(measured, 4), ALONE, kind, 3, gain=True, runs=48).rate() <= 0.2
+    assert simulate(World(measured, 3), ALONE, kind, 3, gain=False, runs=480).rate() <= FALSE_WINS
+    assert simulate(World(measured, 4), ALONE, kind, 3, gain=True, runs=480).rate() <= MISSED_GAINS
 
 
 def test_the_table_names_the_blocks_and_the_decisions(measured: Sequence[Measured]) -> None:

@@ -161,6 +161,35 @@ def test_the_closing_table_has_a_line_a_problem_and_never_wraps_in_a_pipe(capsys
     assert "3 timeout" in second
 
 
+def test_without_a_winner_the_real_reason_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    why = "undecided: its finals were disturbed: 12 µs for what took 5 µs in the search"
+    undecided = Result(PROBLEM, "", {}, None, None, {}, "none", Counter(ok=3), reason=why)
+    print_results([undecided])
+    (line,) = capsys.readouterr().out.splitlines()[1:]
+    assert why in line
+    assert "3 ok" in line
+    assert "none is right" not in line
+    lines: list[str] = []
+    display = PlainLines(lines.append)
+    display(ProblemDecided(undecided))
+    display(ProblemDecided(FAILED))
+    assert why in lines[0]
+    assert "right" not in lines[0]
+    assert "none is right (3 timeout)" in lines[1]
+
+
+def test_a_new_winner_says_which_stored_one_was_out(capsys: pytest.CaptureFixture[str]) -> None:
+    why = "the stored winner my.fast was out: wrong_result"
+    told = replace(RESULT, reason=why)
+    print_results([told])
+    assert f"new ({why})" in capsys.readouterr().out
+    say_results([told])
+    assert json.loads(capsys.readouterr().out)["results"][0]["reason"] == why
+    lines: list[str] = []
+    PlainLines(lines.append)(ProblemDecided(told))
+    assert f"new: {why}" in lines[0]
+
+
 def test_the_winner_is_as_fast_as_itself() -> None:
     assert speedup_over(RESULT, "triton.online") == 1.0
     assert speedup_over(RESULT, "torch.native") == 2.5

@@ -71,6 +71,49 @@ def test_a_tie_is_shown_as_one(command: Command, database: Path) -> None:
     assert (by_n[8192]["verdict"], by_n[8192]["ties"]) == ("tie", ["torch.native", "triton.block BLOCK=2"])
 
 
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [("timeout", "timeout"), ("ok", "source or space changed, or gone"), ("", "source or space changed, or gone")],
+)
+def test_a_new_winner_in_the_place_of_one_that_was_out_says_why(
+    command: Command, tmp_path: Path, status: str, why: str
+) -> None:
+    path = tmp_path / "out.db"
+    with Store.open(path) as store:
+        run = store.start_run(ENVIRONMENT)
+        first = Decision(problem(1), ENVIRONMENT, PROTOCOL, candidate(1), 5.0, verdict="new")
+        store.publish(run, first)
+        if status:
+            store.add_trials(run, [Trial(problem(1), candidate(1), ENVIRONMENT, PROTOCOL, status)])
+        second = Decision(problem(1), ENVIRONMENT, PROTOCOL, candidate(2), 9.0, verdict="new", previous=first.uid)
+        store.publish(run, second)
+        # later trials do not count
+        store.add_trials(run, [Trial(problem(1), candidate(1), ENVIRONMENT, PROTOCOL, "crash")])
+    told = f"the stored winner triton.block was out: {why}"
+    assert f"new ({told})" in command("registry", "results", "--db", path).out
+    (winner,) = json.loads(command("registry", "results", "--db", path, "--json").out)
+    assert (winner["verdict"], winner["reason"]) == ("new", told)
+
+
+def test_no_other_winner_has_a_reason(command: Command, database: Path) -> None:
+    told = json.loads(command("registry", "results", "--db", database, "--json").out)
+    assert [winner["reason"] for winner in told] == ["", ""]
+
+
+def test_samples_of_a_slowed_or_shared_device_are_marked(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "slow.db"
+    found = [{"clocks": {"sm_mhz": 900, "throttled": ["power brake"]}, "contended": True}, {"clocks": {"sm_mhz": 900}}]
+    with Store.open(path) as store:
+        run = store.start_run(ENVIRONMENT)
+        trials = [
+            Trial(problem(1), candidate(place), ENVIRONMENT, PROTOCOL, "ok", median_us=5.0, details=details)
+            for place, details in enumerate(found)
+        ]
+        store.add_trials(run, trials)
+    lines = command("registry", "results", "--db", path, "--trials").out.splitlines()
+    assert [line.rstrip().endswith("throttled (power brake); contended") for line in lines] == [False, False, True]
+
+
 def test_every_trial_is_listed_with_status_and_reason(command: Command, database: Path) -> None:
     lines = command("registry", "results", "--db", database, "--op", "square", "--trials").out.splitlines()
     assert len(lines) == 5

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import selectors
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ import torch
 from registry.device import Device
 from registry.problem import Value
 from registry.tuner import nvml, spawning
+from registry.tuner.clocks import Clocks
 from registry.tuner.device_worker import DeviceWorker
 from registry.tuner.jobs import Answer, BlockJob, Entrant, Outcome, TrialJob
 from registry.tuner.limits import Limits
@@ -167,4 +170,29 @@ def test_the_driver_tells_clocks_and_processes(device: Device) -> None:
     assert 0 < clocks.sm <= most.sm
     assert isinstance(gpu.throttled(), tuple)
     assert gpu.power_watts() is None or 0 < gpu.power_watts() < 5000  # type: ignore[operator]
-    assert gpu.wait_until_gone(2**22 + 1, seconds=1)
+
+
+HOLDS = "import sys, torch; torch.zeros(1, device='cuda'); print('held', flush=True); sys.stdin.read()"
+
+
+def test_a_process_that_holds_the_device_is_seen_and_waited_for_until_it_has_ended(device: Device) -> None:
+    gpu = nvml.gpu_of(device)
+    if gpu is None:
+        pytest.skip("needs nvidia-ml-py")
+    torch.zeros(1, device=device.torch)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "held\n"
+            others = gpu.others({os.getpid()})
+            if others is None:
+                pytest.skip("the driver numbers processes otherwise than this container")
+            assert child.pid in others
+            assert Clocks.of(device).contended()
+            assert not gpu.wait_until_gone(child.pid, seconds=0.1)
+        finally:
+            child.kill()
+    assert gpu.wait_until_gone(child.pid, seconds=10)
+    assert child.pid not in (gpu.compute_processes() or ())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from registry.discovery import Catalog
 from registry.dispatch.plan import Candidate
 from registry.problem import Problem
 from registry.tuner.contest import DISTURBED, Contest
-from registry.tuner.deciding import Deciding
+from registry.tuner.deciding import CHANGED, Deciding
 from registry.tuner.events import Event, FinalsStarted, Note, Result
 from registry.tuner.finals import (
     ATTEMPTS,
@@ -31,6 +32,7 @@ from registry.tuner.planning import ProblemPlan, plan
 from registry.tuner.problem_search import Budget, ProblemSearch
 from registry.tuner.protocol import Protocol
 from registry.tuner.recording import Recorder
+from registry.tuner.turns import THROTTLED
 from tuning_db import Store
 
 ROGUES = Path(__file__).with_name("rogues.py")
@@ -450,3 +452,105 @@ def test_who_is_wrong_in_one_block_wins_nothing_however_fast_in_the_others(
     assert contest.challenged_by == []
     contest.refuse(INCUMBENT_COPY, "nondeterministic: two runs differ")
     assert incumbent.key in contest.refused
+
+
+@pytest.mark.parametrize("status", ["wrong_result", "timeout", "out_of_memory"])
+def test_a_stored_winner_that_failed_in_the_search_is_replaced_without_a_tie_and_the_reason_is_told(
+    planned: ProblemPlan, recorders: Callable[[], Recorder], status: str
+) -> None:
+    other, recorder = recorders(), recorders()
+    publish(planned, other, "chatters")
+    search = searched(planned, recorder, {name: us for name, us in HONEST.items() if name != "chatters"})
+    search.learn(candidates(planned)["chatters"], status, None, False, "uid")
+    events, bench = list[Event](), Bench({**HONEST, "honest 2": 100.0})
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
+    (result,) = deciding.run([search], bench.run_blocks, bench.fresh_worker)
+    assert result is not None
+    assert (result.verdict, result.implementation) == ("new", "rogue.honest")
+    assert result.reason == f"the stored winner rogue.chatters was out: {status}"
+    assert any(isinstance(event, Note) and event.message.endswith(result.reason) for event in events)
+    decision = recorder.winner(planned.op, PROBLEM)
+    assert decision is not None
+    assert (decision.verdict, decision.previous is not None) == ("new", True)
+    assert result.incumbent is not None
+    assert not result.incumbent.stored
+
+
+def test_a_stored_winner_of_other_source_is_no_incumbent_even_if_its_name_is_the_defaults(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    recorder = recorders()
+    stale = recorder.decision(planned, candidates(planned)["honest 1"], median_us=90.0, verdict="new")
+    assert recorder.publish(replace(stale, candidate=replace(stale.candidate, fingerprint="another")), [])
+    result, _, _ = decide(planned, recorder, Bench(HONEST))
+    assert result is not None
+    assert (result.verdict, result.config) == ("new", {"repeats": 1})
+    assert result.reason == f"the stored winner rogue.honest was out: {CHANGED}"
+    assert result.incumbent is not None
+    assert not result.incumbent.stored
+
+
+@pytest.mark.parametrize("tried", [True, False])
+def test_what_another_run_published_during_the_search_has_to_be_beaten(
+    planned: ProblemPlan, recorders: Callable[[], Recorder], tried: bool
+) -> None:
+    other, recorder = recorders(), recorders()
+    medians = HONEST if tried else {name: us for name, us in HONEST.items() if name != "chatters"}
+    search, bench = searched(planned, recorder, medians), Bench({**HONEST, "chatters": 80.0})
+    publish(planned, other, "chatters")
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET)
+    (result,) = deciding.run([search], bench.run_blocks, bench.fresh_worker)
+    assert (result.verdict, result.implementation) == ("kept", "rogue.chatters")
+    assert result.incumbent is not None
+    assert result.incumbent.stored
+
+
+def test_a_winner_that_is_beaten_or_stays_has_no_reason(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    recorder = recorders()
+    first, _, _ = decide(planned, recorder, Bench(HONEST))
+    second, _, _ = decide(planned, recorder, Bench(HONEST))
+    assert [result.verdict for result in (first, second)] == ["new", "kept"]
+    assert [result.reason for result in (first, second)] == ["", ""]
+
+
+def test_without_a_winner_the_reason_is_the_real_one(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
+    slow = Bench({name: us * (DISTURBED["cpu"] + 0.1) for name, us in HONEST.items()})
+    reasons = []
+    for medians in ({}, HONEST):
+        result, _, _ = decide(planned, recorders(), slow, medians)
+
+        assert result.verdict == "none"
+        reasons.append(result.reason)
+    assert reasons[0] == "none is right"
+    assert reasons[1].startswith("undecided: its finals were disturbed: ")
+
+
+@pytest.mark.parametrize("slowed", [range(MOST_BLOCKS + 1), range(1, 3)])
+def test_a_block_on_a_throttled_device_is_lost_and_nobodys_fault(
+    planned: ProblemPlan, recorders: Callable[[], Recorder], slowed: range
+) -> None:
+    bench, events, numbers = Bench(HONEST), list[Event](), itertools.count()
+
+    def run_blocks(jobs: Sequence[BlockJob]) -> list[Timed | Outcome]:
+        told = bench.run_blocks(jobs)
+        if next(numbers) not in slowed:
+            return told
+        return [
+            replace(one, times=((),) * len(one.times), faults=(f"{THROTTLED}: slowed in 17 of 29",) * len(one.times))
+            for one in told
+            if isinstance(one, Timed)
+        ]
+
+    deciding = Deciding(recorders(), CPU, Protocol.of(CPU), events.append, QUIET)
+    (result,) = deciding.run([searched(planned, recorders(), HONEST)], run_blocks, bench.fresh_worker)
+    notes = [event.message for event in events if isinstance(event, Note)]
+    lost = [note for note in notes if "was lost: throttled: slowed in 17 of 29" in note]
+    assert len(lost) == len(slowed)
+    assert result is not None
+    if len(slowed) > MOST_BLOCKS:
+        assert (result.verdict, len(notes)) == ("none", len(lost) + 1)
+        assert result.reason == "undecided: no finals block was completed (throttled: slowed in 17 of 29)"
+    else:
+        assert (result.verdict, notes) == ("new", lost)

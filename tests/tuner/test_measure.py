@@ -18,6 +18,7 @@ from registry.tuner.measure import measure
 from registry.tuner.protocol import Protocol
 from registry.tuner.samplers import ClockSampler, Enqueue, Sample, Sampler, ScreenedSampler
 from registry.tuner.sampling import Look, sampler_for
+from registry.tuner.statuses import status_of
 from registry.tuner.turns import in_turns
 
 CPU = Device.of("cpu")
@@ -246,6 +247,19 @@ def test_a_round_of_the_finals_that_met_a_throttled_device_is_timed_again() -> N
     samplers = {0: Scripted(itertools.count(0)), 1: Scripted(itertools.count(100))}
     turns = in_turns(samplers, 3, 0, watched((), ("hardware slowdown",)))
     assert turns.times == {0: [0, 2, 3], 1: [100, 102, 103]}
+
+
+@pytest.mark.parametrize(
+    ("slowed", "left"), [(5, 24), (6, 23), (17, 12), (18, 0)], ids=["as many", "one less", "half", "too few"]
+)
+def test_rounds_that_stay_throttled_are_left_out_and_half_of_the_rounds_are_enough(slowed: int, left: int) -> None:
+    samplers = {0: Scripted(itertools.count(0)), 1: Scripted(itertools.count(100))}
+    turns = in_turns(samplers, 24, 0, watched(*[("power brake",)] * slowed))
+    assert {place: len(times) for place, times in turns.times.items()} == ({0: left, 1: left} if left else {})
+    assert all(time >= slowed for time in turns.times.get(0, ())), "none of the throttled rounds"
+    assert [status_of(fault) for fault in turns.faults.values()] == (
+        [] if left else [("throttled", "the device was slowed (power brake) in 18 of 29 rounds")] * 2
+    )
 
 
 def test_warming_ends_when_neither_the_time_nor_the_clock_changes_any_more() -> None:

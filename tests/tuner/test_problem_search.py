@@ -67,6 +67,15 @@ def test_more_trials_than_candidates_try_everything() -> None:
     assert search.done == 100
 
 
+def test_the_fault_of_a_candidates_last_trial_is_known() -> None:
+    search, tried = a_search(Budget(trials=5)), Candidate(Bowl(), {"a": 6, "b": 3})
+    assert search.fault_of(tried) == ""
+    search.remember_trial(tried, "timeout", None, False, "first")
+    assert search.fault_of(tried) == "timeout"
+    search.learn(tried, "ok", 10.0, False, "second")
+    assert search.fault_of(tried) == ""
+
+
 def test_what_another_problem_paid_for_is_learnt_and_costs_no_trial() -> None:
     search = a_search(Budget(trials=5))
     best = Candidate(Bowl(), {"a": 6, "b": 3})

@@ -125,6 +125,33 @@ def test_what_spills_is_measured_only_if_it_must_be_tried(store: Store) -> None:
     assert "16 bytes spill" in told[OTHER].message
 
 
+@pytest.mark.parametrize(("number", "resources"), [(STORED, FITS), (STORED, SPILLS)])
+def test_what_one_problem_must_try_although_it_spills_is_not_shared_with_another(
+    store: Store, number: int, resources: Mapping[str, int]
+) -> None:
+    three, protocol = Three(), Protocol.of(DEVICE)
+    there = Problem("softmax", {"rows": 128, "cols": 256, "dtype": "float32"})
+    choice = Choice(three, three.space(PROBLEM, DEVICE).configs, {"number": DEFAULT})
+    crew = Telling(Compiled({number: resources}))
+    crew.worker.idle, crew.compiler.idle = True, False
+    loop = SearchLoop(crew, DEVICE, protocol, Recorder(store, DEVICE, protocol, {}), lambda event: None)
+    one, other = (
+        ProblemSearch(ProblemPlan(problem, SOFTMAX, DEVICE, (choice,)), Budget(trials=3), (), place, stored)
+        for place, (problem, stored) in enumerate(
+            [(PROBLEM, Candidate(three, {"number": STORED})), (there, None)]
+        )
+    )  # fmt: skip
+    loop._active = [one, other]
+    for waiting in list(one.waiting):
+        loop._push(one, waiting)
+    loop._ready.clear()
+    while loop._share():
+        pass
+    shared = [(ready.search, ready.candidate.config["number"]) for ready in loop._ready if ready.candidate]
+    assert shared == ([(other, number)] if resources is FITS else [])
+    assert other.wants(Candidate(three, {"number": number})) is (resources is SPILLS)
+
+
 @pytest.mark.parametrize("number", [DEFAULT, STORED, OTHER])
 @pytest.mark.parametrize("beside", [{}, SPILLS])
 def test_what_exceeds_the_shared_memory_never_reaches_the_device(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -48,13 +50,55 @@ def test_a_write_beside_any_tensor_tells_even_if_it_writes_nan(beside: int) -> N
     x = stack.tensors[1]
     x.as_strided((1,), (1,), int(x.storage_offset()) + beside).fill_(torch.nan)
     assert not bool(stack.margins_untouched())
-    stack.poison()
-    assert bool(stack.margins_untouched())
+    for _ in range(3):
+        stack.poison()
+        assert bool(stack.margins_untouched())
 
 
-def test_floating_tensors_are_poisoned_with_nan_at_first() -> None:
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        assert all(bool(tensor.isnan().all()) for tensor in Stack(TensorSpec.contiguous((5,), dtype), 2).tensors)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("size", [7, 8])
+def test_nan_and_a_number_alternate_and_change_places(dtype: torch.dtype, size: int) -> None:
+    stack = Stack(TensorSpec.contiguous((size,), dtype), 2)
+    x = torch.view_as_real(stack.tensors[0]).view(-1) if dtype.is_complex else stack.tensors[0]
+    start, end = int(x.storage_offset()), int(x.storage_offset()) + x.numel()
+    for nan_after in (True, False, True):
+        everything = x.as_strided((end - start + 200,), (1,), start - 100).isnan().tolist()
+        assert everything[100 + end - start] == nan_after
+        assert all(one != other for one, other in pairwise(everything))
+        stack.poison()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_what_fills_a_word_is_nan_or_a_number(dtype: torch.dtype) -> None:
+    stack = Stack(TensorSpec.contiguous((5,), dtype), 2)
+    for is_nan in (True, False, True):
+        assert all(bool((tensor.isnan() == is_nan).all()) for tensor in stack.tensors)
+        stack.poison()
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "change"),
+    [
+        (DTYPES[:4], lambda x: x.mul_(-0.75)),
+        (DTYPES[:4], lambda x: x.relu_()),
+        (DTYPES[:5], lambda x: x.add_(1)),
+        ((torch.bool,), lambda x: x.__ior__(True)),
+    ],
+)
+@pytest.mark.parametrize("size", [7, 8])
+def test_who_changes_what_comes_after_a_tensor_is_seen_every_other_time(
+    dtypes: tuple[torch.dtype, ...], change: Callable[[torch.Tensor], Any], size: int
+) -> None:
+    for dtype in dtypes:
+        stack = Stack(TensorSpec.contiguous((size,), dtype), 3)
+        x = stack.tensors[1]
+        seen = []
+        for _ in range(4):
+            stack.poison()
+            change(x.as_strided((1,), (1,), int(x.storage_offset()) + size))
+            seen.append(not bool(stack.margins_untouched()))
+        assert seen[0], dtype
+        assert seen[:2] == seen[2:]
 
 
 def test_a_write_moves_no_version_counter() -> None:

@@ -11,7 +11,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from tuning_db import OutdatedSchemaError, Store, schema
+from tuning_db import MissingDatabaseError, OutdatedSchemaError, ReadOnlyDatabaseError, Store, schema
 from tuning_db.models import VERSION_TABLE, Table
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -98,7 +98,43 @@ def test_an_older_file_that_cannot_be_read_is_only_migrated_when_asked(tmp_path:
     before = path.read_bytes()
     with pytest.raises(OutdatedSchemaError, match="schema version 1, this installation reads") as caught:
         Store.open(path, create=False, migrate=False)
-    assert caught.value.hint == "`tune` and `registry import` upgrade it"
+    assert caught.value.hint == "`registry db upgrade` brings it up to date, with all it holds"
+    assert path.read_bytes() == before
+
+
+@pytest.mark.usefixtures("second_version")
+def test_an_upgrade_says_from_what_to_what_and_is_harmless_twice(tmp_path: Path) -> None:
+    path = _restored(FIXTURES / "v1.sql", tmp_path)
+    assert Store.upgrade(path) == (1, 2)
+    before = path.read_bytes()
+    assert Store.upgrade(path) == (2, 2)
+    assert path.read_bytes() == before
+    with Store.open(path, create=False, migrate=False) as store:
+        assert len(store.trials()) == 2
+
+
+def test_a_server_is_upgraded_like_a_file(postgresql_url: str) -> None:
+    Store.open(postgresql_url).close()
+    assert Store.upgrade(postgresql_url) == (schema.LATEST, schema.LATEST)
+
+
+def test_nothing_is_made_where_there_is_nothing_to_upgrade(tmp_path: Path) -> None:
+    with pytest.raises(MissingDatabaseError, match="there is no database at"):
+        Store.upgrade(tmp_path / "tuning.db")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("readable", [{2}, {1, 2}])
+@pytest.mark.usefixtures("second_version")
+def test_what_can_only_be_read_is_not_upgraded_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readable: set[int]
+) -> None:
+    monkeypatch.setattr(schema, "READABLE", frozenset(readable))
+    path = _restored(FIXTURES / "v1.sql", tmp_path)
+    before = path.read_bytes()
+    with pytest.raises(ReadOnlyDatabaseError, match=r"schema version 1.* and can only be read") as caught:
+        Store.upgrade(f"sqlite:///{path}?mode=ro")
+    assert "writable" in caught.value.hint
     assert path.read_bytes() == before
 
 
@@ -108,8 +144,9 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
     broken = schema.MIGRATIONS / "versions" / "v0002_host.py"
     broken.write_text(SECOND + "    raise RuntimeError('half way')\n")
     path = _restored(FIXTURES / "v1.sql", tmp_path)
-    with pytest.raises(RuntimeError, match="half way"):
-        Store.open(path)
+    for opened in (Store.open, Store.upgrade):
+        with pytest.raises(RuntimeError, match="half way"):
+            opened(path)
     connection = sqlite3.connect(path)
     assert connection.execute(f"SELECT * FROM {VERSION_TABLE}").fetchall() == [("0001",)]
     assert "host" not in [row[1] for row in connection.execute("PRAGMA table_info(trial)")]

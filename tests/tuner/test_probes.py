@@ -1,0 +1,64 @@
+"""Layouts at the probes: who is wrong in one of them is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from registry.contracts import SOFTMAX, SQUARE
+from registry.dispatch.plan import Candidate, build
+from registry.tuner.checks import WrongError
+from registry.tuner.probes import Probes
+from registry.tuner.session import Session
+
+from .going_through import CPU, PROTOCOL, Custom, go_through
+
+
+def session_of_rows() -> Session:
+    return Session(SOFTMAX, SOFTMAX.problem_of({"rows": 64, "cols": 48, "dtype": "float32"}), CPU, PROTOCOL, 7)
+
+
+def dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """Takes the gap between elements into account, and no other."""
+    step = x.stride(-1)
+    return x.as_strided(x.shape, (x.shape[-1] * step, step))
+
+
+def one_gap(x: torch.Tensor) -> torch.Tensor:
+    """Right for dense rows, however far apart they are."""
+    return x.as_strided(x.shape, (x.stride(0), 1))
+
+
+@pytest.mark.parametrize(("read", "layout"), [(dense_rows, "sliced"), (one_gap, "strided")])
+def test_who_misreads_a_layout_is_refused(read: Callable[[torch.Tensor], torch.Tensor], layout: str) -> None:
+    def softmax(y: torch.Tensor, x: torch.Tensor, *_: Any) -> None:
+        y.copy_(torch.softmax(read(x), -1))
+
+    with pytest.raises(WrongError, match=f"not for softmax.* with {layout} inputs"):
+        go_through(Custom("softmax", softmax), session_of_rows(), {})
+
+
+def test_columns_of_a_wider_tensor_are_tried_where_there_are_rows() -> None:
+    seen: list[tuple[tuple[int, ...], bool]] = []
+
+    def softmax(y: torch.Tensor, x: torch.Tensor, *_: Any) -> None:
+        seen.append((x.stride(), x.data_ptr() % 16 == 0))
+        y.copy_(torch.softmax(x, -1))
+
+    def square(y: torch.Tensor, x: torch.Tensor) -> None:
+        seen.append((x.stride(), x.data_ptr() % 16 == 0))
+        torch.mul(x, x, out=y)
+
+    session = session_of_rows()
+    plan = build(SOFTMAX, Candidate(Custom("softmax", softmax), {}), session.problem, session.arguments, CPU)
+    Probes(CPU).check(plan, {})
+    dense = [((48, 1), True)] * 3
+    assert seen == [*dense, ((48, 1), False), ((49, 1), True), ((99, 2), True)]
+    seen.clear()
+    session = Session(SQUARE, SQUARE.problem_of({"n": 1000, "dtype": "float32"}), CPU, PROTOCOL, 7)
+    plan = build(SQUARE, Candidate(Custom("square", square), {}), session.problem, session.arguments, CPU)
+    Probes(CPU).check(plan, {})
+    assert seen == [((1,), True)] * 3 + [((1,), False), ((2,), True)]
