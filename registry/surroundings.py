@@ -83,6 +83,10 @@ class Surrounded:
     pristine: torch.Tensor
     """The bits of ``base`` when all of it was poisoned, the tensor with NaN or a large integer."""
 
+    def poison(self) -> None:
+        """Fill everything as it was at first."""
+        as_bits(self.base).copy_(self.pristine)
+
     def untouched(self) -> torch.Tensor:
         """Whether nothing but the tensor's own elements was written: a tensor on the device."""
         return ((as_bits(self.base) == self.pristine) | _each(self.inside, self.pristine)).all()
@@ -102,8 +106,9 @@ def surrounded(spec: TensorSpec, offset: int = MARGIN, *, nan_beside: bool = Fal
     for beside in (offset - 1, offset + span):
         is_number[beside].fill_(not nan_beside)
     pristine = Poison.of(spec.dtype).filled(as_bits(base), is_number & ~inside)
-    as_bits(base).copy_(pristine)
-    return Surrounded(base.as_strided(spec.shape, spec.strides, offset), base, inside, pristine)
+    found = Surrounded(base.as_strided(spec.shape, spec.strides, offset), base, inside, pristine)
+    found.poison()
+    return found
 
 
 def laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:

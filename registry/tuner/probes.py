@@ -61,6 +61,8 @@ class Probe:
     values: tuple[Any, ...]
     pristine: tuple[Any, ...]
     bounds: tuple[Bounds, ...]
+    outputs: tuple[Surrounded, ...]
+    """Where candidates write, one after another."""
 
     def __str__(self) -> str:
         return str(self.problem) if self.layout == "contiguous" else f"{self.problem} with {self.layout} inputs"
@@ -163,8 +165,7 @@ def _resized(op: Op, problem: Problem, size: int) -> Problem | None:
     sizes[names[-1]] = size
     try:
         return op.problem_of({**problem.dims, **sizes})
-    except RegistryError:
-        # the op has no such problem
+    except Exception:  # whatever an op's check raises where it has no such problem
         return None
 
 
@@ -200,7 +201,8 @@ def _laid_out(op: Op, problem: Problem, device: Device, layout: Layout) -> Itera
     except Exception:  # whatever an op raises for arguments that it does not take
         return
     if posed == problem and not is_contiguous_by_another_name(layout, arguments.tensors.values()):
-        yield Probe(posed, layout, arguments, values, clone(values), bounds)
+        outputs = (surrounded(spec) for spec in op.output_specs(arguments, device.torch).values())
+        yield Probe(posed, layout, arguments, values, clone(values), bounds, tuple(outputs))
 
 
 def variants_at(
@@ -219,31 +221,36 @@ def variants_at(
 
 def _check(plan: Plan, probe: Probe, checks: Checks) -> None:
     if not plan.op.parsed.mutates:
-        _check_on(plan, probe, {}, checks)
+        for output in probe.outputs:
+            output.poison()
+        _check_on(plan, probe, probe.outputs, {}, checks)
         return
     # what mutates is given inputs of its own, which it may read too far, or change too much of
     for nan_beside in (False, True):
-        _check_on(plan, probe, _copies(probe, nan_beside), checks)
+        outputs = tuple(surrounded(spec) for spec in plan.signature.outputs.values())
+        _check_on(plan, probe, outputs, _copies(probe, nan_beside), checks)
 
 
-def _check_on(plan: Plan, probe: Probe, copies: Mapping[int, Surrounded], checks: Checks) -> None:
-    """One run on the probe's arguments, or on copies of those at these places."""
+def _check_on(
+    plan: Plan, probe: Probe, outputs: tuple[Surrounded, ...], copies: Mapping[int, Surrounded], checks: Checks
+) -> None:
+    """One run into poisoned outputs, on the probe's arguments or on copies of those at these places."""
     op, functional = plan.op, plan.candidate.implementation.returns_outputs
-    into = () if functional else tuple(surrounded(spec) for spec in plan.signature.outputs.values())
+    into = () if functional else outputs
     scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
     poison(scratch)
     given = tuple(each.tensor for each in into)
     values = tuple(copies[place].tensor if place in copies else value for place, value in enumerate(probe.values))
     returned = plan.run(given, plan.prepared.extend(values), scratch)
-    outputs = as_tuple(returned) if functional else given
-    if faults := output_faults(outputs, plan.signature.outputs, values):
+    found = as_tuple(returned) if functional else given
+    if faults := output_faults(found, plan.signature.outputs, values):
         raise WrongError("wrong_result", "; ".join(faults))
-    results = op.results(outputs, values)
+    results = op.results(found, values)
     flags = [bounds.holding(result) for bounds, result in zip(probe.bounds, results, strict=True)]
     checks.add(flags, "wrong_result", lambda: _why(op, probe, results))
-    for name, found in (("outputs", into), ("arguments", tuple(copies.values()))):
+    for name, surroundings in (("outputs", into), ("arguments", tuple(copies.values()))):
         beside = _told(probe, f"it writes outside its {name}")
-        checks.add([each.untouched() for each in found], "wrong_result", beside)
+        checks.add([each.untouched() for each in surroundings], "wrong_result", beside)
     check_unchanged(op, values, probe.pristine, checks)
 
 
