@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from sqlalchemy import Select, func, select, text, update
 from sqlalchemy.orm import Session
@@ -29,6 +29,9 @@ from .models import (
     WinnerRow,
 )
 from .records import Decision, Environment, Final, ProblemKey, Protocol, Run, Statistics, Trial, new_uid, now
+
+if TYPE_CHECKING:
+    from .exchange import Parsed
 
 
 class Store:
@@ -135,9 +138,13 @@ class Store:
         Every line is validated first: a bad one is an ExchangeError with its number and fault, and nothing is stored.
         """
         from .exchange import parse
+
+        return self.merge(parse(stream))
+
+    def merge(self, parsed: Parsed) -> int:
+        """The same of lines that were read and validated by ``exchange.parse`` before, when there was no store yet."""
         from .merging import merge
 
-        parsed = parse(stream)
         with self._writing() as session:
             return merge(session, parsed)
 

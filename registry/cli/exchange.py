@@ -64,14 +64,17 @@ def import_(
 
     Every line is checked first; importing twice changes nothing.
     """
+    from tuning_db.exchange import parse
+
     try:
-        with file.open(encoding="utf-8") as stream, Store.open(db) as store:
-            count = store.load(stream)
-            where = store.url
+        with file.open(encoding="utf-8") as stream:
+            parsed = parse(stream)
     except ExchangeError as fault:
         raise RegistryError(f"{file}, {fault.message}", hint=fault.hint) from None
     except OSError as fault:
         raise RegistryError(f"{file}: {fault.strerror}", hint="expected a file of `registry export`") from None
     except UnicodeDecodeError:
         raise RegistryError(f"{file}: not UTF-8 text", hint="expected a file of `registry export`") from None
+    with Store.open(db) as store:
+        count, where = store.merge(parsed), store.url
     text.say(f"{text.plural(count, 'new record')} in {where}")
