@@ -344,8 +344,11 @@ def test_where_float8_overflows_it_is_as_torch_rounds_it(dtype: torch.dtype) -> 
     for place, value in ((0, 0.0), (1, 1.0), (3, 1.0), (3, -math.inf), (4, 0.0)):
         output = right.float()
         output[place] = value
-        found, held = verdict(float8_op(dtype), x, output.to(dtype))
-        assert (found.ok, held) == (False, False), (place, value)
+        wrong = output.to(dtype)
+        # e4m3fn has no infinity: torch 2.11 makes NaN of what is too large, as it does of infinity
+        same = wrong.float().nan_to_num(nan=-1.0).equal(right.float().nan_to_num(nan=-1.0))
+        found, held = verdict(float8_op(dtype), x, wrong)
+        assert (found.ok, held) == (same, same), (place, value)
 
 
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)
