@@ -8,11 +8,13 @@ Importing this package loads neither Triton, nor a plugin, nor the database or t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import torch_ops
+from .api_checks import Wanted, database_of, most_of, name_of_op, names_of, problems_of
 from .contract import Backward, Floor, Op, Tolerance
 from .device import Device
 from .dispatch.dispatcher import KEEP, Dispatcher, Keep
@@ -69,7 +71,7 @@ def ops() -> dict[str, Op]:
 
 def implementations(op: str) -> tuple[Implementation, ...]:
     """Who implements an op, in the order of registration. Raises UnknownNameError."""
-    return _dispatcher.catalog.implementations(op)
+    return _dispatcher.catalog.implementations(name_of_op(op))
 
 
 def plugins() -> tuple[PluginReport, ...]:
@@ -83,14 +85,12 @@ def configure(*, database: str | Path | Keep | None = KEEP, mode: Mode | Keep = 
     ``database``: a file or an SQLAlchemy URL; None for the default place. ``mode``: "tuned" (the best that is known),
     "reference" (always the op's reference: no kernel is built, ``using`` asks in vain) or "strict" (NotTunedError
     where only a heuristic could choose). ``KERNEL_REGISTRY_MODE`` says it for a process that does not. Plans and
-    winners in memory are dropped. Raises InvalidArgumentError for another mode.
+    winners in memory are dropped. Raises InvalidArgumentError for anything else, and then changes nothing.
     """
-    _dispatcher.configure(database=str(database) if isinstance(database, Path) else database, mode=mode)
+    _dispatcher.configure(database=database, mode=mode)
 
 
-def warmup(
-    shapes: str | Path | Mapping[str, Sequence[Mapping[str, Value] | Problem]], *, device: Device | str | None = None
-) -> tuple[Warmed, ...]:
+def warmup(shapes: str | Path | Mapping[str, Wanted], *, device: Device | str | None = None) -> tuple[Warmed, ...]:
     """Build, load and run the plans of problems once, so that later calls and CUDA graph captures find them in memory.
 
     ``shapes``: a shapes file, or op -> problems (mappings of dimensions, or Problems). ``device``: the current GPU if
@@ -107,7 +107,7 @@ def warmup(
         wanted = load_shapes(shapes, catalog)
     elif isinstance(shapes, Mapping):
         contracts = {name: catalog.op(name) for name in shapes}
-        wanted = {name: [_problem("warmup", contracts[name], one) for one in shapes[name]] for name in shapes}
+        wanted = {name: problems_of("warmup", contracts[name], shapes[name]) for name in shapes}
     else:
         raise InvalidArgumentError(
             f"warmup({shapes!r:.80})", hint='expected a shapes file, or e.g. {"softmax": [{"rows": 1, ...}]}'
@@ -117,7 +117,7 @@ def warmup(
 
 def tune(
     op: str,
-    problems: Sequence[Mapping[str, Value] | Problem] | str | Path,
+    problems: Wanted | str | Path,
     *,
     device: Device | str | None = None,
     budget: float | None = None,
@@ -138,23 +138,24 @@ def tune(
     from .tuner.shapes import read_shapes
 
     catalog = _dispatcher.catalog
-    contract = catalog.op(op)
-    if isinstance(implementations, str):
-        implementations = (implementations,)
+    contract = catalog.op(name_of_op(op))
+    names = names_of("tune", "implementations", implementations)
+    place = _dispatcher.database if database is None else database_of("tune", database)
+    most_of("tune", "budget", budget, Real)
+    most_of("tune", "trials", trials, Integral)
     counts: Mapping[Problem, int] = {}
     if isinstance(problems, str | Path):
         told = read_shapes(problems, catalog, [op])
         wanted, counts = told.problems[op], told.counts
     else:
-        wanted = [_problem("tune", contract, one) for one in problems]
-    place = _device(device)
+        wanted = problems_of("tune", contract, problems)
     results = run(
         wanted,
         catalog=catalog,
-        device=place,
-        database=_dispatcher.database if database is None else str(database),
+        device=_device(device),
+        database=place,
         budget=Budget(seconds=budget, trials=trials),
-        implementations=tuple(implementations),
+        implementations=names,
         retune=retune,
         counts=counts,
     )
@@ -163,19 +164,9 @@ def tune(
 
 
 def _device(given: Device | str | None) -> Device:
-    return Device.best() if given is None else given if isinstance(given, Device) else Device.of(given)
-
-
-def _problem(what: str, op: Op, given: Mapping[str, Value] | Problem) -> Problem:
-    if isinstance(given, Problem):
-        if given.op != op.name:
-            raise InvalidArgumentError(f"{what}({op.name!r}): {given} is a problem of another op")
-        return given
-    if not isinstance(given, Mapping):
-        raise InvalidArgumentError(
-            f"{what}({op.name!r}): {given!r} is no problem", hint="expected a list of mappings of dimensions, or a file"
-        )
-    return op.problem_of(given)
+    if given is None:
+        return Device.best()
+    return given if isinstance(given, Device) else Device.of(given)
 
 
 __all__ = [

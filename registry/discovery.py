@@ -184,8 +184,7 @@ class Catalog:
         if found is None:
             found = metadata.entry_points(group=PROJECT)
         taken: dict[str, Plugin] = {}
-        offered = [(Plugin.of(entry_point), entry_point) for entry_point in found]
-        for plugin, entry_point in sorted(offered, key=lambda pair: _rank(pair[0])):
+        for plugin, entry_point in sorted(Plugin.each_of(found), key=lambda pair: _rank(pair[0])):
             self._plugins.append(plugin)
             if first := taken.get(plugin.name):
                 self._faults.of(plugin, f"the name {plugin.name!r} is taken by {first}; only that one is in use")

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 
 from .contract import Op
 from .dispatch.gradients import Gradients
-from .dispatch.situation import below_autograd, dispatch_modes, gradient_needed, traced_by_torch
+from .dispatch.situation import below_autograd, dispatch_modes, gradient_needed, keeping_dtype, traced_by_torch
 from .errors import InvalidDefinitionError, RegistryError, UnknownNameError
 
 NAMESPACE = "kernel_registry"
@@ -138,7 +138,8 @@ def _define(op: Op) -> _Defined:
     library.impl(name, kernels.compute, "CompositeExplicitAutograd")
     library.impl(name, kernels.fake, "Meta")
     library.impl(name, kernels.autograd, "Autograd")
-    library.impl(name, kernels.batched, "FuncTorchBatched")
+    # not "FuncTorchBatched": below a transform torch brings back the caller's autocast for every operation
+    library.impl(name, kernels.transformed, "FuncTorchDynamicLayerFrontMode")
     return _Defined(op.schema, library, overload)
 
 
@@ -154,7 +155,7 @@ class _Kernels:
         """On real tensors, below autograd: whatever is the fastest known implementation for these."""
         bound = self.bound()
         if dispatch_modes():
-            return bound.op.reference(*bound.op.parsed.bind(args, attributes))
+            return _in_plain_torch(bound.op.reference, bound.op, args, attributes)
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return bound.flat(*args, **attributes)
@@ -165,7 +166,7 @@ class _Kernels:
         torch reports an error of a fake as its own.
         """
         op = self.bound().op
-        return (op.fake or op.reference)(*op.parsed.bind(args, attributes))
+        return _in_plain_torch(op.fake or op.reference, op, args, attributes)
 
     def autograd(self, *args: Any, **attributes: Any) -> Any:
         """Above all: what torch is tracing is passed on to be recorded as one operator, a real call simply runs."""
@@ -174,16 +175,17 @@ class _Kernels:
         if not traced_by_torch(tensors):
             return bound.flat(*args, **attributes)
         values = bound.op.parsed.bind(args, attributes)
-        if not gradient_needed(tensors):
-            return self._below(*values)
-        if fault := bound.gradients.refusal(values):
+        needed = gradient_needed(tensors)
+        if needed and (fault := bound.gradients.refusal(values)):
             raise fault
-        return bound.gradients.recording(self._below)(*values)
+        if below_autograd is None:
+            return _in_plain_torch(bound.op.reference, bound.op, args, attributes)
+        return bound.gradients.recording(self._below)(*values) if needed else self._below(*values)
 
-    def batched(self, *args: Any, **attributes: Any) -> Any:
-        """Under vmap: the reference, whose operations torch knows how to batch."""
+    def transformed(self, *args: Any, **attributes: Any) -> Any:
+        """Under vmap, func.grad or func.jvp: the reference, whose operations torch knows how to transform."""
         op = self.bound().op
-        return op.reference(*op.parsed.bind(args, attributes))
+        return _in_plain_torch(op.reference, op, args, attributes)
 
     def bound(self) -> Bound:
         """The op's calls at the dispatcher that serves now."""
@@ -195,8 +197,16 @@ class _Kernels:
         return bound
 
     def _below(self, *values: Any) -> Any:
+        assert below_autograd is not None
         with below_autograd():
             return called(self._overload, self.bound().op, values)
+
+
+def _in_plain_torch(run: Callable[..., Any], op: Op, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
+    """``run``, which is made of torch's operations, on a call's values: in their dtype, under autocast too."""
+    values = op.parsed.bind(args, attributes)
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return keeping_dtype(run, tensors)(*values)
 
 
 def called(overload: Callable[..., Any], op: Op, values: tuple[Any, ...]) -> Any:

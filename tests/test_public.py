@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,3 +73,38 @@ def test_what_was_tuned_is_called_at_once(tmp_path: Path) -> None:
         torch.testing.assert_close(registry.call("square", x), x * x)
     finally:
         registry.configure(database=None)
+
+
+DIMS = {"rows": 2, "cols": 8, "dtype": "float32"}
+
+
+@pytest.mark.parametrize("database", [3, b"x", ["a"], 1.5])
+def test_a_database_that_is_no_place_is_refused_at_once(database: object) -> None:
+    before = registry._dispatcher.database
+    with pytest.raises(registry.InvalidArgumentError, match=r"configure\(database=.*\n  expected a file or an SQLA"):
+        registry.configure(database=database, mode="strict")  # type: ignore[arg-type]
+    assert (registry._dispatcher.database, registry._dispatcher.mode()) == (before, "tuned")
+    with pytest.raises(registry.InvalidArgumentError, match=r"tune\(database="):
+        registry.tune("softmax", [DIMS], database=database)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("problems", [None, 3, "abc", DIMS], ids=["None", "a number", "text", "one mapping"])
+def test_problems_that_are_no_list_are_refused_before_anything_runs(problems: Any) -> None:
+    with pytest.raises(registry.RegistryError, match=r"warmup\('softmax'\): got .*\n  expected a list of mappings"):
+        registry.warmup({"softmax": problems})
+    with pytest.raises(registry.RegistryError, match=r"tune\('softmax'\): got|no such file"):
+        registry.tune("softmax", problems)
+
+
+def test_other_things_of_the_wrong_type_are_refused(tmp_path: Path) -> None:
+    wrong: list[tuple[str, Any]] = [
+        (r"record\(None\)\n  expected a file", lambda: registry.record(None).__enter__()),  # type: ignore[arg-type]
+        (r"record\(3\)", lambda: registry.record(3).__enter__()),  # type: ignore[arg-type]
+        (r"tune\(budget='x'\)", lambda: registry.tune("softmax", [DIMS], budget="x")),  # type: ignore[arg-type]
+        (r"tune\(trials=-1\)", lambda: registry.tune("softmax", [DIMS], trials=-1)),
+        (r"3 is no name", lambda: registry.tune("softmax", [DIMS], implementations=[3])),  # type: ignore[list-item]
+        (r"must be a str, got \['a'\]", lambda: registry.implementations(["a"])),  # type: ignore[arg-type]
+    ]
+    for message, call in wrong:
+        with pytest.raises(registry.InvalidArgumentError, match=message):
+            call()

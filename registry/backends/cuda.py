@@ -184,6 +184,13 @@ class CudaImplementation(Implementation):
         return kernel
 
 
+class TwinError(UnsupportedError):
+    """A candidate that cannot run tensors that are not 16-byte aligned, which shows when the first of them come."""
+
+    nothing_launched = True
+    """An op that mutates, too, goes on to another implementation."""
+
+
 class _Twin:
     """The same candidate for tensors that are not 16-byte aligned; built when first needed."""
 
@@ -223,7 +230,7 @@ class _Twin:
     def _build(self) -> Callable[..., Any]:
         implementation, problem, device = self._implementation, self._problem, self._device
         if reasons := list(implementation.unsupported(problem, device)):
-            raise UnsupportedError(f"{implementation.name}: tensors are not 16-byte aligned: {'; '.join(reasons)}")
+            raise TwinError(f"{implementation.name}: tensors are not 16-byte aligned: {'; '.join(reasons)}")
         if torch.cuda.is_current_stream_capturing():
             raise NotReadyError(
                 f"{implementation.name}: tensors are not 16-byte aligned, and nothing can be loaded during capture",
@@ -232,11 +239,10 @@ class _Twin:
         try:
             run = self._compiled_and_bound()
         except CompileError as fault:
-            # nothing was launched: an op that mutates, too, goes on to another implementation
             told = f"{implementation.name}: tensors are not 16-byte aligned, and {fault.message}"
-            raise NotReadyError(told, hint=fault.hint) from fault
+            raise TwinError(told, hint=fault.hint) from fault
         if run is None:
-            raise UnsupportedError(f"{implementation.name}: bind_rows() is offered for aligned tensors only")
+            raise TwinError(f"{implementation.name}: bind_rows() is offered for aligned tensors only")
         return run
 
     def _compiled_and_bound(self) -> Callable[..., Any] | None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
+from torch.fx import Proxy
 
 from .. import torch_ops
 from ..contract import Op
@@ -25,18 +25,19 @@ from .forcing import Forced, Forcing
 from .gradients import NO_BACKWARD_HINT, Gradients, no_backward
 from .hot_path import Around, hot_path
 from .mode import REFERENCE_MODE, Mode
+from .packed_form import check_form
 from .ranges import Ranged, Ranges
 from .resolved import NOT_FOR_US, Attempt, Call, Plans, Resolved, place_of, reference, tensors_of
 from .situation import (
-    autocast_active,
     capturing,
     counting_writes,
     gradient_needed,
     in_dual_level,
+    keeping_dtype,
     nothing_to_launch,
     traced_by_torch,
+    unseen_by_modes,
     unusual,
-    without_autocast,
 )
 from .table import Table
 from .winners import Winners
@@ -99,12 +100,17 @@ class BoundOp:
 
     def explain(self, *args: Any, **attributes: Any) -> Explanation:
         """What ``call`` does with these arguments, and why. Builds the plan that it would build; launches nothing."""
+        check_form(self.op, args, attributes)
         if self._flatten is not None:
             args, attributes = self._flatten(*args, **attributes)  # type: ignore[assignment]
         return self.explain_flat(args, attributes)
 
     def explain_flat(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Explanation:
         """The same in the schema's own terms."""
+        with unseen_by_modes():
+            return self._explained(args, attributes)
+
+    def _explained(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Explanation:
         values = self.op.parsed.bind(args, attributes)
         forced = self._forcing.of(self.op.name)
         strange = unusual(tensors_of(values))
@@ -130,6 +136,10 @@ class BoundOp:
 
     def generic(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
         """Answer a call of whatever form. Raises the schema's errors."""
+        check_form(self.op, args, attributes)
+        if self._flatten is not None and self._traced_by_fx(args, attributes):
+            args, attributes = self._flatten(*args, **attributes)
+            return self._slow(args, attributes)
         return self.run(self.op.bind(args, attributes))
 
     def run(self, values: tuple[Any, ...]) -> Any:
@@ -155,6 +165,8 @@ class BoundOp:
     # --- the slow path
 
     def _slow(self, args: tuple[Any, ...], attributes: Mapping[str, Any], *, warming: bool = False) -> Any:
+        if self._traced_by_fx(args, attributes):
+            return torch_ops.define(self.op)(*args, **attributes)
         self._missed.hit()
         self._follow()
         forced = self._forcing.of(self.op.name)
@@ -187,8 +199,14 @@ class BoundOp:
             self.plans.remember(resolved, forced, generations[1])
             # inference tensors, whose changes cannot be followed, have entries of their own: others are not bound
             if not resolved.makeshift or any(tensor.is_inference() for tensor in tensors):
-                self._keep(table, generations[0], given, values, resolved, many=forced is None)
+                with unseen_by_modes():
+                    self._keep(table, generations[0], given, values, resolved, many=forced is None)
         return outputs
+
+    def _traced_by_fx(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> bool:
+        """Whether torch.fx.symbolic_trace is to record this call, as one of torch's operator of the op."""
+        symbols = any(isinstance(value, Proxy) for value in (*args, *attributes.values()))
+        return symbols and torch_ops.serves(self)
 
     def _keep(
         self,
@@ -216,13 +234,17 @@ class BoundOp:
         A plan for many row counts may meet one that it cannot run. Not so where autograd records (``grad``): what
         raised may be a hook on what is saved.
         """
-        if isinstance(fault, self._not_enqueued):
+        if self._enqueued_nothing(fault):
             return True
         return isinstance(resolved, Ranged) and grad is None and not isinstance(fault, NOT_FOR_US)
 
+    def _enqueued_nothing(self, fault: Exception) -> bool:
+        """Whether the plan that raised ``fault`` has written nothing but its own outputs."""
+        return isinstance(fault, self._not_enqueued) or getattr(fault, "nothing_launched", False) is True
+
     def _first_that_runs(self, values: tuple[Any, ...], forced: Forced | None, generation: int) -> tuple[Any, Resolved]:
         makeshift = False
-        for resolved in self._answers(values, forced, generation):
+        for resolved in _unseen(self._answers(values, forced, generation)):
             attempt = Attempt(resolved)
             try:
                 outputs = self._prepared(replace(resolved, run=attempt), values)(*values)
@@ -289,7 +311,7 @@ class BoundOp:
     def _excuse(self, resolved: Resolved, fault: Exception, forced: Forced | None, generation: int) -> None:
         """Put aside what failed; raise when that is not for dispatch to hide."""
         candidate = resolved.choice.candidate
-        launched = self.op.parsed.mutates and not isinstance(fault, self._not_enqueued)
+        launched = self.op.parsed.mutates and not self._enqueued_nothing(fault)
         if candidate is None or launched or isinstance(fault, NOT_FOR_US):
             raise fault
         self.plans.failed(resolved.place, candidate, fault, forced, generation)
@@ -305,7 +327,7 @@ class BoundOp:
     def _prepared(self, resolved: Resolved, values: tuple[Any, ...]) -> Callable[..., Any]:
         """What answers these values, with all that torch expects of an operation: its dtype, gradient and version."""
         tensors = tensors_of(values)
-        run = _keeping_dtype(resolved, tensors)
+        run = keeping_dtype(resolved.run, tensors)
         if self.op.parsed.mutates:
             run = counting_writes(run, self.op.parsed)
         # plain torch operations are recorded one by one
@@ -322,11 +344,21 @@ class BoundOp:
         values = [*args, *attributes.values()]
         # torch.compile follows little of a schema's Python: what can be told from types is looked at out of its sight
         if not self.ready_to_trace(tuple([kind_of(value) for value in values]), tuple(attributes)):
-            return self._reference(*self.op.parsed.bind(args, attributes))
+            return keeping_dtype(self._reference, tensors_of(values))(*self.op.parsed.bind(args, attributes))
         if self.op.backward is None and gradient_needed(tensors_of(values)):
             refuse(no_backward(self.op.name), hint=NO_BACKWARD_HINT, kind=UnsupportedError)
         assert self.torch_op is not None
         return self.torch_op(*args, **attributes)
+
+
+def _unseen(answers: Iterator[Resolved]) -> Iterator[Resolved]:
+    """Each is found and built out of sight of TorchFunctionModes, and runs in theirs."""
+    while True:
+        with unseen_by_modes():
+            resolved = next(answers, None)
+        if resolved is None:
+            return
+        yield resolved
 
 
 def _definer(bound: BoundOp) -> Callable[[tuple[Kind, ...], tuple[str, ...]], bool]:
@@ -349,10 +381,3 @@ def _definer(bound: BoundOp) -> Callable[[tuple[Kind, ...], tuple[str, ...]], bo
         return True
 
     return constant_while_tracing(define)
-
-
-def _keeping_dtype(resolved: Resolved, tensors: list[torch.Tensor]) -> Callable[..., Any]:
-    """An op keeps its dtype under autocast: what is made of torch's operations runs with autocast off."""
-    if not autocast_active(tensors):
-        return resolved.run
-    return without_autocast(resolved.run, tensors[0].device.type)

@@ -5,7 +5,9 @@ It mirrors ``resolution``: first the winners, the exact problem's and then the n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tuning_db import Decision
@@ -16,8 +18,21 @@ from ..problem import Problem
 from ..space import Config, config_key
 from ..symbolic import settled
 from .plan import Candidate
-from .resolution import Choice, Situation, choices, refusals, usable, violations
+from .resolution import (
+    Choice,
+    Situation,
+    choices,
+    default_of,
+    is_config,
+    is_preference,
+    preference_of,
+    refusals,
+    usable,
+    violations,
+)
 from .sized_plan import Sized
+
+_OTHERWISE = "{} answers otherwise when it is asked for many row counts"
 
 
 def keep_choice(call: Sized, situation: Situation, choice: Choice) -> str:
@@ -108,7 +123,7 @@ def _holds(call: Sized, situation: Situation, decision: Decision) -> bool:
     )
     asked = _runs(implementation, call, situation.device) and _in_space(implementation, config, call, situation.device)
     if asked != plainly:
-        call.interval.forget(f"{implementation.name} answers otherwise when it is asked for many row counts")
+        call.interval.forget(_OTHERWISE.format(implementation.name))
     # what is left (a changed source, another version of the op) is the same for every row count
     return answer
 
@@ -117,18 +132,41 @@ def _holds(call: Sized, situation: Situation, decision: Decision) -> bool:
 
 
 def _keep_default(call: Sized, situation: Situation, candidate: Candidate) -> str:
-    ranked: list[tuple[Any, Implementation]] = [
-        (implementation.preference(call.problem, situation.device), implementation)
-        for implementation in situation.implementations
-        if _runs(implementation, call, situation.device)
-    ]
+    device = situation.device
+    ranked: list[tuple[Any, Implementation]] = []
+    for implementation in situation.implementations:
+        if not _runs(implementation, call, device):
+            continue
+        preference = partial(implementation.preference, call.problem, device)
+        if isinstance(preference_of(implementation, situation.problem, device), str):
+            _keep_fault(call, implementation, preference, is_preference)
+        else:
+            ranked.append((preference(), implementation))
     for _, implementation in sorted(ranked, key=lambda pair: -pair[0]):
-        config = {
-            name: settled(value) for name, value in implementation.default(call.problem, situation.device).items()
-        }
+        default = partial(implementation.default, call.problem, device)
+        if isinstance(default_of(implementation, situation.problem, device), str):
+            _keep_fault(call, implementation, default, is_config)
+            continue
+        config = {name: settled(value) for name, value in default().items()}
         same = implementation is candidate.implementation and config_key(config) == config_key(candidate.config)
-        return "" if same else f"{implementation.name} answers otherwise when it is asked for many row counts"
+        return "" if same else _OTHERWISE.format(implementation.name)
     return "no implementation runs"
+
+
+def _keep_fault(
+    call: Sized, implementation: Implementation, ask: Callable[[], Any], is_answer: Callable[[Any], bool]
+) -> None:
+    """Resolution passes over who answers with a fault: then that must be so at every row count.
+
+    What is asked before the fault narrows the interval as it does before an answer.
+    """
+    with call.interval.free_text():
+        try:
+            answers = is_answer(ask())
+        except Exception:
+            answers = False
+    if answers:
+        call.interval.forget(_OTHERWISE.format(implementation.name))
 
 
 # --- implementations
@@ -141,11 +179,26 @@ def _runs(implementation: Implementation, call: Sized, device: Device) -> bool:
 def _refuses(implementation: Implementation, problem: Problem, device: Device, call: Sized) -> bool:
     # whether there are reasons must be the same, not what they say
     with call.interval.free_text():
-        return any(True for _ in implementation.unsupported(problem, device))
+        return _said(call, problem, lambda asked: any(True for _ in implementation.unsupported(asked, device)), True)
 
 
 def _in_space(implementation: Implementation, config: Config, call: Sized, device: Device) -> bool:
-    return not implementation.space(call.problem, device).violations(config)
+    return _said(call, call.problem, lambda asked: not implementation.space(asked, device).violations(config), False)
+
+
+def _said(call: Sized, problem: Problem, ask: Callable[[Problem], bool], by_fault: bool) -> bool:
+    """What is said of ``problem`` with its many row counts: ``by_fault`` where the very call's is a fault, too.
+
+    Resolution takes a fault for a refusal.
+    """
+    try:
+        return ask(problem)
+    except Exception:
+        try:
+            ask(replace(problem, dims=call.at(call.interval.rows).dims))
+        except Exception:
+            return by_fault
+        raise
 
 
 def _keep_conditions(call: Sized, candidate: Candidate, device: Device) -> None:

@@ -8,14 +8,16 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
+from ..api_checks import database_of, name_of_op
 from ..contract import Op
 from ..device import Device
 from ..discovery import Catalog
-from ..errors import ArgumentTypeError, RegistryError
+from ..errors import RegistryError
 from ..implementation import Implementation
 from ..problem import Problem
 from ..tracing import constant_while_tracing, let_through
@@ -85,10 +87,7 @@ class Dispatcher:
 
     def bound(self, name: str) -> BoundOp:
         """One op's tables and counters."""
-        if not isinstance(name, str):
-            raise ArgumentTypeError(
-                f"the name of an op must be a str, got {name!r:.80}", hint='expected e.g. registry.call("softmax", x)'
-            )
+        name = name_of_op(name)
         self._follow()
         with self._lock:
             if name not in self._bound:
@@ -137,18 +136,19 @@ class Dispatcher:
         self.catalog.register(implementation)
         self.forget()
 
-    def configure(self, *, database: str | Keep | None = KEEP, mode: Mode | Keep = KEEP) -> None:
+    def configure(self, *, database: str | Path | Keep | None = KEEP, mode: Mode | Keep = KEEP) -> None:
         """Take winners from another database, or let other things answer, from now on; what is not given stays.
 
-        ``database``: an SQLAlchemy URL or a file, None for the default place. ``mode``: see ``Mode``; raises
+        ``database``: an SQLAlchemy URL or a file, None for the default place. ``mode``: see ``Mode``. Raises
         InvalidArgumentError for anything else, and then changes nothing.
         """
         wanted = None if isinstance(mode, Keep) else checked_mode(mode)
+        place = database if isinstance(database, Keep) else database_of("configure", database)
         with self._lock:
             if wanted is not None:
                 self._mode = wanted
-            if not isinstance(database, Keep):
-                self._winners = Winners(database)
+            if not isinstance(place, Keep):
+                self._winners = Winners(place)
             self.forget()
 
     def mode(self) -> Mode:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from tuning_db import Decision
 
 from ..device import Device
+from ..implementation import Implementation
 from ..problem import Problem
 from ..space import Config
 from .forcing import Forced
 from .mode import REFERENCE_MODE, Mode
 from .prepared import prepared_bytes
-from .resolution import Choice, Situation, Step, asked, changed_software, choices, refusals
+from .resolution import Choice, Situation, Step, changed_software, choices, preference_of, refusals
 from .resolved import Plans, Resolved
 from .tuning_command import tune_command
 
@@ -146,7 +146,7 @@ def _reasons(name: str, situation: Situation, choice: Choice, aside: Mapping[str
     return (f"supported, not chosen: {_comparison(name, implementation, situation, choice)}",)
 
 
-def _comparison(name: str, implementation: Any, situation: Situation, choice: Choice) -> str:
+def _comparison(name: str, implementation: Implementation, situation: Situation, choice: Choice) -> str:
     if choice.step == "reference":
         return choice.reason
     if choice.step == "forced":
@@ -154,9 +154,7 @@ def _comparison(name: str, implementation: Any, situation: Situation, choice: Ch
     if choice.decision is not None:
         ratio = choice.decision.baselines.get(name)
         return "it did not reach the finals" if ratio is None else f"it took {ratio:.2f} times as long in the finals"
-    preference = asked(
-        implementation, "preference", partial(implementation.preference, situation.problem, situation.device)
-    )
+    preference = preference_of(implementation, situation.problem, situation.device)
     if isinstance(preference, str):
         return preference
     return f"nothing tuned is near, and its heuristic preference is only {preference:g}"

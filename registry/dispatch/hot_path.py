@@ -9,17 +9,17 @@ from __future__ import annotations
 import keyword
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from torch import is_grad_enabled
-from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from ..contract import Op, Packed
 from ..schema import Parameter
-from .torch_private import dispatch_modes
+from .packed_form import users_parameters
+from .torch_private import dispatch_modes, forward_level
 
 
 class _Missing:
@@ -87,7 +87,7 @@ def hot_path(op: Op, around: Around) -> HotPath:
 
 def _packed(op: Op, packed: Packed, around: Around, flat: Callable[..., Any]) -> HotPath:
     """For an op whose usual call has an argument that stands for several."""
-    mine = _unpacked(op, packed)
+    mine = users_parameters(op, packed)
     known = {**_names(around), "_Packed": packed.kind}
     # a packed object has refused nested tensors when it was made
     hit = _hit(op.parsed.parameters, mine, "_generic(_args, _attributes)")
@@ -119,7 +119,7 @@ def _names(around: Around) -> dict[str, Any]:
         "_MISSING": MISSING,
         "_given": given,
         "_modes": dispatch_modes,
-        "_forward_ad": forward_ad,
+        "_forward": forward_level,
         "_is_grad_enabled": is_grad_enabled,
         "_tracing": is_dynamo_compiling,
         "_table": around.table,
@@ -152,17 +152,6 @@ def _signature(parameters: Sequence[Parameter], open_ended: bool) -> str:
     named = [text for parameter, text in shown.items() if parameter.keyword_only]
     star = ["*_more"] if open_ended else ["*"] if named else []
     return ", ".join([*positional, *star, *named, *(["**_unknown"] if open_ended else [])])
-
-
-def _unpacked(op: Op, packed: Packed) -> list[Parameter]:
-    """The parameters of the user's call."""
-    mine: list[Parameter] = []
-    for parameter in op.parsed.parameters:
-        if parameter.name not in packed.parts:
-            mine.append(parameter)
-        elif all(other.name != packed.parameter for other in mine):
-            mine.append(replace(parameter, name=packed.parameter, kind=packed.kind.__name__))
-    return mine
 
 
 def _unpacking(packed: Packed, again: str = "") -> list[str]:
@@ -214,7 +203,7 @@ def _hit(parameters: Sequence[Parameter], nestable: Sequence[Parameter], otherwi
     nested = " or ".join(_nested(parameter) for parameter in nestable if parameter.kind == "Tensor") or "True"
     names = [parameter.name for parameter in parameters]
     return [
-        "if not _modes() and _forward_ad._current_level < 0 and not _forcing.active and not _recorder.active:",
+        "if not _modes() and _forward._current_level < 0 and not _forcing.active and not _recorder.active:",
         "    _now = _table.now",
         f"    {entry} = _now.recent",
         "    try:",
@@ -229,8 +218,8 @@ def _hit(parameters: Sequence[Parameter], nestable: Sequence[Parameter], otherwi
         "                    if _own is not None: _now.recent = _entry",
         "                    _same = True",
         "                    break",
-        # what is no tensor has neither attribute
-        "    except (AttributeError, TypeError, RuntimeError):",
+        # what is no tensor has neither attribute, and what torch.fx traces with raises ValueError when it is compared
+        "    except (AttributeError, TypeError, RuntimeError, ValueError):",
         "        _same = False",
         "    if _same:",
         "        try:",

@@ -16,7 +16,7 @@ from ..space import Config, config_key
 from .apart import made_apart
 from .prepared_cache import Entry, Place, PreparedCache, Versions
 from .prepared_hit import Hit, Sources, hit, unremembered
-from .torch_private import stream_capturing
+from .torch_private import stream_capturing, unseen_by_modes
 
 _CACHE = PreparedCache()
 if hasattr(os, "register_at_fork"):
@@ -146,10 +146,11 @@ class PreparedTensors:
                 hint="call it once on these weights before capturing",
             )
         # a tensor of inference mode could neither be refilled nor used outside of it
-        made = made_apart(
-            lambda: self._implementation.prepare(name, sources, self._problem, self._config), tensors[0].device
-        )
-        with torch.inference_mode(False), torch.no_grad():
+        with unseen_by_modes():
+            made = made_apart(
+                lambda: self._implementation.prepare(name, sources, self._problem, self._config), tensors[0].device
+            )
+        with torch.inference_mode(False), torch.no_grad(), unseen_by_modes():
             return _CACHE.put(place, self._implementation, made, tensors, versions)
 
 

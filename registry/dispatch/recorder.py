@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from ..api_checks import file_of
 from ..device import Device
 from ..errors import RegistryError
 from ..problem import Problem
@@ -89,7 +90,7 @@ class Recorder:
         The file is a shapes file: ``tune --shapes path`` tunes the problems by weight. Raises RegistryError at once for
         a path that cannot be written, a file that is no recording, and one that is being recorded to already.
         """
-        recording = _Recording(recording_file.checked(path))
+        recording = _Recording(recording_file.checked(file_of("record", path)))
         with self._lock:
             self._begin_whole()
             if any(other.path == recording.path for other in self._recordings):

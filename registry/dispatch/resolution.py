@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from tuning_db import Decision
 
 from ..contract import Op
 from ..device import Device
 from ..discovery import Catalog
-from ..errors import RegistryError, UnsupportedError
+from ..errors import InvalidDefinitionError, RegistryError, UnsupportedError
 from ..implementation import Implementation
 from ..problem import Problem
 from ..space import Config
@@ -90,7 +91,9 @@ def forced_choice(situation: Situation, forced: Forced, misses: list[str]) -> Ch
     for choice in tuned:
         if choice.candidate is not None and choice.candidate.implementation is implementation:
             return replace(choice, step="forced", reason=f"registry.using(...), {choice.reason}")
-    config = implementation.default(situation.problem, situation.device)
+    config = default_of(implementation, situation.problem, situation.device)
+    if isinstance(config, str):
+        raise UnsupportedError(f"{where}: {config}", hint="it was forced by registry.using(...)")
     return Choice("forced", Candidate(implementation, config), "registry.using(...), with its default config")
 
 
@@ -127,13 +130,13 @@ def default_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]
     for implementation in situation.implementations:
         if refusals(implementation, problem, device):
             continue
-        preference = asked(implementation, "preference", partial(implementation.preference, problem, device))
+        preference = preference_of(implementation, problem, device)
         if isinstance(preference, str):
             misses.append(preference)
         else:
             ranked.append((preference, implementation))
     for preference, implementation in sorted(ranked, key=lambda pair: -pair[0]):
-        config = asked(implementation, "default", partial(implementation.default, problem, device))
+        config = default_of(implementation, problem, device)
         if isinstance(config, str):
             misses.append(config)
         else:
@@ -185,19 +188,63 @@ def refusals(implementation: Implementation, problem: Problem, device: Device) -
     """Every reason why an implementation cannot run a problem on a device; empty when it can."""
     if device.type not in implementation.device_types:
         return [f"it does not run on {device.type}"]
-    reasons = asked(implementation, "unsupported", lambda: list(implementation.unsupported(problem, device)))
+    reasons = asked(
+        implementation, "unsupported", lambda: [str(reason) for reason in implementation.unsupported(problem, device)]
+    )
     return [reasons] if isinstance(reasons, str) else reasons
+
+
+def preference_of(implementation: Implementation, problem: Problem, device: Device) -> float | str:
+    """What an implementation declares for a problem as a finite number, or the fault of asking."""
+    return asked(implementation, "preference", partial(declared_preference, implementation, problem, device))
+
+
+def declared_preference(implementation: Implementation, problem: Problem, device: Device) -> float:
+    """The same. Raises WrongAnswerError, and whatever asking raises."""
+    given = implementation.preference(problem, device)
+    if not is_preference(given):
+        raise WrongAnswerError(f"{implementation.name}: preference() returned {given!r:.80}, expected a finite number")
+    return float(given)
+
+
+def is_preference(given: Any) -> bool:
+    """Whether implementations can be ranked by it; numpy's numbers and torch's are good, too."""
+    return not isinstance(given, str | bytes) and hasattr(given, "__float__") and math.isfinite(given)
+
+
+def default_of(implementation: Implementation, problem: Problem, device: Device) -> Config | str:
+    """An implementation's default configuration, or the fault of asking."""
+
+    def ask() -> Config:
+        given = implementation.default(problem, device)
+        if not is_config(given):
+            told = f"{implementation.name}: default() returned {given!r:.80}, expected a mapping of parameters"
+            raise WrongAnswerError(told)
+        return given
+
+    return asked(implementation, "default", ask)
+
+
+def is_config(given: Any) -> bool:
+    """Whether it may be a configuration."""
+    return isinstance(given, Mapping)
+
+
+class WrongAnswerError(InvalidDefinitionError):
+    """An implementation that answers with what is no answer."""
 
 
 def asked(implementation: Implementation, what: str, ask: Callable[[], _Answer]) -> _Answer | str:
     """An implementation's answer, or the fault of asking: a stranger's mistake must not stop the call."""
     try:
         return ask()
+    except WrongAnswerError as fault:
+        text = fault.message
     except Exception as fault:
         text = f"{implementation.name}: {what}() raised {type(fault).__name__}: {fault}"
-        if _first_time(implementation, what):
-            warn_caller(text)
-        return text
+    if _first_time(implementation, what):
+        warn_caller(text)
+    return text
 
 
 _MOST_TOLD = 256

@@ -15,23 +15,26 @@ from .torch_private import (
     autocasting,
     below_autograd,
     dispatch_modes,
+    forward_level,
     jit_tracing,
     stands_for_others,
     transforming,
+    unseen_by_modes,
+    zero_without_memory,
 )
 
 __all__ = [
-    "autocast_active",
     "below_autograd",
     "capturing",
     "counting_writes",
     "dispatch_modes",
     "gradient_needed",
     "in_dual_level",
+    "keeping_dtype",
     "nothing_to_launch",
     "traced_by_torch",
+    "unseen_by_modes",
     "unusual",
-    "without_autocast",
 ]
 
 
@@ -56,7 +59,7 @@ def _unusual_tensor(tensor: torch.Tensor) -> str:
         return f"a tensor has the layout {tensor.layout}"
     if tensor.is_neg() or tensor.is_conj():
         return "a tensor is a lazy negation or conjugate"
-    if tensor._is_zerotensor():
+    if zero_without_memory(tensor):
         return "a tensor is autograd's zero without memory"
     return _unusual_memory(tensor)
 
@@ -81,7 +84,7 @@ def _dual(tensors: Iterable[torch.Tensor]) -> str:
 
 def in_dual_level() -> bool:
     """Whether a block of forward-mode AD is open, whatever carries a tangent in it."""
-    return forward_ad._current_level >= 0
+    return bool(forward_level._current_level >= 0)
 
 
 def traced_by_torch(tensors: Iterable[torch.Tensor]) -> bool:
@@ -103,14 +106,22 @@ def gradient_needed(tensors: Iterable[torch.Tensor]) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def autocast_active(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether autocast is on for these tensors' device."""
-    return any(autocasting(kind) for kind in {tensor.device.type for tensor in tensors})
+def keeping_dtype(run: Callable[..., Any], tensors: Iterable[torch.Tensor]) -> Callable[..., Any]:
+    """``run`` with autocast off for these tensors' device, where it is on.
+
+    An op keeps its dtype under autocast, whatever torch operations an implementation is made of.
+    """
+    # one by one, which torch.compile can follow
+    for kind in ["cpu", "cuda", *[tensor.device.type for tensor in tensors if tensor.device.type not in _USUAL]]:
+        if autocasting(kind):
+            run = _without_autocast(run, kind)
+    return run
 
 
-def without_autocast(run: Callable[..., Any], device_type: str) -> Callable[..., Any]:
-    """``run`` with autocast off: an op keeps its dtype, whatever torch operations an implementation is made of."""
+_USUAL = ("cpu", "cuda")
 
+
+def _without_autocast(run: Callable[..., Any], device_type: str) -> Callable[..., Any]:
     def outside(*values: Any) -> Any:
         with torch.autocast(device_type, enabled=False):
             return run(*values)
@@ -125,7 +136,7 @@ def counting_writes(run: Callable[..., Any], schema: Schema) -> Callable[..., An
     def counted(*values: Any) -> Any:
         outputs = run(*values)
         for place in places:
-            if values[place] is not None and not values[place].is_inference():
+            if not values[place].is_inference():
                 increment_version(values[place])
         return outputs
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
 from ..problem import TensorSpec
+from ..tracing import constant_while_tracing
 
 Check = Callable[..., bool]
 Allocate = Callable[[], torch.Tensor]
@@ -64,7 +66,15 @@ def _observed(tensor: torch.Tensor) -> tuple[object, ...]:
     form = (type(tensor), tensor.dtype, tensor.layout, tensor.device, tensor.requires_grad, tensor.is_inference())
     if tensor.layout != torch.strided:
         return (*state, *form)
-    return (*state, *form, tensor.is_neg(), tensor.is_conj(), tensor._is_zerotensor(), tensor.shape, tensor.stride())
+    return (
+        *state,
+        *form,
+        tensor.is_neg(),
+        tensor.is_conj(),
+        zero_without_memory(tensor),
+        tensor.shape,
+        tensor.stride(),
+    )
 
 
 def native_rows_guard(tensors: Sequence[torch.Tensor], free: Sequence[int]) -> Check:
@@ -168,10 +178,25 @@ def _dispatch_mode_counter() -> Callable[[], int]:
 dispatch_modes = _dispatch_mode_counter()
 """How many torch dispatch modes (FakeTensorMode, make_fx, FLOP counters) are active on this thread."""
 
-if not hasattr(forward_ad, "_current_level"):
-    raise ImportError(f"torch {torch.__version__} hides forward AD's level; registry supports torch 2.11 and later")
+function_modes: Callable[[], bool] = getattr(
+    torch._C, "_is_torch_function_mode_enabled", lambda: bool(torch.overrides._get_current_function_mode_stack())
+)
+"""Whether a TorchFunctionMode is active on this thread; ``torch.device(...)`` as a with block is one."""
+
+unseen: Callable[[], AbstractContextManager[Any]] = torch._C.DisableTorchFunction
+"""A with block in which neither such a mode nor a tensor subclass sees calls of torch."""
 
 
+def unseen_by_modes() -> AbstractContextManager[Any]:
+    """``unseen`` where a TorchFunctionMode is active; not elsewhere, since torch.compile guards on it."""
+    return unseen() if function_modes() else nullcontext()
+
+
+forward_level: Any = forward_ad if hasattr(forward_ad, "_current_level") else SimpleNamespace(_current_level=0)
+"""``_current_level`` is not negative while a block of forward-mode AD is open, or where torch does not tell."""
+
+
+@constant_while_tracing  # torch 2.11 cannot trace the first question; it guards on the answer to the second
 def autocasting(device_type: str) -> bool:
     """Whether autocast is on for that type of device."""
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
@@ -183,17 +208,19 @@ def jit_tracing() -> bool:
 
 
 def transforming() -> bool:
-    """Whether a functorch transform (vmap, func.grad, func.jvp) is running on this thread."""
-    return _functorch is not None and _functorch.peek_interpreter_stack() is not None
+    """Whether a functorch transform (vmap, func.grad, func.jvp) is running on this thread, or torch does not tell."""
+    peek = getattr(_functorch, "peek_interpreter_stack", None)
+    return peek is None or peek() is not None
 
 
-if not hasattr(torch._C, "_AutoDispatchBelowAutograd"):
-    raise ImportError(
-        f"torch {torch.__version__} cannot dispatch below autograd; registry supports torch 2.11 and later"
-    )
+below_autograd: Callable[[], AbstractContextManager[Any]] | None = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
+"""A with block in which torch's operators skip their autograd kernels, where this torch has one."""
 
-below_autograd: Callable[[], AbstractContextManager[Any]] = torch._C._AutoDispatchBelowAutograd
-"""A with block in which torch's operators skip their autograd kernels."""
+
+def zero_without_memory(tensor: torch.Tensor) -> bool:
+    """Whether it is autograd's zero, which only torch's operations know. (Its address is 0 besides.)"""
+    tells = getattr(tensor, "_is_zerotensor", None)
+    return tells is not None and bool(tells())
 
 
 def stands_for_others(tensor: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ from ..backends.cuda_stream import current_device, only_gpu
 from ..backends.written_run import Operands, function, written_of
 from ..problem import TensorSpec
 from .prepared_hit import Hit
-from .torch_private import sized_allocator
+from .torch_private import function_modes, sized_allocator, unseen
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ def written_call(
     """
     given = [f"a{place}" for place in range(values)]
     names: dict[str, Any] = dict(hit.names) if hit is not None else {}
-    lines = [*_on_its_device(device, given, names), *sizes.lines, *(hit.lines if hit is not None else ())]
+    written = None if returns_outputs else written_of(run)
+    lines = [*_on_its_device(device, given, names), *([] if written else _unseen(given, names))]
+    lines += [*sizes.lines, *(hit.lines if hit is not None else ())]
     made = [] if returns_outputs else [_allocated(f"y{place}", one, lines, names) for place, one in enumerate(outputs)]
     held = [_allocated(f"t{place}", one, lines, names) for place, one in enumerate(scratch)]
     items = {
@@ -63,11 +65,10 @@ def written_call(
         "scratch": (*held,),
     }
     groups = {group: _tuple(parts) for group, parts in items.items()}
-    after = f"return {made[0] if len(made) == 1 else _tuple(made) if made else None}"
+    after = f"return {_returned(made)}"
     operands = Operands(groups, items, sizes.rows, after, on_device=True)
     if hit is not None:
         operands = replace(operands, addresses=hit.addresses, stream=hit.stream)
-    written = None if returns_outputs else written_of(run)
     if written is None:
         names["run"] = run
         ran = operands.call("run")
@@ -89,11 +90,27 @@ def _on_its_device(device: torch.device, given: Sequence[str], names: dict[str, 
     ]
 
 
+def _unseen(given: Sequence[str], names: dict[str, Any]) -> list[str]:
+    """Lines that keep the operations of torch which a run is made of from a TorchFunctionMode.
+
+    What such a mode returns in place of an operation is not in the outputs that the run was given to write to.
+    """
+    names |= {"e_modes": function_modes, "e_unseen": unseen}
+    return ["if e_modes():", f"    with e_unseen(): return plan({', '.join(given)})"]
+
+
 def _allocated(name: str, one: Allocation, lines: list[str], names: dict[str, Any]) -> str:
     names[f"make_{name}"] = sized_allocator(one.spec.dtype, one.spec.device)
     names[f"dtype_{name}"] = one.spec.dtype
     lines.append(f"{name} = make_{name}({_tuple(one.shape)}, {_tuple(one.strides)}, dtype_{name})")
     return name
+
+
+def _returned(made: Sequence[str]) -> str:
+    """An op without outputs returns None, one with several a tuple."""
+    if not made:
+        return "None"
+    return made[0] if len(made) == 1 else _tuple(made)
 
 
 def _tuple(parts: Sequence[str]) -> str:

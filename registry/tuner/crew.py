@@ -18,10 +18,11 @@ from .jobs import Answer, BlockJob, Outcome, TrialJob
 from .limits import Limits
 
 _TICK_S = 0.5
+"""The longest wait for a child's answer."""
 _LOOK_S = 0.1
+"""The least time between two looks at the device."""
 _SEEN_S = 1.0
-"""Time between two looks at the device, at least and at most: the driver's figure is about the last sixth of a second
-to a second."""
+"""The most time between two looks that count: the driver's figure is about 0.17 to 1 s, the last before a look."""
 _MOST_COMPILERS = 16
 
 TrialAnswered = Callable[[TrialJob, Outcome], None]

@@ -12,6 +12,7 @@ from ..contract import Op
 from ..device import Device
 from ..discovery import Catalog
 from ..dispatch.plan import Candidate
+from ..dispatch.resolution import declared_preference
 from ..errors import UnknownNameError
 from ..implementation import Implementation
 from ..problem import Arguments, Problem
@@ -136,4 +137,5 @@ def _choice_of(implementation: Implementation, problem: Problem, device: Device)
     default = implementation.default(problem, device)
     if default not in configs:
         return Choice(implementation, unsupported=(f"its default {dict(default)} is not in its space",))
-    return Choice(implementation, configs, default, preference=float(implementation.preference(problem, device)))
+    preference = declared_preference(implementation, problem, device)
+    return Choice(implementation, configs, default, preference=preference)

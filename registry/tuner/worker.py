@@ -22,7 +22,6 @@ from ..backends import kernel_limit
 from ..device import Device
 from ..discovery import Catalog
 from ..dispatch.plan import Candidate, Plan, build
-from ..errors import RegistryError
 from ..problem import Problem
 from .clocks import Clocks
 from .copying import copy_sampler
@@ -109,9 +108,10 @@ class Worker:
         protocol = Protocol(**job.protocol)
         try:
             session = self.session(self._catalog.op(job.op).problem_of(job.dims), protocol, job.seed)
-        except RegistryError as fault:
-            nothing, count = ((),), len(job.entrants)
-            return TimedBlock(nothing * count, (f"error: {fault}",) * count, nothing * count, 0.0)
+        except BaseException as fault:  # as in trial: an op's own code is a stranger's too
+            nothing, count, told = ((),), len(job.entrants), ": ".join(status_of(fault))
+            seconds = time.perf_counter() - began
+            return TimedBlock(nothing * count, (told,) * count, nothing * count, seconds)
         self._clocks.warm()
         entries: dict[int, _Entry] = {}
         faults = [""] * len(job.entrants)

@@ -25,7 +25,7 @@ from registry.backends.cuda_frame import Layout
 from registry.backends.kernel_text import normalised_module
 from registry.device import Device
 from registry.dispatch.written_plan import fixed, written_call
-from registry.errors import CompileError, InvalidDefinitionError, NotReadyError, OutOfResourcesError
+from registry.errors import CompileError, InvalidDefinitionError, NotReadyError, OutOfResourcesError, UnsupportedError
 from registry.implementation import Launch
 from registry.problem import Arguments, Problem, TensorSpec
 
@@ -469,7 +469,7 @@ def test_a_process_loads_so_many_kernels_and_keeps_those(
 
 
 @pytest.mark.parametrize("for_rows", [False, True])
-def test_a_twin_that_cannot_be_loaded_any_more_is_not_ready(
+def test_a_twin_that_cannot_be_loaded_any_more_says_so(
     own_cache: Path, driver: _Driver, monkeypatch: pytest.MonkeyPatch, for_rows: bool
 ) -> None:
     """Nothing was launched: an op that mutates is answered by another implementation."""
@@ -483,7 +483,7 @@ def test_a_twin_that_cannot_be_loaded_any_more_is_not_ready(
     assert cuda_launch.load(Scale().compile(variant(Scale()), H200.target).path, 0)
     twin = cuda._Twin(Scale(), problem(), {"block": 64}, H200, signature(), for_rows=for_rows)
     for _ in range(2):
-        with pytest.raises(NotReadyError, match=r"test\.scale: tensors are not 16-byte aligned.* loaded 1 CUDA"):
+        with pytest.raises(cuda.TwinError, match=r"test\.scale: tensors are not 16-byte aligned.* loaded 1 CUDA"):
             twin((), (), ())
     assert not launched
     monkeypatch.setattr(kernel_limit, "MOST_KERNELS", 2)
@@ -493,9 +493,11 @@ def test_a_twin_that_cannot_be_loaded_any_more_is_not_ready(
 
 def test_a_twin_whose_kernel_does_not_fit_says_so(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    # what an op that mutates, too, falls back after
-    with pytest.raises(NotReadyError, match=r"not 16-byte aligned, and .* threads a block"):
+    with pytest.raises(UnsupportedError, match=r"not 16-byte aligned, and .* threads a block") as caught:
         cuda._Twin(Scale(), problem(), {"block": 2048}, H200, signature())((), (), ())
+    assert not isinstance(caught.value, NotReadyError), "it never becomes ready"
+    # what an op that mutates, too, falls back after
+    assert getattr(caught.value, "nothing_launched", False)
 
 
 def test_a_load_leaves_the_current_gpu_what_it_was(own_cache: Path, driver: _Driver) -> None:

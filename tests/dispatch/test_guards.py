@@ -153,3 +153,33 @@ def test_one_tensor_given_twice_matches() -> None:
     assert match(one, one)
     assert match(x(), x())
     assert not match(one, one.double())
+
+
+@pytest.mark.parametrize(
+    "name", ["torch.autograd.forward_ad._current_level", "torch._C._AutoDispatchBelowAutograd", "torch._C._functorch"]
+)
+def test_without_a_private_part_of_torch_calls_are_right_and_slow(name: str) -> None:
+    owner, _, part = name.rpartition(".")
+    code = (
+        "import torch, torch.func, torch._dynamo, torch.fx.experimental.proxy_tensor as proxy\n"
+        "from torch.autograd import forward_ad\n"
+        f"kept = {name}; delattr({owner}, {part!r})\n"
+        "import registry\n"
+        "from registry.dispatch import torch_private\n"
+        f"setattr({owner}, {part!r}, kept)\n"
+        f"assert torch_private.transforming() is {part == '_functorch'}\n"
+        "x = torch.randn(4, 8, requires_grad=True)\n"
+        "for _ in range(2):\n"
+        "    y = registry.call('softmax', x); torch.testing.assert_close(y, torch.softmax(x, -1))\n"
+        "    torch.autograd.grad(y.sum(), x)\n"
+        "    y = torch.vmap(lambda row: registry.call('softmax', row))(x.detach())\n"
+        "    torch.testing.assert_close(y, torch.softmax(x, -1).detach())\n"
+        "    with forward_ad.dual_level():\n"
+        "        y = registry.call('square', forward_ad.make_dual(x.detach(), x.detach()))\n"
+        "        torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, 2 * x.detach() ** 2)\n"
+        "with torch.no_grad():\n"
+        "    graph = proxy.make_fx(torch.ops.kernel_registry.softmax)(x)\n"
+        "torch.testing.assert_close(graph(x.detach()), torch.softmax(x, -1).detach())\n"
+    )
+    done = fresh.run("-c", code)
+    assert done.returncode == 0, done.stderr

@@ -278,3 +278,73 @@ def test_torch_compile_traces_the_bound_callable(dispatcher: Dispatcher) -> None
         wrong = torch.compile(lambda t: call(t, dmi=0), fullgraph=True, backend="eager")
         with pytest.raises(InvalidArgumentError, match="no argument 'dmi'"):
             wrong(x)
+
+
+@pytest.mark.parametrize("way", ["call", "op", "explain"])
+def test_a_packed_call_of_the_wrong_form_is_told_in_the_users_terms(dispatcher: Dispatcher, way: str) -> None:
+    a, w = torch.randn(3, 128).half(), quantize(torch.randn(64, 128).half(), group_size=32)
+    call: Any = (
+        dispatcher.op("gemm_int4") if way == "op" else lambda *g, **n: getattr(dispatcher, way)("gemm_int4", *g, **n)
+    )
+    wrong: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+        ((a, w, 3), {}, "3 positional arguments given, at most 2 expected"),
+        ((a,), {}, "missing w"),
+        ((), {}, "missing a, w"),
+        ((), {"w": w}, "missing a"),
+        ((a,), {"b": w}, "no argument 'b'"),
+        ((a, w), {"bits": 4}, "no argument 'bits'"),
+    ]
+    if way != "op":  # where it is Python's own error
+        wrong.append(((a, w), {"w": w}, "w was given twice"))
+    for args, named, message in wrong:
+        with pytest.raises(ArgumentTypeError, match=message) as caught:
+            call(*args, **named)
+        assert caught.value.hint == "expected gemm_int4(Tensor a, PackedWeight w)"
+    with pytest.raises(ArgumentTypeError, match="missing bits, group_size, k, layout"):
+        call(a, w.qweight, w.scales, None)
+
+
+class Meddling(torch.overrides.TorchFunctionMode):
+    """Sees functions of torch, and puts zeros in the place of a softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(getattr(func, "__name__", str(func)))
+        return torch.zeros(4, 8) if func in {torch.softmax, torch.empty_like} else func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["a first call", "a hit"])
+@pytest.mark.parametrize("returns_outputs", [False, True])
+def test_what_a_plan_is_made_of_is_out_of_sight_of_torch_function_modes(
+    dispatcher: Dispatcher, told: Any, known: bool, returns_outputs: bool
+) -> None:
+    one = told("a.one", returns_outputs=returns_outputs)
+    dispatcher.register(one)
+    x = torch.randn(4, 8)
+    if known:
+        dispatcher.call("softmax", x)
+    with Meddling() as mode:
+        for rows in (4, 4, 5):
+            x = torch.randn(rows, 8)
+            mode.seen.clear()
+            y = dispatcher.call("softmax", x)
+            assert not {"softmax", "copy_"} & set(mode.seen)
+            mode.seen.clear()
+            assert dispatcher.explain("softmax", x).implementation == "a.one"
+            torch.testing.assert_close(y, x.exp() / x.exp().sum(-1, keepdim=True))
+    assert len(one.runs) == 3 + known
+
+
+def test_a_torch_function_mode_sees_what_the_reference_is_made_of_and_the_operator(dispatcher: Dispatcher) -> None:
+    x = torch.randn(4, 8)
+    dispatcher.configure(mode="reference")
+    for _ in range(2):
+        with Meddling() as mode:
+            assert not dispatcher.call("softmax", x).any()
+        assert "softmax" in mode.seen
+    with Meddling() as mode:
+        torch.ops.kernel_registry.softmax(x)
+    assert mode.seen == ["softmax"]

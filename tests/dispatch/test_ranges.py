@@ -430,3 +430,52 @@ def test_guards_of_many_row_counts_ask_for_all_but_the_rows(make: Callable[..., 
 def test_a_spec_tells_row_major_with_sizes_of_one() -> None:
     assert TensorSpec((1, 4), torch.float32, (99, 1)).is_contiguous
     assert not TensorSpec((2, 4), torch.float32, (99, 1)).is_contiguous
+
+
+@pytest.mark.filterwarnings("ignore::registry.DispatchWarning")
+@pytest.mark.parametrize("method", ["preference", "default", "unsupported", "space"])
+@pytest.mark.parametrize("answer", ["raises", None])
+def test_who_answers_with_a_fault_leaves_others_their_ranges(
+    monkeypatch: pytest.MonkeyPatch, method: str, answer: Any
+) -> None:
+    def faulty(*_: Any) -> Any:
+        if answer is None:
+            return None
+        raise ValueError("boo")
+
+    usual, broken = Sizeless("a.usual"), Sizeless("a.broken", preference=lambda problem: 9)
+    monkeypatch.setattr(broken, method, faulty)
+    if method == "space":  # which is asked of winners only
+        monkeypatch.setattr(broken, "default", faulty)
+    dispatcher = dispatching(usual, broken)
+    for rows in (5, 6, 7, 100):
+        right(dispatcher.call("softmax", x := torch.randn(rows, 8)), x)
+    assert dispatcher.bound("softmax").misses == 1
+    assert (len(usual.ran), broken.ran) == (4, [])
+
+
+@pytest.mark.filterwarnings("ignore::registry.DispatchWarning")
+def test_a_fault_at_some_row_counts_ends_the_range() -> None:
+    def preference(problem: Problem) -> float:
+        if problem.rows < 8:
+            raise ValueError("boo")
+        return 9.0
+
+    usual, moody = Sizeless("a.usual"), Sizeless("a.moody", preference=preference)
+    dispatcher = dispatching(usual, moody)
+    for rows in (5, 6, 7, 8, 9, 100, 7):
+        right(dispatcher.call("softmax", x := torch.randn(rows, 8)), x)
+    assert (len(usual.ran), len(moody.ran)) == (4, 3)
+    assert dispatcher.bound("softmax").misses == 2
+
+
+@pytest.mark.filterwarnings("ignore::registry.DispatchWarning")
+def test_a_fault_that_only_numbers_have_gives_the_range_up() -> None:
+    def preference(problem: Problem) -> Any:
+        return None if type(problem.rows) is int and problem.rows == 5 else 9.0
+
+    usual, sly = Sizeless("a.usual"), Sizeless("a.sly", preference=preference)
+    dispatcher = dispatching(usual, sly)
+    for rows in (5, 6, 7):
+        right(dispatcher.call("softmax", x := torch.randn(rows, 8)), x)
+    assert (len(usual.ran), len(sly.ran)) == (1, 2)

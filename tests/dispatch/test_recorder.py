@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from registry import Problem, RegistryError
+from registry.contracts import BOX
 from registry.discovery import Catalog
 from registry.dispatch import recording_file
 from registry.dispatch.dispatcher import Dispatcher
@@ -297,3 +298,32 @@ def test_the_dispatcher_reports_every_call_that_has_something_to_run(
         dispatcher.explain("softmax", many)
     dispatcher.call("softmax", few)
     assert counts_of(path) == {str(softmax(4)): 3, str(softmax(5)): 1}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
+def test_only_calls_that_a_kernel_may_answer_are_counted(path: Path) -> None:
+    """What docs/shapes.md says is not counted: tuning would not change what answers it."""
+
+    class Named(torch.Tensor):
+        pass
+
+    dispatcher = Dispatcher(Catalog(entry_points=()))
+    x = torch.randn(4, 8)
+    with dispatcher.recorder.record(path):
+        dispatcher.call("softmax", x.as_subclass(Named))
+        torch.vmap(lambda row: dispatcher.call("softmax", row))(x)
+        torch.func.jvp(lambda t: dispatcher.call("softmax", t), (x,), (x,))
+        dispatcher.call("softmax", x[:0])
+        dispatcher.call("softmax", x.to("meta"))
+        dispatcher.explain("softmax", x)
+        dispatcher.call("square", torch.ones(3))
+    assert counts_of(path) == {"square(n=3, dtype=float32)": 1}
+
+
+def test_the_shapes_guide_names_every_op_of_the_box_with_its_dimensions() -> None:
+    guide = (Path(recording_file.__file__).parents[2] / "docs" / "shapes.md").read_text()
+    rows = [line for line in guide.splitlines() if line.startswith("| `")]
+    for op in BOX:
+        (row,) = (line for line in rows if f"`{op.name}`" in line.split("|")[1])
+        for name in op.static | op.dynamic:
+            assert f"`{name}`" in row, f"{op.name}: {name}"

@@ -464,3 +464,70 @@ def test_explain_builds_but_launches_nothing(dispatcher: Dispatcher, told: Any, 
     assert dispatcher.explain("softmax", x).implementation == "a.one"
     assert not one.runs
     assert "tune --op softmax" in dispatcher.explain("softmax", x).tune_command
+
+
+# --- answers that are none
+
+
+@pytest.mark.parametrize("answer", [None, "high", float("nan"), float("inf")], ids=str)
+def test_a_preference_that_is_no_finite_number_takes_out_only_itself(
+    dispatcher: Dispatcher, told: Any, x: torch.Tensor, answer: Any
+) -> None:
+    sound, faulty = told("a.sound", -2.0), told("a.faulty", answer)
+    dispatcher.register(sound)
+    dispatcher.register(faulty)
+    with pytest.warns(DispatchWarning, match=r"a\.faulty: preference\(\) returned .*, expected a finite number"):
+        torch.testing.assert_close(dispatcher.call("softmax", x), torch.softmax(x, -1))
+    assert (len(sound.runs), faulty.runs) == (1, [])
+    explanation = dispatcher.explain("softmax", x)
+    assert explanation.implementation == "a.sound"
+    assert "a.faulty: preference() returned" in str(explanation)
+
+
+@pytest.mark.parametrize("method", ["default", "unsupported"])
+def test_an_answer_of_another_type_takes_out_only_itself(
+    dispatcher: Dispatcher, told: Any, x: torch.Tensor, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound, faulty = told("a.sound", -2.0), told("a.faulty", 5.0)
+    monkeypatch.setattr(faulty, method, lambda *_: None)
+    dispatcher.register(sound)
+    dispatcher.register(faulty)
+    with pytest.warns(DispatchWarning, match=rf"a\.faulty: {method}\(\)"):
+        dispatcher.call("softmax", x)
+    assert len(sound.runs) == 1
+    with dispatcher.using(softmax="a.faulty"), pytest.raises(UnsupportedError, match=rf"{method}\(\)"):
+        dispatcher.call("softmax", x)
+
+
+@pytest.mark.filterwarnings("ignore::registry.DispatchWarning")
+def test_an_op_that_mutates_goes_on_after_a_plan_that_has_launched_nothing(dispatcher: Dispatcher) -> None:
+    class NothingError(UnsupportedError):
+        nothing_launched = True
+
+    class Adds(Implementation):
+        op, device_types = "acme::increment", frozenset({"cpu"})
+
+        def __init__(self, name: str, fault: Exception | None = None) -> None:
+            self.name, self._fault = name, fault
+
+        def preference(self, problem: Problem, device: Device) -> float:
+            return 5.0 if self._fault else 1.0
+
+        def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+            def run(outputs: Tensors, values: tuple[Any, ...], scratch: Tensors) -> None:
+                if self._fault:
+                    raise self._fault
+                outputs[0].copy_(values[0].add_(1))
+
+            return run
+
+    dispatcher.catalog.define(INCREMENT)
+    dispatcher.register(Adds("acme.sound"))
+    dispatcher.register(Adds("acme.misaligned", NothingError("not aligned")))
+    x = torch.zeros(4)
+    dispatcher.call("acme::increment", x)
+    assert "put aside: NothingError: not aligned" in str(dispatcher.explain("acme::increment", x))
+    assert x.tolist() == [1.0] * 4
+    dispatcher.register(Adds("acme.late", UnsupportedError("after the first of two launches")))
+    with pytest.raises(UnsupportedError, match="after the first"):
+        dispatcher.call("acme::increment", x)

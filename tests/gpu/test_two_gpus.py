@@ -114,6 +114,37 @@ def test_threads_force_different_winners_at_the_same_time(dispatcher: Dispatcher
     together(*(work(gpu, name) for gpu, name in zip(GPUS, names, strict=True)))
 
 
+@pytest.mark.parametrize("names", FORCED, ids=" and ".join)
+def test_hits_on_both_gpus_take_turns_in_two_threads(dispatcher: Dispatcher, names: tuple[str, str]) -> None:
+    """Both GPUs' calls are of one shape, so that they meet in one place of the table; counters tell them apart."""
+    tensors = [half(gpu, 64, 1024) for gpu in GPUS]
+    for x, name in zip(tensors, names, strict=True):
+        with dispatcher.using(softmax=name):
+            right(x, dispatcher.call("softmax", x))
+    for x in tensors:
+        right(x, dispatcher.call("softmax", x))
+    bound = dispatcher.bound("softmax")
+    misses, before = bound.misses, [dispatcher.explain("softmax", x).calls for x in tensors]
+
+    def work(order: list[torch.Tensor]) -> Callable[[], None]:
+        def calls() -> None:
+            for _ in range(100):
+                results = [dispatcher.call("softmax", x) for x in order]
+            for x, y in zip(order, results, strict=True):
+                right(x, y)
+
+        return calls
+
+    together(work(tensors), work(tensors[::-1]))
+    assert bound.misses == misses, "all of them hit"
+    after = [dispatcher.explain("softmax", x).calls for x in tensors]
+    assert [late - early for late, early in zip(after, before, strict=True)] == [200, 200]
+    for x, name in zip(tensors, names, strict=True):  # what was forced is still there, and right
+        with dispatcher.using(softmax=name):
+            right(x, dispatcher.call("softmax", x))
+            assert dispatcher.explain("softmax", x).implementation == name
+
+
 @pytest.mark.parametrize("name", ["triton.row", "cuda.row", "torch.compile"])
 def test_each_gpu_has_a_plan_of_its_own(dispatcher: Dispatcher, name: str) -> None:
     (candidate,) = (each for each in dispatcher.catalog.implementations("softmax") if each.name == name)

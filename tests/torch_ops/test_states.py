@@ -14,15 +14,28 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from registry import RegistryError, UnknownNameError, UnsupportedError, quantize, torch_ops
+from registry import Problem, RegistryError, UnknownNameError, UnsupportedError, quantize, torch_ops
 from registry.contracts import SQUARE
 from registry.discovery import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 
+TRAITS = {"contiguous": True, "aligned": True}
+
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
 
 close = torch.testing.assert_close
+
+GRAM = replace(
+    SQUARE,
+    name="acme::gram",
+    schema="acme::gram(Tensor x) -> Tensor y",
+    reference=lambda x: x @ x.transpose(-1, -2).contiguous(),
+    problem=lambda arguments: Problem("acme::gram", {"n": arguments.tensor("x").numel, "dtype": "float32"}, TRAITS),
+    backward=None,
+    fake=None,
+)
 
 
 @pytest.fixture(params=["call", "op", "torch.ops"])
@@ -268,3 +281,87 @@ def test_models_that_hold_packed_weights_are_copied_and_pickled(dispatcher: Disp
 def test_an_unknown_op_is_the_same_error_in_traced_code(dispatcher: Dispatcher) -> None:
     with pytest.raises(UnknownNameError, match="did you mean softmax"):
         torch.compile(lambda t: dispatcher.call("sofmax", t), fullgraph=True, backend="eager")(torch.randn(4))
+
+
+def test_autocast_does_not_reach_into_an_op(run: Any, dispatcher: Dispatcher) -> None:
+    """In the dtype of its inputs: of a product, which autocast would lower, and of halves in another dtype."""
+    dispatcher.catalog.define(GRAM)
+    torch_ops.define(GRAM)
+    gram: Any = (
+        torch.ops.acme.gram if run("softmax") is torch.ops.kernel_registry.softmax else dispatcher.op("acme::gram")
+    )
+    w = quantize(torch.randn(64, 128).half(), group_size=32)
+    parts = (w.qweight, w.scales, w.zeros, 4, 32, 128, "gptq")
+    gemm = run("gemm_int4")
+    x, a = torch.randn(5, 8, 8), torch.randn(3, 4, 128).half()
+    right = x @ x.transpose(-1, -2)
+    product = gemm(a, *parts)
+
+    class Listen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **kwargs or {})
+
+    ways: list[Callable[[Any, torch.Tensor], torch.Tensor]] = [
+        lambda f, t: f(t),
+        lambda f, t: torch.vmap(f)(t),
+        lambda f, t: torch.vmap(torch.vmap(f))(t) if f is not gram else f(t),
+        lambda f, t: torch.func.jvp(f, (t,), (t,))[0],
+    ]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for way in ways:
+            assert torch.equal(way(gram, x), right)
+            close(way(lambda t: gemm(t, *parts), a), product, rtol=1e-3, atol=1e-2)
+        with Listen():
+            assert torch.equal(gram(x), right)
+        with FakeTensorMode() as mode:
+            assert gram(mode.from_tensor(x)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("mode", ["tuned", "reference"])
+def test_autocast_does_not_reach_into_what_torch_compile_traces(dispatcher: Dispatcher, mode: Any) -> None:
+    w, a = quantize(torch.randn(64, 128).bfloat16(), group_size=32), torch.randn(3, 128).bfloat16()
+    dispatcher.configure(mode=mode)
+    f = dispatcher.op("gemm_int4")
+    with torch.no_grad():
+        right = f(a, w)
+        compiled = torch.compile(lambda t: f(t, w), backend="aot_eager", fullgraph=True)
+        for on in (False, True, False, True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=on):
+                assert torch.equal(compiled(a), right)
+
+    def within(t: torch.Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return f(t, w)
+
+    with torch.no_grad():
+        assert torch.equal(torch.compile(within, backend="aot_eager", fullgraph=True)(a), right)
+
+
+def test_fx_records_a_call_as_one_operator(run: Any, add: Any) -> None:
+    add("softmax")
+    graph = torch.fx.symbolic_trace(lambda x: run("softmax")(x, 0) + 1)
+    kinds = [node.op for node in graph.graph.nodes]
+    assert kinds == ["placeholder", "call_function", "call_function", "output"]
+    x = torch.randn(4, 8)
+    close(graph(x), torch.softmax(x, 0) + 1)
+
+
+class Calls(torch.nn.Module):
+    """Gives a call further arguments."""
+
+    def __init__(self, call: Callable[..., Any], *more: Any) -> None:
+        super().__init__()
+        self.call, self.more = call, more
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """One call."""
+        return self.call(x, *self.more)
+
+
+def test_fx_takes_a_packed_weight_for_constants_and_refuses_a_wrong_form(dispatcher: Dispatcher) -> None:
+    w, a = quantize(torch.randn(64, 128).bfloat16(), group_size=32), torch.randn(3, 128).bfloat16()
+    for call in (dispatcher.op("gemm_int4"), lambda *given: dispatcher.call("gemm_int4", *given)):
+        graph = torch.fx.symbolic_trace(Calls(call, w))
+        assert torch.equal(graph(a), call(a, w))
+        with pytest.raises(RegistryError, match="at most 2 expected"):
+            torch.fx.symbolic_trace(Calls(call, w, 3))

@@ -109,3 +109,21 @@ def test_a_pair_is_the_median_ratio_of_ten_rounds() -> None:
     lost = Timed(((), one, one, other), ("out_of_memory", "", "", ""), ((),) * 4, 0.1)
     assert [pair.ratio for pair in aa_of(lost).single] == pytest.approx([1.1, 0.9]), "the others are still pairs"
     assert aa_of(Outcome("crash", "gone")).single == ()
+
+
+def test_a_fault_in_an_ops_own_code_costs_a_block_and_not_its_worker(catalog: Catalog) -> None:
+    def check(problem: Problem) -> None:
+        raise ValueError("no luck today")
+
+    schema = "acme::square(Tensor x) -> Tensor y"
+    catalog.define(replace(SQUARE, name="acme::square", schema=schema, examples=()))
+    broken = catalog.op("acme::square")
+    object.__setattr__(broken, "check", check)
+    job = BlockJob(
+        0, "acme::square", {"n": 4_000, "dtype": "float32"}, (Entrant("", {}, (), "floor"),) * 2,
+        dict(Protocol.of(CPU).details), seed=0, rounds=10,
+    )  # fmt: skip
+    answer = Worker(catalog, CPU).block(job, lambda step: None)
+    assert all(fault.startswith("error: ") and "no luck today" in fault for fault in answer.faults)
+    assert len(answer.faults) == 2
+    assert answer.seconds > 0

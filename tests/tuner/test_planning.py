@@ -47,6 +47,19 @@ def test_an_implementation_that_raises_when_it_is_asked_is_out_with_the_reason(c
     assert planned.defaults()
 
 
+@pytest.mark.parametrize("answer", [None, "high", float("nan")], ids=str)
+def test_a_preference_that_is_no_finite_number_takes_its_implementation_out(catalog: Catalog, answer: Any) -> None:
+    class Faulty(Anything):
+        name = "test.faulty"
+        preference: Callable[..., Any] = lambda *_: answer
+
+    catalog.register(Faulty())
+    (planned,) = plan([PROBLEM], catalog, CPU)
+    (choice,) = [choice for choice in planned.choices if choice.implementation.name == "test.faulty"]
+    assert "preference() returned" in choice.unsupported[0]
+    assert planned.defaults()
+
+
 def test_defaults_come_by_preference(catalog: Catalog) -> None:
     def preferring(number: float) -> type[Implementation]:
         class Preferred(Anything):
