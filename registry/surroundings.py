@@ -87,6 +87,11 @@ class Surrounded:
         """Fill everything as it was at first."""
         as_bits(self.base).copy_(self.pristine)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.base.nbytes + self.inside.nbytes + self.pristine.nbytes
+
     def untouched(self) -> torch.Tensor:
         """Whether nothing but the tensor's own elements was written: a tensor on the device."""
         return ((as_bits(self.base) == self.pristine) | _each(self.inside, self.pristine)).all()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -43,11 +44,12 @@ _OTHER_SIZES = (3, 5, 2)
 """What the dynamic dimensions before the last become meanwhile."""
 _MOST_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
 _MEMORY_PART = 1 / 1000
-"""Of the device's memory, which eight groups of probes may take fifty times."""
+"""Of the device's memory, which one problem's tensors may take."""
 _MOST_FLOP = {"cpu": 2e8, "cuda": 1e12}
 _LARGER_PART = 1 / 16
 """Of these limits: what the larger size may take."""
-_GROUPS = 8
+_GROUPS_PART = 1 / 20
+"""Of the device's memory, which the groups that are kept may take."""
 _FIRST = 2
 
 
@@ -63,6 +65,13 @@ class Probe:
     bounds: tuple[Bounds, ...]
     outputs: tuple[Surrounded, ...]
     """Where candidates write, one after another."""
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes held, about: what is beside tensors is small."""
+        tensors = [value for value in (*self.values, *self.pristine) if isinstance(value, torch.Tensor)]
+        held: tuple[torch.Tensor | Bounds | Surrounded, ...] = (*tensors, *self.bounds, *self.outputs)
+        return sum(each.nbytes for each in held)
 
     def __str__(self) -> str:
         return str(self.problem) if self.layout == "contiguous" else f"{self.problem} with {self.layout} inputs"
@@ -122,11 +131,15 @@ class Probes:
 
     def _of(self, group: str, plan: Plan) -> tuple[Probe, ...]:
         if group not in self._groups:
-            while len(self._groups) >= _GROUPS:
-                self._groups.popitem(last=False)
             self._groups[group] = tuple(_probes(plan.op, plan.problem, self._device))
+            while len(self._groups) > 1 and self._nbytes > _GROUPS_PART * self._device.memory_bytes:
+                self._groups.popitem(last=False)
         self._groups.move_to_end(group)
         return self._groups[group]
+
+    @property
+    def _nbytes(self) -> int:
+        return sum(probe.nbytes for probes in self._groups.values() for probe in probes)
 
     def _run(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks) -> None:
         """Enqueue one probe and its checks, or leave it out."""
@@ -151,10 +164,10 @@ class Probes:
 
 def _group(op: Op, problem: Problem) -> str:
     static = {name: value for name, value in problem.dims.items() if name not in op.dynamic}
-    # the tuned problem itself is no probe, so that small problems of a group have groups of their own
+    # the tuned problem itself is no probe: one that others have for a probe has a group of its own
     own = {name: value for name, value in problem.dims.items() if name in op.dynamic}
-    small = all(isinstance(value, int) and value <= max(_LARGER_SIZES) for value in own.values())
-    return canonical_json({"op": op.name, "static": static, "own": own if small else {}})
+    is_probe = not {*_SIZES, *_LARGER_SIZES}.isdisjoint(own.values())
+    return canonical_json({"op": op.name, "static": static, "own": own if is_probe else {}})
 
 
 def _resized(op: Op, problem: Problem, size: int) -> Problem | None:

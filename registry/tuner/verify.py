@@ -73,12 +73,13 @@ def _verify_other_kinds(plan: Plan, session: Session, checks: Checks) -> None:
 def verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, *, alone: bool = True) -> None:
     """Check what was timed, as it was timed; raises WrongError.
 
-    First the outputs that timing left. Then some of their elements are changed, and everything is launched once more
-    just as samples did. Then the inputs are overwritten in place and it is launched so again, the old outputs still in
-    place; and again, launch by launch, into poisoned outputs, when other elements of the inputs are other ones.
+    First the outputs that timing left; then, on the same inputs, plausible ones that are in part somebody else's. Then
+    the inputs are overwritten in place and everything is launched just as samples did, the old outputs still in place;
+    and again, launch by launch, into poisoned outputs, when other elements of the inputs are other ones.
 
     ``alone`` is False in the finals, where others were timed on the same inputs: who has changed them is then seen
-    only afterwards. Other inputs at the same addresses, whose reference takes long, are left to the trial.
+    only afterwards. Other inputs at the same addresses, whose reference takes long, are left to the trial; outputs that
+    are in part somebody else's are there when everything is launched as samples did.
     """
     with _stream_kept(session):
         if session.op.parsed.mutates:
@@ -93,8 +94,10 @@ def _verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, checks: 
         _check_copies(session, case, checks)
         timed.check_first(checks, case, "after timing")
         timed.check_margins(checks)
+        if timed.disturb():
+            timed.launches[0]()
+            timed.check_first(checks, case, "after timing, on the same inputs, over outputs that others wrote to")
         checks.settle()
-        _check_over_others(timed, sampler, case, checks)
         other, last = session.case(PARTLY), session.case(PARTLY_AGAIN)
         when = "after timing, other inputs at the same addresses"
     else:
@@ -115,14 +118,6 @@ def _verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, checks: 
     _check_copies(session, last, checks)
     timed.check_margins(checks)
     checks.settle()
-
-
-def _check_over_others(timed: TimedPlan, sampler: Sampler, case: Case, checks: Checks) -> None:
-    """The inputs are what they were at the last call, and the outputs plausible, but in part somebody else's."""
-    if timed.disturb():
-        sampler.replay()
-        timed.check_first(checks, case, "after timing, on the same inputs, over outputs that others wrote to")
-        checks.settle()
 
 
 def _verify_mutating(timed: TimedPlan, session: Session, checks: Checks) -> None:

@@ -208,4 +208,4 @@ def _tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
 def square_implementations() -> list[Implementation]:
     """All of them."""
     apart = (OnAnotherStream, NotWaitedFor, OnTheDefaultStream, LeavesItsOwnCurrent, WaitsAtFirst, ForkedAndJoined)
-    return [kind() for kind in (*apart, EmptyGraph, CountsOnTheDevice, ReturnsFreedMemory)]
+    return [kind() for kind in (*apart, EmptyGraph, CountsOnTheDevice, SkipsByAChecksum, ReturnsFreedMemory)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 
 from registry.contracts import SOFTMAX, SQUARE
 from registry.dispatch.plan import Candidate, build
+from registry.problem import Problem
+from registry.tuner import probes as probes_module
 from registry.tuner.checks import WrongError
 from registry.tuner.probes import Probes
 from registry.tuner.session import Session
@@ -62,3 +65,45 @@ def test_columns_of_a_wider_tensor_are_tried_where_there_are_rows() -> None:
     plan = build(SQUARE, Candidate(Custom("square", square), {}), session.problem, session.arguments, CPU)
     Probes(CPU).check(plan, {})
     assert seen == [((1,), True)] * 3 + [((1,), False), ((2,), True)]
+
+
+def test_problems_of_other_sizes_share_probes_and_what_passed_them() -> None:
+    runs: list[int] = []
+
+    def softmax(y: torch.Tensor, x: torch.Tensor, *_: Any) -> None:
+        runs.append(len(x))
+        y.copy_(torch.softmax(x, -1))
+
+    implementation, probes = Custom("softmax", softmax), Probes(CPU)
+
+    def check(rows: int, cols: int = 48) -> int:
+        runs.clear()
+        problem = SOFTMAX.problem_of({"rows": rows, "cols": cols, "dtype": "float32"})
+        session = Session(SOFTMAX, problem, CPU, PROTOCOL, 7)
+        probes.check(build(SOFTMAX, Candidate(implementation, {}), problem, session.arguments, CPU), {})
+        return len(runs)
+
+    assert [check(64), check(65), check(8192)] == [6, 0, 0]
+    assert check(1) == 5  # one row is itself a probe of the others
+    assert 1 not in runs
+    assert check(64, cols=49) == 6
+
+
+def test_probes_take_no_more_than_their_part_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Problem] = []
+    inputs = SOFTMAX.inputs
+
+    def counted(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+        made.append(problem)
+        return inputs(problem, kind, generator)
+
+    monkeypatch.setattr(probes_module, "_GROUPS_PART", 0.0)
+    op = replace(SOFTMAX, inputs=counted)
+    probes = Probes(CPU)
+    for cols in (48, 49, 48):
+        problem = op.problem_of({"rows": 64, "cols": cols, "dtype": "float32"})
+        arguments = op.arguments(inputs(problem, "normal", torch.Generator()))
+        implementation = Custom("softmax", lambda y, x, dim: y.copy_(torch.softmax(x, dim)))
+        probes.check(build(op, Candidate(implementation, {"again": len(made)}), problem, arguments, CPU), {})
+    assert {problem.cols for problem in made[-6:]} == {48}
+    assert len(made) == 3 * 6
