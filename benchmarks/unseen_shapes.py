@@ -115,6 +115,7 @@ def measure(unseen: Unseen, own: Decision, seen: Sequence[Decision], device: Dev
     faults: dict[str, str] = {}
     first: dict[str, str] = {}
     keys = {name: _key(name, candidate) for name, candidate in candidates.items()}
+    _compile_for_any_size(unseen, candidates[NEAREST], device)
     for name, candidate in candidates.items():
         if first.setdefault(keys[name], name) == name:
             try:
@@ -141,6 +142,18 @@ def measure(unseen: Unseen, own: Decision, seen: Sequence[Decision], device: Dev
         faults=faults,
         misses=told.misses,
     )
+
+
+def _compile_for_any_size(unseen: Unseen, candidate: Candidate, device: Device) -> None:
+    """Run other sizes first, as a program that has met some has: the first would have a kernel of its own."""
+    if not isinstance(candidate.implementation, InductorImplementation):
+        return
+    (name,) = unseen.op.dynamic
+    generator = torch.Generator(device.torch)
+    for more in (1, 2):
+        problem = unseen.op.problem_of({**unseen.problem.dims, name: int(unseen.problem.dims[name]) + more})
+        values = unseen.op.inputs(problem, unseen.op.kinds[0], generator)
+        build(unseen.op, candidate, problem, unseen.op.arguments(values), device, untuned=True)(*values)
 
 
 def _key(name: str, candidate: Candidate) -> str:

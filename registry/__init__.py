@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import torch_ops
-from .api_checks import Wanted, database_of, most_of, name_of_op, names_of, problems_of
+from .api_checks import Wanted, check_limit, database_of, name_of_op, names_of, problems_of
 from .contract import Backward, Floor, Op, Tolerance
 from .device import Device
 from .dispatch.dispatcher import KEEP, Dispatcher, Keep
@@ -141,8 +141,8 @@ def tune(
     contract = catalog.op(name_of_op(op))
     names = names_of("tune", "implementations", implementations)
     place = _dispatcher.database if database is None else database_of("tune", database)
-    most_of("tune", "budget", budget, Real)
-    most_of("tune", "trials", trials, Integral)
+    check_limit("tune", "budget", budget, Real)
+    check_limit("tune", "trials", trials, Integral)
     counts: Mapping[Problem, int] = {}
     if isinstance(problems, str | Path):
         told = read_shapes(problems, catalog, [op])

@@ -40,7 +40,7 @@ def file_of(what: str, given: Any) -> Path:
     raise ArgumentTypeError(f"{what}({given!r:.80})", hint='expected a file, e.g. "shapes.yaml"')
 
 
-def most_of(what: str, name: str, given: Any, kind: Any) -> None:
+def check_limit(what: str, name: str, given: Any, kind: Any) -> None:
     """Refuse what is neither None nor a number of that kind."""
     if given is None or (isinstance(given, kind) and not isinstance(given, bool) and given >= 0):
         return

@@ -8,7 +8,7 @@ WORD = 8
 """Bytes of the integers that memory is moved and compared in."""
 
 _APART = 61
-"""Elements from one that ``disturbed`` changes to the next."""
+"""Elements from one that ``disturb`` changes to the next."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -43,21 +43,17 @@ def having_same_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return (left == right).all()
 
 
-def disturbed(tensor: torch.Tensor, start: int) -> torch.Tensor:
-    """A row-major copy, changed as ``disturb`` does."""
-    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
-    disturb(copy, start)
-    return copy
-
-
-def disturb(tensor: torch.Tensor, start: int) -> None:
-    """Change a few elements of a row-major tensor into other finite numbers of similar size.
+def disturb(rows: torch.Tensor, start: int) -> None:
+    """Change a few elements of every row, along the last dimension, into other finite numbers of similar size.
 
     Every 61st; ``start``, any number from 0, tells from which on. Never the first element, unless it is the only one.
     The tensor's version counter does not move, as if somebody wrote to its memory by another name.
     """
-    first = 1 + start % max(min(_APART, tensor.numel()) - 1, 1)
-    some = tensor.data.view(-1)[min(first, tensor.numel() - 1) :: _APART]
+    count = rows.shape[-1]
+    if not rows.numel():
+        return
+    first = 1 + start % max(min(_APART, count) - 1, 1)
+    some = rows.data[..., min(first, count - 1) :: _APART]
     if some.dtype == torch.bool:
         some.logical_not_()
     elif some.is_floating_point() or some.is_complex():

@@ -136,7 +136,8 @@ class Implementation(ABC):
         """What runs a problem that was not tuned itself, where a compilation for each would keep its callers waiting.
 
         None, the default: it is compiled and bound as a tuned one is. ``family`` is equal for problems of the op that
-        differ in dynamic dimensions only. The run may compile at a call, but raises NotReadyError during capture.
+        differ in dynamic dimensions only. The run may compile at a call, but raises NotReadyError during capture. For
+        backends, not for implementations: what the tuner verified is what ``bind`` returns.
         """
         return None
 

@@ -32,9 +32,9 @@ _LOG = logging.getLogger(__name__)
 class InductorImplementation(Implementation):
     """An implementation that is torch code: say it in ``function``, Inductor compiles it, one kernel a tuned problem.
 
-    Shapes are static (``dynamic=False``) and the graph is whole (``fullgraph=True``). ``compile`` works without data,
-    so that another process can do it beforehand: for a CPU anywhere, for a GPU where that GPU is visible. Where
-    nothing was compiled beforehand ``bind`` does it.
+    Shapes are static (``dynamic=False``) and the graph is whole (``fullgraph=True``); of problems that were not tuned
+    sizes may vary (``bind_untuned``). ``compile`` works without data, so that another process can do it beforehand: for
+    a CPU anywhere, for a GPU where that GPU is visible. Where nothing was compiled beforehand ``bind`` does it.
     """
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})

@@ -68,14 +68,16 @@ class Clocks:
             warm_until_steady(_products(self._device), self._sm_mhz)
 
     def read(self) -> Reading | None:
-        """The clocks now; None where nobody can say. Where asking takes ms the latest answer serves for a while."""
+        """The clocks now; None where nobody can say. Where asking takes ms the latest answer serves for a while, unless
+        it was that the device is throttled."""
         if self._gpu is None:
             return None
         began = perf_counter()
         if self._latest is None or began >= self._reuse_until:
             self._latest = _reading(self._gpu)
             ended = perf_counter()
-            self._reuse_until = ended + _REUSE * (ended - began) if ended - began > _SLOW_S else 0.0
+            lasts = ended - began > _SLOW_S and not self._latest.throttled
+            self._reuse_until = ended + _REUSE * (ended - began) if lasts else 0.0
         return self._latest
 
     def contended(self) -> bool:

@@ -34,7 +34,6 @@ from .problem_search import ProblemSearch
 from .protocol import Protocol
 from .recording import Recorder
 from .smaller import LARGE_BYTES
-from .turns import THROTTLED
 
 _NEAR = 1.1
 """Times the fastest of the search, which is within 0.7% of what finals find for half of the candidates, and 14% off for
@@ -133,9 +132,6 @@ class Deciding:
         answers = run_blocks([self._pre_final(contest) for contest in contested])
         for contest, answer in zip(contested, answers, strict=True):
             faults = answer.faults if isinstance(answer, Timed) else ()
-            if isinstance(answer, Timed) and (lost := _throttled(answer)):
-                self._observe(Note(f"{contest.search.plan.problem}: the pre-final was lost: {lost}"))
-                faults = ()
             for candidate, fault in zip(contest.early_entrants(), faults, strict=False):
                 if fault:
                     self._observe(Note(f"{contest.search.plan.problem}: {candidate} is out of the pre-final: {fault}"))
@@ -160,10 +156,9 @@ class Deciding:
         ]
         for contest, entrants, answer in zip(contests, entered, run_blocks(jobs), strict=True):
             problem = contest.search.plan.problem
-            lost = _throttled(answer) if isinstance(answer, Timed) else answer.message
-            if lost or not isinstance(answer, Timed):
-                self._mishaps[problem] = lost
-                self._observe(Note(f"{problem}: finals block {number + 1} was lost: {lost}"))
+            if not isinstance(answer, Timed):
+                self._mishaps[problem] = answer.message
+                self._observe(Note(f"{problem}: finals block {number + 1} was lost: {answer.message}"))
                 continue
             for name, fault in zip(entrants, answer.faults, strict=True):
                 if fault:
@@ -300,12 +295,6 @@ def _challengers(search: ProblemSearch, incumbent: Candidate) -> list[Candidate]
     limit = _NEAR * (search.best_us or 0.0)
     near = sum((search.median_us(candidate.key) or 0.0) <= limit for candidate in ranked)
     return ranked[: max(FINALISTS, min(near, PRE_FINALISTS))]
-
-
-def _throttled(answer: Timed) -> str:
-    """Why none of a block's entrants has times, if that is the device's state and nobody's fault; else ""."""
-    faults = [fault for fault in answer.faults if fault.startswith(THROTTLED)]
-    return faults[0] if faults and not any(answer.times) else ""
 
 
 def _without_winner(search: ProblemSearch, why: str) -> Result:

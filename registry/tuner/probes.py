@@ -94,6 +94,9 @@ class Probes:
         self._device = device
         self._groups: collections.OrderedDict[str, tuple[Probe, ...]] = collections.OrderedDict()
         self._passed: set[tuple[str, str, int]] = set()
+        """Group, candidate, and which of the group's probes."""
+        self._tried: set[tuple[str, str, frozenset[str]]] = set()
+        """Group, candidate, and with which variants."""
         self._checked: collections.Counter[tuple[str, str]] = collections.Counter()
 
     def come_first(self, plan: Plan) -> bool:
@@ -110,20 +113,24 @@ class Probes:
         ``artifacts`` (by key): nothing is compiled here.
         """
         group = _group(plan.op, plan.problem)
-        passed = group, plan.candidate.key, len(artifacts)
-        if passed in self._passed:
+        tried = group, plan.candidate.key, frozenset(artifacts)
+        if tried in self._tried:
             return
-        self._checked[group, plan.candidate.implementation.name] += 1
-        checks = Checks()
+        checks, ran = Checks(), list[tuple[str, str, int]]()
         try:
-            for probe in self._of(group, plan):
-                self._run(plan, probe, artifacts, checks)
+            for place, probe in enumerate(self._of(group, plan)):
+                passed = group, plan.candidate.key, place
+                if passed not in self._passed and self._run(plan, probe, artifacts, checks):
+                    ran.append(passed)
             checks.settle()
         except Exception:
             # it may have written to the probes' inputs
             self._groups.pop(group, None)
             raise
-        self._passed.add(passed)
+        finally:
+            self._checked[group, plan.candidate.implementation.name] += bool(ran)
+        self._passed.update(ran)
+        self._tried.add(tried)
 
     def forget(self) -> None:
         """Free the probes' tensors."""
@@ -141,43 +148,48 @@ class Probes:
     def _nbytes(self) -> int:
         return sum(probe.nbytes for probes in self._groups.values() for probe in probes)
 
-    def _run(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks) -> None:
-        """Enqueue one probe and its checks, or leave it out."""
+    def _run(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks) -> bool:
+        """Enqueue one probe and its checks, or leave it out; returns whether it ran."""
         try:
             wanted = variants_at(plan.op, plan.candidate, probe.problem, probe.arguments, self._device)
             if wanted is None or any(variant.key not in artifacts for variant in wanted):
-                return
+                return False
             there = build(plan.op, plan.candidate, probe.problem, probe.arguments, self._device, artifacts)
         except RegistryError:
             # dispatch goes on with the next candidate when a plan cannot be built
-            return
+            return False
         try:
             _check(there, probe, checks)
         except RegistryError:
-            return
+            return False
         except WrongError as fault:
             raise WrongError(fault.status, _told(probe, fault.message)) from None
         except Exception as fault:
             raised = f"it raises {type(fault).__name__}: {fault}; what it cannot run, unsupported() has to say"
             raise WrongError("error", _told(probe, raised)) from fault
+        return True
 
 
 def _group(op: Op, problem: Problem) -> str:
     static = {name: value for name, value in problem.dims.items() if name not in op.dynamic}
     # the tuned problem itself is no probe: one that others have for a probe has a group of its own
     own = {name: value for name, value in problem.dims.items() if name in op.dynamic}
-    is_probe = not {*_SIZES, *_LARGER_SIZES}.isdisjoint(own.values())
+    is_probe = own in [_sizes(list(own), size) for size in (*_SIZES, *_LARGER_SIZES) if own]
     return canonical_json({"op": op.name, "static": static, "own": own if is_probe else {}})
+
+
+def _sizes(names: Sequence[str], size: int) -> dict[str, int]:
+    """What dynamic dimensions become where the last is ``size``."""
+    others = {name: 1 if size == 1 else _OTHER_SIZES[place % 3] for place, name in enumerate(names)}
+    return {**others, names[-1]: size}
 
 
 def _resized(op: Op, problem: Problem, size: int) -> Problem | None:
     names = [name for name in problem.dims if name in op.dynamic]
     if not names:
         return None
-    sizes: dict[str, int] = {name: 1 if size == 1 else _OTHER_SIZES[place % 3] for place, name in enumerate(names)}
-    sizes[names[-1]] = size
     try:
-        return op.problem_of({**problem.dims, **sizes})
+        return op.problem_of({**problem.dims, **_sizes(names, size)})
     except Exception:  # whatever an op's check raises where it has no such problem
         return None
 

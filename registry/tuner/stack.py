@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..bits import WORD, as_bits, as_words
+from ..bits import WORD, as_bits, as_words, disturb
 from ..problem import TensorSpec
 from ..surroundings import Poison
 
@@ -48,6 +48,14 @@ class Stack:
         self._poisons.reverse()
         word, _ = self._poisons[0]
         self._words.fill_(word)
+
+    def disturb(self, start: int) -> None:
+        """Change a few elements of every tensor, the same of each: see ``bits.disturb``. What has holes is poisoned."""
+        if not self._all[0].is_contiguous():
+            self.poison()
+            return
+        shape = self._count, self._all[0].numel()
+        disturb(self._base.as_strided(shape, (self._pitch, 1), self._margin), start)
 
     def write(self, value: torch.Tensor) -> None:
         """Copy one tensor, of the same shape and dtype, into all."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..bits import disturb, having_same_bits
+from ..bits import having_same_bits
 from ..contract import as_tuple
 from ..dispatch.plan import Plan
 from ..implementation import Tensors
@@ -20,6 +20,7 @@ from .session import Case, Session
 from .stack import Stack
 
 _STARTS = 2**16
+"""Places that ``disturb`` may begin at, far more than it tells apart."""
 
 LATE = "it was not ready when it was read: work on another stream or thread has to be waited for"
 
@@ -49,26 +50,33 @@ class TimedPlan:
             for copy in rotation.copies:
                 prepared.extend(copy)
 
+    @property
+    def writes(self) -> bool:
+        """Whether there are outputs that it is given to write to."""
+        return bool(self._stacks)
+
     def poison(self) -> None:
         """Let the outputs hold what no right answer does, those too that functional code returned: a graph that it
         was captured in writes them again."""
         for stack in self._stacks:
             stack.poison()
+        self._poison_returned()
+
+    def disturb(self) -> None:
+        """Let the outputs hold what is plausible, but in part somebody else's: some elements, which nobody can foresee.
+
+        What was returned, or has holes, is poisoned.
+        """
+        start = secrets.randbelow(_STARTS)
+        for stack in self._stacks:
+            stack.disturb(start)
+        self._poison_returned()
+
+    def _poison_returned(self) -> None:
         if self._functional:
             # also what was made in inference mode, or is a view of something that wants a gradient
             with torch.inference_mode():
                 poison(tuple(output.detach() for outputs in self.outputs for output in outputs))
-
-    def disturb(self) -> bool:
-        """Change some elements of the first copy's outputs, which ones nobody can foresee.
-
-        False where none can be: they are returned, have holes, or no elements.
-        """
-        outputs = [stack.tensors[0] for stack in self._stacks]
-        fit = [output for output in outputs if output.numel() and output.is_contiguous()]
-        for output in fit:
-            disturb(output, secrets.randbelow(_STARTS))
-        return bool(fit)
 
     def launch_each(self) -> None:
         """Every launch by itself. What was returned before is still held: nobody may be given it again."""
@@ -77,7 +85,8 @@ class TimedPlan:
             launch()
         if any(overlap(one, other) for one, other in zip(held, self.outputs[0], strict=False)):
             raise WrongError(
-                "wrong_result", "two calls on the same inputs return the same memory: the second overwrites the first's"
+                "wrong_result",
+                "two calls on inputs at one address return the same memory: the second overwrites the first's result",
             )
 
     def check_first(self, checks: Checks, case: Case, when: str) -> None:

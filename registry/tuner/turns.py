@@ -6,22 +6,11 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .checks import WrongError
 from .clocks import Clocks
 from .samplers import Sampler
 
-THROTTLED = "throttled"
-"""How the fault begins of entrants whose rounds met a throttled device too often to tell anything."""
-
 _REPEATS = 5
-"""Rounds at most that are timed in place of those that met a throttled device."""
-
-
-class ThrottledError(WrongError):
-    """Nobody's fault: so many rounds met a throttled device that what is left tells nothing."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(THROTTLED, message)
+"""Rounds at most that are timed in place of others, which met a throttled device."""
 
 
 @dataclass
@@ -31,6 +20,13 @@ class Turns:
     times: dict[int, list[float]] = field(default_factory=dict)
     positions: dict[int, list[int]] = field(default_factory=dict)
     faults: dict[int, BaseException] = field(default_factory=dict)
+
+    def add(self, taken: Mapping[int, float]) -> None:
+        """One round, in the order in which it was timed."""
+        for position, (entrant, us) in enumerate(taken.items()):
+            if entrant in self.times:
+                self.times[entrant].append(us)
+                self.positions[entrant].append(position)
 
     def drop(self, entrant: int, fault: BaseException) -> None:
         """Take an entrant out, whose rounds do not pair up with the others' any more."""
@@ -42,33 +38,24 @@ class Turns:
 def in_turns(samplers: Mapping[int, Sampler], rounds: int, seed: int, clocks: Clocks | None = None) -> Turns:
     """One sample of each in every round, the order shuffled.
 
-    A round that met a throttled device is dropped and timed again, five times in all at most; where fewer than half of
-    the rounds are left, every entrant is out as ``THROTTLED``. One that raises is out alone; a KeyboardInterrupt goes
+    Rounds that met a throttled device are timed again, five at most, and left out if half of the rounds are there
+    without them; else it is how the device runs, and all count. An entrant that raises is out; a KeyboardInterrupt goes
     on.
     """
     turns = Turns({entrant: [] for entrant in samplers}, {entrant: [] for entrant in samplers})
     shuffle = random.Random(seed)
-    done = dropped = 0
-    reasons: set[str] = set()
-    while done < rounds and done + dropped < rounds + _REPEATS:
+    steady: list[dict[int, float]] = []
+    throttled: list[dict[int, float]] = []
+    while len(steady) < rounds and len(steady) + len(throttled) < rounds + _REPEATS:
         order = list(turns.times)
         shuffle.shuffle(order)
         taken = {entrant: us for entrant in order if (us := _sample(turns, entrant, samplers[entrant])) is not None}
         reading = clocks.read() if clocks else None
-        if reading and reading.throttled:
-            dropped += 1
-            reasons.update(reading.throttled)
-            continue
-        done += 1
-        for position, (entrant, us) in enumerate(taken.items()):
-            turns.times[entrant].append(us)
-            turns.positions[entrant].append(position)
+        (throttled if reading and reading.throttled else steady).append(taken)
+    for taken in steady if 2 * len(steady) >= rounds else steady + throttled:
+        turns.add(taken)
     for entrant in list(turns.times):
         _cover(turns, entrant, samplers[entrant])
-    if 2 * done < rounds:
-        why = f"the device was slowed ({', '.join(sorted(reasons))}) in {dropped} of {done + dropped} rounds"
-        for entrant in list(turns.times):
-            turns.drop(entrant, ThrottledError(why))
     return turns
 
 

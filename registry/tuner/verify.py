@@ -94,10 +94,12 @@ def _verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, checks: 
         _check_copies(session, case, checks)
         timed.check_first(checks, case, "after timing")
         timed.check_margins(checks)
-        if timed.disturb():
+        checks.settle()
+        if timed.writes:
+            timed.disturb()
             timed.launches[0]()
             timed.check_first(checks, case, "after timing, on the same inputs, over outputs that others wrote to")
-        checks.settle()
+            checks.settle()
         other, last = session.case(PARTLY), session.case(PARTLY_AGAIN)
         when = "after timing, other inputs at the same addresses"
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,7 +31,6 @@ from registry.tuner.planning import ProblemPlan, plan
 from registry.tuner.problem_search import Budget, ProblemSearch
 from registry.tuner.protocol import Protocol
 from registry.tuner.recording import Recorder
-from registry.tuner.turns import THROTTLED
 from tuning_db import Store
 
 ROGUES = Path(__file__).with_name("rogues.py")
@@ -525,32 +523,3 @@ def test_without_a_winner_the_reason_is_the_real_one(planned: ProblemPlan, recor
         reasons.append(result.reason)
     assert reasons[0] == "none is right"
     assert reasons[1].startswith("undecided: its finals were disturbed: ")
-
-
-@pytest.mark.parametrize("slowed", [range(MOST_BLOCKS + 1), range(1, 3)])
-def test_a_block_on_a_throttled_device_is_lost_and_nobodys_fault(
-    planned: ProblemPlan, recorders: Callable[[], Recorder], slowed: range
-) -> None:
-    bench, events, numbers = Bench(HONEST), list[Event](), itertools.count()
-
-    def run_blocks(jobs: Sequence[BlockJob]) -> list[Timed | Outcome]:
-        told = bench.run_blocks(jobs)
-        if next(numbers) not in slowed:
-            return told
-        return [
-            replace(one, times=((),) * len(one.times), faults=(f"{THROTTLED}: slowed in 17 of 29",) * len(one.times))
-            for one in told
-            if isinstance(one, Timed)
-        ]
-
-    deciding = Deciding(recorders(), CPU, Protocol.of(CPU), events.append, QUIET)
-    (result,) = deciding.run([searched(planned, recorders(), HONEST)], run_blocks, bench.fresh_worker)
-    notes = [event.message for event in events if isinstance(event, Note)]
-    lost = [note for note in notes if "was lost: throttled: slowed in 17 of 29" in note]
-    assert len(lost) == len(slowed)
-    assert result is not None
-    if len(slowed) > MOST_BLOCKS:
-        assert (result.verdict, len(notes)) == ("none", len(lost) + 1)
-        assert result.reason == "undecided: no finals block was completed (throttled: slowed in 17 of 29)"
-    else:
-        assert (result.verdict, notes) == ("new", lost)

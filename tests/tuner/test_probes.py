@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from registry.artifact import Artifact, Signature, Target, Variant
 from registry.contracts import SOFTMAX, SQUARE
+from registry.device import Device
 from registry.dispatch.plan import Candidate, build
 from registry.problem import Problem
+from registry.space import Config
 from registry.tuner import probes as probes_module
 from registry.tuner.checks import WrongError
 from registry.tuner.probes import Probes
@@ -107,3 +110,32 @@ def test_probes_take_no_more_than_their_part_of_memory(monkeypatch: pytest.Monke
         probes.check(build(op, Candidate(implementation, {"again": len(made)}), problem, arguments, CPU), {})
     assert {problem.cols for problem in made[-6:]} == {48}
     assert len(made) == 3 * 6
+
+
+class ByDivisibility(Custom):
+    """Compiled one way for rows in sixteens, another way for others."""
+
+    def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
+        return (Variant("test", "kernel", {"sixteens": problem.rows % 16 == 0}),)
+
+    def compile(self, variant: Variant, target: Target) -> Artifact:
+        return Artifact(variant)
+
+
+def test_who_had_no_variant_for_the_probes_meets_them_with_another_problems() -> None:
+    def forgets_the_rest(y: torch.Tensor, x: torch.Tensor, *_: Any) -> None:
+        y.copy_(torch.softmax(x, -1))
+        y[len(x) // 16 * 16 :].zero_()
+
+    implementation, probes = ByDivisibility("softmax", forgets_the_rest), Probes(CPU)
+
+    def check(rows: int) -> None:
+        problem = SOFTMAX.problem_of({"rows": rows, "cols": 48, "dtype": "float32"})
+        session = Session(SOFTMAX, problem, CPU, PROTOCOL, 7)
+        plan = build(SOFTMAX, Candidate(implementation, {}), problem, session.arguments, CPU)
+        assert probes.come_first(plan)
+        probes.check(plan, {artifact.variant.key: artifact for artifact in plan.artifacts})
+
+    check(4096)
+    with pytest.raises(WrongError, match="right here, but not for softmax"):
+        check(65)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,10 @@ from registry.discovery import Catalog
 from registry.dispatch.plan import Candidate, build
 from registry.problem import Problem, Value
 from registry.tuner.probes import Probes, probe_problems
+from registry.tuner.samplers import Sample, Sampler
 from registry.tuner.session import PARTLY, PARTLY_AGAIN, Session
-from registry.tuner.verify import WrongError
+from registry.tuner.timed import TimedPlan
+from registry.tuner.verify import WrongError, verify_timed
 
 from .going_through import CPU, PROTOCOL, Custom, go_through
 
@@ -154,3 +156,39 @@ def test_a_candidate_is_probed_once_for_all_problems_that_share_the_probes() -> 
         plan = build(SQUARE, Candidate(implementation, {}), session.problem, session.arguments, CPU)
         probes.check(plan, {})
     assert sorted(calls) == [1, 37, 37, 37, 4099]
+
+
+class Replays(Sampler):
+    """Claims to launch as samples do."""
+
+    how = "told"
+
+    def __init__(self, launches: Sequence[Callable[[], object]]) -> None:
+        self._launches = launches
+
+    def take(self, count: int) -> list[Sample]:
+        return []
+
+    def replay(self) -> None:
+        for launch in self._launches:
+            launch()
+
+
+class Functional(Custom):
+    returns_outputs = True
+
+
+@pytest.mark.parametrize("reached", [0, 1])
+@pytest.mark.parametrize("functional", [True, False])
+def test_a_replay_that_does_less_than_samples_is_seen_in_the_finals(reached: int, functional: bool) -> None:
+    session = Session(SQUARE, SQUARE.problem_of({"n": 5001, "dtype": "float32"}), CPU, PROTOCOL, 7)
+    implementation = (
+        Functional("square", lambda x: x * x) if functional else Custom("square", lambda y, x: torch.mul(x, x, out=y))
+    )
+    plan = build(SQUARE, Candidate(implementation, {}), session.problem, session.arguments, CPU)
+    timed = TimedPlan(plan, session)
+    timed.launch_each()
+    assert len(timed.launches) > 1
+    with pytest.raises(WrongError):
+        verify_timed(timed, Replays(timed.launches[:reached]), session, alone=False)
+    verify_timed(timed, Replays(timed.launches), session, alone=False)
