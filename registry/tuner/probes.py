@@ -92,7 +92,7 @@ class Probes:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._groups: collections.OrderedDict[str, tuple[Probe, ...]] = collections.OrderedDict()
+        self._groups: dict[str, tuple[Probe, ...]] = {}
         self._passed: set[tuple[str, str, int]] = set()
         """Group, candidate, and which of the group's probes."""
         self._tried: set[tuple[str, str, frozenset[str]]] = set()
@@ -138,15 +138,17 @@ class Probes:
 
     def _of(self, group: str, plan: Plan) -> tuple[Probe, ...]:
         if group not in self._groups:
-            self._groups[group] = tuple(_probes(plan.op, plan.problem, self._device))
-            while len(self._groups) > 1 and self._nbytes > _GROUPS_PART * self._device.memory_bytes:
-                self._groups.popitem(last=False)
-        self._groups.move_to_end(group)
+            made = tuple(_probes(plan.op, plan.problem, self._device))
+            self._make_room(_GROUPS_PART * self._device.memory_bytes - _nbytes(made))
+            self._groups[group] = made
         return self._groups[group]
 
-    @property
-    def _nbytes(self) -> int:
-        return sum(probe.nbytes for probes in self._groups.values() for probe in probes)
+    def _make_room(self, most: float) -> None:
+        """Drop the largest groups: problems come in turns, so that whichever goes is asked for again as soon."""
+        held = {group: _nbytes(probes) for group, probes in self._groups.items()}
+        while held and sum(held.values()) > most:
+            largest = max(held, key=lambda group: held[group])
+            del held[largest], self._groups[largest]
 
     def _run(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks) -> bool:
         """Enqueue one probe and its checks, or leave it out; returns whether it ran."""
@@ -168,6 +170,10 @@ class Probes:
             raised = f"it raises {type(fault).__name__}: {fault}; what it cannot run, unsupported() has to say"
             raise WrongError("error", _told(probe, raised)) from fault
         return True
+
+
+def _nbytes(probes: Sequence[Probe]) -> int:
+    return sum(probe.nbytes for probe in probes)
 
 
 def _group(op: Op, problem: Problem) -> str:
