@@ -49,12 +49,20 @@ class InvalidDefinitionError(RegistryError, TypeError):
     """An op or implementation that breaks the contract; raised when it is registered."""
 
 
+class WrongAnswerError(InvalidDefinitionError):
+    """An implementation that answers a question about itself, such as its preference, with what is no answer."""
+
+
 class PluginError(RegistryError):
     """A plugin file that could not be loaded, or an installed plugin's fault under ``KERNEL_REGISTRY_STRICT=1``."""
 
 
 class UnsupportedError(RegistryError):
     """A forced implementation that cannot run this problem; the message holds every reason."""
+
+
+class NotLaunchedError(UnsupportedError):
+    """An implementation that found, when it was called, that it cannot run these tensors. Nothing was enqueued."""
 
 
 class CompileError(RegistryError):

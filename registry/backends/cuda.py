@@ -15,7 +15,14 @@ import torch
 
 from ..artifact import Artifact, Built, Signature, Target, Variant
 from ..device import Device
-from ..errors import CompileError, InvalidDefinitionError, NotReadyError, OutOfResourcesError, UnsupportedError
+from ..errors import (
+    CompileError,
+    InvalidDefinitionError,
+    NotLaunchedError,
+    NotReadyError,
+    OutOfResourcesError,
+    UnsupportedError,
+)
 from ..implementation import Implementation, Launch, RowsRun, Run, Tensors
 from ..problem import Problem
 from ..space import Config
@@ -184,13 +191,6 @@ class CudaImplementation(Implementation):
         return kernel
 
 
-class TwinError(UnsupportedError):
-    """A candidate that cannot run tensors that are not 16-byte aligned, which shows when the first of them come."""
-
-    nothing_launched = True
-    """An op that mutates, too, goes on to another implementation."""
-
-
 class _Twin:
     """The same candidate for tensors that are not 16-byte aligned; built when first needed."""
 
@@ -230,7 +230,7 @@ class _Twin:
     def _build(self) -> Callable[..., Any]:
         implementation, problem, device = self._implementation, self._problem, self._device
         if reasons := list(implementation.unsupported(problem, device)):
-            raise TwinError(f"{implementation.name}: tensors are not 16-byte aligned: {'; '.join(reasons)}")
+            raise NotLaunchedError(f"{implementation.name}: tensors are not 16-byte aligned: {'; '.join(reasons)}")
         if torch.cuda.is_current_stream_capturing():
             raise NotReadyError(
                 f"{implementation.name}: tensors are not 16-byte aligned, and nothing can be loaded during capture",
@@ -240,9 +240,9 @@ class _Twin:
             run = self._compiled_and_bound()
         except CompileError as fault:
             told = f"{implementation.name}: tensors are not 16-byte aligned, and {fault.message}"
-            raise TwinError(told, hint=fault.hint) from fault
+            raise NotLaunchedError(told, hint=fault.hint) from fault
         if run is None:
-            raise TwinError(f"{implementation.name}: bind_rows() is offered for aligned tensors only")
+            raise NotLaunchedError(f"{implementation.name}: bind_rows() is offered for aligned tensors only")
         return run
 
     def _compiled_and_bound(self) -> Callable[..., Any] | None:

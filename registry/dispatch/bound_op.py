@@ -13,7 +13,7 @@ from .. import torch_ops
 from ..contract import Op
 from ..device import Device
 from ..discovery import Catalog
-from ..errors import CompileError, NotReadyError, RegistryError, UnsupportedError
+from ..errors import CompileError, NotLaunchedError, NotReadyError, RegistryError, UnsupportedError
 from ..problem import Problem
 from ..schema import Kind, kind_of
 from ..tracing import constant_while_tracing, let_through, refuse
@@ -45,7 +45,7 @@ from .winners import Winners
 _NOT_ENQUEUED = (NotReadyError, CompileError, UnsupportedError)
 """Faults after which a plan has written nothing but its own outputs."""
 
-_NOT_ENQUEUED_MUTATING = (NotReadyError,)
+_NOT_ENQUEUED_MUTATING = (NotReadyError, NotLaunchedError)
 """The same for an op that mutates: of several launches the second may be the one that is refused."""
 
 _MOST_FORCED = 32
@@ -234,13 +234,9 @@ class BoundOp:
         A plan for many row counts may meet one that it cannot run. Not so where autograd records (``grad``): what
         raised may be a hook on what is saved.
         """
-        if self._enqueued_nothing(fault):
+        if isinstance(fault, self._not_enqueued):
             return True
         return isinstance(resolved, Ranged) and grad is None and not isinstance(fault, NOT_FOR_US)
-
-    def _enqueued_nothing(self, fault: Exception) -> bool:
-        """Whether the plan that raised ``fault`` has written nothing but its own outputs."""
-        return isinstance(fault, self._not_enqueued) or getattr(fault, "nothing_launched", False) is True
 
     def _first_that_runs(self, values: tuple[Any, ...], forced: Forced | None, generation: int) -> tuple[Any, Resolved]:
         makeshift = False
@@ -311,7 +307,7 @@ class BoundOp:
     def _excuse(self, resolved: Resolved, fault: Exception, forced: Forced | None, generation: int) -> None:
         """Put aside what failed; raise when that is not for dispatch to hide."""
         candidate = resolved.choice.candidate
-        launched = self.op.parsed.mutates and not self._enqueued_nothing(fault)
+        launched = self.op.parsed.mutates and not isinstance(fault, self._not_enqueued)
         if candidate is None or launched or isinstance(fault, NOT_FOR_US):
             raise fault
         self.plans.failed(resolved.place, candidate, fault, forced, generation)

@@ -14,7 +14,7 @@ from tuning_db import Decision
 from ..contract import Op
 from ..device import Device
 from ..discovery import Catalog
-from ..errors import InvalidDefinitionError, RegistryError, UnsupportedError
+from ..errors import RegistryError, UnsupportedError, WrongAnswerError
 from ..implementation import Implementation
 from ..problem import Problem
 from ..space import Config
@@ -228,10 +228,6 @@ def default_of(implementation: Implementation, problem: Problem, device: Device)
 def is_config(given: Any) -> bool:
     """Whether it may be a configuration."""
     return isinstance(given, Mapping)
-
-
-class WrongAnswerError(InvalidDefinitionError):
-    """An implementation that answers with what is no answer."""
 
 
 def asked(implementation: Implementation, what: str, ask: Callable[[], _Answer]) -> _Answer | str:

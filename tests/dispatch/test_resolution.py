@@ -33,6 +33,7 @@ from registry.contract import Floor, Tolerance
 from registry.dispatch.aside import Aside
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.plan import Candidate
+from registry.errors import NotLaunchedError
 from registry.implementation import Run, Tensors
 
 DIMS = {"rows": 8, "cols": 16, "dtype": "float32"}
@@ -501,9 +502,6 @@ def test_an_answer_of_another_type_takes_out_only_itself(
 
 @pytest.mark.filterwarnings("ignore::registry.DispatchWarning")
 def test_an_op_that_mutates_goes_on_after_a_plan_that_has_launched_nothing(dispatcher: Dispatcher) -> None:
-    class NothingError(UnsupportedError):
-        nothing_launched = True
-
     class Adds(Implementation):
         op, device_types = "acme::increment", frozenset({"cpu"})
 
@@ -523,10 +521,10 @@ def test_an_op_that_mutates_goes_on_after_a_plan_that_has_launched_nothing(dispa
 
     dispatcher.catalog.define(INCREMENT)
     dispatcher.register(Adds("acme.sound"))
-    dispatcher.register(Adds("acme.misaligned", NothingError("not aligned")))
+    dispatcher.register(Adds("acme.misaligned", NotLaunchedError("not aligned")))
     x = torch.zeros(4)
     dispatcher.call("acme::increment", x)
-    assert "put aside: NothingError: not aligned" in str(dispatcher.explain("acme::increment", x))
+    assert "put aside: NotLaunchedError: not aligned" in str(dispatcher.explain("acme::increment", x))
     assert x.tolist() == [1.0] * 4
     dispatcher.register(Adds("acme.late", UnsupportedError("after the first of two launches")))
     with pytest.raises(UnsupportedError, match="after the first"):
