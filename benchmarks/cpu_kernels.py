@@ -21,7 +21,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +34,8 @@ from registry.problem import Problem
 from registry_cpp.elementwise import Gelu, Square, VectorAdd
 from registry_cpp.gemm_int4 import GemmInt4, GemvInt4
 from registry_cpp.rows import RmsNorm, SoftmaxColumns, SoftmaxRows
+
+from .arguments import output_folder
 
 IMPLEMENTATIONS = [VectorAdd(), Square(), Gelu(), SoftmaxRows(), SoftmaxColumns(), RmsNorm(), GemvInt4(), GemmInt4()]
 Call = Callable[[], object]
@@ -184,7 +185,7 @@ def table(results: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Measure, print, and keep the results when asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--write", type=Path, help="folder for the table and its JSON")
+    parser.add_argument("--write", type=output_folder, help="folder for the table and its JSON")
     parser.add_argument("--threads", type=int, help="for torch and for the kernels; all usable cores when not given")
     parser.add_argument("--op", help="only this op")
     options = parser.parse_args()
@@ -203,7 +204,6 @@ def main() -> None:
     text = f"{json.dumps(environment)}\n\n{table(results)}"
     print(text)
     if options.write:
-        options.write.mkdir(parents=True, exist_ok=True)
         name = f"cpu_kernels_{threads}_threads"
         (options.write / f"{name}.md").write_text(f"# C++ kernels on a CPU against torch\n\n{text}")
         kept = {"environment": environment, "results": results}

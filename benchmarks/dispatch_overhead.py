@@ -17,7 +17,6 @@ import statistics
 import timeit
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ from registry.dispatch.plan import Plan
 from registry.implementation import Run
 from registry.space import Config
 
+from .arguments import output_file
 from .dispatch_rivals import BY_HAND, ways
 
 ROUNDS = 101
@@ -267,7 +267,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="batches of each way")
-    parser.add_argument("--json", type=Path, help="also write the lines and the environment there")
+    parser.add_argument("--json", type=output_file, help="also write the lines and the environment there")
     options = parser.parse_args()
     device = registry.Device.of(options.device)
     environment = {"device": str(device), **device.software(), "host": platform.processor() or platform.machine()}

@@ -19,6 +19,8 @@ from typing import Any
 
 from tuning_db import Decision, Final, Store
 
+from .arguments import output_file
+
 MEASURED = Path(__file__).parent / "results" / "h200" / "finals_noise.json.gz"
 Rounds = tuple[float, ...]
 
@@ -95,7 +97,7 @@ def main() -> None:
     """Write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("databases", nargs="+", metavar="DATABASE")
-    parser.add_argument("--out", type=Path, default=MEASURED)
+    parser.add_argument("--out", type=output_file, default=MEASURED)
     options = parser.parse_args()
     content = extract(options.databases)
     # mtime 0: the same databases give the same bytes

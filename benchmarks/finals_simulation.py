@@ -30,7 +30,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -48,6 +47,7 @@ from registry.tuner.finals import (
 )
 from registry.tuner.noise import Noise
 
+from .arguments import output_folder
 from .finals_noise import Measured, load
 
 GAIN = 1.02
@@ -291,7 +291,7 @@ def main() -> None:
     parser.add_argument("--decisions", type=int, default=40 * PROBLEMS, help="a figure")
     parser.add_argument("--problems", type=int, nargs="+", default=TOGETHER, help="decided together, a table each")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", type=Path, metavar="FOLDER")
+    parser.add_argument("--write", type=output_folder, metavar="FOLDER")
     options = parser.parse_args()
     environment, measured = load()
     lines = [

@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +30,8 @@ from torch.nn import functional
 import registry
 from registry import Device, PackedWeight
 from registry.packed import dequantized
+
+from .arguments import output_folder
 
 EPS = 1e-5
 NAMES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -301,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--calls", type=int, help="calls a batch")
     parser.add_argument("--db", help="the tuning database; default: as for `tune`")
-    parser.add_argument("--write", type=Path, help="folder for llama_block.json and llama_block.md")
+    parser.add_argument("--write", type=output_folder, help="folder for llama_block.json and llama_block.md")
     options = parser.parse_args(arguments)
     if options.db:
         registry.configure(database=options.db)

@@ -16,7 +16,6 @@ import json
 import statistics
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from registry.dispatch.plan import Candidate, build
 from tuning_db import CandidateKey, Decision, Store, Trial
 
 from . import peers
+from .arguments import output_folder
 from .device_timing import Call, Race, ratio
 
 ROUNDS = 40
@@ -172,7 +172,7 @@ def main() -> int:
     """Measure every winner of the database on this device."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--db", required=True, help="the tuning database")
-    parser.add_argument("--write", type=Path, help="folder for truth.json and truth.md")
+    parser.add_argument("--write", type=output_folder, help="folder for truth.json and truth.md")
     options = parser.parse_args()
     device = Device.best()
     if device.type != "cuda":

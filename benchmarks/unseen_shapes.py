@@ -32,6 +32,7 @@ from registry.backends.inductor import InductorImplementation
 from registry.dispatch.plan import Candidate, build
 from tuning_db import Decision, Store
 
+from .arguments import output_folder
 from .device_timing import Call, Race, ratio
 
 HERE = Path(__file__).parent
@@ -296,7 +297,7 @@ def compare(seen_db: str, own_db: str, device: Device) -> list[Row]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tune if asked to, then compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tune", type=Path, metavar="FOLDER", help="tune both databases there first")
+    parser.add_argument("--tune", type=output_folder, metavar="FOLDER", help="tune both databases there first")
     parser.add_argument("--seen", help="database with the winners of tuned problems only")
     parser.add_argument("--own", help="database with the unseen problems' own winners")
     parser.add_argument(
@@ -305,11 +306,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--own-shapes", type=Path, default=HERE / "unseen_own.yaml", help="and into --own")
     parser.add_argument("--trials", help="passed on to tune")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--write", type=Path, help="folder for unseen_shapes.json and unseen_shapes.md")
+    parser.add_argument("--write", type=output_folder, help="folder for unseen_shapes.json and unseen_shapes.md")
     options = parser.parse_args(arguments)
     os.environ[shipped.VARIABLE] = "0"  # for tune as well: what came with the package has seen more problems
     if options.tune:
-        options.tune.mkdir(parents=True, exist_ok=True)
         options.seen, options.own = options.tune / "seen.db", options.tune / "own.db"
         passed = ["--device", options.device, *(["--trials", options.trials] if options.trials else [])]
         tune(options.seen_shapes, options.seen, passed)

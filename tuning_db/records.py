@@ -249,7 +249,7 @@ class Decision:
     ``median_us`` is the candidate's time, ``floor_us`` that of a device copy of the same bytes. ``ratio`` with its
     interval ``lo`` to ``hi`` compares it with the incumbent, ``aa`` is the noise of two copies of one candidate.
     ``baselines`` maps other implementations to their time over the winner's, paired. ``default_ratio`` is the
-    default's, with the interval in which one more process is expected to find it. ``ties`` names the candidates that
+    default's, with the interval in which a remeasurement is expected to find it. ``ties`` names the candidates that
     could not be told from the winner. ``previous`` is the uid of the decision it was compared against.
     """
 

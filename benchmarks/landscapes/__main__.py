@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ..arguments import output_file
 from . import synthetic
 from .chart import chart
 from .format import Landscape, files, load
@@ -92,7 +93,7 @@ def main() -> None:
     parser.add_argument("--gp-seeds", type=int, default=1, help="seeds of GP, which is slow and needs scipy; 0: none")
     parser.add_argument("--strategy", action="append", choices=NAMES, help="only this one; repeatable")
     parser.add_argument("--synthetic", action="store_true", help="landscapes of a model")
-    parser.add_argument("--chart", type=Path, help="an SVG file to write")
+    parser.add_argument("--chart", type=output_file, help="an SVG file to write")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     # one thread a process, set before a child imports numpy: small matrices gain nothing from more

@@ -14,7 +14,6 @@ import argparse
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from registry.device import Device
@@ -25,6 +24,7 @@ from registry.problem import canonical_json
 from registry.tuner.planning import Choice, ProblemPlan, plan
 from tuning_db import Protocol, Store, Trial
 
+from ..arguments import output_file
 from .format import File, Landscape, Measured, Point, numbered, save
 
 _SHARED_BYTES = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
@@ -134,7 +134,7 @@ def main() -> int:
     """Read, check, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("db", help="a tuning database")
-    parser.add_argument("out", type=Path, help="the file to write, *.json.gz")
+    parser.add_argument("out", type=output_file, help="the file to write, *.json.gz")
     parser.add_argument("--op", action="append", help="only this op; repeatable")
     parser.add_argument("--plugin", action="append", default=[], help="a plugin file that was tuned; repeatable")
     parser.add_argument("--noise", type=float, help="relative difference of two measurements of one candidate")

@@ -50,7 +50,7 @@ def results(
     """List what won, or every trial.
 
     With problem, hardware, config, median µs, fraction of the floor and speedups. ``× default`` is the default's time
-    over the winner's, with the interval in which one more process should find it; ``≈`` names who could not be told
+    over the winner's, with the interval in which a remeasurement should find it; ``≈`` names who could not be told
     from the winner. A ``new`` one that took the place of a stored winner says why that was out.
     """
     wanted = _statuses(status, trials=trials)

@@ -168,7 +168,7 @@ class Contest:
         return mine / its if mine and its else None
 
     def default_ratio(self, winner: Candidate, noise: Noise) -> Interval | None:
-        """The default's time over the winner's and where one more process would find it; None where it did not run.
+        """The default's time over the winner's and where a remeasurement would find it; None where it did not run.
 
         Of a winner that is the default its own copy tells, else nothing does.
         """
@@ -181,7 +181,7 @@ class Contest:
         if not any({name, winner.key} <= block.keys() for block in self.blocks):
             return None
         alpha = ALPHA / max(1, len(self.challengers))
-        ratio = time_ratio(name, winner.key, self.blocks, alpha, noise, fresh=True)
+        ratio = time_ratio(name, winner.key, self.blocks, alpha, noise, elsewhere=True)
         value = 1.0 if name == INCUMBENT_COPY else ratio.value
         return Interval(value, min(value, ratio.low), max(value, ratio.high))
 

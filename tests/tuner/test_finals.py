@@ -171,17 +171,27 @@ def test_a_challenger_seen_in_one_process_only_cannot_win() -> None:
     assert judge("incumbent", ["lucky"], blocks, QUIET).winner == "incumbent"
 
 
-def test_one_more_process_is_expected_farther_away_than_the_mean() -> None:
+def test_a_remeasurement_is_expected_farther_away_than_the_mean() -> None:
     generator = np.random.default_rng(6)
     inside = 0
     for _ in range(100):
         blocks = blocks_of(generator, {"incumbent": 1.0, "one": 1.3}, 0.002, 0.005)
         mean = time_ratio("one", "incumbent", blocks, 0.05, NOTHING_KNOWN)
-        fresh = time_ratio("one", "incumbent", blocks, 0.05, NOTHING_KNOWN, fresh=True)
-        assert fresh.low <= mean.low < mean.high <= fresh.high
-        another = blocks_of(generator, {"incumbent": 1.0, "one": 1.3}, 0.002, 0.005)[0]
-        inside += fresh.low <= np.median(np.divide(another["one"], another["incumbent"])) <= fresh.high
+        again = time_ratio("one", "incumbent", blocks, 0.05, NOTHING_KNOWN, elsewhere=True)
+        assert again.low <= mean.low < mean.high <= again.high
+        bias = math.exp(generator.normal(0.0, 0.0055))
+        another = blocks_of(generator, {"incumbent": 1.0, "one": 1.3 * bias}, 0.002, 0.005)[0]
+        inside += again.low <= np.median(np.divide(another["one"], another["incumbent"])) <= again.high
     assert inside >= 90
+
+
+def test_blocks_that_agree_do_not_make_another_method_agree() -> None:
+    steady = {"incumbent": [20.0] * ROUNDS, INCUMBENT_COPY: [20.0] * ROUNDS, "one": [26.0] * ROUNDS}
+    mean, again = (
+        time_ratio("one", "incumbent", [steady] * 3, ALPHA, QUIET, elsewhere=elsewhere) for elsewhere in (False, True)
+    )
+    assert mean.high / mean.low < 1.005
+    assert 1.02 < again.high / again.low < 1.025
 
 
 def test_what_finals_show_of_noise() -> None:
