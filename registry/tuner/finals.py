@@ -39,7 +39,8 @@ _METHODS = 0.0055
 
 Of 80 ratios that benchmarks/truth.py found on an H200, with other copies, graphs and flushes than the tuner's, the mean
 square deviation was 0.81% squared, of which processes explain 0.58% squared. It is the same from run to run: of
-rms_norm(8192 x 8192) 1.6 to 2.1% each time.
+rms_norm(8192 x 8192) 1.6 to 2.1% each time, where the first launch after an idle device costs one kernel more than the
+other.
 """
 _Z = statistics.NormalDist().inv_cdf
 _RESAMPLES = 1000
