@@ -216,15 +216,16 @@ def _block_medians(one: str, other: str, blocks: Sequence[Times]) -> list[float]
 
 
 def _reach(medians: np.ndarray, us: float, alpha: float, noise: Noise, *, elsewhere: bool) -> float:
-    """Half the width of the t interval, 0 where nothing is known of the variance."""
+    """Half the width of the t interval, 0 where nothing is known of the variance; ``elsewhere`` with the methods'."""
     own, prior = len(medians) - 1, noise.prior(us)
     freedom = own + prior.freedom
+    methods = _Z(1 - alpha / 2) * _METHODS if elsewhere else 0.0
     if freedom < 1:
-        return 0.0
+        return methods
     squares = float(((medians - medians.mean()) ** 2).sum())
     variance = (squares + prior.freedom * prior.variance) / freedom
     reach = t_quantile(1 - alpha / 2, freedom) * math.sqrt(variance * (1 / len(medians) + elsewhere))
-    return math.hypot(reach, _Z(1 - alpha / 2) * _METHODS) if elsewhere else reach
+    return math.hypot(reach, methods)
 
 
 def _bootstrap(logs: Sequence[np.ndarray], alpha: float) -> tuple[float, float]:

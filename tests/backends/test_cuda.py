@@ -25,12 +25,7 @@ from registry.backends.cuda_frame import Layout
 from registry.backends.kernel_text import normalised_module
 from registry.device import Device
 from registry.dispatch.written_plan import fixed, written_call
-from registry.errors import (
-    CompileError,
-    InvalidDefinitionError,
-    NotLaunchedError,
-    OutOfResourcesError,
-)
+from registry.errors import CompileError, InvalidDefinitionError, NotLaunchedError, OutOfResourcesError
 from registry.implementation import Launch
 from registry.problem import Arguments, Problem, TensorSpec
 

@@ -294,7 +294,6 @@ def test_autocast_does_not_reach_into_an_op(run: Any, dispatcher: Dispatcher) ->
     parts = (w.qweight, w.scales, w.zeros, 4, 32, 128, "gptq")
     gemm = run("gemm_int4")
     x, a = torch.randn(5, 8, 8), torch.randn(3, 4, 128).half()
-    right = x @ x.transpose(-1, -2)
     product = gemm(a, *parts)
 
     class Listen(TorchDispatchMode):
@@ -307,13 +306,17 @@ def test_autocast_does_not_reach_into_an_op(run: Any, dispatcher: Dispatcher) ->
         lambda f, t: torch.vmap(torch.vmap(f))(t) if f is not gram else f(t),
         lambda f, t: torch.func.jvp(f, (t,), (t,))[0],
     ]
+    with torch.no_grad():
+        # each way without autocast: a batch of products may be summed in another order than they are one by one
+        rights = [way(gram, x) for way in ways]
+    for right in rights:
+        close(right, x @ x.transpose(-1, -2), rtol=1e-5, atol=1e-5)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        for way in ways:
-            # a batch of products may be summed in another order; bfloat16 would be off by a hundredth
-            close(way(gram, x), right, rtol=1e-5, atol=1e-5)
+        for way, right in zip(ways, rights, strict=True):
+            assert torch.equal(way(gram, x), right)
             close(way(lambda t: gemm(t, *parts), a), product, rtol=1e-3, atol=1e-2)
         with Listen():
-            close(gram(x), right, rtol=1e-5, atol=1e-5)
+            assert torch.equal(gram(x), rights[0])
         with FakeTensorMode() as mode:
             assert gram(mode.from_tensor(x)).dtype == torch.float32
 

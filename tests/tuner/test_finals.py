@@ -192,6 +192,8 @@ def test_blocks_that_agree_do_not_make_another_method_agree() -> None:
     )
     assert mean.high / mean.low < 1.005
     assert 1.02 < again.high / again.low < 1.025
+    alone = time_ratio("one", "incumbent", [steady], ALPHA, Noise(), elsewhere=True)
+    assert 1.02 < alone.high / alone.low < 1.025, "also where nothing is known of processes"
 
 
 def test_what_finals_show_of_noise() -> None:
