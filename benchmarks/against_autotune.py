@@ -27,10 +27,10 @@ import torch
 import registry
 from registry import Device, Launch, Op, Problem
 from registry.backends.triton import TritonImplementation
-from registry.discovery import Catalog
-from registry.dispatch.plan import Candidate, build
+from registry.discovery.catalog import Catalog
+from registry.dispatch.plans.plan import Candidate, build
 from registry.space import Config
-from registry.tuner.shapes import all_problems, load_shapes
+from registry.tuner.shapes.shapes import all_problems, load_shapes
 from tuning_db import Store
 
 from .device_timing import Race, ratio

@@ -28,7 +28,7 @@ import torch
 from registry.contract import Op
 from registry.contracts import BOX
 from registry.device import Device
-from registry.dispatch.plan import Candidate, Plan, build
+from registry.dispatch.plans.plan import Candidate, Plan, build
 from registry.packed import PackedWeight, unpack
 from registry.problem import Problem
 from registry_cpp.elementwise import Gelu, Square, VectorAdd

@@ -25,10 +25,10 @@ from torch.autograd import forward_ad
 import registry
 from registry.artifact import Built
 from registry.contracts import BOX
-from registry.discovery import Catalog
-from registry.dispatch import torch_private
+from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
-from registry.dispatch.plan import Plan
+from registry.dispatch.plans.plan import Plan
+from registry.dispatch.torch_side import torch_private
 from registry.implementation import Run
 from registry.space import Config
 
@@ -254,7 +254,7 @@ def measure(device: str, rounds: int = ROUNDS) -> Iterator[Line]:
         null.register(Null(contract.name))
     yield Line("", "an empty Python function", statistics.median(host_times({"": lambda: None}, False, rounds)[""]))
     for case in cases(device):
-        yield from through(registry._dispatcher, case, cuda, rounds, rivals=True)
+        yield from through(registry.api.dispatcher, case, cuda, rounds, rivals=True)
         if cuda and (only := triton_only(case.op)) is not None:
             yield from through(only, case, cuda, rounds, rivals=True)
         yield from through(null, case, cuda, rounds, rivals=False)

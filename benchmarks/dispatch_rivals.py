@@ -10,7 +10,7 @@ import torch
 
 from registry import Device
 from registry.contract import Op
-from registry.dispatch.plan import Plan
+from registry.dispatch.plans.plan import Plan
 from registry.implementation import Launch
 
 from . import peers

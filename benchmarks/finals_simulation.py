@@ -17,10 +17,10 @@ kinds of noise:
 
 Shifts are made smaller by what the rounds alone explain of their spread.
 
-Then ``blocks_of_each``, ``observed``, ``fastest`` and ``judge`` of registry.tuner.finals do what they do in a run. A
-false win: a challenger that is no better replaces the incumbent. A missed gain: of the challengers one is 2% faster,
-and it does not win. More than three challengers meet in a pre-final, of which two go on and the default joins them. In
-the last table there are as many blocks as it says, whatever a run would hold.
+Then ``blocks_of_each``, ``observed``, ``fastest`` and ``judge`` of registry.tuner.decide.judge do what they do in a
+run. A false win: a challenger that is no better replaces the incumbent. A missed gain: of the challengers one is 2%
+faster, and it does not win. More than three challengers meet in a pre-final, of which two go on and the default joins
+them. In the last table there are as many blocks as it says, whatever a run would hold.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from registry.tuner.finals import (
+from registry.tuner.decide.judge import (
     BLOCKS,
     FINALISTS,
     INCUMBENT_COPY,
@@ -45,7 +45,7 @@ from registry.tuner.finals import (
     judge,
     observed,
 )
-from registry.tuner.noise import Noise
+from registry.tuner.decide.noise import Noise
 
 from .arguments import output_folder
 from .finals_noise import Measured, load

@@ -25,11 +25,11 @@ from typing import Any
 import torch
 
 from registry import Device
-from registry.bounds import Bounds, bounds_of
-from registry.discovery import Catalog
+from registry.correctness.bounds import Bounds, bounds_of
+from registry.correctness.numerics import own_error, reference64
+from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.errors import UnsupportedError
-from registry.numerics import own_error, reference64
 
 SLOW_TO_BUILD = "torch.compile"
 """Seconds for each plan, which is dropped four times a second."""

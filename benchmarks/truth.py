@@ -22,7 +22,7 @@ import torch
 
 import registry
 from registry import Device, Op, Problem
-from registry.dispatch.plan import Candidate, build
+from registry.dispatch.plans.plan import Candidate, build
 from tuning_db import CandidateKey, Decision, Store, Trial
 
 from . import peers

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from registry import Device
-from registry.tuner import nvml
+from registry.tuner.measure import nvml
 
 _EVERY_S = 0.1
 _WARMING_UP_S = 10.0

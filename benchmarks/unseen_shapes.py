@@ -29,7 +29,7 @@ import torch
 import registry
 from registry import Device, Op, Problem, shipped
 from registry.backends.inductor import InductorImplementation
-from registry.dispatch.plan import Candidate, build
+from registry.dispatch.plans.plan import Candidate, build
 from tuning_db import Decision, Store
 
 from .arguments import output_folder

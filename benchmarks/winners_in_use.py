@@ -15,7 +15,7 @@ import torch
 
 import registry
 from registry.contract import as_tuple
-from registry.numerics import compare, own_error, reference64
+from registry.correctness.numerics import compare, own_error, reference64
 from tuning_db import Decision, Store
 
 

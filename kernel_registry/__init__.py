@@ -28,7 +28,7 @@ def _start(program: str, module: str) -> None:
         keeper = _early_keeper([program, *sys.argv[1:]])
         main = import_module(module).main
         if keeper is not None:
-            import_module("registry.tuner.spawning").adopt(keeper)
+            import_module("registry.tuner.processes.spawning").adopt(keeper)
         main()
     except KeyboardInterrupt:
         sys.stderr.write(f"{program}: interrupted\n")

@@ -14,17 +14,24 @@ from typing import Any, Literal
 
 import torch
 
-from . import numerics
-from .bits import disturb, same_bits
 from .contract import Op, as_tuple
-from .contract_check import blind_spots
+from .correctness import numerics
+from .correctness.bits import disturb, same_bits
+from .correctness.poisoned_layouts import (
+    LAYOUTS,
+    Layout,
+    Surrounded,
+    is_contiguous_by_another_name,
+    laid_out_within,
+    surrounded,
+)
+from .correctness.tolerance_check import blind_spots
 from .device import Device
-from .dispatch.plan import Candidate, Plan, build
+from .dispatch.plans.plan import Candidate, Plan, build
 from .errors import CheckError, RegistryError
 from .implementation import Implementation, Tensors
 from .problem import Problem, TensorSpec, Value
 from .space import Config
-from .surroundings import LAYOUTS, Layout, Surrounded, is_contiguous_by_another_name, laid_out_within, surrounded
 
 SEED = 1234
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from registry.discovery import Catalog
-from registry.tuner import spawning
+from registry.discovery.catalog import Catalog
+from registry.tuner.processes import spawning
 from tuning_db import Store
 
 # a shell that runs the tests in the background has them ignore Ctrl-C, and their children too

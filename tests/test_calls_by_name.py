@@ -12,7 +12,7 @@ import torch
 
 import registry
 import registry.calls
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 
 from . import fresh

@@ -14,10 +14,10 @@ import pytest
 from benchmarks import results_table
 from registry.cli.main import new_registry_app
 from registry.cli.tune import new_tune_app
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
 from registry.implementation import Implementation
 from registry.testing import check_implementation
-from registry.tuner.shapes import load_shapes
+from registry.tuner.shapes.shapes import load_shapes
 
 from . import fresh
 

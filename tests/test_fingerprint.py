@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
 from registry.fingerprint import fingerprint, normalised_c, normalised_python
 from registry.implementation import Implementation
 

@@ -80,10 +80,10 @@ DIMS = {"rows": 2, "cols": 8, "dtype": "float32"}
 
 @pytest.mark.parametrize("database", [3, b"x", ["a"], 1.5])
 def test_a_database_that_is_no_place_is_refused_at_once(database: object) -> None:
-    before = registry._dispatcher.database
+    before = registry.api.dispatcher.database
     with pytest.raises(registry.InvalidArgumentError, match=r"configure\(database=.*\n  expected a file or an SQLA"):
         registry.configure(database=database, mode="strict")  # type: ignore[arg-type]
-    assert (registry._dispatcher.database, registry._dispatcher.mode()) == (before, "tuned")
+    assert (registry.api.dispatcher.database, registry.api.dispatcher.mode()) == (before, "tuned")
     with pytest.raises(registry.InvalidArgumentError, match=r"tune\(database="):
         registry.tune("softmax", [DIMS], database=database)  # type: ignore[arg-type]
 

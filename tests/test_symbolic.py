@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from registry.backends.estimate import next_power_of_2
-from registry.dispatch.leading import Part
+from registry.dispatch.plans.leading import Part
 from registry.symbolic import MOST_ROWS, Interval, is_symbolic, settled, text_of, value_at
 
 NUMBERS = st.integers(1, 5000)

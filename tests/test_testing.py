@@ -12,12 +12,12 @@ import torch
 from registry.artifact import Built
 from registry.contract import Op, Tolerance
 from registry.contracts import BOX, GELU, SOFTMAX, SQUARE
+from registry.correctness.poisoned_layouts import LAYOUTS
 from registry.device import Device
 from registry.errors import CheckError, DeviceError
 from registry.implementation import Implementation, Run, Tensors
 from registry.problem import Problem, Value
 from registry.space import Config, Space
-from registry.surroundings import LAYOUTS
 from registry.testing import Report, check_implementation, check_op
 
 CPU = frozenset({"cpu"})

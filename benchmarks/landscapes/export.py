@@ -17,11 +17,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from registry.device import Device
-from registry.discovery import Catalog
-from registry.dispatch.plan import Candidate, signature_of
-from registry.dispatch.prepared import PreparedTensors
+from registry.discovery.catalog import Catalog
+from registry.dispatch.plans.plan import Candidate, signature_of
+from registry.dispatch.plans.prepared import PreparedTensors
 from registry.problem import canonical_json
-from registry.tuner.planning import Choice, ProblemPlan, plan
+from registry.tuner.planning.problems import Choice, ProblemPlan, plan
 from tuning_db import Protocol, Store, Trial
 
 from ..arguments import output_file

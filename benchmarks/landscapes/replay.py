@@ -10,11 +10,11 @@ import torch
 from registry.artifact import Built
 from registry.contract import Floor, Op, Tolerance
 from registry.device import Device
-from registry.dispatch.plan import Candidate
+from registry.dispatch.plans.plan import Candidate
 from registry.implementation import Implementation, Run
 from registry.problem import Arguments, Problem, canonical_json
 from registry.space import Config, Space
-from registry.tuner.planning import Choice, ProblemPlan
+from registry.tuner.planning.problems import Choice, ProblemPlan
 
 from .format import Landscape, Measured, Point
 

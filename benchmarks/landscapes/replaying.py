@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from registry.dispatch.plan import Candidate
-from registry.tuner.ordering import ordered, seeds_of
-from registry.tuner.search import Searcher
+from registry.dispatch.plans.plan import Candidate
+from registry.tuner.planning.distance import ordered, seeds_of
+from registry.tuner.search.proposals import Searcher
 
 from .format import Point
 from .replay import Replay

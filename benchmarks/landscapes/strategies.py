@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 
 import optuna
 
-from registry.dispatch.plan import Candidate
-from registry.tuner.planning import ProblemPlan
-from registry.tuner.search import Searcher
+from registry.dispatch.plans.plan import Candidate
+from registry.tuner.planning.problems import ProblemPlan
+from registry.tuner.search.proposals import Searcher
 
 _MOST_INVALID = 50
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from registry.hooks import implements
+from registry import implements
 
 if TYPE_CHECKING:
     from registry.implementation import Implementation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from registry import Device, Problem, Space
-from registry.backends.inline import InlineImplementation
+from registry.backends.cuda.inline import InlineImplementation
 
 from .number import number_reasons
 

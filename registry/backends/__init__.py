@@ -9,10 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .cpp import CppImplementation, CppKernel
-    from .cuda import CudaImplementation, CudaKernel, read_source
-    from .inline import InlineImplementation, load_inline
-    from .triton import TritonImplementation
+    from .cpp.implementation import CppImplementation, CppKernel
+    from .cuda.implementation import CudaImplementation, CudaKernel, read_source
+    from .cuda.inline import InlineImplementation, load_inline
+    from .triton.implementation import TritonImplementation
 
 _HOMES = {
     "CppImplementation": "cpp",
@@ -20,8 +20,8 @@ _HOMES = {
     "CudaImplementation": "cuda",
     "CudaKernel": "cuda",
     "read_source": "cuda",
-    "InlineImplementation": "inline",
-    "load_inline": "inline",
+    "InlineImplementation": "cuda.inline",
+    "load_inline": "cuda.inline",
     "TritonImplementation": "triton",
 }
 

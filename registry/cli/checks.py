@@ -102,7 +102,7 @@ def triton_check() -> Check:
 
 def nvrtc_check() -> Check:
     """A CUDA kernel compiled through NVRTC, as the cuda.* implementations are."""
-    from ..backends import nvrtc
+    from ..backends.cuda import nvrtc
 
     if reason := nvrtc.missing():
         return Check("nvrtc", ABSENT, f"{reason.partition(' (')[0]}: no cuda.* implementations", nvrtc.INSTALL_HINT)
@@ -115,7 +115,7 @@ def nvrtc_check() -> Check:
 
 def compiler_check() -> Check:
     """The C++ compiler, with OpenMP, as the cpp.* implementations need it."""
-    from ..backends.cpp_compiler import NoCompiler, build, find_compiler
+    from ..backends.cpp.compiler import NoCompiler, build, find_compiler
 
     found = find_compiler()
     if isinstance(found, NoCompiler):
@@ -163,9 +163,9 @@ def shipped_check() -> Check:
     """Winners that came with the package for this hardware, and which of them still hold."""
     from .. import shipped
     from ..device import Device
-    from ..discovery import Catalog
-    from ..dispatch.resolution import standing
-    from ..dispatch.winners import REGIME
+    from ..discovery.catalog import Catalog
+    from ..dispatch.resolve.resolution import standing
+    from ..dispatch.resolve.winners import REGIME
 
     if shipped.ignored():
         return Check("shipped", ABSENT, f"ignored: {shipped.VARIABLE}=0", f"unset {shipped.VARIABLE} to use them")
@@ -189,7 +189,7 @@ def shipped_check() -> Check:
 
 def plugin_checks() -> Iterator[Check]:
     """A line for all plugins that are well, and one for each that is not."""
-    from ..discovery import Catalog
+    from ..discovery.catalog import Catalog
     from .plugins import state
 
     with warnings.catch_warnings():

@@ -9,7 +9,7 @@ from . import text
 
 if TYPE_CHECKING:
     from ..device import Device
-    from ..tuner.planning import Choice, ProblemPlan
+    from ..tuner.planning.problems import Choice, ProblemPlan
 
 
 def show(plans: Sequence[ProblemPlan], device: Device, *, json: bool) -> None:

@@ -9,7 +9,7 @@ from .options import Json, Plugins, catalog_with
 
 if TYPE_CHECKING:
     from ..contract import Op
-    from ..discovery import Catalog
+    from ..discovery.catalog import Catalog
 
 
 def ops(plugin: Plugins = None, json: Json = False) -> None:

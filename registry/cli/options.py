@@ -14,7 +14,7 @@ from ..errors import RegistryError
 if TYPE_CHECKING:
     from tuning_db import Store
 
-    from ..discovery import Catalog
+    from ..discovery.catalog import Catalog
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 Database = Annotated[
@@ -53,7 +53,7 @@ def number(text: str) -> float:
 
 def catalog_with(plugins: Iterable[Path] | None) -> Catalog:
     """Everything that is installed, and the implementations in the given files."""
-    from ..discovery import Catalog
+    from ..discovery.catalog import Catalog
 
     catalog = Catalog()
     for path in plugins or ():

@@ -10,7 +10,7 @@ from . import text
 from .options import Json, Plugins, catalog_with
 
 if TYPE_CHECKING:
-    from ..plugin import PluginReport
+    from ..discovery.plugin import PluginReport
 
 
 def plugins(plugin: Plugins = None, json: Json = False) -> None:

@@ -15,7 +15,7 @@ from .options import Database, DeviceName, Json, Plugins, catalog_with, number, 
 
 if TYPE_CHECKING:
     from ..device import Device
-    from ..discovery import Catalog
+    from ..discovery.catalog import Catalog
     from ..problem import Problem
     from ..tuner.events import Result
     from ..tuner.run import Budget
@@ -82,7 +82,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     """
     _check_positive("--budget", budget)
     _check_positive("--trials", trials)
-    from ..tuner import spawning
+    from ..tuner.processes import spawning
 
     # the processes of the run import torch while this one reads the file
     with spawning.kept(now=not dry_run):
@@ -114,7 +114,7 @@ def _work(
     shapes: Path, ops: list[str], implementations: list[str], device: str | None, plugins: list[Path] | None
 ) -> _Work:
     from ..device import Device
-    from ..tuner.shapes import all_problems, read_shapes
+    from ..tuner.shapes.shapes import all_problems, read_shapes
 
     there = Device.best() if device is None else Device.of(device)
     catalog = catalog_with(plugins)
@@ -123,7 +123,7 @@ def _work(
 
 
 def _show_plan(work: _Work, *, json: bool) -> None:
-    from ..tuner.planning import plan
+    from ..tuner.planning.problems import plan
     from .dry_run import show
 
     show(plan(work.problems, work.catalog, work.device, work.implementations), work.device, json=json)

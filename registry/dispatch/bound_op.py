@@ -9,26 +9,28 @@ from typing import Any
 from torch._ops import OpOverload
 from torch.fx import Proxy
 
-from .. import torch_ops
 from ..contract import Op
 from ..device import Device
-from ..discovery import Catalog
+from ..discovery.catalog import Catalog
 from ..errors import CompileError, NotLaunchedError, NotReadyError, RegistryError, UnsupportedError
 from ..problem import Problem
 from ..schema import Kind, kind_of
 from ..tracing import constant_while_tracing, let_through, refuse
-from . import recorder
-from .counter import Counter
 from .entries import Entries
 from .explain import Explanation, explained
 from .forcing import Forced, Forcing
-from .gradients import NO_BACKWARD_HINT, Gradients, no_backward
-from .hot_path import Around, hot_path
+from .hit.counter import Counter
+from .hit.hot_path import Around, hot_path
+from .hit.packed_form import check_form
+from .hit.table import Table
 from .mode import REFERENCE_MODE, Mode
-from .packed_form import check_form
-from .ranges import Ranged, Ranges
-from .resolved import NOT_FOR_US, Attempt, Call, Plans, Resolved, place_of, reference, tensors_of
-from .situation import (
+from .recording import recorder
+from .resolve.candidates import NOT_FOR_US, Attempt, Call, Plans, Resolved, place_of, reference, tensors_of
+from .resolve.ranges import Ranged, Ranges
+from .resolve.winners import Winners
+from .torch_side import operators as torch_ops
+from .torch_side.gradients import NO_BACKWARD_HINT, Gradients, no_backward
+from .torch_side.situation import (
     capturing,
     counting_writes,
     gradient_needed,
@@ -39,8 +41,6 @@ from .situation import (
     unseen_by_modes,
     unusual,
 )
-from .table import Table
-from .winners import Winners
 
 _NOT_ENQUEUED = (NotReadyError, CompileError, UnsupportedError)
 """Faults after which a plan has written nothing but its own outputs."""

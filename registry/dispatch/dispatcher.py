@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from ..api_checks import database_of, name_of_op
 from ..contract import Op
 from ..device import Device
-from ..discovery import Catalog
+from ..discovery.catalog import Catalog
 from ..errors import RegistryError
 from ..implementation import Implementation
 from ..problem import Problem
@@ -24,11 +24,11 @@ from ..tracing import constant_while_tracing, let_through
 from .bound_op import BoundOp
 from .explain import Explanation, explained_problem
 from .forcing import Forced, Forcing, Wanted
-from .hot_path import Answer
+from .hit.hot_path import Answer
 from .mode import Mode, checked_mode, mode_of
-from .prepared import forget_prepared
-from .recorder import Recorder
-from .winners import Winners
+from .plans.prepared import forget_prepared
+from .recording.recorder import Recorder
+from .resolve.winners import Winners
 
 _dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 

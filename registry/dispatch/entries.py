@@ -9,10 +9,10 @@ import torch
 from torch import is_grad_enabled
 
 from ..contract import Op
-from .guards import matcher
-from .ranges import Ranged
-from .resolved import Resolved, tensors_of
-from .table import Entry, Table
+from .hit.guards import matcher
+from .hit.table import Entry, Table
+from .resolve.candidates import Resolved, tensors_of
+from .resolve.ranges import Ranged
 
 
 class Entries:

@@ -14,10 +14,10 @@ from ..problem import Problem
 from ..space import Config
 from .forcing import Forced
 from .mode import REFERENCE_MODE, Mode
-from .prepared import prepared_bytes
-from .resolution import Choice, Situation, Step, changed_software, choices, preference_of, refusals
-from .resolved import Plans, Resolved
-from .tuning_command import tune_command
+from .plans.prepared import prepared_bytes
+from .resolve.candidates import Plans, Resolved
+from .resolve.resolution import Choice, Situation, Step, changed_software, choices, preference_of, refusals
+from .resolve.tuning_command import tune_command
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ..problem import Problem
 from ..space import Config
 from .bound_op import BoundOp
 from .dispatcher import Dispatcher
-from .resolution import Step
+from .resolve.resolution import Step
 
 
 @dataclass(frozen=True)

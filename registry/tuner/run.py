@@ -12,25 +12,26 @@ from typing import Any
 from tuning_db import Store, TuningDBError
 
 from ..device import Device
-from ..discovery import Catalog
-from ..dispatch.plan import Candidate
+from ..discovery.catalog import Catalog
+from ..dispatch.plans.plan import Candidate
 from ..errors import StoreError
 from ..problem import Problem
-from . import spawning, warming
-from .crew import Crew
-from .deciding import Deciding, result_of
+from .decide.finals import Deciding, result_of
+from .decide.machine_noise import aa_job, aa_of, default_job, earlier_noise
+from .decide.noise import Noise
 from .events import Event, Note, Observer, ProblemDecided, ProblemSkipped, Result, RunEnded, RunStarted
 from .jobs import BlockJob
 from .limits import Limits
-from .machine_noise import aa_job, aa_of, default_job, earlier_noise
-from .noise import Noise
-from .planning import ProblemPlan
-from .planning import plan as plan_problems
-from .problem_search import Budget, ProblemSearch, by_distance
-from .protocol import REGIME, Protocol
-from .recording import Recorder
-from .search_loop import SearchLoop
-from .weights import default_us, weigh
+from .measure.protocol import REGIME, Protocol
+from .planning.problems import ProblemPlan
+from .planning.problems import plan as plan_problems
+from .planning.weights import default_us, weigh
+from .processes import spawning
+from .search.loop import SearchLoop
+from .search.problem_search import Budget, ProblemSearch, by_distance
+from .storing import Recorder
+from .workers import warming
+from .workers.crew import Crew
 
 _WARMING_UP_S = 10.0
 """What a run takes until its processes have started; how busy worker and device were is told from then on."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from registry.device import Device
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
 from registry.problem import Problem
 from registry.tuner.events import Event, Result, TrialDone
 from registry.tuner.run import Budget, tune
@@ -56,7 +56,7 @@ REFUSED = {
     "events": ("error", "elapsed_time by"),
     "comparison": ("error", "replaces what measures or verifies it"),
     "statistics": ("error", "statistics.median by"),
-    "bounds": ("error", "registry.bounds.Bounds.holding by"),
+    "bounds": ("error", "registry.correctness.bounds.Bounds.holding by"),
     "settings": ("error", "it sets float32 matmul precision"),
     "undeclared": ("nondeterministic", "does not say so"),
     "accumulates": ("wrong_result", "times what is allowed"),

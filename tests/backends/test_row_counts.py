@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from registry.artifact import Signature
-from registry.backends import cuda_launch, triton_launch
 from registry.backends.cuda import CudaKernel
-from registry.backends.triton_launch import BoundLaunch
-from registry.backends.triton_variant import Operand
-from registry.dispatch.written_plan import Sizes, fixed, written_call
+from registry.backends.cuda import launch as cuda_launch
+from registry.backends.triton import launch as triton_launch
+from registry.backends.triton.launch import BoundLaunch
+from registry.backends.triton.variant import Operand
+from registry.dispatch.plans.written_plan import Sizes, fixed, written_call
 from registry.implementation import Launch
 from registry.problem import Arguments, TensorSpec
 from registry.symbolic import Interval, value_at

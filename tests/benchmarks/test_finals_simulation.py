@@ -24,7 +24,7 @@ from benchmarks.finals_simulation import (
     table,
     table_by_blocks,
 )
-from registry.tuner.finals import BLOCKS, MOST_BLOCKS, ROUNDS
+from registry.tuner.decide.judge import BLOCKS, MOST_BLOCKS, ROUNDS
 from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Protocol, Store
 
 FALSE_WINS, MISSED_GAINS = 0.025, 0.16
@@ -99,8 +99,8 @@ def test_noise_is_drawn_from_the_first_three_blocks_of_finals_of_more(measured: 
 def test_the_simulation_sees_a_rule_that_is_too_eager(
     measured: Sequence[Measured], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("registry.tuner.finals.ALPHA", 0.9)
-    monkeypatch.setattr("registry.tuner.noise.Noise.aa", lambda self, us: 0.0)
+    monkeypatch.setattr("registry.tuner.decide.judge.ALPHA", 0.9)
+    monkeypatch.setattr("registry.tuner.decide.noise.Noise.aa", lambda self, us: 0.0)
     assert simulate(World(measured, 3), TOGETHER_24, "real", 3, gain=False, runs=1).rate() > 0.2
 
 

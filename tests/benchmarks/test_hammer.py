@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.hammer import Hammer, cases, main
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 
 

@@ -15,9 +15,9 @@ from benchmarks.landscapes.replay import Replay
 from benchmarks.landscapes.replaying import alone, together
 from benchmarks.landscapes.strategies import Exhaustive, Random, ours, tpe
 from registry.device import Device
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
 from registry.problem import Value
-from registry.tuner.planning import plan
+from registry.tuner.planning.problems import plan
 from tuning_db import CandidateKey, Environment, ProblemKey, Protocol, Store, Trial
 
 KEPT = Path(__file__).parents[2] / "benchmarks" / "landscapes"

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from registry import numerics
-from registry.bits import same_bits
-from registry.bounds import bounds_of
 from registry.contract import Op, as_tuple
 from registry.contracts import BOX, GEMM_INT4, RMS_NORM, RMS_NORM_BACKWARD, SOFTMAX, SOFTMAX_BACKWARD, fills
-from registry.dispatch.plan import Candidate, build
+from registry.correctness import numerics
+from registry.correctness.bits import same_bits
+from registry.correctness.bounds import bounds_of
+from registry.dispatch.plans.plan import Candidate, build
 from registry.errors import CheckError
 from registry.problem import Problem, Value
 from registry.testing import check_implementation
-from registry.tuner.session import Session
-from registry.tuner.verify import WrongError, verify
+from registry.tuner.verify.session import Session
+from registry.tuner.verify.verify import WrongError, verify
 
 from ..tuner.going_through import CPU, PROTOCOL, Custom
 

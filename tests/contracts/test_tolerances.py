@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from registry import numerics
 from registry.contract import Op, Outputs, as_tuple
 from registry.contracts import (
     BOX,
@@ -26,6 +25,7 @@ from registry.contracts import (
     SQUARE_BACKWARD,
     VECTOR_ADD,
 )
+from registry.correctness import numerics
 from registry.packed import dequantized, unpack
 from registry.problem import Problem, Value
 

@@ -13,10 +13,10 @@ import torch
 from registry.artifact import Built
 from registry.contract import Op
 from registry.device import Device
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
+from registry.discovery.loading import file_module
 from registry.errors import InvalidDefinitionError, PluginError, UnknownNameError
 from registry.implementation import Implementation, Run
-from registry.plugin_loading import file_module
 from registry.problem import Problem
 from registry.space import Config
 

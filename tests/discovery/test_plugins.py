@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
+from registry.discovery.plugin import PluginReport, PluginWarning
 from registry.errors import PluginError, UnknownNameError
-from registry.plugin import PluginReport, PluginWarning
 
 GOOD = """
 @implements("softmax")

@@ -10,7 +10,7 @@ import torch
 
 from registry import Config, Device, Implementation, Problem, Space
 from registry.artifact import Built
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.implementation import Run
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store

@@ -21,9 +21,9 @@ from registry import (
     UnsupportedError,
     quantize,
 )
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
-from registry.dispatch.table import Entry, Table
+from registry.dispatch.hit.table import Entry, Table
 from registry.errors import ArgumentTypeError, NotReadyError
 
 

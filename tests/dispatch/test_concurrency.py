@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from registry import torch_ops
 from registry.dispatch.dispatcher import Dispatcher
-from registry.dispatch.table import MOST_ENTRIES, Table
+from registry.dispatch.hit.table import MOST_ENTRIES, Table
+from registry.dispatch.torch_side import operators as torch_ops
 
 from .. import fresh
 

@@ -14,14 +14,14 @@ import torch
 import registry
 from registry import Config, Device, Implementation, Problem, TensorSpec
 from registry.artifact import Built
-from registry.backends.triton_launch import full_grid
-from registry.bounds import bounds_of
+from registry.backends.triton.launch import full_grid
 from registry.contract import as_tuple
 from registry.contracts import BOX
-from registry.discovery import Catalog
+from registry.correctness.bounds import bounds_of
+from registry.correctness.numerics import own_error, reference64
+from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.implementation import Run
-from registry.numerics import own_error, reference64
 from registry.problem import FULL_ALIGNMENT
 
 OPS = [op.name for op in BOX]

@@ -10,8 +10,8 @@ import torch
 
 from registry import Device
 from registry.artifact import Signature
-from registry.backends import inductor_sizes
 from registry.backends.inductor import InductorImplementation
+from registry.backends.inductor import sizes as inductor_sizes
 from registry.dispatch.dispatcher import Dispatcher
 from registry.errors import NotReadyError
 from tuning_db import Decision

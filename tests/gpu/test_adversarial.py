@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from registry.device import Device
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
 from registry.problem import Problem
 from registry.tuner.events import Event, TrialDone
 from registry.tuner.run import Budget, tune

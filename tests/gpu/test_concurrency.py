@@ -16,11 +16,11 @@ import torch
 import registry
 import tuning_db
 from benchmarks.hammer import Hammer, cases
-from registry.bounds import bounds_of
 from registry.contract import as_tuple
-from registry.discovery import Catalog
+from registry.correctness.bounds import bounds_of
+from registry.correctness.numerics import own_error, reference64
+from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
-from registry.numerics import own_error, reference64
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -188,7 +188,7 @@ def test_prepared_memory_is_not_reused_before_other_streams_have_read_it(dispatc
 def test_many_shapes_evict_and_the_first_comes_back(dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
     call, bound = dispatcher.op("rms_norm"), dispatcher.bound("rms_norm")
     monkeypatch.setattr(bound.table, "_most_shapes", 64)
-    monkeypatch.setattr("registry.dispatch.resolved.MOST_PLANS", 64)
+    monkeypatch.setattr("registry.dispatch.resolve.candidates.MOST_PLANS", 64)
     # a plan for many row counts would answer all of them
     monkeypatch.setattr(bound.ranges, "of", lambda *_: None)
     weight = torch.ones(64, device="cuda", dtype=torch.bfloat16)
@@ -234,7 +234,7 @@ def nothing_slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     import triton
 
-    from registry.backends import nvrtc
+    from registry.backends.cuda import nvrtc
 
     forbidden(triton, "compile")
     forbidden(tuning_db.Store, "open")

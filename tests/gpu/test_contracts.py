@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from registry import numerics
 from registry.contracts import BOX, GEMM_INT4
+from registry.correctness import numerics
 from registry.packed import dequantized
 from registry.problem import Value
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from registry.backends import inline
-from registry.backends.cuda import CudaImplementation, CudaKernel
+from registry.backends.cuda import CudaImplementation, CudaKernel, inline
 from registry.contracts import GELU, RMS_NORM, SOFTMAX, SQUARE
 from registry.device import Device
-from registry.dispatch.plan import Candidate, Plan, build
+from registry.dispatch.plans.plan import Candidate, Plan, build
 from registry.implementation import Implementation, Launch
 from registry.problem import Problem
 from registry_cuda.elementwise import VectorElementwise

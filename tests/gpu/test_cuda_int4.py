@@ -10,9 +10,9 @@ import torch
 
 from registry.contracts import GEMM_INT4
 from registry.device import Device
-from registry.dispatch import prepared
-from registry.dispatch.plan import Candidate, Plan, build
-from registry.dispatch.prepared import forget_prepared
+from registry.dispatch.plans import prepared
+from registry.dispatch.plans.plan import Candidate, Plan, build
+from registry.dispatch.plans.prepared import forget_prepared
 from registry.problem import Problem, Value
 from registry.testing import check_implementation
 from registry_cuda.gemm_int4 import MmaInt4

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import registry
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 
 if not torch.cuda.is_available():

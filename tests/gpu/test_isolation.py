@@ -19,12 +19,13 @@ import torch
 
 from registry.device import Device
 from registry.problem import Value
-from registry.tuner import nvml, spawning
-from registry.tuner.clocks import Clocks
-from registry.tuner.device_worker import DeviceWorker
 from registry.tuner.jobs import Answer, BlockJob, Entrant, Outcome, TrialJob
 from registry.tuner.limits import Limits
-from registry.tuner.protocol import Protocol
+from registry.tuner.measure import nvml
+from registry.tuner.measure.clocks import Clocks
+from registry.tuner.measure.protocol import Protocol
+from registry.tuner.processes import spawning
+from registry.tuner.workers.device_client import DeviceWorker
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from registry.device import Device
-from registry.tuner.capture import CaptureError, Graph, try_capture
-from registry.tuner.clocks import Clocks
-from registry.tuner.copying import copy_sampler
-from registry.tuner.device_samplers import BacklogSampler, DeviceClock, GraphSampler, SingleSampler
-from registry.tuner.measure import measure
-from registry.tuner.nvml import gpu_of
-from registry.tuner.protocol import Protocol
-from registry.tuner.samplers import Enqueue, Sampler, ScreenedSampler, copies_of, needs_flush
-from registry.tuner.sampling import sampler_for
-from registry.tuner.turns import in_turns
+from registry.tuner.measure.capture import CaptureError, Graph, try_capture
+from registry.tuner.measure.clocks import Clocks
+from registry.tuner.measure.copy_floor import copy_sampler
+from registry.tuner.measure.device_samplers import BacklogSampler, DeviceClock, GraphSampler, SingleSampler
+from registry.tuner.measure.interleaving import in_turns
+from registry.tuner.measure.nvml import gpu_of
+from registry.tuner.measure.protocol import Protocol
+from registry.tuner.measure.samplers import Enqueue, Sampler, ScreenedSampler, copies_of, needs_flush
+from registry.tuner.measure.sampling import sampler_for
+from registry.tuner.measure.series import measure
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)

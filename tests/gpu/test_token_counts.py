@@ -12,7 +12,7 @@ import registry_cuda
 import registry_torch
 import registry_triton
 from registry import Implementation
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 
 if not torch.cuda.is_available():

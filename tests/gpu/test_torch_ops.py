@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from registry import Config, Device, Implementation, Problem, quantize, torch_ops
+from registry import Config, Device, Implementation, Problem, quantize
 from registry.artifact import Built
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.torch_side import operators as torch_ops
 from registry.implementation import Run
-from registry.tuner.recording import problem_key
+from registry.tuner.storing import problem_key
 from tuning_db import CandidateKey, Decision, Environment, Protocol, Store
 
 if not torch.cuda.is_available():

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from registry.device import Device
-from registry.discovery import Catalog
-from registry.dispatch.plan import Candidate, build
+from registry.discovery.catalog import Catalog
+from registry.dispatch.plans.plan import Candidate, build
 from registry.problem import Value
 from registry.testing import check_implementation
 

@@ -15,15 +15,15 @@ if not torch.cuda.is_available():
 import triton
 
 import registry_triton
-from registry.backends import triton_launch
-from registry.bits import same_bits
+from registry.backends.triton import launch as triton_launch
 from registry.contract import as_tuple
 from registry.contracts import BOX
+from registry.correctness.bits import same_bits
+from registry.correctness.numerics import compare, own_error, poison, reference64
 from registry.device import Device
-from registry.dispatch.plan import Candidate, Plan, build
+from registry.dispatch.plans.plan import Candidate, Plan, build
 from registry.errors import NotReadyError, OutOfResourcesError
 from registry.implementation import Implementation, Launch
-from registry.numerics import compare, own_error, poison, reference64
 from registry.problem import Problem
 from registry.space import Config
 from registry_triton.softmax import RowSoftmax

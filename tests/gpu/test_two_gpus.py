@@ -12,9 +12,9 @@ import torch
 
 import registry
 from registry import Device
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
-from registry.dispatch.plan import build
+from registry.dispatch.plans.plan import build
 
 if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
@@ -164,7 +164,7 @@ def test_each_gpu_has_a_plan_of_its_own(dispatcher: Dispatcher, name: str) -> No
 def test_a_kernel_is_compiled_once_and_loaded_on_each_gpu(
     dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from registry.backends import triton as backend
+    from registry.backends.triton import implementation as backend
 
     monkeypatch.setenv("KERNEL_REGISTRY_CACHE", str(tmp_path))
     before = set(backend._LOADED)

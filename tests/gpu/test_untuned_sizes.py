@@ -7,7 +7,7 @@ import torch
 
 import registry
 from registry import Device
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store
 

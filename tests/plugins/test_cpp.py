@@ -12,10 +12,10 @@ from registry.artifact import Artifact, Target, Variant
 from registry.backends.cpp import CppImplementation
 from registry.contract import Op
 from registry.contracts import BOX
+from registry.correctness.numerics import compare, own_error, reference64
 from registry.device import Device
-from registry.dispatch.plan import Candidate, build
+from registry.dispatch.plans.plan import Candidate, build
 from registry.implementation import Launch
-from registry.numerics import compare, own_error, reference64
 from registry.problem import Problem
 from registry.space import Config
 from registry_cpp.base import ELEMENT_TYPES

@@ -13,7 +13,7 @@ import torch
 
 import registry_cuda
 from registry.artifact import Signature
-from registry.backends import nvrtc
+from registry.backends.cuda import nvrtc
 from registry.contracts import GELU, RMS_NORM, SOFTMAX, SQUARE
 from registry.device import Device
 from registry.implementation import Implementation, Launch

@@ -11,13 +11,12 @@ import pytest
 import torch
 
 import registry
-from registry import numerics
 from registry.artifact import Signature
-from registry.backends import nvrtc
-from registry.backends.cuda import read_source
+from registry.backends.cuda import nvrtc, read_source
 from registry.contracts import GEMM_INT4
+from registry.correctness import numerics
 from registry.device import Device
-from registry.dispatch.prepared import PreparedTensors
+from registry.dispatch.plans.prepared import PreparedTensors
 from registry.implementation import Launch
 from registry.packed import pack, unpack
 from registry.problem import Arguments, Problem, Value, torch_dtype

@@ -13,11 +13,11 @@ import torch
 import registry_cuda
 import registry_triton
 from registry.artifact import Signature
-from registry.backends.triton_launch import full_grid
+from registry.backends.triton.launch import full_grid
 from registry.contracts import BOX
 from registry.device import Device
-from registry.dispatch.leading import leadings
-from registry.dispatch.sized_plan import Sized, sized
+from registry.dispatch.plans.leading import leadings
+from registry.dispatch.plans.sized_plan import Sized, sized
 from registry.errors import RegistryError
 from registry.implementation import Implementation
 from registry.problem import Problem, TensorSpec

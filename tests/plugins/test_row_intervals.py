@@ -11,15 +11,15 @@ import torch
 
 import registry
 from registry.artifact import Artifact, Variant
-from registry.backends import cuda_launch, nvrtc
-from registry.backends.cuda import CudaImplementation
+from registry.backends.cuda import CudaImplementation, nvrtc
+from registry.backends.cuda import launch as cuda_launch
 from registry.contracts import BOX
 from registry.device import Device
-from registry.discovery import Catalog
-from registry.dispatch import ranges
-from registry.dispatch.ranges import Ranged, Ranges
-from registry.dispatch.resolved import Call, Plans, place_of
-from registry.dispatch.winners import Winners
+from registry.discovery.catalog import Catalog
+from registry.dispatch.resolve import ranges
+from registry.dispatch.resolve.candidates import Call, Plans, place_of
+from registry.dispatch.resolve.ranges import Ranged, Ranges
+from registry.dispatch.resolve.winners import Winners
 from registry.problem import Problem
 from registry.symbolic import MOST_ROWS
 

@@ -10,8 +10,8 @@ import torch
 
 from registry.contracts import BOX
 from registry.device import Device
-from registry.discovery import Catalog
-from registry.dispatch.plan import Candidate, build
+from registry.discovery.catalog import Catalog
+from registry.dispatch.plans.plan import Candidate, build
 from registry.packed import PackedWeight, quantize
 from registry.problem import Value
 from registry.testing import check_implementation

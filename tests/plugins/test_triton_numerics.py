@@ -24,10 +24,10 @@ import registry_triton
 from registry.backends.triton import INTERPRETED, TritonImplementation
 from registry.contract import Op, as_tuple
 from registry.contracts import BOX
+from registry.correctness.numerics import compare, own_error, poison, reference64
 from registry.device import Device
-from registry.dispatch.plan import Candidate, build
+from registry.dispatch.plans.plan import Candidate, build
 from registry.implementation import Implementation
-from registry.numerics import compare, own_error, poison, reference64
 from registry.problem import Problem, TensorSpec
 from registry.space import Config
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from registry.tuner.noise import Noise, Pair
+from registry.tuner.decide.noise import Noise, Pair
 from tuning_db import CandidateKey, Decision, Environment, Interval, ProblemKey, Protocol, Store, Trial
 
 H200 = Environment({"type": "cuda", "name": "NVIDIA H200", "memory_bytes": 2**37}, {"torch": "2.11.0", "driver": "580"})

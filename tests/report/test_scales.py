@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from registry.report import formats
 from registry.report.scales import LogScale
-from registry.tuner.noise import Noise
+from registry.tuner.decide.noise import Noise
 
 from .records import NOISE
 

@@ -8,17 +8,17 @@ from typing import Any
 
 from registry.artifact import Built
 from registry.device import Device
-from registry.dispatch.plan import Candidate, build
+from registry.dispatch.plans.plan import Candidate, build
 from registry.implementation import Implementation, Run, Tensors
 from registry.problem import Problem
 from registry.space import Config
-from registry.tuner.probes import Probes
-from registry.tuner.protocol import Protocol
-from registry.tuner.samplers import Sampler
-from registry.tuner.sampling import sampler_for
-from registry.tuner.session import Session
-from registry.tuner.timed import TimedPlan
-from registry.tuner.verify import verify, verify_timed
+from registry.tuner.measure.protocol import Protocol
+from registry.tuner.measure.samplers import Sampler
+from registry.tuner.measure.sampling import sampler_for
+from registry.tuner.verify.probes import Probes
+from registry.tuner.verify.session import Session
+from registry.tuner.verify.timed import TimedPlan
+from registry.tuner.verify.verify import verify, verify_timed
 
 CPU = Device.of("cpu")
 PROTOCOL = replace(Protocol.of(CPU), cache_bytes=2**20)

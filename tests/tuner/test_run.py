@@ -10,24 +10,15 @@ from pathlib import Path
 import pytest
 
 from registry.device import Device
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
 from registry.errors import StoreError, UnknownNameError
 from registry.problem import Problem
-from registry.tuner.crew import Crew
-from registry.tuner.events import (
-    Event,
-    Note,
-    ProblemDecided,
-    ProblemSkipped,
-    Result,
-    RunEnded,
-    RunStarted,
-    TrialDone,
-)
+from registry.tuner.decide.noise import PAIRS_PER_DECADE
+from registry.tuner.events import Event, Note, ProblemDecided, ProblemSkipped, Result, RunEnded, RunStarted, TrialDone
 from registry.tuner.jobs import BlockJob
 from registry.tuner.limits import Limits
-from registry.tuner.noise import PAIRS_PER_DECADE
 from registry.tuner.run import Budget, tune
+from registry.tuner.workers.crew import Crew
 from tuning_db import Store
 
 ROGUES = Path(__file__).with_name("rogues.py")
@@ -195,7 +186,7 @@ def test_the_run_says_what_it_will_do(rogues: Catalog, tmp_path: Path) -> None:
 def test_of_two_batches_the_last_dismisses_the_worker_and_the_first_times_a_default_as_two(
     rogues: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("registry.tuner.weights.BATCH", 1)
+    monkeypatch.setattr("registry.tuner.planning.weights.BATCH", 1)
     events: list[Event] = []
     told: list[tuple[str, int]] = []
 

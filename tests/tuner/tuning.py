@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from registry.device import Device
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
 from registry.problem import Problem
-from registry.tuner import keeper, template
 from registry.tuner.events import Event, ProblemDecided, TrialDone
-from registry.tuner.problem_search import Budget
-from registry.tuner.spawning import Launched
+from registry.tuner.processes import keeper, template
+from registry.tuner.processes.spawning import Launched
+from registry.tuner.search.problem_search import Budget
 
 PLUGIN = Path(__file__).with_name("repeated.py")
 LIBRARIES = (*template.FIRST, "registry.tuner.run", "alembic.command", "sqlalchemy.dialects.sqlite", "tuning_db.store")
@@ -127,7 +127,7 @@ def _be_template(descriptor: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     os.environ.update(keeper._QUIET)
     try:
-        template.main([str(descriptor), str(os.getppid()), "registry.tuner.worker"])
+        template.main([str(descriptor), str(os.getppid()), "registry.tuner.workers.worker"])
     finally:
         os._exit(1)
 

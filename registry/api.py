@@ -1,0 +1,141 @@
+"""The bodies of the public functions: what they take, what they check, and the one dispatcher behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .api_checks import Wanted, check_limit, database_of, name_of_op, names_of, problems_of
+from .contract import Op
+from .device import Device
+from .discovery.plugin import PluginReport
+from .dispatch.dispatcher import KEEP, Dispatcher, Keep
+from .dispatch.mode import Mode
+from .dispatch.torch_side import operators
+from .errors import InvalidArgumentError
+from .implementation import Implementation
+from .problem import Problem
+
+if TYPE_CHECKING:
+    from .dispatch.warmup import Warmed
+    from .tuner.events import Result
+
+dispatcher = Dispatcher()
+"""The one dispatcher of the process."""
+operators.serve(dispatcher)
+operators.define_box()
+
+call = dispatcher.call
+op = dispatcher.op
+explain = dispatcher.explain
+using = dispatcher.using
+register = dispatcher.register
+reload = dispatcher.reload
+record = dispatcher.recorder.record
+
+
+def ops() -> dict[str, Op]:
+    """Every op by name."""
+    return dispatcher.catalog.ops()
+
+
+def implementations(op: str) -> tuple[Implementation, ...]:
+    """Who implements an op, in the order of registration. Raises UnknownNameError."""
+    return dispatcher.catalog.implementations(name_of_op(op))
+
+
+def plugins() -> tuple[PluginReport, ...]:
+    """Every plugin that was found: version, ops, implementations, load time, fault."""
+    return dispatcher.catalog.plugins()
+
+
+def configure(*, database: str | Path | Keep | None = KEEP, mode: Mode | Keep = KEEP) -> None:
+    """Change where winners come from and what may answer, from now on; what is not given stays as it is.
+
+    ``database``: a file or an SQLAlchemy URL; None for the default place. ``mode``: "tuned" (the best that is known),
+    "reference" (always the op's reference: no kernel is built, ``using`` asks in vain) or "strict" (NotTunedError
+    where only a heuristic could choose). ``KERNEL_REGISTRY_MODE`` says it for a process that does not. Plans and
+    winners in memory are dropped. Raises InvalidArgumentError for anything else, and then changes nothing.
+    """
+    dispatcher.configure(database=database, mode=mode)
+
+
+def warmup(shapes: str | Path | Mapping[str, Wanted], *, device: Device | str | None = None) -> tuple[Warmed, ...]:
+    """Build, load and run the plans of problems once, so that later calls and CUDA graph captures find them in memory.
+
+    ``shapes``: a shapes file, or op -> problems (mappings of dimensions, or Problems). ``device``: the current GPU if
+    there is one, else the CPU. Inputs are made as the op makes them (row-major, aligned, without gradient) and freed
+    again; another layout is another plan. Returns what answers each problem, or why nothing does. Raises RegistryError
+    for unknown names and dimensions before anything runs.
+    """
+    from .dispatch.warmup import warm
+
+    catalog = dispatcher.catalog
+    if isinstance(shapes, str | Path):
+        from .tuner.shapes.shapes import load_shapes
+
+        wanted = load_shapes(shapes, catalog)
+    elif isinstance(shapes, Mapping):
+        contracts = {name: catalog.op(name) for name in shapes}
+        wanted = {name: problems_of("warmup", contracts[name], shapes[name]) for name in shapes}
+    else:
+        raise InvalidArgumentError(
+            f"warmup({shapes!r:.80})", hint='expected a shapes file, or e.g. {"softmax": [{"rows": 1, ...}]}'
+        )
+    return warm(dispatcher, [problem for found in wanted.values() for problem in found], _device(device))
+
+
+def tune(
+    op: str,
+    problems: Wanted | str | Path,
+    *,
+    device: Device | str | None = None,
+    budget: float | None = None,
+    trials: int | None = None,
+    implementations: Iterable[str] = (),
+    retune: bool = False,
+    database: str | Path | None = None,
+) -> tuple[Result, ...]:
+    """Find and store the winners of problems of ``op``; from then on ``call`` runs them.
+
+    ``problems``: mappings of dimensions, Problems, or a shapes file, by whose counts they are weighed. ``device``: the
+    current GPU if there is one, else the CPU. ``budget`` in seconds and ``trials`` are per problem. ``database``: where
+    ``configure`` says, when None.
+    Raises RegistryError for unknown names and dimensions before anything is measured.
+    """
+    from .tuner.run import Budget
+    from .tuner.run import tune as run
+    from .tuner.shapes.shapes import read_shapes
+
+    catalog = dispatcher.catalog
+    contract = catalog.op(name_of_op(op))
+    names = names_of("tune", "implementations", implementations)
+    place = dispatcher.database if database is None else database_of("tune", database)
+    check_limit("tune", "budget", budget, Real)
+    check_limit("tune", "trials", trials, Integral)
+    counts: Mapping[Problem, int] = {}
+    if isinstance(problems, str | Path):
+        told = read_shapes(problems, catalog, [op])
+        wanted, counts = told.problems[op], told.counts
+    else:
+        wanted = problems_of("tune", contract, problems)
+    results = run(
+        wanted,
+        catalog=catalog,
+        device=_device(device),
+        database=place,
+        budget=Budget(seconds=budget, trials=trials),
+        implementations=names,
+        retune=retune,
+        counts=counts,
+    )
+    dispatcher.forget()
+    return results
+
+
+def _device(given: Device | str | None) -> Device:
+    if given is None:
+        return Device.best()
+    return given if isinstance(given, Device) else Device.of(given)

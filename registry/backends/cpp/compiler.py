@@ -1,0 +1,175 @@
+"""The system's C++ compiler: what it is, a cache of what it built, and loading it into this process."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from ...errors import CompileError
+from ...paths import cache_folder
+from ...problem import canonical_json
+from ..kernel_limit import check_room
+
+# ISO mode turns contraction off, so that without -ffp-contract a * b + c is no FMA. -ffast-math is left out on
+# purpose: it links start-up code that flushes denormals in the whole process, and it breaks NaN.
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fPIC",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+)
+_TIMEOUT_SECONDS = 300
+_DIGEST = 16
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A working C++17 compiler with OpenMP. ``identity`` changes with its version and the CPU's instruction set."""
+
+    command: tuple[str, ...]
+    identity: str
+
+
+@dataclass(frozen=True)
+class NoCompiler:
+    """Why nothing can be compiled here."""
+
+    reason: str
+
+
+def find_compiler() -> Compiler | NoCompiler:
+    """The compiler that ``CXX`` names, else ``c++``."""
+    return _probe(os.environ.get("CXX") or "c++")
+
+
+@lru_cache(maxsize=8)
+def _probe(text: str) -> Compiler | NoCompiler:
+    """Ask for the predefined macros: they tell the version and, under -march=native, the instruction set."""
+    command = tuple(shlex.split(text))
+    probe = [*command, *FLAGS, "-dM", "-E", "-x", "c++", "-"]
+    try:
+        done = subprocess.run(
+            probe, input="#include <omp.h>\n", capture_output=True, text=True, timeout=60, check=False
+        )
+    except FileNotFoundError:
+        return NoCompiler(f"no C++ compiler: {text!r} was not found (install g++ or clang++, or set CXX)")
+    except (OSError, subprocess.TimeoutExpired) as fault:
+        return NoCompiler(f"the C++ compiler {text!r} does not run: {fault}")
+    if done.returncode != 0:
+        return NoCompiler(_explain(text, done.stderr))
+    if "#define _OPENMP " not in done.stdout:
+        return NoCompiler(f"the C++ compiler {text!r} has no OpenMP (set CXX to one that has, e.g. g++)")
+    return Compiler(command, hashlib.sha256(canonical_json([command, done.stdout]).encode()).hexdigest())
+
+
+def _explain(text: str, stderr: str) -> str:
+    first = _first_error(stderr)
+    if "openmp" in stderr.lower() or "omp.h" in stderr:
+        return f"the C++ compiler {text!r} has no OpenMP ({first}): install libomp, or set CXX to e.g. g++"
+    return f"the C++ compiler {text!r} is not usable: {first}"
+
+
+def build(source: str, flags: Sequence[str], kernel: str) -> Path:
+    """The shared library of ``source``, from the user's cache or compiled now.
+
+    Keyed by the exact source (macros included), the flags, and the compiler's identity. The file's name ends in a
+    digest of its content, so that a damaged file is noticed (and built again) and two compilers at once cannot disturb
+    each other. Raises CompileError.
+    """
+    compiler = find_compiler()
+    if isinstance(compiler, NoCompiler):
+        raise CompileError(f"{kernel}: {compiler.reason}")
+    identity = [source, [*FLAGS, *flags], compiler.identity]
+    key = hashlib.sha256(canonical_json(identity).encode()).hexdigest()
+    folder = cache_folder("cpp", key[:2])
+    for found in sorted(folder.glob(f"{key}-*.so")):
+        if is_intact(found):
+            return found
+        found.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as place:
+        library = _compile(compiler, source, flags, Path(place), kernel)
+        target = folder / f"{key}-{content_digest(library)}.so"
+        library.replace(target)
+    return target
+
+
+def _compile(compiler: Compiler, source: str, flags: Sequence[str], place: Path, kernel: str) -> Path:
+    (place / "unit.cpp").write_text(source)
+    # relative names: the same input gives the same library, whatever the temporary folder is called
+    command = [*compiler.command, *FLAGS, *flags, "-shared", "unit.cpp", "-o", "unit.so"]
+    try:
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as fault:
+        raise CompileError(f"{kernel}: {shlex.join(command)} did not finish: {fault}") from None
+    if done.returncode != 0:
+        shown = "\n  ".join(done.stderr.splitlines()[:12])
+        raise CompileError(f"{kernel}: {_first_error(done.stderr)}", hint=f"{shlex.join(command)}\n  {shown}")
+    return place / "unit.so"
+
+
+def _first_error(stderr: str) -> str:
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    errors = (line for line in lines if "error" in line or "undefined reference" in line)
+    return next(errors, lines[0] if lines else "it said nothing")
+
+
+def content_digest(library: Path) -> str:
+    """The start of a file's SHA-256, which the names of built libraries end in."""
+    return hashlib.sha256(library.read_bytes()).hexdigest()[:_DIGEST]
+
+
+def is_intact(library: Path) -> bool:
+    """Whether the file's content is what its name says; loading a truncated library would kill the process."""
+    try:
+        return library.stem.endswith(f"-{content_digest(library)}")
+    except FileNotFoundError:
+        return False
+
+
+class _Loaded:
+    """Libraries of this process, and whether it is a forked child, where OpenMP's threads are gone."""
+
+    def __init__(self) -> None:
+        self.libraries: dict[str, ctypes.CDLL] = {}
+        self.forked = False
+
+    def after_fork(self) -> None:
+        self.forked = True
+        for library in self.libraries.values():
+            library.registry_make_serial()
+
+
+_LOADED = _Loaded()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_LOADED.after_fork)
+
+
+def load(path: str) -> ctypes.CDLL:
+    """The library at ``path``, loaded once a process.
+
+    Raises CompileError when the file is gone or damaged, OutOfResourcesError where too many are loaded already.
+    """
+    found = _LOADED.libraries.get(path)
+    if found is None:
+        check_room(len(_LOADED.libraries), "C++")
+        if not is_intact(Path(path)):
+            raise CompileError(f"{path} is gone or damaged", hint="run again: it will be compiled anew")
+        found = ctypes.CDLL(path)
+        found.registry_make_serial.restype = None
+        if _LOADED.forked:
+            found.registry_make_serial()
+        _LOADED.libraries[path] = found
+    return found

@@ -1,0 +1,298 @@
+"""CUDA C++ kernels as source text: compiled by NVRTC without a GPU, launched through the driver."""
+
+from __future__ import annotations
+
+import math
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ...artifact import Artifact, Built, Signature, Target, Variant
+from ...device import Device
+from ...errors import (
+    CompileError,
+    InvalidDefinitionError,
+    NotLaunchedError,
+    NotReadyError,
+    OutOfResourcesError,
+    UnsupportedError,
+)
+from ...implementation import Implementation, Launch, RowsRun, Run, Tensors
+from ...problem import Problem
+from ...space import Config
+from ...symbolic import settled
+from .. import estimate
+from ..kernel_text import fingerprint_with_kernels
+from . import launch as cuda_launch
+from . import nvrtc
+from .frame import block_of
+
+_OPTIONS = frozenset({"block", "maxrregcount", "use_fast_math", "std"})
+_GRID_LIMIT = (2**31 - 1, 65535, 65535)
+_BLOCK_LIMIT = 1024
+_CLUSTER_LIMIT = 16
+_REGISTER_FILE = 65536
+_SHARED_ELSEWHERE = 99 * 1024
+# the "a" variants have the instructions of one generation only (wgmma, setmaxnreg); a cubin is for one chip anyway
+_SPECIFIC = frozenset({"sm_90", "sm_100", "sm_103", "sm_120", "sm_121"})
+
+
+@dataclass(frozen=True)
+class CudaKernel:
+    """A kernel in CUDA C++: ``source`` is the whole text, ``name`` a ``__global__`` function or template instantiation.
+
+    Names: ``"softmax_row"``, ``"softmax_row<float, 4>"``. The text may include ``cuda_fp16.h``, ``cuda_bf16.h``,
+    ``cooperative_groups.h`` and CCCL.
+    """
+
+    source: str
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def read_source(package: str, *files: str) -> str:
+    """The text of ``.cu`` and ``.cuh`` files shipped inside ``package``, in order; errors name file and line."""
+    folder = resources.files(package)
+    return "\n".join(f'#line 1 "{file}"\n{folder.joinpath(file).read_text()}' for file in files)
+
+
+class CudaImplementation(Implementation):
+    """An implementation by CUDA C++ kernels: the author writes ``launch`` and, where there is a choice, ``space``.
+
+    ``Launch`` reads so:
+
+    kernel     a CudaKernel
+    grid       thread blocks, up to three extents (also with ``cluster``: blocks, not clusters)
+    args       in the order of the kernel's parameters: a tensor's name is a pointer, an int a ``long long``, a float
+               a ``float``, a bool a ``bool``; an optional tensor that is absent is a null pointer
+    constants  macros (``-D``): block size, vector width, ``{"ELEMENT": "__half"}``; bool as 1 or 0, float with an f
+               behind. Headers see them too: a macro named ``T`` breaks them
+    options    ``block`` (threads, an int or up to three extents; required), ``maxrregcount``, ``use_fast_math``,
+               ``std``
+    cluster    thread blocks of a cluster, from compute capability 9.0 on
+    shared_bytes  dynamic shared memory
+
+    Capability 9.0 is compiled as sm_90a (10.x and 12.x likewise), so that wgmma and setmaxnreg can be used.
+
+    Where ``problem.traits["aligned"]`` holds every tensor starts at a multiple of 16 bytes; where a later call breaks
+    that, the bound run goes to a twin made from ``launch`` with ``aligned=False`` and the same config.
+
+    ``source`` is kernel text that does not stand in the class's own module (see ``read_source``): it belongs to the
+    fingerprint. Override ``unsupported`` with ``yield from super().unsupported(problem, device)`` first.
+    """
+
+    source: str = ""
+    max_spill_bytes: int = 4096
+    """Per thread; a variant that spills more is refused, since it cannot be fast."""
+
+    @abstractmethod
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch | Sequence[Launch]:
+        """The kernel launch, or several in order."""
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        """Every reason why this cannot run; here what all CUDA implementations need."""
+        if device.type != "cuda" or device.target.backend != "cuda":
+            yield f"{device.name} is no NVIDIA GPU"
+        if reason := nvrtc.missing():
+            yield reason
+
+    def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
+        """One variant a launch. The grid and the arguments are no part of it."""
+        return tuple(self._variant(launch) for launch in self._launches(problem, config, device))
+
+    def compile(self, variant: Variant, target: Target) -> Artifact:
+        """NVRTC's cubin in the user's cache. ``resources``: registers, shared_bytes, spill_bytes, threads."""
+        spec = variant.spec
+        source = nvrtc.Source(
+            variant.source, variant.kernel, spec["constants"], architecture_of(target), spec["options"]
+        )
+        cubin = nvrtc.compile_source(source)
+        resources = dict(cubin.resources)
+        resources["shared_bytes"] = resources.get("shared_bytes", 0) + spec["shared_bytes"]
+        resources["threads"] = math.prod(spec["block"])
+        _check_resources(variant, target, resources, self.max_spill_bytes)
+        return Artifact(variant, str(cubin.path), resources)
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        """Load the cubins and prepare the launches."""
+        launches = self._launches(problem, config, device)
+        kernels = self._kernels(launches, device, built)
+        misaligned = _Twin(self, problem, config, device, built.signature) if problem.traits["aligned"] else None
+        names = [str(launch.kernel) for launch in launches]
+        return cuda_launch.bind_launches(kernels, names, launches, built.signature, device.index, misaligned)
+
+    def bind_rows(self, problem: Problem, config: Config, device: Device, built: Built) -> RowsRun | None:
+        """The same for many row counts: grids and numbers are computed from the rows of the call."""
+        launches = self._launches(problem, config, device)
+        kernels = self._kernels(launches, device, built)
+        misaligned = None
+        if problem.traits["aligned"]:
+            misaligned = _Twin(self, problem, config, device, built.signature, for_rows=True)
+            misaligned.ask()
+        names = [str(launch.kernel) for launch in launches]
+        return cuda_launch.bind_rows(kernels, names, launches, built.signature, device.index, misaligned)
+
+    def _kernels(self, launches: Sequence[Launch], device: Device, built: Built) -> list[cuda_launch.Kernel]:
+        kernels = []
+        for launch, artifact in zip(launches, built.artifacts, strict=True):
+            _check_launch(self.name, launch, device)
+            kernel = self._load(artifact, device)
+            cuda_launch.check_arguments(kernel, str(launch.kernel), launch, built.signature)
+            cuda_launch.allow(kernel, launch, device.index)
+            kernels.append(kernel)
+        return kernels
+
+    def sources(self) -> Iterable[ModuleType | str]:
+        """The class's modules and ``source``."""
+        yield from super().sources()
+        if self.source:
+            yield self.source
+
+    def fingerprint(self) -> str:
+        """As everywhere; comments inside kernel text that a module holds do not count either."""
+        return fingerprint_with_kernels(self.sources())
+
+    def _launches(self, problem: Problem, config: Config, device: Device) -> tuple[Launch, ...]:
+        made = self.launch(problem, config, device)
+        return (made,) if isinstance(made, Launch) else tuple(made)
+
+    def _variant(self, launch: Launch) -> Variant:
+        kernel, options = launch.kernel, {name: settled(value) for name, value in launch.options.items()}
+        if not isinstance(kernel, CudaKernel):
+            raise InvalidDefinitionError(f"{self.name}: Launch.kernel is {kernel!r}", hint="expected a CudaKernel")
+        if unknown := sorted(options.keys() - _OPTIONS):
+            raise InvalidDefinitionError(
+                f"{self.name}: unknown option {', '.join(unknown)}", hint=f"known: {', '.join(sorted(_OPTIONS))}"
+            )
+        block = [settled(extent) for extent in block_of(launch)]
+        options.pop("block")
+        spec = {
+            "constants": {name: settled(value) for name, value in launch.constants.items()},
+            "options": options,
+            "block": block,
+            "cluster": [settled(extent) for extent in launch.cluster],
+            "shared_bytes": settled(launch.shared_bytes),
+        }
+        return Variant("cuda", kernel.name, spec, kernel.source)
+
+    def _load(self, artifact: Artifact, device: Device) -> cuda_launch.Kernel:
+        kernel = cuda_launch.load(artifact.path, device.index)
+        if kernel is None:
+            # the cache was cleared or damaged since: make it again
+            kernel = cuda_launch.load(self.compile(artifact.variant, device.target).path, device.index)
+        if kernel is None:
+            raise CompileError(f"{artifact.path} cannot be read back", hint="is the cache folder's disk full?")
+        return kernel
+
+
+class _Twin:
+    """The same candidate for tensors that are not 16-byte aligned; built when first needed."""
+
+    def __init__(
+        self,
+        implementation: CudaImplementation,
+        problem: Problem,
+        config: Config,
+        device: Device,
+        signature: Signature,
+        *,
+        for_rows: bool = False,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._run: Callable[..., Any] | None = None
+        self._for_rows = for_rows
+        self._implementation = implementation
+        self._problem = Problem(problem.op, problem.dims, {**problem.traits, "aligned": False})
+        self._config = config
+        self._device = device
+        self._signature = signature
+
+    def __call__(self, outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors, *rows: int) -> None:
+        if self._run is None:
+            with self._lock:
+                self._run = self._run or self._build()
+        self._run(outputs, arguments, scratch, *rows)
+
+    def ask(self) -> None:
+        """Ask of sizes that stand for many what building will ask: afterwards it is too late to narrow them."""
+        if not any(True for _ in self._implementation.unsupported(self._problem, self._device)):
+            self._implementation.variants(self._problem, self._config, self._device, self._signature)
+            for launch in self._implementation._launches(self._problem, self._config, self._device):
+                _check_launch(self._implementation.name, launch, self._device)
+                all(extent != 0 for extent in launch.grid)
+
+    def _build(self) -> Callable[..., Any]:
+        implementation, problem, device = self._implementation, self._problem, self._device
+        if reasons := list(implementation.unsupported(problem, device)):
+            raise NotLaunchedError(f"{implementation.name}: tensors are not 16-byte aligned: {'; '.join(reasons)}")
+        if torch.cuda.is_current_stream_capturing():
+            raise NotReadyError(
+                f"{implementation.name}: tensors are not 16-byte aligned, and nothing can be loaded during capture",
+                hint="call it once with these tensors before capturing",
+            )
+        try:
+            run = self._compiled_and_bound()
+        except CompileError as fault:
+            told = f"{implementation.name}: tensors are not 16-byte aligned, and {fault.message}"
+            raise NotLaunchedError(told, hint=fault.hint) from fault
+        if run is None:
+            raise NotLaunchedError(f"{implementation.name}: bind_rows() is offered for aligned tensors only")
+        return run
+
+    def _compiled_and_bound(self) -> Callable[..., Any] | None:
+        implementation, problem, device = self._implementation, self._problem, self._device
+        variants = implementation.variants(problem, self._config, device, self._signature)
+        artifacts = tuple(implementation.compile(variant, device.target) for variant in variants)
+        bind = implementation.bind_rows if self._for_rows else implementation.bind
+        return bind(problem, self._config, device, Built(self._signature, artifacts))
+
+
+def architecture_of(target: Target) -> str:
+    """What NVRTC compiles for: ``sm_90`` becomes ``sm_90a``."""
+    name = target.architecture
+    return f"{name}a" if name in _SPECIFIC else name
+
+
+def shared_limit(target: Target) -> int:
+    """Most shared bytes of one thread block, static and dynamic together."""
+    return estimate.shared_limit(target.architecture.rstrip("af")) or _SHARED_ELSEWHERE
+
+
+def _check_resources(variant: Variant, target: Target, found: dict[str, int], max_spill_bytes: int) -> None:
+    threads, shared = found["threads"], found["shared_bytes"]
+    registers = -(-found.get("registers", 0) // 8) * 8 * -(-threads // 32) * 32
+    complaints = []
+    if threads > _BLOCK_LIMIT:
+        complaints.append(f"{threads} threads a block (limit {_BLOCK_LIMIT})")
+    if shared > shared_limit(target):
+        complaints.append(f"{shared} bytes of shared memory (limit {shared_limit(target)})")
+    if registers > _REGISTER_FILE:
+        complaints.append(f"{found['registers']} registers for each of {threads} threads (limit {_REGISTER_FILE})")
+    if found.get("spill_bytes", 0) > max_spill_bytes:
+        complaints.append(f"{found['spill_bytes']} bytes spilled a thread (limit {max_spill_bytes})")
+    if complaints:
+        raise OutOfResourcesError(f"{variant.kernel} for {target.architecture} needs {', '.join(complaints)}")
+
+
+def _check_launch(name: str, launch: Launch, device: Device) -> None:
+    grid = (*launch.grid, 1, 1)[:3]
+    if len(launch.grid) > 3 or any(not 0 <= size <= most for size, most in zip(grid, _GRID_LIMIT, strict=True)):
+        raise UnsupportedError(f"{name}: a grid of {launch.grid} blocks is beyond {_GRID_LIMIT}")
+    if not launch.cluster:
+        return
+    cluster = (*launch.cluster, 1, 1)[:3]
+    if device.capability < (9, 0):
+        raise UnsupportedError(f"{name}: clusters need compute capability 9.0, {device.name} has {device.capability}")
+    if math.prod(cluster) > _CLUSTER_LIMIT or any(size % extent for size, extent in zip(grid, cluster, strict=True)):
+        raise UnsupportedError(
+            f"{name}: cluster {launch.cluster} over a grid of {launch.grid}",
+            hint=f"expected at most {_CLUSTER_LIMIT} blocks, each extent dividing the grid's",
+        )

@@ -1,0 +1,272 @@
+"""C++ and CUDA functions over torch tensors, pasted as source text and built by ``torch.utils.cpp_extension``."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ...artifact import Artifact, Built, Signature, Target, Variant
+from ...device import Device
+from ...errors import CompileError, InvalidDefinitionError
+from ...implementation import Implementation, Run, Tensors
+from ...paths import cache_folder
+from ...problem import Problem, canonical_json
+from ...space import Config
+from ..cpp.compiler import content_digest, is_intact
+from ..kernel_text import fingerprint_with_kernels
+from .implementation import architecture_of
+from .nvrtc import macro
+
+_SHOWN_LINES = 12
+_MARKS = (" error", "cannot find", "undefined reference", "undefined symbol")
+
+
+class InlineImplementation(Implementation):
+    """An implementation by one C++ function over ``torch::Tensor``; it may launch CUDA kernels.
+
+    cpp_source    C++ text: the function, or only its declaration when ``cuda_source`` defines it
+    cuda_source   CUDA text ("": C++ only, no nvcc needed)
+    function      its name; it is called with the schema's values in order (``arguments`` chooses others)
+    returns_outputs  True: it returns the outputs. False: the outputs come first and it writes into them
+    flags, cuda_flags  for the C++ compiler and for nvcc
+
+    The function must work on the current stream (``c10::cuda::getCurrentCUDAStream()``). A build takes about 16 s
+    for C++ and a minute with CUDA; what needs no C++ on the host is better off as a CudaImplementation.
+    Override ``unsupported`` with ``yield from super().unsupported(problem, device)`` first.
+    """
+
+    cpp_source: str
+    cuda_source: str = ""
+    function: str
+    returns_outputs = True
+    flags: Sequence[str] = ("-O3",)
+    cuda_flags: Sequence[str] = ("-O3",)
+
+    def constants(self, problem: Problem, config: Config, device: Device) -> Mapping[str, Any]:
+        """Macros (``-D``) of the build; the config unless overridden."""
+        return config
+
+    def arguments(self, signature: Signature) -> tuple[str, ...]:
+        """Names of what the function takes, in order: the outputs if it writes into them, then the schema's values."""
+        outputs = () if self.returns_outputs else tuple(signature.outputs)
+        return (*outputs, *signature.arguments.values, *signature.scratch, *signature.prepared)
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        """Every reason why this cannot run; here the tools that a build needs."""
+        return missing(with_cuda=bool(self.cuda_source))
+
+    def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
+        """One: the sources with their flags, macros and the versions that a built module depends on."""
+        constants = self.constants(problem, config, device)
+        spec = {
+            "cuda": self.cuda_source,
+            "defines": [f"-D{name}={macro(name, value)}" for name, value in constants.items()],
+            "flags": list(self.flags),
+            "cuda_flags": list(self.cuda_flags) if self.cuda_source else [],
+            "torch": torch.__version__,
+            "python": sys.implementation.cache_tag,
+        }
+        return (Variant("inline", self.function, spec, self.cpp_source),)
+
+    def compile(self, variant: Variant, target: Target) -> Artifact:
+        """Build into the user's cache unless it is there. Raises CompileError with the compiler's first errors."""
+        return Artifact(variant, str(built_module(variant, target)))
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        """Load the module and resolve its function's arguments."""
+        (artifact,) = built.artifacts
+        function = getattr(load_module(artifact.path), self.function)
+        places = _places(self.name, self.arguments(built.signature), built.signature)
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> Any:
+            groups = (outputs, arguments, scratch)
+            returned = function(*[groups[group][place] for group, place in places])
+            return tuple(returned) if isinstance(returned, list) else returned
+
+        if device.type != "cuda":
+            return run
+
+        def run_there(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> Any:
+            with torch.cuda.device(device.index):
+                return run(outputs, arguments, scratch)
+
+        return run_there
+
+    def sources(self) -> Iterable[ModuleType | str]:
+        """The class's modules and both texts."""
+        yield from super().sources()
+        yield self.cpp_source
+        yield self.cuda_source
+
+    def fingerprint(self) -> str:
+        """As everywhere; comments inside the texts do not count."""
+        return fingerprint_with_kernels(self.sources())
+
+
+def load_inline(
+    op: str,
+    name: str,
+    *,
+    cpp_source: str,
+    cuda_source: str = "",
+    function: str,
+    returns_outputs: bool = True,
+    device_types: Iterable[str] = ("cuda",),
+    flags: Sequence[str] = ("-O3",),
+) -> InlineImplementation:
+    """An implementation of ``op`` from pasted source, to register or to return from a hook; see InlineImplementation.
+
+    It accepts contiguous tensors only. Write a subclass where it needs more: a space, limits, other arguments.
+    """
+    declared = {"op": op, "name": name, "function": function, "cpp_source": cpp_source, "cuda_source": cuda_source}
+    options = {"returns_outputs": returns_outputs, "device_types": frozenset(device_types)}
+    return _Pasted({**declared, **options, "flags": tuple(flags)})
+
+
+class _Pasted(InlineImplementation):
+    """What ``load_inline`` returns: everything that a subclass would declare is given to the instance."""
+
+    def __init__(self, declared: Mapping[str, Any]) -> None:
+        vars(self).update(declared)
+
+    def sources(self) -> Iterable[ModuleType | str]:
+        return (sys.modules[__name__], self.cpp_source, self.cuda_source)
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        if not problem.traits["contiguous"]:
+            yield "tensors are not contiguous"
+        yield from super().unsupported(problem, device)
+
+
+def missing(with_cuda: bool) -> list[str]:
+    """What a build lacks on this machine, for a person to read."""
+    from torch.utils import cpp_extension
+
+    reasons = []
+    if not cpp_extension.is_ninja_available():
+        reasons.append("ninja is not installed (pip install ninja)")
+    if not shutil.which(cpp_extension.get_cxx_compiler()):
+        reasons.append(f"no C++ compiler ({cpp_extension.get_cxx_compiler()} is not on the PATH; set CXX)")
+    home = cpp_extension.CUDA_HOME
+    if with_cuda and (home is None or not (Path(home) / "bin" / "nvcc").is_file()):
+        reasons.append("nvcc is not installed (install the CUDA toolkit and set CUDA_HOME)")
+    return reasons
+
+
+def compiler_versions(with_cuda: bool) -> list[str]:
+    """What the C++ compiler, and nvcc where it takes part, print as their version."""
+    from torch.utils import cpp_extension
+
+    commands = [tuple(shlex.split(cpp_extension.get_cxx_compiler()))]
+    if with_cuda:
+        commands.append((str(Path(str(cpp_extension.CUDA_HOME)) / "bin" / "nvcc"),))
+    return [_version_text(command) for command in commands]
+
+
+@lru_cache(maxsize=8)
+def _version_text(command: tuple[str, ...]) -> str:
+    try:
+        return subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as fault:
+        raise CompileError(f"{shlex.join(command)} --version failed: {fault}") from None
+
+
+def built_module(variant: Variant, target: Target) -> Path:
+    """The extension module of a variant in the user's cache, built now when it is not there.
+
+    Keyed by the variant, the architecture and what the compilers say of their versions; the file's name ends in a
+    digest of its content. The build happens in a folder of its own and is renamed into place, so that neither a
+    killed build nor one in another process can leave half a module or a lock behind.
+    """
+    architecture = target.architecture if variant.spec["cuda"] else ""
+    if reasons := missing(bool(variant.spec["cuda"])):
+        raise CompileError(f"{variant.kernel}: {'; '.join(reasons)}")
+    identity = [variant.key, architecture, compiler_versions(with_cuda=bool(variant.spec["cuda"]))]
+    key = hashlib.sha256(canonical_json(identity).encode()).hexdigest()
+    folder = cache_folder("inline")
+    for found in sorted(folder.glob(f"{key}-*.so")):
+        if is_intact(found):
+            return found
+        found.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as build:
+        module = _build(variant, target, f"inline_{key[:16]}", build)
+        # torch appends _v1 to a name that it has built before in this process; the name is needed to import the file
+        library = Path(str(module.__file__))
+        path = folder / f"{key}-{module.__name__}-{content_digest(library)}.so"
+        library.replace(path)
+    return path
+
+
+def _build(variant: Variant, target: Target, name: str, folder: str) -> ModuleType:
+    from torch.utils import cpp_extension
+
+    spec = variant.spec
+    architecture = architecture_of(target)
+    code = architecture.removeprefix("sm_")
+    cuda_flags = [*spec["cuda_flags"], *spec["defines"], f"-gencode=arch=compute_{code},code={architecture}"]
+    try:
+        with warnings.catch_warnings():
+            # torch remarks on minor version differences between nvcc and itself; the build works or fails
+            warnings.simplefilter("ignore")
+            module: ModuleType = cpp_extension.load_inline(
+                name=name,
+                cpp_sources=[variant.source],
+                cuda_sources=[spec["cuda"]] if spec["cuda"] else None,
+                functions=[variant.kernel],
+                extra_cflags=[*spec["flags"], *spec["defines"]],
+                extra_cuda_cflags=cuda_flags if spec["cuda"] else None,
+                build_directory=folder,
+                with_cuda=bool(spec["cuda"]),
+            )
+    except (RuntimeError, OSError, ImportError) as fault:
+        raise CompileError(f"the build of {variant.kernel} failed:\n  {_first_errors(str(fault))}") from None
+    return module
+
+
+def _first_errors(log: str) -> str:
+    lines = [line for line in log.splitlines() if line.strip()]
+    first = next((place for place, line in enumerate(lines) if any(mark in line for mark in _MARKS)), 0)
+    return "\n  ".join(lines[first : first + _SHOWN_LINES])
+
+
+@cache
+def load_module(path: str) -> ModuleType:
+    """The built module at ``path``, loaded once in this process and never unloaded."""
+    if not is_intact(Path(path)):
+        raise CompileError(f"{path} is gone or damaged", hint="run again: it will be built anew")
+    name = Path(path).stem.split("-")[1]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise CompileError(f"{path} is no extension module")
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as fault:
+        raise CompileError(f"{path} cannot be loaded: {fault}", hint="remove the file; it is built again") from None
+    return module
+
+
+def _places(name: str, arguments: Iterable[str], signature: Signature) -> list[tuple[int, int]]:
+    groups = (
+        list(signature.outputs),
+        [*signature.arguments.values, *signature.prepared],
+        list(signature.scratch),
+    )
+    places = {argument: (group, place) for group, names in enumerate(groups) for place, argument in enumerate(names)}
+    for argument in arguments:
+        if argument not in places:
+            raise InvalidDefinitionError(f"{name}: arguments() names {argument!r}", hint=f"known: {', '.join(places)}")
+    return [places[argument] for argument in arguments]

@@ -1,0 +1,250 @@
+"""Loaded kernels and their launches: from tensors to ``cuLaunchKernelEx`` with nothing allocated on the way."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...artifact import Signature
+from ...errors import DeviceError, InvalidDefinitionError, OutOfResourcesError
+from ...implementation import Launch, RowsRun, Run
+from ...problem import FULL_ALIGNMENT
+from ..cuda_stream import current_device, current_stream, only_gpu
+from ..kernel_limit import check_room
+from ..written_run import Operands, Written, run_of
+from . import nvrtc
+from .frame import Frames, Layout, kind_of
+
+_INVALID_CONTEXT = 201
+_OUT_OF_RESOURCES = 701
+_PORTABLE_CLUSTER = 8
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel loaded into this process; ``handle`` is a CUkernel, good in every context. It is never unloaded:
+    a captured CUDA graph may hold it longer than any plan."""
+
+    handle: int
+    owner: Any
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Bytes of each parameter."""
+        return [info.size for info in self.owner.arguments_info]
+
+
+_LOCK = threading.Lock()
+_LOADED: dict[tuple[str, int], Kernel] = {}
+"""Only grows, to what ``kernel_limit`` allows: a run holds no more than a handle, cuda.core unloads a kernel that
+nobody refers to, and a captured graph may refer to any."""
+
+_DYNAMIC_SHARED: dict[tuple[int, int], int] = {}
+"""Dynamic shared bytes that a kernel (by handle and device) may be launched with."""
+
+
+def load(path: str, device: int) -> Kernel | None:
+    """The cached kernel at ``path``, loaded now and not at its first launch (which a capture would forbid).
+
+    None when the file is gone or broken. Raises OutOfResourcesError where too many are loaded already.
+    """
+    with _LOCK:
+        kernel = _LOADED.get((path, device))
+        if kernel is None:
+            check_room(len(_LOADED), "CUDA")
+        kernel = kernel or _load(path, device)
+        if kernel is not None:
+            _LOADED[path, device] = kernel
+        return kernel
+
+
+def _load(path: str, device: int) -> Kernel | None:
+    found = nvrtc.read(Path(path))
+    if found is None:
+        return None
+    from cuda.core import Device, ObjectCode
+
+    # another GPU may be current, and must be afterwards
+    with torch.cuda.device(device):
+        Device(device).set_current()
+        owner = ObjectCode.from_cubin(found.code).get_kernel(found.symbol)
+        _cold(_bindings().cuKernelGetFunction(owner.handle))
+    return Kernel(int(owner.handle), owner)
+
+
+def allow(kernel: Kernel, launch: Launch, device: int) -> None:
+    """Raise the kernel's limits to what the launch asks: dynamic shared memory, clusters above 8.
+
+    Plans share a kernel, so a limit is never lowered. It is set below 48 KiB too: static and dynamic shared memory
+    count together.
+    """
+    attributes = _bindings().CUfunction_attribute
+    if launch.shared_bytes:
+        with _LOCK:
+            if launch.shared_bytes > _DYNAMIC_SHARED.get((kernel.handle, device), 0):
+                wanted = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                _set(kernel, wanted, launch.shared_bytes, device)
+                _DYNAMIC_SHARED[kernel.handle, device] = launch.shared_bytes
+    if _product(launch.cluster) > _PORTABLE_CLUSTER:
+        _set(kernel, attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, device)
+
+
+def _set(kernel: Kernel, attribute: Any, value: int, device: int) -> None:
+    driver = _bindings()
+    _cold(driver.cuKernelSetAttribute(attribute, value, kernel.owner.handle, driver.CUdevice(device)))
+
+
+def check_arguments(kernel: Kernel, name: str, launch: Launch, signature: Signature) -> None:
+    """Raise InvalidDefinitionError when number or sizes of ``launch.args`` are not the kernel's parameters'."""
+    given = [kind_of(name, argument, signature)[1] for argument in launch.args]
+    if kernel.sizes != given:
+        raise InvalidDefinitionError(
+            f"kernel {name} has parameters of {kernel.sizes} bytes, launch() gives {given}: {launch.args}",
+            hint="a tensor is a pointer, an int a long long (8 bytes), a float a float (4), a bool a bool (1)",
+        )
+
+
+def bind_launches(
+    kernels: Sequence[Kernel],
+    names: Sequence[str],
+    launches: Sequence[Launch],
+    signature: Signature,
+    device: int,
+    misaligned: Run | None,
+) -> Run:
+    """What the hot path calls: the launches in order, on the current stream of ``device``. Any thread may call it.
+
+    ``misaligned`` gets the call instead when a tensor's address is no multiple of 16 bytes.
+    """
+    run: Run = _bound(kernels, names, launches, signature, device, misaligned, rows=False)
+    return run
+
+
+def bind_rows(
+    kernels: Sequence[Kernel],
+    names: Sequence[str],
+    launches: Sequence[Launch],
+    signature: Signature,
+    device: int,
+    misaligned: RowsRun | None,
+) -> RowsRun:
+    """The same for launches whose grids and numbers follow from the row count, the run's last argument."""
+    run: RowsRun = _bound(kernels, names, launches, signature, device, misaligned, rows=True)
+    return run
+
+
+def _bound(
+    kernels: Sequence[Kernel],
+    names: Sequence[str],
+    launches: Sequence[Launch],
+    signature: Signature,
+    device: int,
+    misaligned: Callable[..., Any] | None,
+    *,
+    rows: bool,
+) -> Any:
+    kept = [place for place, launch in enumerate(launches) if 0 not in launch.grid]
+    titles = [names[place] for place in kept]
+    layout = Layout(titles, [launches[place] for place in kept], signature)
+
+    def recover(status: int, *call: Any) -> None:
+        _recover(status, call, device, titles)
+
+    def elsewhere(*given: Any) -> None:
+        with torch.cuda.device(device):
+            run(*given)
+
+    known: dict[str, Any] = {
+        "k_current_device": current_device,
+        "k_current_stream": current_stream,
+        "k_elsewhere": elsewhere,
+        "k_misaligned": misaligned,
+        "k_frames": Frames(layout),
+        "k_pack": layout.pack,
+        "k_enqueue": _enqueue(),
+        "k_recover": recover,
+        "k_kernels": [kernels[place] for place in kept],
+    }
+    # a reference that ctypes made is passed on without another look, an int is converted each time
+    known |= {f"k_kernel_{n}": ctypes.c_void_p.from_param(kernels[place].handle) for n, place in enumerate(kept)}
+
+    def lines(operands: Operands) -> list[str]:
+        return _lines(layout, operands, device, guarded=misaligned is not None) if kept else []
+
+    run = run_of(Written(lines, known), rows=rows)
+    return run
+
+
+def _lines(layout: Layout, operands: Operands, device: int, *, guarded: bool) -> list[str]:
+    """The hot path: one pack for all that changes, one call to the driver a launch."""
+    addresses = [f"k_address_{number}" for number in range(len(layout.tensors))]
+    taken = zip(addresses, layout.tensors, strict=True)
+    body: list[str] = []
+    if not operands.on_device and not only_gpu():
+        body = [f"if k_current_device() != {device}:", *(f"    {line}" for line in operands.leave_to("k_elsewhere"))]
+    body += [f"{name} = {operands.address(group, place)}" for name, (group, place) in taken]
+    if guarded and addresses:
+        body.append(f"if ({' | '.join(addresses)}) & {FULL_ALIGNMENT - 1}:")
+        body += [f"    {line}" for line in operands.leave_to("k_misaligned")]
+    calls = [(f"k_configuration_{place}", f"k_parameters_{place}") for place in range(len(layout.launches))]
+    body += [
+        f"k_stream = {operands.stream or f'k_current_stream({device})'}",
+        f"k_memory, {', '.join(name for call in calls for name in call)} = k_frames.frame",
+        f"k_pack(k_memory, {layout.start}, {', '.join(layout.packed(addresses, operands))})",
+    ]
+    for place, (configuration, parameters) in enumerate(calls):
+        call = f"{configuration}, k_kernel_{place}, {parameters}, None"
+        body.append(f"if k_status := k_enqueue({call}): k_recover(k_status, {call})")
+    return body
+
+
+def _recover(status: int, call: tuple[Any, ...], device: int, names: Sequence[str]) -> None:
+    if status == _INVALID_CONTEXT:
+        # a thread that has not used CUDA yet has no context
+        from cuda.core import Device
+
+        Device(device).set_current()
+        status = _enqueue()(*call)
+    if status:
+        kind = OutOfResourcesError if status == _OUT_OF_RESOURCES else DeviceError
+        raise kind(f"launch of {', '.join(names)} on cuda:{device} failed: {_error_name(status)}")
+
+
+def _error_name(status: int) -> str:
+    driver = _bindings()
+    try:
+        return str(driver.CUresult(status).name)
+    except ValueError:
+        return f"CUDA error {status}"
+
+
+def _cold(result: tuple[Any, ...]) -> None:
+    if int(result[0]):
+        raise DeviceError(f"CUDA refused a kernel: {result[0].name}")
+
+
+def _bindings() -> Any:
+    from cuda.bindings import driver
+
+    return driver
+
+
+@lru_cache(maxsize=1)
+def _enqueue() -> Any:
+    """``cuLaunchKernelEx(configuration, kernel, parameters, extra)`` by ctypes: it copies the arguments and returns.
+
+    Without ``argtypes``, so that every argument but None must be a reference made by ctypes.
+    """
+    return ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+
+
+def _product(extents: Sequence[int]) -> int:
+    return math.prod((*extents, 1, 1, 1)[:3])

@@ -1,0 +1,120 @@
+"""Functions compiled by Inductor ahead of their first call, as files that another process loads.
+
+``torch.compile`` compiles in the process that calls, at its first call. What it is made of, taken apart by way of
+``torch._inductor.standalone_compile`` (torch 2.8 and newer), compiles without data, saves, and loads without Dynamo
+and its guards. That is private ground, so whoever uses this module falls back to ``torch.compile``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...paths import cache_folder
+from ...problem import TensorSpec
+
+MODULES = (
+    "torch._inductor.standalone_compile",
+    "torch._inductor.compile_fx",
+    "torch._inductor.async_compile",
+    "torch._inductor.runtime.triton_heuristics",
+    "torch._higher_order_ops.triton_kernel_wrap",
+)
+"""What compiling and loading import, which takes seconds; importing them opens no device and starts no thread."""
+
+Compiled = Callable[..., Any]
+"""Takes the tensors, returns the output or a sequence of outputs."""
+
+PATCHING = threading.RLock()
+"""Held by whoever compiles: Inductor's configuration is the process's, not the thread's, and so are warnings."""
+
+_TRITON_CACHE = "TRITON_CACHE_DIR"
+
+
+def available() -> bool:
+    """Whether this torch can save what Inductor compiled."""
+    inductor = _inductor()
+    return hasattr(inductor, "CompiledArtifact") and hasattr(inductor, "standalone_compile")
+
+
+def compile_to_file(function: Compiled, tensors: Sequence[TensorSpec], threads: int, file: Path) -> bool:
+    """Compile ``function`` of tensors like these and save it; False when it compiled but cannot be saved.
+
+    ``threads`` is what a CPU kernel splits its work over. Whatever Inductor raises is raised.
+    """
+    from torch._inductor import config
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    # one kernel a graph: a pool of compiler processes would cost more to start than it saves
+    patched = config.patch({"cpp.threads": threads, "compile_threads": 1})
+    # standalone_compile asks for the configurations to be timed at once: on a device that somebody else measures on
+    options = {"config_patches": {"triton.autotune_at_compile_time": False}}
+    with PATCHING, quiet(), _shared_triton_cache(), patched, torch.no_grad():
+        with FakeTensorMode():
+            fakes = [spec.empty() for spec in tensors]
+            graph = make_fx(function)(*fakes)
+        compiled = _inductor().standalone_compile(graph, fakes, dynamic_shapes="from_example_inputs", options=options)
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        partial = Path(folder) / file.name
+        try:
+            compiled.save(path=str(partial), format="binary")
+        except (RuntimeError, AssertionError) as fault:
+            logging.getLogger(__name__).debug("%s: Inductor's artifact cannot be saved: %s", file.name, fault)
+            return False
+        partial.replace(file)
+    return True
+
+
+def load_file(file: Path) -> Compiled:
+    """What ``compile_to_file`` saved, by this same torch; anything may be raised when it was another."""
+    with PATCHING, quiet(), _shared_triton_cache():
+        loaded: Compiled = _inductor().CompiledArtifact.load(path=str(file), format="binary")
+    return loaded
+
+
+def _inductor() -> Any:
+    return importlib.import_module("torch._inductor")
+
+
+@contextlib.contextmanager
+def _shared_triton_cache() -> Iterator[None]:
+    """Triton's disk cache in this package's folder, so that who loads finds what the compiling process compiled.
+
+    Inductor's own choice is a temporary folder a process: every configuration of every kernel was compiled again.
+    """
+    before = os.environ.get(_TRITON_CACHE)
+    os.environ[_TRITON_CACHE] = str(cache_folder("triton"))
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_TRITON_CACHE, None)
+        else:
+            os.environ[_TRITON_CACHE] = before
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without what Inductor says in warnings and torch in its log. For who holds ``PATCHING``."""
+    # importing Inductor where a CUDA toolkit but no GPU is found logs a warning that is nobody's business here
+    logger = logging.getLogger("torch.utils.cpp_extension")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            # Inductor explains its choices in warnings; under -W error they would be faults
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

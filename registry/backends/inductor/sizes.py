@@ -1,0 +1,159 @@
+"""One torch.compile for problems that differ in their sizes: no compilation for every new one.
+
+torch.compile's own rule: the first size is compiled as it is, the second with sizes that may vary, and whatever comes
+after runs what is there, but for sizes of one. Its guards cost microseconds a call, which a compilation for one size
+does not have. Editing this module makes no stored winner stale: those are compiled for their sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import types
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ...artifact import Signature
+from ...errors import NotReadyError
+from ...implementation import Run, Tensors
+from ...problem import TensorSpec
+from . import artifact as inductor_artifact
+
+_MOST = 256
+"""Functions kept, each with eight compilations at most. What a plan holds lives on without being kept here."""
+_QUIET = 2
+"""A function's first compilations, which are expected and keep quiet."""
+
+_TENSOR = object()
+"""Stands for a tensor among an argument list's other values."""
+
+
+class _Shared:
+    """A function under torch.compile. Dynamo gives up on one after eight compilations: then it is begun anew."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._compiled = self._fresh()
+        self._compilations = 0
+
+    def __call__(self, tensors: Sequence[torch.Tensor], *, may_compile: bool) -> Any:
+        compiled = self._compiled
+        with self._compiling() if may_compile and self._compilations < _QUIET else torch.no_grad():
+            try:
+                return compiled(*tensors)
+            except Exception as fault:
+                # a private class of torch's
+                if type(fault).__name__ != "FailOnRecompileLimitHit":
+                    raise
+            if self._compiled is compiled:
+                self._compiled = self._fresh()
+            return self._compiled(*tensors)
+
+    def _fresh(self) -> Callable[..., Any]:
+        compiled: Callable[..., Any] = torch.compile(fresh(self._function), fullgraph=True)
+        return compiled
+
+    @contextlib.contextmanager
+    def _compiling(self) -> Iterator[None]:
+        with inductor_artifact.PATCHING, inductor_artifact.quiet(), torch.no_grad():
+            yield
+        self._compilations += 1
+
+
+def bind(function: Callable[..., Any], key: Hashable, signature: Signature) -> Run:
+    """A run of ``function`` (the schema's values in order -> outputs) that shares its compilations under ``key``.
+
+    It raises NotReadyError during capture, unless it has run before on tensors of the same kind.
+    """
+    specs = [spec for spec in signature.arguments.values.values() if isinstance(spec, TensorSpec)]
+    # few compilations a function: dense and other layouts do not share
+    forms = tuple((spec.dtype, len(spec.shape), spec.strides[-1:] == (1,)) for spec in specs)
+    single = len(signature.outputs) == 1
+    shared: dict[Hashable, _Shared] = {}
+    ready: set[Hashable] = set()
+
+    def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Any:
+        # neither a Parameter nor one that wants a gradient: each would be compiled for
+        tensors = [value.detach() for value in arguments if isinstance(value, torch.Tensor)]
+        values = tuple(_told(value) for value in arguments)
+        state = values, *_kind(tensors)
+        is_new = state not in ready
+        if is_new and _capturing():
+            raise NotReadyError(
+                "torch.compile compiles at the first call of a size", hint="call it once before the capture begins"
+            )
+        if values not in shared:
+            shared[values] = _shared((key, forms), values, _Bound(function, arguments))
+        returned = shared[values](tensors, may_compile=is_new)
+        ready.add(state)
+        if isinstance(returned, torch.Tensor):
+            return returned
+        return returned[0] if single else tuple(returned)
+
+    return run
+
+
+class _Bound:
+    """``function`` of its tensors alone. All are equal: what tells them apart is said beside."""
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        # Dynamo follows tuples of these types
+        tensors = tuple(isinstance(value, torch.Tensor) for value in arguments)
+        others = tuple(None if isinstance(value, torch.Tensor) else value for value in arguments)
+
+        def of_tensors(*given: torch.Tensor) -> Any:
+            each = iter(given)
+            return function(*[next(each) if tensor else other for tensor, other in zip(tensors, others, strict=True)])
+
+        self.of_tensors = of_tensors
+        self._owner = getattr(function, "__self__", function)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bound) and self._owner is other._owner
+
+    def __hash__(self) -> int:
+        return id(self._owner)
+
+
+@lru_cache(maxsize=_MOST)
+def _shared(_key: Hashable, _values: Hashable, bound: _Bound) -> _Shared:
+    return _Shared(bound.of_tensors)
+
+
+def _told(value: object) -> Hashable:
+    """0.0 equals -0.0, and NaN nothing."""
+    if isinstance(value, torch.Tensor):
+        return _TENSOR
+    return repr(value) if isinstance(value, float) else value
+
+
+def _kind(tensors: Sequence[torch.Tensor]) -> tuple[bool, ...]:
+    """What torch.compile compiles for besides sizes: it may differ from call to call of one plan."""
+    modes = torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled()
+    return (*modes, *[tensor.is_inference() for tensor in tensors])
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy with a code object of its own: Dynamo counts recompilations by code object and gives up after eight."""
+    assert isinstance(function, types.FunctionType)
+    code = function.__code__.replace()
+    return types.FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+
+
+def _renew_lock() -> None:
+    """In a forked child: a thread that compiled is not there any more to let go of the lock."""
+    inductor_artifact.PATCHING = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)

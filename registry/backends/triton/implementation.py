@@ -1,0 +1,257 @@
+"""Implementations written in Triton: the author says what to launch, this compiles, loads and launches it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+import triton
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources
+
+from ...artifact import Artifact, Built, Signature, Target, Variant
+from ...device import Device
+from ...errors import (
+    CompileError,
+    DeviceError,
+    InvalidDefinitionError,
+    NotReadyError,
+    OutOfResourcesError,
+    RegistryError,
+)
+from ...implementation import Implementation, Launch, RowsRun, Run, Tensors
+from ...paths import cache_folder
+from ...problem import Problem
+from ...space import Config
+from ..estimate import shared_limit
+from ..kernel_limit import check_room
+from . import cubin
+from . import stored as triton_stored
+from .launch import BoundLaunch, device_rows_run, device_run, full_grid, interpreted_rows_run, interpreted_run, load
+from .stored import build_launcher, kernel_from, path_of
+from .variant import INTERPRETED, gpu_target, operands, source_of, unaligned, variant_of
+
+__all__ = ["INTERPRETED", "Launch", "TritonImplementation"]
+
+_AMD_RESOURCES = {"registers": r"\.vgpr_count:\s+(\d+)", "spill_bytes": r"\.private_segment_fixed_size:\s+(\d+)"}
+
+
+class TritonImplementation(Implementation):
+    """An implementation whose work is one or several Triton kernels.
+
+    Write ``launch``; variants, compiling and launching follow from it. What the backend assumes of arguments:
+    pointers by dtype, integers i32 (i64 beyond its range), floats fp32; tensors and integers that are multiples of 16
+    are compiled as such, unless the kernel lists the parameter in ``do_not_specialize``, which every number that
+    follows from a dynamic dimension should be. Under ``TRITON_INTERPRET=1`` the kernels run on CPU tensors.
+    """
+
+    device_types: ClassVar[frozenset[str]] = frozenset({"cuda", "cpu"}) if INTERPRETED else frozenset({"cuda"})
+
+    @abstractmethod
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch | Sequence[Launch]:
+        """The kernel launches that run the problem, in order, as data."""
+
+    def launches(self, problem: Problem, config: Config, device: Device) -> tuple[Launch, ...]:
+        """``launch`` as a tuple."""
+        given = self.launch(problem, config, device)
+        return (given,) if isinstance(given, Launch) else tuple(given)
+
+    def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
+        """One variant a launch; none in the interpreter, which compiles nothing."""
+        if INTERPRETED:
+            return ()
+        return tuple(variant_of(launch, signature, device.target) for launch in self.launches(problem, config, device))
+
+    def compile(self, variant: Variant, target: Target) -> Artifact:
+        """Compile for a target that need not be here; the result is in Triton's cache on disk.
+
+        Raises OutOfResourcesError when a program needs more shared memory than the target has, CompileError for all
+        else that the compiler refuses.
+        """
+        kernel = _compiled(variant, target)
+        resources = _resources(kernel)
+        limit = shared_limit(target.architecture)
+        if limit is not None and resources["shared_bytes"] > limit:
+            raise OutOfResourcesError(
+                f"{variant.kernel} needs {resources['shared_bytes']} bytes of shared memory,"
+                f" {target.architecture} has {limit}",
+                hint="smaller blocks or fewer num_stages need less",
+            )
+        with _own_cache():
+            build_launcher(kernel)
+        return Artifact(variant, path_of(kernel), resources)
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        """Load what ``compile`` made and return the function that launches it.
+
+        Raises OutOfResourcesError for a grid or a kernel that the device cannot run.
+        """
+        bound = self._bound(problem, config, device, built)
+        if INTERPRETED:
+            return interpreted_run(bound)
+        return device_run(bound, device.index, _UnalignedTwin(self, problem, config, device, built.signature))
+
+    def bind_rows(self, problem: Problem, config: Config, device: Device, built: Built) -> RowsRun | None:
+        """The same for many row counts: grids and numbers are computed from the rows of the call."""
+        bound = self._bound(problem, config, device, built)
+        if INTERPRETED:
+            return interpreted_rows_run(bound)
+        twin = _UnalignedTwin(self, problem, config, device, built.signature, for_rows=True)
+        return device_rows_run(bound, device.index, twin)
+
+    def _bound(self, problem: Problem, config: Config, device: Device, built: Built) -> list[BoundLaunch]:
+        launches = self.launches(problem, config, device)
+        title = f"{self.name} of {self.op}"
+        if INTERPRETED:
+            return [_bound(launch, None, built.signature, title) for launch in launches]
+        if device.type != "cuda":
+            raise DeviceError(f"{title} runs on a GPU, not on {device}", hint="TRITON_INTERPRET=1 runs it on the CPU")
+        if len(built.artifacts) != len(launches):
+            raise InvalidDefinitionError(f"{title}: {len(built.artifacts)} artifacts for {len(launches)} launches")
+        return [
+            _bound(launch, _load(artifact, device), built.signature, title)
+            for launch, artifact in zip(launches, built.artifacts, strict=True)
+        ]
+
+
+class _UnalignedTwin:
+    """The same launches compiled without assuming anything of addresses, made when the first call needs it."""
+
+    def __init__(
+        self,
+        implementation: TritonImplementation,
+        problem: Problem,
+        config: Config,
+        device: Device,
+        signature: Signature,
+        *,
+        for_rows: bool = False,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._run: Callable[..., Any] | None = None
+        self._for_rows = for_rows
+        self._implementation = implementation
+        self._bound_to = (problem, config, device)
+        self._signature = signature
+
+    def __call__(self, outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors, *rows: int) -> None:
+        if self._run is None:
+            with self._lock:
+                self._run = self._run or self._build()
+        self._run(outputs, arguments, scratch, *rows)
+
+    def _build(self) -> Callable[..., Any]:
+        if torch.cuda.is_current_stream_capturing():
+            raise NotReadyError(
+                f"{self._implementation.name} of {self._implementation.op}: a tensor is not aligned to 16 bytes,"
+                " and nothing can be compiled while a CUDA graph is captured",
+                hint="call the op once with such a tensor before capturing",
+            )
+        problem, config, device = self._bound_to
+        signature = unaligned(self._signature)
+        variants = self._implementation.variants(problem, config, device, signature)
+        artifacts = tuple(self._implementation.compile(variant, device.target) for variant in variants)
+        built = Built(signature, artifacts)
+        bind = self._implementation.bind_rows if self._for_rows else self._implementation.bind
+        run = bind(problem, config, device, built)
+        if run is None:
+            raise InvalidDefinitionError(
+                f"{self._implementation.name}: bind_rows() is offered for aligned tensors only"
+            )
+        return run
+
+
+def _bound(launch: Launch, compiled: Any, signature: Signature, title: str) -> BoundLaunch:
+    options = {name: value for name, value in launch.options.items() if compiled and name not in launch.constants}
+    return BoundLaunch(launch.kernel, compiled, full_grid(launch.grid, title), operands(launch, signature), options)
+
+
+def warm() -> None:
+    """Have Triton compute what it does once a process before it compiles or loads: a hash of all of itself, 0.4 s."""
+    with contextlib.suppress(ImportError, AttributeError):
+        importlib.import_module("triton.runtime.cache").triton_key()
+
+
+def build_utilities() -> None:
+    """Have Triton build what it needs to load its first kernel, a C compiler's work; its cache on disk keeps it."""
+    with _own_cache():
+        triton_stored.build_utilities()
+
+
+@contextlib.contextmanager
+def _own_cache() -> Iterator[None]:
+    """Triton's disk cache in this package's folder.
+
+    Inductor moves Triton's default folder in a process that has used it (it sets TRITON_CACHE_DIR), and what one
+    process compiled would be compiled again by another.
+    """
+    with _COMPILING, triton.knobs.cache.scope():
+        triton.knobs.cache.dir = str(cache_folder("triton"))
+        yield
+
+
+def _compiled(variant: Variant, target: Target) -> Any:
+    try:
+        with _own_cache():
+            return triton.compile(source_of(variant), target=gpu_target(target), options=dict(variant.spec["options"]))
+    except RegistryError:
+        raise
+    except Exception as fault:
+        # the compiler raises whatever its passes and the kernel's own static asserts do
+        raise _refusal(variant, target, fault) from fault
+
+
+def _refusal(variant: Variant, target: Target, fault: Exception) -> CompileError:
+    text = str(fault) if not isinstance(fault, CompilationError) else f"{fault}\n{fault.__cause__ or ''}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    message = f"{variant.kernel} for {target.architecture}: {type(fault).__name__}: {' | '.join(lines[:6])[:600]}"
+    exhausted = isinstance(fault, OutOfResources) or re.search(r"too much shared data|out of resource", text)
+    return OutOfResourcesError(message) if exhausted else CompileError(message)
+
+
+def _resources(kernel: Any) -> dict[str, int]:
+    metadata = kernel.metadata
+    found = {
+        "shared_bytes": int(metadata.shared),
+        "threads": int(metadata.num_warps) * int(metadata.target.warp_size),
+    }
+    if "cubin" in kernel.asm:
+        return found | cubin.resources(kernel.asm["cubin"])
+    for name, pattern in _AMD_RESOURCES.items():
+        if match := re.search(pattern, kernel.asm.get("amdgcn", "")):
+            found[name] = int(match.group(1))
+    return found
+
+
+_COMPILING = threading.RLock()
+_LOADED: dict[tuple[str, int], Any] = {}
+_LOADING = threading.Lock()
+
+
+def _load(artifact: Artifact, device: Device) -> Any:
+    """The kernel loaded on the device, once a process.
+
+    It stays for the life of the process: a captured CUDA graph may go on using it after its plan was dropped, and
+    from Triton 3.8 on a collected kernel takes its module along. Raises OutOfResourcesError where too many are loaded
+    already.
+    """
+    variant = artifact.variant
+    place = (variant.key, device.index)
+    with _LOADING:
+        if place not in _LOADED:
+            check_room(len(_LOADED), "Triton")
+            kernel = artifact.path and kernel_from(artifact.path, source_of(variant))
+            kernel = kernel or _compiled(variant, device.target)
+            try:
+                with torch.cuda.device(device.index), _own_cache():
+                    load(kernel)
+            except OutOfResources as fault:
+                raise _refusal(variant, device.target, fault) from fault
+            _LOADED[place] = kernel
+        return _LOADED[place]

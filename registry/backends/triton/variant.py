@@ -1,0 +1,250 @@
+"""From a launch to a variant: which parameter is a pointer, a number or a constant, and what may be assumed of it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction, KernelInterface
+
+from ...artifact import Signature, Target, Variant
+from ...errors import InvalidDefinitionError, UnknownNameError
+from ...fingerprint import fingerprint
+from ...implementation import Launch
+from ...problem import FULL_ALIGNMENT, TensorSpec
+from ...source_files import sources_of
+from ...symbolic import settled
+
+INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+"""Whether kernels run in Triton's interpreter, on CPU tensors: decided once, by ``TRITON_INTERPRET`` at import."""
+
+_POINTERS = {
+    torch.bool: "i1",
+    torch.uint8: "u8",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e5m2: "fp8e5",
+}
+
+# its default changes with Triton's version, and with it the results' last bits
+_PINNED = {"enable_fp_fusion": True}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What one parameter of a kernel gets. ``kind`` is ``tensor``, ``attribute``, ``number`` or ``constant``.
+
+    A tensor or attribute is value ``place`` of ``group`` (``outputs``, ``arguments``, ``scratch``) of a run; ``value``
+    is the number or constant, ``type`` Triton's name of the type, ``aligned`` that it is a multiple of 16.
+    """
+
+    parameter: str
+    kind: str
+    type: str
+    group: str = ""
+    place: int = 0
+    value: Any = None
+    aligned: bool = False
+
+
+def kernel_identity(kernel: Any) -> str:
+    """``module:qualname`` of a kernel, by which another process finds it. Raises InvalidDefinitionError."""
+    if not isinstance(kernel, KernelInterface) or not hasattr(kernel, "arg_names"):
+        raise InvalidDefinitionError(f"{kernel!r} is no Triton kernel", hint="expected a @triton.jit function")
+    if hasattr(kernel, "configs") or hasattr(kernel, "values"):
+        raise InvalidDefinitionError(
+            f"kernel {kernel.fn} is wrapped by triton.autotune or triton.heuristics",
+            hint="pass the @triton.jit function itself and list the parameters in space()",
+        )
+    function = kernel.fn
+    if "<locals>" in function.__qualname__:
+        raise InvalidDefinitionError(
+            f"kernel {function.__qualname__} is defined inside a function",
+            hint="define it at the top of a module, so that another process can find it",
+        )
+    return f"{function.__module__}:{function.__qualname__}"
+
+
+def find_kernel(identity: str) -> Any:
+    """The kernel that ``identity`` names; imports its module when it is not loaded."""
+    module, _, path = identity.partition(":")
+    found: Any = sys.modules.get(module) or importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def operands(launch: Launch, signature: Signature) -> tuple[Operand, ...]:
+    """One operand a parameter, in the kernel's order. Raises InvalidDefinitionError when they do not fit together."""
+    kernel_identity(launch.kernel)
+    names: list[str] = launch.kernel.arg_names
+    free = [name for name in names if name not in launch.constants]
+    if unknown := [name for name in launch.constants if name not in names]:
+        raise InvalidDefinitionError(f"{_title(launch)} has no parameter {', '.join(unknown)}; it has {names}")
+    if len(free) != len(launch.args):
+        raise InvalidDefinitionError(
+            f"{_title(launch)} takes {len(free)} arguments ({', '.join(free)}) beside its constants,"
+            f" but the launch has {len(launch.args)}: {list(launch.args)}"
+        )
+    given = dict(zip(free, launch.args, strict=True))
+    return tuple(
+        Operand(name, "constant", "constexpr", value=launch.constants[name])
+        if name in launch.constants
+        else _operand(launch, name, given[name], signature)
+        for name in names
+    )
+
+
+def _title(launch: Launch) -> str:
+    return f"kernel {launch.kernel.fn.__qualname__}"
+
+
+def _operand(launch: Launch, parameter: str, argument: str | int | float, signature: Signature) -> Operand:
+    if not isinstance(argument, str):
+        return _number(launch, Operand(parameter, "number", "", value=argument))
+    group, place, value = _find(launch, argument, signature)
+    if value is None:
+        return Operand(parameter, "constant", "constexpr", value=None)
+    if isinstance(value, TensorSpec):
+        if value.dtype not in _POINTERS:
+            raise InvalidDefinitionError(f"{_title(launch)}: {argument} has dtype {value.dtype}, which Triton has not")
+        aligned = value.alignment >= FULL_ALIGNMENT and _specialised(launch, parameter)
+        return Operand(parameter, "tensor", "*" + _POINTERS[value.dtype], group, place, aligned=aligned)
+    number = _number(launch, Operand(parameter, "number", "", value=value))
+    # an attribute is read from each call, so nothing may be assumed of its value
+    return replace(number, kind="attribute", group=group, place=place, value=None, aligned=False)
+
+
+def _find(launch: Launch, name: str, signature: Signature) -> tuple[str, int, Any]:
+    arguments = {**signature.arguments.values, **signature.prepared}
+    for group, values in (
+        ("outputs", signature.outputs),
+        ("arguments", arguments),
+        ("scratch", signature.scratch),
+    ):
+        if name in values:
+            return group, list(values).index(name), values[name]
+    known = [*signature.outputs, *arguments, *signature.scratch]
+    raise UnknownNameError(f"argument of {_title(launch)}", name, known)
+
+
+def _number(launch: Launch, operand: Operand) -> Operand:
+    value = operand.value
+    if isinstance(value, bool):
+        return replace(operand, type="u1")
+    if isinstance(value, float):
+        return replace(operand, type="fp32")
+    if not isinstance(value, int):
+        raise InvalidDefinitionError(
+            f"{_title(launch)}: {operand.parameter} is {value!r}", hint="an argument is a tensor's name or a number"
+        )
+    kind = "i32" if -(2**31) <= value < 2**31 else "i64"
+    # in this order: a size that stands for many must not be asked for what nobody wants to know
+    aligned = _specialised(launch, operand.parameter) and bool(value % FULL_ALIGNMENT == 0)
+    return replace(operand, type=kind, aligned=aligned)
+
+
+def _specialised(launch: Launch, parameter: str) -> bool:
+    params = getattr(launch.kernel, "params", None)
+    # a kernel made for the interpreter is not compiled
+    return params is not None and all(
+        p.name != parameter or not (p.do_not_specialize or p.do_not_specialize_on_alignment) for p in params
+    )
+
+
+def variant_of(launch: Launch, signature: Signature, target: Target) -> Variant:
+    """What must be compiled for this launch on arguments of this signature."""
+    bound = operands(launch, signature)
+    spec = {
+        "signature": [[operand.parameter, operand.type] for operand in bound],
+        "constants": {op.parameter: _encode(launch, op.value) for op in bound if op.kind == "constant"},
+        "aligned": [operand.parameter for operand in bound if operand.aligned],
+        "options": _options(launch, target),
+    }
+    return Variant("triton", kernel_identity(launch.kernel), spec, kernel_fingerprint(launch.kernel))
+
+
+def _options(launch: Launch, target: Target) -> dict[str, Any]:
+    """The launch's compiler options, less those that are constants: a launch may pass its whole configuration."""
+    known = _option_names(target)
+    options = {name: settled(value) for name, value in launch.options.items() if name in known}
+    for name in launch.options:
+        if name not in known and name not in launch.constants:
+            raise UnknownNameError(f"Triton option of {_title(launch)}", name, known)
+    return {**_PINNED, **options}
+
+
+@lru_cache(maxsize=16)
+def _option_names(target: Target) -> frozenset[str]:
+    return frozenset(make_backend(gpu_target(target)).parse_options(dict(_PINNED)).__dict__)
+
+
+def _encode(launch: Launch, value: Any) -> Any:
+    if isinstance(value, tl.dtype):
+        return {"dtype": str(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return settled(value)
+    raise InvalidDefinitionError(
+        f"{_title(launch)}: constant {value!r}", hint="a constant is None, a bool, an int, a float, a str or a tl.dtype"
+    )
+
+
+def _decode(value: Any) -> Any:
+    return tl.dtype(value["dtype"]) if isinstance(value, dict) else value
+
+
+def gpu_target(target: Target) -> GPUTarget:
+    """``sm_90`` as Triton names it: capability 90; a gfx name stays as it is."""
+    digits = target.architecture.removeprefix("sm_")
+    return GPUTarget(target.backend, int(digits) if digits.isdigit() else target.architecture, target.warp_size)
+
+
+def source_of(variant: Variant) -> ASTSource:
+    """What ``triton.compile`` takes: the same for equal variants, so that a second compile is a disk-cache hit."""
+    kernel = find_kernel(variant.kernel)
+    if not isinstance(kernel, JITFunction):
+        raise InvalidDefinitionError(
+            f"{variant.kernel} cannot be compiled: it was made for Triton's interpreter",
+            hint="unset TRITON_INTERPRET to run on a GPU",
+        )
+    names = list(kernel.arg_names)
+    constants = {(names.index(name),): _decode(value) for name, value in variant.spec["constants"].items()}
+    attributes = {(names.index(name),): [["tt.divisibility", FULL_ALIGNMENT]] for name in variant.spec["aligned"]}
+    return ASTSource(kernel, dict(variant.spec["signature"]), constants, attributes)
+
+
+@lru_cache(maxsize=1024)
+def kernel_fingerprint(kernel: Any) -> str:
+    """Hash of the modules that a kernel is made of."""
+    return fingerprint(sources_of(kernel.fn))
+
+
+def unaligned(signature: Signature) -> Signature:
+    """The signature with nothing assumed of any tensor's address."""
+
+    def loosen(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: replace(value, alignment=min(value.dtype.itemsize, FULL_ALIGNMENT // 2))
+            if isinstance(value, TensorSpec)
+            else value
+            for name, value in values.items()
+        }
+
+    arguments = replace(signature.arguments, values=loosen(signature.arguments.values))
+    return Signature(arguments, loosen(signature.outputs), loosen(signature.scratch), loosen(signature.prepared))

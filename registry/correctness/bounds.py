@@ -1,0 +1,134 @@
+"""The error rule as an interval for every element: made once for a reference, a quick test of many candidates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..contract import Op, Outputs, as_tuple
+from ..problem import Problem
+from .numerics import (
+    Piece,
+    calculable,
+    finite,
+    in_range,
+    is_float8,
+    largest,
+    largest_finite,
+    magnitude,
+    pieces,
+    tolerance_of,
+)
+
+# float16 has no nextafter; for bfloat16 a billion elements must fit in memory five times
+_DTYPES = {torch.bfloat16: torch.bfloat16, torch.float16: torch.float32, torch.float32: torch.float32}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The interval in which every element of one result is right by the error rule.
+
+    Rounded inwards, so that what lies within is right; what does not goes to ``compare``.
+    Where the reference is NaN both bounds are. Of a result that is not floating, which must equal the reference, both
+    are that, one tensor in the result's dtype.
+    """
+
+    low: torch.Tensor
+    high: torch.Tensor
+    has_nan: bool
+
+    def hold(self, output: torch.Tensor) -> bool:
+        """Whether every element is within."""
+        return bool(self.holding(output))
+
+    def holding(self, output: torch.Tensor) -> torch.Tensor:
+        """The same as a tensor, for whom the device should not wait; ``output`` may be several outputs stacked."""
+        if self.are_exact:
+            return (output == self.low).all()
+        output = calculable(output)
+        within = (output >= self.low).logical_and_(output <= self.high)
+        if self.has_nan:
+            within |= output.isnan() & self.low.isnan()
+        return within.all()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.low.nbytes + (0 if self.are_exact else self.high.nbytes)
+
+    @property
+    def are_exact(self) -> bool:
+        """Whether the result is not floating: nothing but ``low`` is right."""
+        return self.low is self.high
+
+
+@torch.no_grad()
+def bounds_of(
+    op: Op,
+    problem: Problem,
+    values: tuple[Any, ...],
+    reference: Outputs,
+    torch_error: tuple[float, ...],
+    dtypes: Iterable[torch.dtype] | None = None,
+) -> tuple[Bounds, ...]:
+    """Per result what ``compare`` accepts on these arguments; ``dtypes`` are by the op's fake, if not given."""
+    if dtypes is None:
+        dtypes = [spec.dtype for spec in op.result_specs(op.arguments(values), torch.device("meta"))]
+    parts = zip(dtypes, as_tuple(reference), torch_error, strict=True)
+    return tuple(_bounds_of_one(op, problem, dtype, wide, error) for dtype, wide, error in parts)
+
+
+def _bounds_of_one(op: Op, problem: Problem, dtype: torch.dtype, reference: torch.Tensor, torch_error: float) -> Bounds:
+    if not dtype.is_floating_point:
+        # a copy: it may be an argument that the reference returns
+        only = reference.to(dtype, copy=True)
+        return Bounds(only, only, has_nan=False)
+    rtol, atol, unit = tolerance_of(op, dtype)
+    wide = torch.float32 if is_float8(dtype) else _DTYPES.get(dtype, torch.float64)
+    low, high = torch.empty_like(reference, dtype=wide), torch.empty_like(reference, dtype=wide)
+    most_finite, size = largest_finite(dtype), magnitude([reference])
+    scales = [
+        op.tolerance.scale(
+            problem, piece.reference if size <= most_finite else finite(in_range(piece.reference, dtype))
+        )
+        for piece in pieces(low, reference)
+    ]
+    most = largest([scale.max() for scale in scales])
+    limit = 2 * torch_error + unit * most + atol
+    tame = size + min(limit, rtol * most + atol) <= most_finite
+    is_nan = []
+    for below, above, scale in zip(pieces(low, reference), pieces(high, reference), scales, strict=True):
+        allowed = (rtol * scale + atol).clamp_(max=limit)
+        if tame:
+            _round_inwards(below.reference - allowed, 1, below.output)
+            _round_inwards(above.reference + allowed, -1, above.output)
+        else:
+            is_nan.append(_fill_carefully(below, above, allowed, dtype))
+    return Bounds(low, high, bool(is_nan) and bool(torch.stack(is_nan).any()))
+
+
+def _fill_carefully(below: Piece, above: Piece, allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Bounds where the reference is NaN, infinite, or so large that they would be; returns whether it is NaN."""
+    expected = below.reference.to(dtype).to(below.output.dtype)
+    # infinity is no rounding error
+    info = torch.finfo(dtype)
+    exact = ~expected.isfinite()
+    for piece, bound, direction in (
+        (below, below.reference - allowed, 1),
+        (above, above.reference + allowed, -1),
+    ):
+        _round_inwards(bound.clamp(info.min, info.max), direction, piece.output)
+        piece.output.copy_(torch.where(exact, expected, piece.output))
+    return expected.isnan().any()
+
+
+def _round_inwards(bound: torch.Tensor, direction: int, into: torch.Tensor) -> None:
+    """Write ``bound`` in the dtype of ``into``, rounded up (1) or down (-1)."""
+    rounded = bound.to(into.dtype)
+    outside = rounded < bound if direction > 0 else rounded > bound
+    inwards = torch.nextafter(rounded, torch.full_like(rounded[:1], direction * math.inf))
+    into.copy_(torch.where(outside, inwards, rounded))

@@ -1,0 +1,374 @@
+"""The error rule: whether an output is right, against a float64 reference.
+
+Every element must satisfy ``|out - ref| <= rtol[dtype] * scale + atol``, and the largest error must not exceed twice
+that of the op's own reference run in the output's dtype, plus one rounding. NaN and infinity must stand where the
+reference, rounded to that dtype, has them. Results that are not floating must equal the reference, and there is no rule
+for complex ones. An output may have a billion elements, so it is compared in pieces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ..contract import Op, Outputs, as_tuple
+from ..errors import InvalidDefinitionError
+from ..problem import Problem, TensorSpec, dtype_name
+
+CHUNK = 2**22
+"""Elements compared at a time: some ten float64 temporaries of 32 MiB each."""
+_CHUNK_OF_MEMORY = 2**-12
+"""The same on a GPU, as a part of its bytes: eight chunks are launched in the time of one."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The verdict on a call's outputs.
+
+    ratio    worst error over what is allowed there; right when at most 1, ``inf`` for a wrong NaN or infinity
+    error    largest absolute error where both are finite
+    where    name of the output and index of the worst element
+    message  what is wrong, "" when nothing is
+    """
+
+    ok: bool
+    ratio: float
+    error: float
+    where: tuple[str, tuple[int, ...]]
+    message: str = ""
+
+
+def widened(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same arguments with every floating tensor in float64."""
+    return tuple(
+        value.detach().to(torch.float64) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for value in values
+    )
+
+
+@torch.no_grad()
+def reference64(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    """``results_of`` the op's reference run in float64 on the arguments (the schema's values in order)."""
+    return results_of(op, widened(values))
+
+
+@torch.no_grad()
+def own_error(op: Op, _: Problem, values: tuple[Any, ...], reference: Outputs) -> tuple[float, ...]:
+    """Largest absolute error, per result, of the op's reference run in the arguments' own dtype; 0 if not floating.
+
+    In full precision: a process that lets float32 products be TF32 must not loosen what others are held to.
+    """
+    with full_precision():
+        results = results_of(op, values)
+    return tuple(_largest_error(result, wide) for result, wide in zip(results, as_tuple(reference), strict=True))
+
+
+def results_of(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    """``Op.results`` of the op's reference run on the arguments; those that it mutates are copied first.
+
+    Raises InvalidDefinitionError where they are not as many as the schema has, and for a complex one.
+    """
+    fresh = _fresh(op, values)
+    results = op.results(op.reference(*fresh), fresh)
+    if len(results) != len(op.parsed.results):
+        raise InvalidDefinitionError(
+            f"op {op.name!r}: its reference does not return {len(op.parsed.outputs)} outputs, as its schema says, but"
+            f" {len(results) - len(op.parsed.results) + len(op.parsed.outputs)}"
+        )
+    for name, result in zip(op.parsed.results, results, strict=True):
+        if isinstance(result, torch.Tensor) and result.is_complex():
+            raise InvalidDefinitionError(
+                f"op {op.name!r} has a result of {dtype_name(result.dtype)}, {name}: there is no error rule for complex"
+                " numbers",
+                hint="let it take and return real ones: torch.view_as_real",
+            )
+    return results
+
+
+def _largest_error(output: torch.Tensor, reference: torch.Tensor) -> float:
+    if not output.is_floating_point():
+        return 0.0
+    if magnitude([reference]) <= largest_finite(output.dtype):
+        error = magnitude(calculable(piece.output) - piece.reference for piece in pieces(output, reference))
+        if math.isfinite(error):
+            return error
+    return largest([_errors(piece.output, piece.reference)[0].max() for piece in pieces(output, reference)])
+
+
+def largest(values: Sequence[torch.Tensor]) -> float:
+    """Read together: each reading waits for the device."""
+    return float(torch.stack(list(values)).max()) if values else 0.0
+
+
+def magnitude(tensors: Iterable[torch.Tensor]) -> float:
+    """The largest absolute value, in one pass; NaN or infinite where an element is, or where one is not floating.
+
+    What it shows to be within ``largest_finite`` needs none of the care that NaN and infinity do.
+    """
+    found = []
+    for tensor in tensors:
+        if not tensor.is_floating_point():
+            return math.inf
+        if tensor.numel():
+            found.append(torch.stack(torch.aminmax(tensor)).abs().max())
+    return largest(found)
+
+
+def largest_finite(dtype: torch.dtype) -> float:
+    """Of a floating dtype; -1 for others, which hold no such numbers."""
+    return torch.finfo(dtype).max if dtype.is_floating_point else -1.0
+
+
+def is_float8(dtype: torch.dtype) -> bool:
+    """Whether it is one of the floating dtypes of one byte, which torch stores and converts, and little else."""
+    return dtype.is_floating_point and dtype.itemsize == 1
+
+
+def calculable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers in a dtype that torch calculates in: float32 for float8, the tensor itself for others."""
+    return tensor.float() if is_float8(tensor.dtype) else tensor
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """float32 matrix products in float32, whatever the process has asked torch for."""
+    mkldnn: Any = torch.backends.mkldnn
+    lowered = {
+        backend: backend.fp32_precision
+        for backend in (torch.backends.cuda.matmul, mkldnn.matmul)
+        if backend.fp32_precision not in {"none", "ieee"}
+    }
+    for backend in lowered:
+        backend.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for backend, asked in lowered.items():
+            backend.fp32_precision = asked
+
+
+@torch.no_grad()
+def compare(
+    op: Op, problem: Problem, results: Outputs, reference: Outputs, torch_error: tuple[float, ...]
+) -> Comparison:
+    """Judge ``Op.results``. ``reference`` is ``reference64``'s, ``torch_error`` ``own_error``'s, on the same arguments.
+
+    Shapes and dtypes must already be right: see ``output_faults``.
+    """
+    parts = zip(op.parsed.results, as_tuple(results), as_tuple(reference), torch_error, strict=True)
+    return max((_compare_one(op, problem, *part) for part in parts), key=lambda found: (not found.ok, found.ratio))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of an output: ``first`` is the flat index of their first element."""
+
+    first: int
+    output: torch.Tensor
+    reference: torch.Tensor
+
+
+def pieces(output: torch.Tensor, reference: torch.Tensor) -> Iterator[Piece]:
+    """Whole rows along the last dimension, which an op's scale may reduce over; one-dimensional outputs in spans."""
+    if output.numel() == 0:
+        return
+    cols = output.shape[-1] if output.dim() > 1 else 1
+    rows, wide = output.reshape(-1, cols), reference.reshape(-1, cols)
+    if output.dim() <= 1:
+        rows, wide = rows.view(-1), wide.view(-1)
+    step = max(1, _chunk(output.device) // cols)
+    for start in range(0, rows.shape[0], step):
+        yield Piece(start * cols, rows[start : start + step], wide[start : start + step])
+
+
+@lru_cache(maxsize=16)
+def _chunk(device: torch.device) -> int:
+    if device.type != "cuda":
+        return CHUNK
+    wanted = _CHUNK_OF_MEMORY * torch.cuda.get_device_properties(device).total_memory
+    return max(CHUNK, min(8 * CHUNK, int(wanted)))
+
+
+def finite(reference: torch.Tensor) -> torch.Tensor:
+    """Zero where it is NaN or infinite."""
+    return reference.masked_fill(~reference.isfinite(), 0.0)
+
+
+def in_range(reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Of float8 no number beyond the largest, which torch may round it to, not to infinity; others as they are."""
+    return reference.clamp(-largest_finite(dtype), largest_finite(dtype)) if is_float8(dtype) else reference
+
+
+def _errors(output: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Absolute errors where both are finite (elsewhere 0), and where NaN or infinity is not as it should be.
+
+    Where the output is not floating: wherever it is not equal, since float64 does not tell large integers apart.
+    """
+    expected = reference.to(output.dtype)
+    if not output.is_floating_point():
+        return (output.to(torch.float64) - expected.to(torch.float64)).abs_(), output != expected
+    reference = in_range(reference, output.dtype)
+    output, expected = calculable(output), calculable(expected)
+    finite = output.isfinite() & expected.isfinite()
+    same = (output == expected) | (output.isnan() & expected.isnan())
+    error = (output.to(torch.float64) - reference).abs_().masked_fill_(~finite, 0.0)
+    return error, ~(finite | same)
+
+
+@dataclass
+class _Worst:
+    """What has been seen so far of one output."""
+
+    ratio: float = 0.0
+    place: int = 0
+    error: float = 0.0
+    scale: float = 0.0
+
+    def add(self, piece: Piece, error: torch.Tensor, allowed: torch.Tensor, wrong: torch.Tensor) -> None:
+        """Take in the errors of one piece."""
+        ratio = torch.where(error == 0, 0.0, error / allowed).masked_fill_(wrong, math.inf)
+        place = int(ratio.argmax())
+        if (worst := ratio.reshape(-1)[place].item()) > self.ratio:
+            self.ratio, self.place = worst, piece.first + place
+        self.error = max(self.error, error.max().item())
+
+
+def _compare_one(
+    op: Op, problem: Problem, name: str, output: torch.Tensor, reference: torch.Tensor, torch_error: float
+) -> Comparison:
+    rtol, atol, unit = tolerance_of(op, output.dtype)
+    if output.numel() == 0:
+        return Comparison(True, 0.0, 0.0, (name, ()))
+    worst = _Worst()
+    for piece in pieces(output, reference):
+        error, wrong = _errors(piece.output, piece.reference)
+        scale = _scale(op, problem, piece)
+        worst.scale = max(worst.scale, scale.max().item())
+        worst.add(piece, error, rtol * scale + atol, wrong)
+    limit = 2 * torch_error + unit * worst.scale + atol
+    index = tuple(_index(worst.place, output.shape))
+    message = _message(f"{name}{list(index)}", worst, output[index], reference[index], torch_error, limit)
+    return Comparison(not message, worst.ratio, worst.error, (name, index), message)
+
+
+def _scale(op: Op, problem: Problem, piece: Piece) -> torch.Tensor:
+    if not piece.output.is_floating_point():
+        return torch.zeros((), dtype=torch.float64, device=piece.output.device)
+    return op.tolerance.scale(problem, finite(in_range(piece.reference, piece.output.dtype)))
+
+
+def _message(
+    where: str, worst: _Worst, output: torch.Tensor, reference: torch.Tensor, torch_error: float, limit: float
+) -> str:
+    if worst.ratio > 1:
+        allowed = f"{worst.ratio:.3g} times what is allowed" if math.isfinite(worst.ratio) else "not allowed at all"
+        return f"{where} is {_shown(output)}, expected {_shown(reference)}: {allowed}"
+    if worst.error > limit:
+        return (
+            f"largest error {worst.error:.3g} is more than {limit:.3g}: twice the reference's own in "
+            f"{dtype_name(output.dtype)} ({torch_error:.3g}) and one rounding"
+        )
+    return ""
+
+
+def _shown(number: torch.Tensor) -> str:
+    value = number.item()
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def tolerance_of(op: Op, dtype: torch.dtype) -> tuple[float, float, float]:
+    """rtol, atol and unit roundoff; results that are not floating must be equal.
+
+    Raises InvalidDefinitionError for a floating dtype that the op has no tolerance for.
+    """
+    if not dtype.is_floating_point:
+        return 0.0, 0.0, 0.0
+    name, tolerance = dtype_name(dtype), op.tolerance
+    if name not in tolerance.rtol or name not in tolerance.atol:
+        raise InvalidDefinitionError(
+            f"op {op.name!r} has a result of {name} but no tolerance for it",
+            hint=f"its rtol has {', '.join(tolerance.rtol)}, its atol {', '.join(tolerance.atol)}",
+        )
+    return tolerance.rtol[name], tolerance.atol[name], torch.finfo(dtype).eps / 2
+
+
+def _index(place: int, shape: torch.Size) -> Iterator[int]:
+    for dim in range(len(shape)):
+        yield place // math.prod(shape[dim + 1 :]) % shape[dim]
+
+
+def _fresh(op: Op, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments that a reference which mutates may write to."""
+    if not op.parsed.mutates:
+        return values
+    return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in values)
+
+
+def poison(tensors: tuple[torch.Tensor, ...]) -> None:
+    """Fill with what no output should hold: NaN, or the largest integer, so that what is not written shows."""
+    for tensor in tensors:
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.fill_(math.nan)
+        else:
+            tensor.fill_(True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max)
+
+
+def output_faults(
+    outputs: tuple[torch.Tensor, ...], specs: Mapping[str, TensorSpec], values: tuple[Any, ...]
+) -> list[str]:
+    """What is wrong with outputs before anyone looks at their numbers; empty when nothing is.
+
+    Number, type, shape, dtype, device and strides against ``specs``; memory shared with an argument or another output.
+    """
+    if len(outputs) != len(specs):
+        return [f"{len(outputs)} outputs returned, expected {len(specs)}"]
+    faults: list[str] = []
+    for (name, spec), output in zip(specs.items(), outputs, strict=True):
+        faults += _spec_faults(name, output, spec)
+    arguments = [value for value in values if isinstance(value, torch.Tensor)]
+    tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
+    for place, output in enumerate(tensors):
+        if any(overlap(output, argument) for argument in arguments):
+            faults.append(f"{list(specs)[place]} shares memory with an argument")
+        if any(overlap(output, earlier) for earlier in tensors[:place]):
+            faults.append(f"{list(specs)[place]} shares memory with another output")
+    return faults
+
+
+def _spec_faults(name: str, output: object, spec: TensorSpec) -> Iterator[str]:
+    if not isinstance(output, torch.Tensor):
+        yield f"{name} is a {type(output).__name__}, expected a tensor"
+        return
+    if tuple(output.shape) != spec.shape:
+        yield f"{name} has shape {tuple(output.shape)}, expected {spec.shape}"
+    elif _strides(output) != _strides(spec.empty(torch.device("meta"))):
+        yield f"{name} has strides {output.stride()}, expected {spec.strides}"
+    if output.dtype != spec.dtype:
+        yield f"{name} is {dtype_name(output.dtype)}, expected {dtype_name(spec.dtype)}"
+    if output.device != spec.device:
+        yield f"{name} is on {output.device}, expected {spec.device}"
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """Strides that matter: of dimensions with more than one element, of a tensor that has any."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1 and tensor.numel()]
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors may share memory: their spans of addresses meet."""
+    if one.device != other.device or one.numel() == 0 or other.numel() == 0:
+        return False
+    (start, end), (other_start, other_end) = _span(one), _span(other)
+    return start < other_end and other_start < end
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte and the one after the last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -1,0 +1,147 @@
+"""Tensors inside larger, poisoned ones: what is read or written beside them shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ..problem import TensorSpec
+from .bits import WORD, as_bits
+
+Layout = Literal["contiguous", "unaligned", "sliced", "strided"]
+LAYOUTS: tuple[Layout, ...] = ("contiguous", "unaligned", "sliced", "strided")
+"""Row-major at a multiple of 16 bytes; row-major one element further; the first columns of a wider tensor, whose rows
+begin anywhere; with an element between any two, and rows further apart than that makes them."""
+
+MARGIN = 64
+"""Elements before and after: a multiple of 16 bytes for every dtype, and more than a vector load."""
+
+_GAPS: dict[Layout, tuple[int, int]] = {"sliced": (1, 1), "strided": (2, 3)}
+"""From one element to the next of a row, and the elements by which the other strides are larger than need be."""
+
+_INTEGERS = {
+    1: (0x7E, 0x82),
+    2: (0x7FE5, 0xF755),
+    4: (0x7FE5A5A5, 0xF755A5A5),
+    8: (0x7FFDA5A5A5A5A5A5, 0xF755A5A5A5A5A5A5),
+}
+"""By bytes of an element a large number, which is NaN in every floating type but those of one byte, and a negative."""
+_FLOATS = {1: 0xD3, 2: 0xC9B5, 4: 0xC136A5A5, 8: 0xC026D5A5A5A5A5A5}
+"""About -11.4 (of one byte: -11 or -56)."""
+_BFLOAT16 = 0xC137
+_FLOAT8_NAN = 0x7F
+
+
+@dataclass(frozen=True)
+class Poison:
+    """The bits of two elements with which margins are filled alternately; no right output is likely to hold them.
+
+    ``nan`` shows who reads it. Whoever changes it may leave it as it is: arithmetic on a CPU keeps the bits of NaN.
+    ``number`` shows who changes it: it is negative, so that relu does, and small enough that adding one does. What is
+    no float has a large number for NaN; where that is one byte both are even, so that a true or-ed into a bool shows.
+    """
+
+    nan: int
+    number: int
+    itemsize: int
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> Poison:
+        """For a dtype's elements; complex ones are two."""
+        dtype = dtype.to_real() if dtype.is_complex else dtype
+        nan, number = _INTEGERS[dtype.itemsize]
+        if dtype.is_floating_point:
+            nan = _FLOAT8_NAN if dtype.itemsize == 1 else nan
+            number = _BFLOAT16 if dtype == torch.bfloat16 else _FLOATS[dtype.itemsize]
+        return cls(nan, number, dtype.itemsize)
+
+    def word(self, first: int, second: int) -> int:
+        """The integer of 8 bytes in which elements of these bits alternate: ``first`` alone where it takes them all."""
+        pair = b"".join(bits.to_bytes(self.itemsize, "little") for bits in (first, second))
+        return int.from_bytes((pair * WORD)[:WORD], "little", signed=True)
+
+    def filled(self, bits: torch.Tensor, is_number: torch.Tensor) -> torch.Tensor:
+        """A tensor like ``bits`` that holds nothing but poison."""
+        words = torch.empty(2, dtype=torch.int64, device=bits.device)
+        for place, element in enumerate((self.nan, self.number)):
+            words[place].fill_(self.word(element, element))
+        nan, number = words.view(bits.dtype).view(2, -1)[:, 0]
+        return torch.where(_each(is_number, bits), number, nan).expand_as(bits).contiguous()
+
+
+@dataclass(frozen=True)
+class Surrounded:
+    """``tensor`` is a view into ``base``; what else is in ``base`` was poisoned."""
+
+    tensor: torch.Tensor
+    base: torch.Tensor
+    inside: torch.Tensor
+    """Which elements of ``base`` are the tensor's."""
+    pristine: torch.Tensor
+    """The bits of ``base`` when all of it was poisoned, the tensor with NaN or a large integer."""
+
+    def poison(self) -> None:
+        """Fill everything as it was at first."""
+        as_bits(self.base).copy_(self.pristine)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.base.nbytes + self.inside.nbytes + self.pristine.nbytes
+
+    def untouched(self) -> torch.Tensor:
+        """Whether nothing but the tensor's own elements was written: a tensor on the device."""
+        return ((as_bits(self.base) == self.pristine) | _each(self.inside, self.pristine)).all()
+
+
+def surrounded(spec: TensorSpec, offset: int = MARGIN, *, nan_beside: bool = False) -> Surrounded:
+    """A poisoned tensor of that shape, dtype and strides, ``offset`` elements into a poisoned allocation.
+
+    Beside it NaN and a number alternate. Next to it, before and after, is the number, for what reads, changes and
+    writes it; with ``nan_beside``, NaN, for what reads it.
+    """
+    span = max(sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True)) + 1, 0)
+    base = torch.empty(span + 2 * MARGIN, dtype=spec.dtype, device=spec.device)
+    inside = torch.zeros(base.shape, dtype=torch.bool, device=spec.device)
+    inside.as_strided(spec.shape, spec.strides, offset).fill_(True)
+    is_number = (~inside).cumsum(0, dtype=torch.int32) % 2 == 0
+    for beside in (offset - 1, offset + span):
+        is_number[beside].fill_(not nan_beside)
+    pristine = Poison.of(spec.dtype).filled(as_bits(base), is_number & ~inside)
+    found = Surrounded(base.as_strided(spec.shape, spec.strides, offset), base, inside, pristine)
+    found.poison()
+    return found
+
+
+def laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """A copy of a tensor in that layout, in poisoned surroundings that show who reads them."""
+    return laid_out_within(tensor, layout, nan_beside=True).tensor
+
+
+def laid_out_within(tensor: torch.Tensor, layout: Layout, *, nan_beside: bool = False) -> Surrounded:
+    """The same with its surroundings, which by default show who reads, changes and writes what is next to it."""
+    spec = TensorSpec(tuple(tensor.shape), tensor.dtype, _strides(tensor.shape, layout), tensor.device)
+    copy = surrounded(spec, MARGIN + 1 if layout == "unaligned" else MARGIN, nan_beside=nan_beside)
+    copy.tensor.copy_(tensor)
+    return copy
+
+
+def is_contiguous_by_another_name(layout: Layout, tensors: Iterable[TensorSpec]) -> bool:
+    """Whether all of these are laid out as if it were contiguous: what has no rows cannot have them apart."""
+    return layout == "sliced" and all(len(tensor.shape) < 2 for tensor in tensors)
+
+
+def _strides(shape: torch.Size, layout: Layout) -> tuple[int, ...]:
+    step, more = _GAPS.get(layout, (1, 0))
+    strides = [step]
+    for size in reversed(shape[1:]):
+        strides.append(max(size, 1) * strides[-1] + more)
+    return tuple(reversed(strides[: len(shape)]))
+
+
+def _each(elements: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    """What is true of elements, of the integers that they are made of."""
+    return elements.view(-1, *[1] * (bits.dim() - 1))

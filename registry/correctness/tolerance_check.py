@@ -1,0 +1,242 @@
+"""Whether an op can tell a right result from none: its own tolerance must refuse what was not computed.
+
+Three results cost nothing: all zeros, one number everywhere, and the result of a previous call; and of an argument that
+is mutated, what it held before. An op whose tolerance accepts one of them on all its examples and every kind of inputs
+would let such an implementation win. An argument may be left so on purpose, such as a workspace that is reset: what is
+its right result whatever the inputs are is accepted there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..contract import Op
+from ..errors import InvalidDefinitionError, RegistryError
+from ..problem import Problem, dtype_name
+from .bits import same_bits
+from .bounds import bounds_of
+from .numerics import reference64, results_of
+from .tolerance_evidence import PREVIOUS, UNCHANGED, Case, Seen
+from .tolerance_notes import is_noted, known_of, write_note
+
+_SEEDS = (1, 2)
+_CPU = torch.device("cpu")
+_HANDY_BYTES = 256 << 10
+"""Examples up to this size come first, the largest of them at the head: one such case settles most questions."""
+_FEW = 8
+"""A dynamic dimension is not made smaller than this: one row alone may have the same result whatever is in it."""
+
+_NOT_THE_OPS = (torch.OutOfMemoryError, torch.AcceleratorError)
+"""Faults of a GPU that say nothing about the op."""
+
+
+def is_in_the_box(op: Op) -> bool:
+    """Those ops are checked by the tests; whoever starts a process need not wait for it."""
+    from ..contracts import BOX
+
+    return any(op is ours for ours in BOX)
+
+
+def refuse_blind(op: Op) -> bool:
+    """Raise InvalidDefinitionError if the op's tolerance accepts what was not computed on all its examples.
+
+    Returns whether there was anything to see: without examples, or where the op fails on all of them, there is not.
+    What was found right is remembered in the user's cache, by the op's source.
+    """
+    known = known_of(op)
+    if known.examples is None:
+        known.examples = _examples_show(op)
+    return known.examples
+
+
+def refuse_unseen(op: Op, problem: Problem, device: torch.device) -> None:
+    """Raise InvalidDefinitionError as ``refuse_blind`` does, on ``problem``, for an op whose examples show nothing.
+
+    It has none, or fails on all of them, for instance because it needs ``device``. The problem is looked at on that
+    device, with its dynamic dimensions cut down; in full, and then on the CPU, where that shows nothing. Once a problem
+    of its dtype has shown the op to be right, no other is looked at. A problem whose right result is itself zero,
+    constant or the same for other inputs decides nothing.
+    """
+    if is_in_the_box(op) or refuse_blind(op) or _is_known_sound(op, _dtype(problem)):
+        return
+    small = _smaller(op, problem)
+    looks = ((small, device), (problem, device), (small, _CPU))
+    for one, place in dict.fromkeys(looks):
+        if _problem_shows(op, one, place):
+            return
+
+
+def blind_spots(op: Op, problems: Sequence[Problem]) -> list[str]:
+    """What the op's tolerance accepts on all these problems and every kind of inputs, in words; empty when nothing."""
+    return _spots(op, _seen(op, problems, _CPU), may_be_degenerate=_mutated(op))
+
+
+def _examples_show(op: Op) -> bool:
+    examples = _examples(op)
+    keys = [problem.key for problem in examples]
+    if examples and is_noted(op, keys):
+        return True
+    results = _seen(op, examples, _CPU)
+    _refuse(op, _spots(op, results, may_be_degenerate=_mutated(op)))
+    if _showed(results):
+        write_note(op, keys)
+    return _showed(results)
+
+
+def _problem_shows(op: Op, problem: Problem, device: torch.device) -> bool:
+    """Whether it shows the op to be right; raises if its tolerance is shown to accept what was not computed."""
+    known = known_of(op)
+    if (problem, device) not in known.shown:
+        results = _seen(op, [problem], device)
+        _refuse(op, _spots(op, results, may_be_degenerate=op.parsed.results))
+        right = _showed(results) and not _spots(op, results)
+        if right:
+            known.sound.add(_dtype(problem))
+            write_note(op, [_dtype(problem)])
+        known.shown[problem, device] = right
+    return known.shown[problem, device]
+
+
+def _is_known_sound(op: Op, dtype: str) -> bool:
+    known = known_of(op)
+    if dtype not in known.sound and is_noted(op, [dtype]):
+        known.sound.add(dtype)
+    return dtype in known.sound
+
+
+def _dtype(problem: Problem) -> str:
+    return str(problem.dims.get("dtype", "any dtype"))
+
+
+def _refuse(op: Op, spots: Sequence[str]) -> None:
+    if spots:
+        raise InvalidDefinitionError(
+            f"op {op.name!r}: {'; '.join(spots)}",
+            hint="a tolerance must refuse what was not computed: lower rtol, atol or the scale, or let inputs() and"
+            " examples make outputs that differ",
+        )
+
+
+def _smaller(op: Op, problem: Problem) -> Problem:
+    """The problem with its largest dynamic dimensions halved until it is handy, as far as the op allows it."""
+    names = set(op.dynamic)
+    while names and _bytes(op, problem) > _HANDY_BYTES:
+        name = max(sorted(names), key=lambda name: int(problem.dims[name]))
+        size = int(problem.dims[name]) // 2
+        if size < _FEW:
+            break
+        try:
+            smaller = op.problem_of({**problem.dims, name: size})
+            op.floor(smaller)
+        except Exception:  # whatever an op's check or floor raises for what it does not take
+            names.remove(name)
+        else:
+            problem = smaller
+    return problem
+
+
+def _bytes(op: Op, problem: Problem) -> int:
+    """By the op's floor; 0 where that fails: check_op tells."""
+    try:
+        return op.floor(problem).bytes
+    except Exception:
+        return 0
+
+
+@torch.no_grad()
+def _seen(op: Op, problems: Sequence[Problem], device: torch.device) -> dict[tuple[str, str], Seen]:
+    """What these problems show of every result (name, dtype); empty where the op fails on all of them.
+
+    Cases of a dtype that was looked at are left out once all results are settled. A GPU that is out of memory or broken
+    raises.
+    """
+    results: dict[tuple[str, str], Seen] = {}
+    looked: set[str] = set()
+    for problem, kind in _cases(op, problems):
+        if results and _dtype(problem) in looked and not any(seen.is_open for seen in results.values()):
+            continue
+        try:
+            _look(op, problem, kind, results, device)
+            looked.add(_dtype(problem))
+        except Exception as fault:  # an op that fails on its own examples: check_op tells
+            if device.type != "cpu" and isinstance(fault, _NOT_THE_OPS):
+                raise
+    return results
+
+
+def _showed(results: Mapping[tuple[str, str], Seen]) -> bool:
+    """Whether there was a case."""
+    return any(seen.shows for seen in results.values())
+
+
+def _mutated(op: Op) -> tuple[str, ...]:
+    return op.parsed.results[len(op.parsed.outputs) :]
+
+
+def _spots(op: Op, results: Mapping[tuple[str, str], Seen], *, may_be_degenerate: Collection[str] = ()) -> list[str]:
+    """What was accepted everywhere, in words; of results of these names unless the right ones are just that."""
+    accepted: dict[tuple[str, str], list[str]] = {}
+    for (name, dtype), seen in results.items():
+        for what in seen.found:
+            if not (name in may_be_degenerate and seen.is_right(what)):
+                accepted.setdefault((what, name), []).append(dtype)
+    kinds = ", ".join(op.kinds)
+    return [
+        f"its tolerance accepts {what} as {name} ({', '.join(dtypes)}) on every kind of inputs ({kinds})"
+        for (what, name), dtypes in accepted.items()
+    ]
+
+
+def _look(op: Op, problem: Problem, kind: str, results: dict[tuple[str, str], Seen], device: torch.device) -> None:
+    """Take one case into ``results``; nothing of it where it raises."""
+    values, others = (_drawn(op, problem, kind, seed, device) for seed in _SEEDS)
+    # what is timed is the first kind; others, such as constants, may not differ from draw to draw
+    timed = kind == op.kinds[0]
+    drawn = timed and _differ(values, others)
+    reference = reference64(op, values)
+    dtypes = [result.dtype for result in results_of(op, values)]
+    # what the tolerance alone accepts; the comparison with torch's own error comes on top
+    bounds = bounds_of(op, problem, values, reference, (math.inf,) * len(reference), dtypes)
+    old = op.results(op.reference(*others), values)
+    cases = [
+        Case.of(dtype, within, wide, stale if timed else None, drawn=drawn) if stale.numel() else None
+        for dtype, within, wide, stale in zip(dtypes, bounds, reference, old, strict=True)
+    ]
+    for name, dtype, stale, case in zip(op.parsed.results, dtypes, old, cases, strict=True):
+        if stale.numel():
+            seen = results.setdefault(
+                (name, dtype_name(dtype)), Seen(PREVIOUS if name in op.parsed.outputs else UNCHANGED)
+            )
+            if case is not None:
+                seen.take_in(case)
+
+
+def _differ(values: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    pairs = zip(values, others, strict=True)
+    return any(isinstance(value, torch.Tensor) and not same_bits(value, other) for value, other in pairs)
+
+
+def _cases(op: Op, problems: Sequence[Problem]) -> Iterator[tuple[Problem, str]]:
+    def order(problem: Problem) -> tuple[bool, int]:
+        size = _bytes(op, problem)
+        return size > _HANDY_BYTES, size if size > _HANDY_BYTES else -size
+
+    for kind in op.kinds:
+        for problem in sorted(problems, key=order):
+            yield problem, kind
+
+
+def _examples(op: Op) -> list[Problem]:
+    try:
+        return [op.problem_of(dims) for dims in op.examples]
+    except RegistryError:
+        # check_op says what is wrong with them
+        return []
+
+
+def _drawn(op: Op, problem: Problem, kind: str, seed: int, device: torch.device) -> tuple[Any, ...]:
+    return op.parsed.bind(op.inputs(problem, kind, torch.Generator(device).manual_seed(seed)), {})

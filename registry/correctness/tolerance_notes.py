@@ -1,0 +1,70 @@
+"""What is remembered of the checks of an op: by this process, and in the user's cache what was found right."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from ..contract import Op
+from ..errors import RegistryError
+from ..paths import cache_folder
+from ..problem import Problem, canonical_json
+
+_VERSION = 4
+
+
+@dataclass
+class Known:
+    """What this process has found out about one op.
+
+    examples  whether they showed anything; None before they were looked at
+    sound     the dtypes in which a problem has shown that what was not computed is refused
+    shown     whether a problem, on a device, has shown which it is
+    """
+
+    examples: bool | None = None
+    sound: set[str] = field(default_factory=set)
+    shown: dict[tuple[Problem, torch.device], bool] = field(default_factory=dict)
+
+
+_KNOWN: weakref.WeakKeyDictionary[Op, Known] = weakref.WeakKeyDictionary()
+
+
+def known_of(op: Op) -> Known:
+    """What this process knows of an op, to be added to."""
+    return _KNOWN.setdefault(op, Known())
+
+
+def is_noted(op: Op, shown_by: Iterable[str]) -> bool:
+    """Whether the cache says that these, keys of examples or a dtype, have shown this very op to be right."""
+    note = _note(op, shown_by)
+    return note is not None and note.exists()
+
+
+def write_note(op: Op, shown_by: Iterable[str]) -> None:
+    """Let the cache say so, where there can be one."""
+    note = _note(op, shown_by)
+    if note is not None:
+        with contextlib.suppress(OSError):
+            note.touch()
+
+
+def _note(op: Op, shown_by: Iterable[str]) -> Path | None:
+    """The file that says what has shown this very op to be right; None where there can be none."""
+    texts = [f"{_VERSION} {torch.__version__}", op.name, op.schema, str(op.version), repr(op.kinds)]
+    texts += [canonical_json({**op.tolerance.rtol}), canonical_json({**op.tolerance.atol})]
+    texts += shown_by
+    try:
+        for code in (op.reference, op.inputs, op.tolerance.scale):
+            texts.append(Path(inspect.getfile(inspect.unwrap(code))).read_text())
+        folder = cache_folder("contracts")
+    except (OSError, TypeError, RegistryError):
+        return None
+    return folder / hashlib.sha256("\0".join(texts).encode()).hexdigest()

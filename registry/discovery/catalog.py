@@ -1,0 +1,329 @@
+"""The catalog: which ops there are, who implements them, and which plugins were found, refused or blocked."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pluggy
+
+from ..contract import Op
+from ..errors import InvalidDefinitionError, PluginError, RegistryError, UnknownNameError
+from ..implementation import Implementation
+from .hooks import DEFINES, PROJECT, defines, definitions, hook_of, specification
+from .loading import GUARDED, attach, called, describe, file_module, import_file
+from .plugin import DISTRIBUTION, Faults, Hook, Permissions, Plugin, PluginReport
+from .registration import check_implementation_of, check_new_op, same_definition
+
+
+class _Box:
+    """The ops in the box come through the hook that everybody uses."""
+
+    KERNEL_REGISTRY_API = 1
+
+    @defines
+    def ops(self) -> Iterable[Op]:
+        from ..contracts import BOX
+
+        return BOX
+
+
+class Catalog:
+    """Ops and implementations, found once, on first use.
+
+    ``entry_points``: those of the group ``kernel_registry`` when not given. ``environ`` holds the allow and block
+    lists and the strict mode. A plugin's fault is one PluginWarning and a line in ``plugins()``; under
+    ``KERNEL_REGISTRY_STRICT=1`` it is a PluginError. An op's hooks run when its implementations are first wanted.
+    """
+
+    def __init__(
+        self, entry_points: Iterable[metadata.EntryPoint] | None = None, environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self.generation = 0
+        """Grows with every change, so that whoever derived something from the catalog knows that it is stale."""
+        self.files: tuple[str, ...] = ()
+        """Paths given to ``load_file``, for a worker process to load the same."""
+        self._entry_points = entry_points
+        self._permissions = Permissions(environ)
+        self._lock = threading.RLock()
+        self._loaded = self._busy = False
+        self._faults = Faults(self._permissions)
+        self._reset()
+
+    def ops(self) -> dict[str, Op]:
+        """Every defined op by name, the box's first."""
+        self._load()
+        return dict(self._ops)
+
+    def op(self, name: str) -> Op:
+        """One op. Raises UnknownNameError with the nearest names."""
+        self._load()
+        try:
+            return self._ops[name]
+        except KeyError:
+            raise UnknownNameError("op", name, self._ops) from None
+
+    def implementations(self, op: str) -> tuple[Implementation, ...]:
+        """An op's implementations in the order of their registration. Raises UnknownNameError for an unknown op."""
+        return tuple(self._implementations_of(op).values())
+
+    def implementation(self, op: str, name: str) -> Implementation:
+        """One implementation of an op. Raises UnknownNameError with the nearest names."""
+        found = self._implementations_of(op)
+        try:
+            return found[name]
+        except KeyError:
+            raise UnknownNameError(f"implementation of {op}", name, found) from None
+
+    def plugins(self) -> tuple[PluginReport, ...]:
+        """Every plugin that was found, with its faults; runs the hooks of every op."""
+        self._load()
+        for op in list(self._ops):
+            self.implementations(op)
+        with self._lock:
+            return tuple(plugin.report(self._inactive(plugin)) for plugin in self._plugins)
+
+    def register(self, implementation: Implementation) -> None:
+        """Add an implementation of a known op. Raises UnknownNameError or InvalidDefinitionError.
+
+        One that was added this way may be added again when the same class was merely defined anew, as in a notebook.
+        """
+        if not isinstance(implementation, Implementation):
+            raise InvalidDefinitionError(f"register({implementation!r}): not an Implementation's instance")
+        op = self.op(str(getattr(implementation, "op", "")))
+        with self._lock:
+            known = dict(self._implementations_of(op.name))
+            here = self._by_hand()
+            entry = (op.name, str(getattr(implementation, "name", "")))
+            if entry in here.implementations and same_definition(known[entry[1]], implementation):
+                del known[entry[1]]
+                here.implementations.remove(entry)
+            check_implementation_of(op, implementation, known)
+            self._found[op.name] = {**known, implementation.name: implementation}
+            here.implementations.append(entry)
+            self.generation += 1
+
+    def define(self, op: Op) -> None:
+        """Add an op. Raises InvalidDefinitionError when the name is taken."""
+        self._load()
+        with self._lock:
+            check_new_op(op, self._ops)
+            self._add_op(self._by_hand(), op)
+            self.generation += 1
+
+    def load_file(self, path: str | Path) -> None:
+        """Load a .py file as a plugin. Raises PluginError when anything about it is wrong; then nothing of it stays.
+
+        A file that is loaded already is left as it is.
+        """
+        self._load()
+        file = Path(path).expanduser().resolve()
+        with self._lock:
+            if str(file) in self.files:
+                return
+            plugin = Plugin(str(file))
+            try:
+                self._adopt_file(plugin, file)
+            except RegistryError as fault:
+                self._withdraw(plugin)
+                raise PluginError(f"plugin file {path}: {fault.message}", hint=fault.hint) from fault
+            self.files = (*self.files, str(file))
+            self.generation += 1
+
+    def renew_locks(self) -> None:
+        """In a forked child: what a thread of the parent was about to find is found anew."""
+        self._lock, self._busy = threading.RLock(), False
+
+    # --- loading
+
+    def _reset(self) -> None:
+        self._manager = pluggy.PluginManager(PROJECT)
+        self._manager.add_hookspecs(definitions())
+        self._plugins: list[Plugin] = []
+        self._ops: dict[str, Op] = {}
+        self._found: dict[str, dict[str, Implementation]] = {}
+        self._faults.forget()
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        with self._lock:
+            if self._loaded:
+                return
+            self._refuse_reentry()
+            self._busy = True
+            try:
+                self._reset()
+                self._find_plugins()
+                for plugin in self._plugins:
+                    self._collect_ops(plugin)
+                for plugin in self._plugins:
+                    self._report_misspelt(plugin)
+                self._loaded = True
+            finally:
+                self._busy = False
+        self._faults.tell()
+
+    def _refuse_reentry(self) -> None:
+        if self._busy:
+            raise RegistryError(
+                "the catalog was used while a plugin's hook was running", hint="a hook only returns what it offers"
+            )
+
+    def _find_plugins(self) -> None:
+        box = Plugin.in_the_box("registry.contracts")
+        attach(box, _Box, self._manager, api_optional=False)
+        self._plugins.append(box)
+        found = self._entry_points
+        if found is None:
+            found = metadata.entry_points(group=PROJECT)
+        taken: dict[str, Plugin] = {}
+        for plugin, entry_point in sorted(Plugin.each_of(found), key=lambda pair: _rank(pair[0])):
+            self._plugins.append(plugin)
+            if first := taken.get(plugin.name):
+                self._faults.of(plugin, f"the name {plugin.name!r} is taken by {first}; only that one is in use")
+                continue
+            taken[plugin.name] = plugin
+            plugin.blocked = self._permissions.forbid(plugin.name)
+            if not plugin.blocked:
+                self._attach(plugin, entry_point)
+        for text in self._permissions.misnamed(taken):
+            self._faults.add(text)
+
+    def _attach(self, plugin: Plugin, entry_point: metadata.EntryPoint) -> None:
+        try:
+            attach(plugin, entry_point.load, self._manager, api_optional=False)
+        except RegistryError as fault:
+            self._faults.of(plugin, fault.message, fault)
+        except GUARDED as fault:
+            self._faults.of(plugin, describe(fault), fault)
+
+    def _collect_ops(self, plugin: Plugin) -> None:
+        bare = plugin.distribution == DISTRIBUTION
+        for hook in plugin.hooks.get(DEFINES, ()):
+            for op in self._called(plugin, hook, "its ops"):
+                try:
+                    check_new_op(op, self._ops, bare=bare)
+                except InvalidDefinitionError as fault:
+                    self._faults.of(plugin, fault.message, fault)
+                else:
+                    self._add_op(plugin, op)
+
+    def _called(self, plugin: Plugin, hook: Hook, what: str) -> tuple[Any, ...]:
+        try:
+            return called(hook, what)
+        except InvalidDefinitionError as fault:
+            self._faults.of(plugin, fault.message, fault.__cause__)
+            return ()
+
+    def _add_op(self, plugin: Plugin, op: Op) -> None:
+        caller = getattr(self._manager.hook, op.hook, None)
+        if caller is None or not caller.has_spec():  # an op that a file took away with it leaves its specification
+            self._manager.add_hookspecs(specification(op))
+        self._ops[op.name] = op
+        plugin.ops.append(op.name)
+
+    def _inactive(self, plugin: Plugin) -> tuple[str, ...]:
+        defined = {op.hook for op in self._ops.values()}
+        return tuple(op for op in plugin.implemented_ops if hook_of(op) not in defined)
+
+    def _report_misspelt(self, plugin: Plugin) -> None:
+        for op in self._inactive(plugin):
+            near = difflib.get_close_matches(op, self._ops, n=1, cutoff=0.85)
+            if near:
+                self._faults.of(plugin, f"it implements {op!r}, which nobody defines; did you mean {near[0]!r}?")
+
+    # --- implementations
+
+    def _implementations_of(self, op: str) -> Mapping[str, Implementation]:
+        if op in self._found:
+            return self._found[op]
+        contract = self.op(op)
+        with self._lock:
+            if op not in self._found:
+                self._found[op] = self._collect(contract)
+            found = self._found[op]
+        self._faults.tell()
+        return found
+
+    def _collect(self, op: Op) -> dict[str, Implementation]:
+        self._refuse_reentry()
+        self._busy = True
+        found: dict[str, Implementation] = {}
+        owned: list[tuple[Plugin, tuple[str, str]]] = []
+        try:
+            for plugin in self._plugins:
+                for implementation in self._offered(plugin, op, found):
+                    found[implementation.name] = implementation
+                    owned.append((plugin, (op.name, implementation.name)))
+        finally:
+            self._busy = False
+        for plugin, entry in owned:
+            plugin.implementations.append(entry)
+        return found
+
+    def _offered(self, plugin: Plugin, op: Op, found: Mapping[str, Implementation]) -> Iterable[Implementation]:
+        owners = {other.name for other in self._plugins} - {plugin.name}
+        for hook in plugin.hooks.get(op.hook, ()):
+            for implementation in self._called(plugin, hook, f"its implementations of {op.name}"):
+                try:
+                    check_implementation_of(op, implementation, found, owners)
+                except InvalidDefinitionError as fault:
+                    self._faults.of(plugin, fault.message, fault)
+                else:
+                    yield implementation
+
+    # --- files and what is added by hand
+
+    def _by_hand(self) -> Plugin:
+        name = "registry.register"
+        for plugin in self._plugins:
+            if plugin.name == name:
+                return plugin
+        self._plugins.append(Plugin(name))
+        return self._plugins[-1]
+
+    def _adopt_file(self, plugin: Plugin, file: Path) -> None:
+        before = self.generation
+        attach(plugin, lambda: import_file(file), self._manager, api_optional=True)
+        if not plugin.hooks and self.generation == before:
+            raise PluginError(
+                "it registers nothing", hint='mark a function with @registry.implements("softmax") that returns a list'
+            )
+        for hook in plugin.hooks.get(DEFINES, ()):
+            for op in called(hook, "its ops"):
+                check_new_op(op, self._ops)
+                self._add_op(plugin, op)
+        for name in self._inactive(plugin):
+            raise UnknownNameError("op", name, self._ops)
+        found = {op: dict(self._implementations_of(op)) for op in self._active(plugin)}
+        for op, known in found.items():
+            for hook in plugin.hooks[hook_of(op)]:
+                for implementation in called(hook, f"its implementations of {op}"):
+                    check_implementation_of(self._ops[op], implementation, known)
+                    known[implementation.name] = implementation
+                    plugin.implementations.append((op, implementation.name))
+        self._found.update(found)
+        self._plugins.append(plugin)
+
+    def _active(self, plugin: Plugin) -> tuple[str, ...]:
+        return tuple(op.name for op in self._ops.values() if op.hook in plugin.hooks)
+
+    def _withdraw(self, plugin: Plugin) -> None:
+        if self._manager.has_plugin(plugin.name):
+            self._manager.unregister(name=plugin.name)
+        sys.modules.pop(file_module(Path(plugin.name)), None)
+        for op in plugin.ops:
+            del self._ops[op]
+            self._found.pop(op, None)
+
+
+def _rank(plugin: Plugin) -> tuple[bool, str, str]:
+    # the box comes first, so that a stranger's entry point cannot take the place of one of its plugins
+    return plugin.distribution != DISTRIBUTION, plugin.name, plugin.distribution

@@ -1,0 +1,89 @@
+"""Every op is a hook: the two decorators of a plugin, and the hookspec that a contract yields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+import pluggy
+
+from ..errors import InvalidDefinitionError
+
+if TYPE_CHECKING:
+    from ..contract import Op
+    from ..implementation import Implementation
+
+PROJECT = "kernel_registry"
+"""Name of the pluggy project and of the entry-point group."""
+
+API_VERSION = 1
+"""What a plugin's ``KERNEL_REGISTRY_API`` must be: the version of the contract between host and plugin."""
+
+DEFINES = "kernel_registry_ops"
+"""The hook by which a plugin brings ops of its own."""
+
+_Implementing = TypeVar("_Implementing", bound="Callable[..., Iterable[Implementation]]")
+_Defining = TypeVar("_Defining", bound="Callable[..., Iterable[Op]]")
+
+_implementation_marker = pluggy.HookimplMarker(PROJECT)
+_specification_marker = pluggy.HookspecMarker(PROJECT)
+
+
+def implements(op: str) -> Callable[[_Implementing], _Implementing]:
+    """Mark a function without arguments that returns this plugin's implementations of ``op``.
+
+    It is called once, when the op is first used, so that heavy imports inside it wait until then. The function's own
+    name means nothing. Raises InvalidDefinitionError when ``op`` is no name or the function is marked already.
+    """
+    if not isinstance(op, str):
+        raise InvalidDefinitionError(f"implements({op!r})", hint='expected an op\'s name: @implements("softmax")')
+
+    def mark(function: _Implementing) -> _Implementing:
+        _refuse_second_mark(function)
+        return _implementation_marker(function, specname=hook_of(op))
+
+    return mark
+
+
+def defines(function: _Defining) -> _Defining:
+    """Mark a function without arguments that returns the ops which this plugin defines, named ``vendor::name``.
+
+    Raises InvalidDefinitionError when the function is marked already.
+    """
+    _refuse_second_mark(function)
+    return _implementation_marker(function, specname=DEFINES)
+
+
+def hook_of(op: str) -> str:
+    """The hook's name: ``vendor::name`` -> ``vendor__name``."""
+    return op.replace("::", "__")
+
+
+def op_of(hook: str) -> str:
+    """The op that a hook belongs to, as far as its name tells: ``vendor__name`` -> ``vendor::name``."""
+    return hook.replace("__", "::", 1)
+
+
+def specification(op: Op) -> type:
+    """The hookspec that ``op`` yields, as a namespace for pluggy."""
+    return _namespace(op.hook, f"Implementations of {op.schema}")
+
+
+def definitions() -> type:
+    """The hookspec of ``defines``, as a namespace for pluggy."""
+    return _namespace(DEFINES, "Ops that the plugin defines.")
+
+
+def _namespace(hook: str, doc: str) -> type:
+    def specified() -> None:
+        pass
+
+    specified.__doc__ = doc
+    return type(hook, (), {hook: _specification_marker(specified)})
+
+
+def _refuse_second_mark(function: object) -> None:
+    # pluggy would silently keep only the outer mark
+    if getattr(function, f"{PROJECT}_impl", None) is not None:
+        name = getattr(function, "__name__", repr(function))
+        raise InvalidDefinitionError(f"{name} is marked twice", hint="write one function for each op")

@@ -1,0 +1,91 @@
+"""When a call's tensors are like those that were resolved before: the guard of one entry of the hot path's table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ...problem import FULL_ALIGNMENT
+from ..torch_side.situation import capturing
+from ..torch_side.torch_private import Check, tensor_guard
+
+Condition = Callable[..., bool]
+"""A further demand, called with the tensors of the call."""
+
+
+def matcher(given: Sequence[torch.Tensor | None], conditions: Sequence[Condition] = ()) -> Check:
+    """``match(*given)``: whether later tensors, as many, may take the place of these; None stands for one left out.
+
+    Tensors must agree in all that ``torch_private.native_guard`` names. A nested tensor must not be given to it.
+    """
+    tensors = [value for value in given if value is not None]
+    twice = len({id(tensor) for tensor in tensors}) < len(tensors)
+    if not twice and not conditions and len(tensors) == len(given):
+        return tensor_guard(*tensors)
+    # torch's guard refuses a tensor that is given twice, so each gets its own then
+    checks = [tensor_guard(tensor) for tensor in tensors] if twice else [tensor_guard(*tensors)]
+    others = tuple(condition for condition in conditions if condition is not aligned)
+    make = _maker(tuple(value is not None for value in given), twice, aligned in conditions, len(others))
+    match: Check = make(*checks, *others)
+    return match
+
+
+@lru_cache(maxsize=256)
+def _maker(present: tuple[bool, ...], twice: bool, in_line: bool, conditions: int) -> Callable[..., Check]:
+    """``make(*checks, *conditions)`` of one flat function: a loop or a generator here costs more than the guard.
+
+    ``in_line``: alignment is checked too.
+    """
+    names = [f"t{place}" for place in range(len(present))]
+    tensors = [name for name, there in zip(names, present, strict=True) if there]
+    given = ", ".join(tensors)
+    demands = [f"{name} is None" for name, there in zip(names, present, strict=True) if not there]
+    checks = [f"check{place}" for place in range(len(tensors) if twice else 1)]
+    demands += [f"{check}({tensors[place]})" for place, check in enumerate(checks)] if twice else [f"check0({given})"]
+    if in_line:
+        demands.append(f"not ({' | '.join(f'{name}.data_ptr()' for name in tensors)}) & {FULL_ALIGNMENT - 1}")
+    others = [f"condition{place}" for place in range(conditions)]
+    demands += [f"{other}({given})" for other in others]
+    source = (
+        f"def make({', '.join([*checks, *others])}):\n"
+        f"    def match({', '.join(names)}):\n"
+        f"        return {' and '.join(demands)}\n"
+        "    return match\n"
+    )
+    return maker_of(source)
+
+
+def maker_of(source: str) -> Callable[..., Check]:
+    """The function ``make`` that the text defines; it returns a matcher."""
+    scope: dict[str, Any] = {}
+    exec(compile(source, __file__, "exec"), scope)
+    make: Callable[..., Check] = scope["make"]
+    return make
+
+
+def aligned(*given: Any) -> bool:
+    """Every tensor starts at a multiple of 16 bytes."""
+    return all(value.data_ptr() % FULL_ALIGNMENT == 0 for value in given if isinstance(value, torch.Tensor))
+
+
+def misaligned(*given: Any) -> bool:
+    """Some tensor does not."""
+    return not aligned(*given)
+
+
+def not_capturing(*given: Any) -> bool:
+    """No CUDA graph is being captured from the current stream of the tensors' GPU."""
+    return not capturing(value for value in given if isinstance(value, torch.Tensor))
+
+
+def determinism_not_asked(*_given: Any) -> bool:
+    """``torch.use_deterministic_algorithms`` is off."""
+    return not torch.are_deterministic_algorithms_enabled()
+
+
+def determinism_asked(*_given: Any) -> bool:
+    """It is on."""
+    return torch.are_deterministic_algorithms_enabled()

@@ -1,0 +1,143 @@
+"""The hot path's table: shape of a call's first tensor -> a short list of entries. Bounded."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+from ..torch_side.torch_private import Check
+
+MOST_SHAPES = 4096
+"""Per op. An entry is about a kilobyte, and a model that makes more shapes than this profits little from each."""
+
+MOST_ENTRIES = 16
+"""Per shape: attributes, strides and dtypes differ there."""
+
+MOST_ANYWHERE = 64
+"""Entries for many shapes, per op: a few intervals of row counts for each set of other sizes."""
+
+
+class Entry(NamedTuple):
+    """``run(*values)`` answers a call, all of whose values are given in the schema's order.
+
+    check     called with the values of the schema's Tensor parameters; see ``guards.matcher``
+    plain     what the other values must be, as ``same`` says
+    grad      the grad mode in which it holds, None for both
+    hit       counts an answer
+    resolved  for explain
+    """
+
+    check: Check
+    plain: tuple[Any, ...]
+    grad: bool | None
+    run: Callable[..., Any]
+    hit: Callable[[], int]
+    resolved: Any
+
+
+Unpacked = tuple[Check, tuple[Any, ...], bool | None, Callable[..., Any], Callable[[], int], Any]
+"""An entry as a plain tuple, which CPython takes apart three times as fast as a subclass of it."""
+
+
+def _never(*_values: Any) -> bool:
+    return False
+
+
+class Entries:
+    """What is known between two clears; a call that began before a clear goes on with the old one.
+
+    recent    the entry of the latest hit: most calls are like the call before, and a guard costs less than a look-up
+    shapes    entries by the first tensor's shape
+    anywhere  entries whose check sees to the shape itself, for shapes that have none of their own
+
+    They are plain tuples, for the hot path to take apart.
+    """
+
+    __slots__ = ("anywhere", "recent", "shapes")
+
+    def __init__(self, plain: int) -> None:
+        self.recent: Unpacked = (_never, (None,) * plain, None, _never, int, None)
+        self.shapes: dict[Hashable, tuple[Unpacked, ...]] = {}
+        self.anywhere: tuple[Unpacked, ...] = ()
+
+
+class Table:
+    """Entries of one op. Read without a lock: what readers see are immutable tuples in plain dicts.
+
+    ``plain``: how many of the schema's parameters are no tensors.
+    """
+
+    def __init__(
+        self,
+        plain: int,
+        most_shapes: int = MOST_SHAPES,
+        most_entries: int = MOST_ENTRIES,
+        most_anywhere: int = MOST_ANYWHERE,
+    ) -> None:
+        self.now = Entries(plain)
+        self.generation = 0
+        self._plain = plain
+        self._order: deque[Hashable] = deque()
+        self._most_shapes = most_shapes
+        self._most_entries = most_entries
+        self._most_anywhere = most_anywhere
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, shape: Hashable, entry: Entry, generation: int) -> None:
+        """Add an entry that was resolved while the table was of ``generation``; a later one makes it stale."""
+        with self._lock:
+            if generation != self.generation:
+                return
+            shapes = self.now.shapes
+            if shape not in shapes:
+                self._order.append(shape)
+            # conditions make an entry narrower, so the newest goes first: it was made because no other matched
+            shapes[shape] = (tuple(entry), *shapes.get(shape, ()))[: self._most_entries]
+            while len(self._order) > self._most_shapes:
+                del shapes[self._order.popleft()]
+
+    def add_anywhere(self, entry: Entry, generation: int) -> None:
+        """The same for an entry that answers many shapes."""
+        with self._lock:
+            if generation == self.generation:
+                self.now.anywhere = (tuple(entry), *self.now.anywhere)[: self._most_anywhere]
+
+    def find(
+        self, shape: Hashable, tensors: tuple[Any, ...], plain: tuple[Any, ...], grad_enabled: bool
+    ) -> Entry | None:
+        """The entry that holds for a call, as the hot path would find it; ``tensors`` must not be nested ones.
+
+        ``shape`` None: among those for many shapes.
+        """
+        now = self.now
+        for entry in map(Entry._make, now.shapes.get(shape, now.anywhere)):
+            if (
+                entry.check(*tensors)
+                and all(map(same, plain, entry.plain))
+                and (entry.grad is None or entry.grad is grad_enabled)
+            ):
+                return entry
+        return None
+
+    def clear(self) -> None:
+        """Forget everything, also what is being resolved at the moment."""
+        with self._lock:
+            self.generation += 1
+            self.now = Entries(self._plain)
+            self._order.clear()
+
+    def renew_locks(self) -> None:
+        """In a forked child."""
+        self._lock = threading.Lock()
+
+
+def same(value: Any, expected: Any) -> bool:
+    """Equal to a kernel: 1, 1.0 and True are equal to Python, and 0.0 equals -0.0, but one may be compiled in."""
+    if value is expected:
+        return True
+    return type(value) is type(expected) and bool(value == expected) and (value != 0 or str(value) == str(expected))

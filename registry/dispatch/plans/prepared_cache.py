@@ -1,0 +1,229 @@
+"""Prepared tensors in memory: found by what they were made from, refilled when that changes, dropped with it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import deque
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...backends.cuda_stream import current_stream
+
+Place = tuple[Hashable, ...]
+"""Who prepares what, from which memory."""
+
+Versions = tuple[int, ...]
+"""torch's version counters of the sources."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One prepared tensor. ``tensor`` holds for ``versions``; None while it is being refilled, or if it is not kept.
+
+    maker     the implementation: kept alive, since the place knows it by its id
+    captured  a CUDA graph may read the tensor at every replay, so that its memory must last as long as its sources
+    kept      former tensors that a graph may read
+    streams   handles of the streams that have read the tensor
+    """
+
+    maker: object
+    tensor: torch.Tensor
+    versions: Versions | None = None
+    captured: bool = False
+    kept: list[torch.Tensor] = field(default_factory=list)
+    streams: set[int] = field(default_factory=set)
+
+    def read_here(self) -> None:
+        """Let the memory, once dropped, wait for what the current stream is about to read of it.
+
+        torch's allocator hands memory that was freed to the stream it came from, without regard to other streams.
+        """
+        index = self.tensor.get_device()
+        if index >= 0 and (stream := current_stream(index)) not in self.streams:
+            self.tensor.record_stream(torch.cuda.current_stream(index))
+            self.streams.add(stream)
+
+    def renew(self, made: torch.Tensor, versions: Versions) -> None:
+        """Hold what was made anew, in the same memory where that is possible: graphs and other streams read it."""
+        self.versions = None
+        if self.tensor is not made:
+            if _fits(self.tensor, made):
+                self.tensor.copy_(made)
+            else:
+                if self.captured:
+                    self.kept.append(self.tensor)
+                self.tensor = made
+                self.streams.clear()
+        if made.device.type == "cuda":
+            # it was made on this stream and will be read from any
+            torch.cuda.current_stream(made.device).synchronize()
+        self.versions = versions
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory that the entry holds."""
+        return sum(tensor.untyped_storage().nbytes() for tensor in (self.tensor, *self.kept))
+
+
+class Records(dict[tuple[Any, ...], tuple[Any, ...]]):
+    """What one plan remembers of entries."""
+
+    __slots__ = ("__weakref__",)
+
+
+class PreparedCache:
+    """Entries by the memory they were made from; an entry dies with any of its sources' storages.
+
+    A source is known by its storage, so that views made anew for each call find the same entry, and is unchanged
+    while its version counter is, which views and ``detach()`` share.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._burying = False
+        self._entries: dict[Place, Entry] = {}
+        self._places: dict[int, set[Place]] = {}
+        self.dead: deque[int] = deque()
+        """Ids of storages that have died and whose entries are not dropped yet."""
+        self._records: weakref.WeakValueDictionary[int, Records] = weakref.WeakValueDictionary()
+
+    def after_fork(self) -> None:
+        """In a child: another thread of the parent may have held the lock."""
+        self._lock, self._depth, self._burying = threading.RLock(), 0, False
+
+    def follow(self, records: Records) -> None:
+        """Empty ``records`` whenever entries are dropped. They are held weakly."""
+        with self._held():
+            self._records[id(records)] = records
+
+    def find(self, place: Place, versions: Versions) -> Entry | None:
+        """The entry of that place, if it holds for those versions."""
+        # a storage's id is free for another one as soon as it stands in here, so that no look may come before
+        if self.dead:
+            with self._held():
+                if not self._bury():
+                    return None
+        return self._holding(place, versions)
+
+    def put(
+        self, place: Place, maker: object, made: torch.Tensor, sources: tuple[torch.Tensor, ...], versions: Versions
+    ) -> Entry:
+        """Keep what ``maker`` made of ``sources``, or return what another thread has kept meanwhile.
+
+        Nothing is kept from within ``_bury``.
+        """
+        if any(made.untyped_storage() is source.untyped_storage() for source in sources):
+            made = made.clone()  # a view of its source would keep the source alive, and itself with it
+        with self._held():
+            if not self._bury():
+                return Entry(maker, made)
+            found = self._holding(place, versions)
+            if found is not None:
+                return found
+            entry = self._entries.get(place) or Entry(maker, made)
+            entry.renew(made, versions)
+            self._hold(place, entry, sources)
+            return entry
+
+    def pin(self, place: Place, entry: Entry, sources: tuple[torch.Tensor, ...]) -> None:
+        """A graph is being captured with the entry's tensor: let it live as long as its sources, whatever happens."""
+        with self._held():
+            entry.captured = True
+            held = self._entries.get(place, entry)
+            if held is not entry:
+                held.kept.append(entry.tensor)
+            self._hold(place, held, sources)
+
+    def clear(self) -> None:
+        """Drop everything that no graph may read, e.g. because there are other implementations now."""
+        with self._held():
+            self._bury()
+            for place, entry in list(self._entries.items()):
+                if not (entry.captured or entry.kept):
+                    self._entries.pop(place, None)
+            for places in list(self._places.values()):
+                places.intersection_update(self._entries)
+            self.empty_records()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all entries hold."""
+        with self._held():
+            self._bury()
+            return sum(entry.nbytes for entry in list(self._entries.values()))
+
+    def _holding(self, place: Place, versions: Versions) -> Entry | None:
+        entry = self._entries.get(place)
+        return entry if entry is not None and entry.versions == versions else None
+
+    def _hold(self, place: Place, entry: Entry, sources: tuple[torch.Tensor, ...]) -> None:
+        for source in sources:
+            storage = source.untyped_storage()
+            token = id(storage)
+            if token not in self._places:
+                # torch keeps the storage's Python object alive as long as its memory, also when only views are left
+                weakref.finalize(storage, self._died, token).atexit = False
+            self._places.setdefault(token, set()).add(place)
+        self._entries[place] = entry  # last: an entry that is found is one that its sources' end drops
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        with self._lock:
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+
+    def _died(self, token: int) -> None:
+        self.dead.append(token)
+        # garbage is collected at any point, also where this very thread is changing entries: then whoever looks next
+        # drops those of the dead
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._depth:
+                    with self._held():
+                        self._bury()
+            finally:
+                self._lock.release()
+
+    def _bury(self) -> bool:
+        """Drop the entries of what has died; returns whether all are gone. While ``_held``.
+
+        A signal handler or a finalizer may come here again from within. The entries that it could meet are half
+        dropped, and a storage that it makes may have the id of a dead one: it finds nothing, and keeps nothing.
+        """
+        if self._burying:
+            return False
+        try:
+            self._burying = True
+            while self.dead:
+                self._drop(self.dead[0])
+                self.dead.popleft()  # last, so that nobody looks before the entries are gone
+        finally:
+            self._burying = False
+        return True
+
+    def _drop(self, token: int) -> None:
+        """Drop the entries of one storage. What is interrupted here is done once more by the next ``_bury``."""
+        for place in tuple(self._places.get(token, ())):
+            self._entries.pop(place, None)
+        self.empty_records()
+        self._places.pop(token, None)
+
+    def empty_records(self) -> None:
+        """Let every plan look its entries up again."""
+        for records in list(self._records.values()):
+            records.clear()
+
+
+def _fits(old: torch.Tensor, new: torch.Tensor) -> bool:
+    one, other = ((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in (old, new))
+    expanded = any(size > 1 and stride == 0 for size, stride in zip(old.shape, old.stride(), strict=True))
+    return one == other and not expanded

@@ -1,0 +1,160 @@
+"""Counts the problems that a program really calls, for a shapes file that tuning can go by."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from multiprocessing.util import Finalize
+from pathlib import Path
+
+import torch
+
+from ...api_checks import file_of
+from ...device import Device
+from ...errors import RegistryError
+from ...problem import Problem
+from ..warning import DispatchWarning
+from . import recording_file
+
+VARIABLE = "KERNEL_REGISTRY_RECORD"
+
+_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+class _Recording:
+    """Counts for one file, of this process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.left_out = 0
+        self._counts: Counter[Hashable] = Counter()
+        self._problems: dict[Hashable, Problem] = {}
+
+    def count(self, key: Hashable, problem: Problem) -> None:
+        """One call more; problems are kept up to a limit."""
+        if key not in self._problems:
+            if len(self._problems) >= recording_file.MOST_PROBLEMS:
+                self.left_out += 1
+                return
+            self._problems[key] = problem
+        self._counts[key] += 1
+
+    def clear(self) -> None:
+        """Start from nothing."""
+        self.left_out = 0
+        self._counts.clear()
+        self._problems.clear()
+
+    def save(self) -> None:
+        """Add what was counted to the file; a file for nothing is not made."""
+        counts: Counter[Problem] = Counter()
+        for key, count in self._counts.items():
+            counts[self._problems[key]] += count
+        counts = Counter({problem: count for problem, count in counts.items() if recording_file.recordable(problem)})
+        if not counts:
+            return
+        try:
+            recording_file.add(self.path, counts, self.left_out, _place(), f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
+        except OSError as fault:
+            raise RegistryError(
+                f"record: {self.path} could not be written: {fault.strerror}",
+                hint="the counts of this recording are lost; what was in the file is not",
+            ) from fault
+
+
+class Recorder:
+    """What dispatch reports its calls to. ``active`` is 0 when nobody records: then ``seen`` need not be called.
+
+    ``KERNEL_REGISTRY_RECORD=path`` records from the first call to the end of the process, child processes too.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._lock = threading.Lock()
+        self._recordings: tuple[_Recording, ...] = ()
+        self._wanted = environ.get(VARIABLE, "")
+        self._whole: _Recording | None = None
+        self._finalizer: Finalize | None = None
+        self.active = 1 if self._wanted else 0
+        _recorders.add(self)
+
+    @contextmanager
+    def record(self, path: str | Path) -> Iterator[None]:
+        """Count the calls of this process inside the block, of all its threads, and add them to the file at its end.
+
+        The file is a shapes file: ``tune --shapes path`` tunes the problems by weight. Raises RegistryError at once for
+        a path that cannot be written, a file that is no recording, and one that is being recorded to already.
+        """
+        recording = _Recording(recording_file.checked(file_of("record", path)))
+        with self._lock:
+            self._begin_whole()
+            if any(other.path == recording.path for other in self._recordings):
+                raise RegistryError(
+                    f"record: {recording.path} is being recorded to already", hint="its calls would count twice"
+                )
+            self._recordings += (recording,)
+            self.active += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._recordings = tuple(one for one in self._recordings if one is not recording)
+                self.active -= 1
+            recording.save()
+
+    def seen(self, problem: Problem) -> None:
+        """One call of a problem. Raises RegistryError when the variable's path cannot be written, at the first call."""
+        # a problem's own key is JSON, which takes ten times as long
+        key = (problem.op, *problem.dims.items())
+        with self._lock:
+            if self._wanted and self._whole is None:
+                self._begin_whole()
+            for recording in self._recordings:
+                recording.count(key, problem)
+
+    def _begin_whole(self) -> None:
+        """Open what the variable names, and see that it is saved when this process ends."""
+        if not self._wanted or self._whole is not None:
+            return
+        try:
+            self._whole = _Recording(recording_file.checked(self._wanted))
+        except RegistryError as fault:
+            raise type(fault)(f"{VARIABLE}: {fault.message}", hint=fault.hint) from None
+        self._recordings += (self._whole,)
+        # unlike atexit's, it runs in the children of multiprocessing too
+        self._finalizer = Finalize(None, _save_at_exit, (self._whole,), exitpriority=100)
+
+    def in_forked_child(self) -> None:
+        """What the parent has counted is the parent's; its threads, and whatever they held, are not here."""
+        self._lock = threading.Lock()
+        for recording in self._recordings:
+            recording.clear()
+        # made anew at the first call: multiprocessing drops what was to be done at exit when its child begins
+        self._recordings = tuple(one for one in self._recordings if one is not self._whole)
+        self._whole = self._finalizer = None
+
+
+def _save_at_exit(recording: _Recording) -> None:
+    try:
+        recording.save()
+    except RegistryError as fault:
+        warnings.warn(DispatchWarning(str(fault)), stacklevel=1)
+
+
+def _place() -> str:
+    """``NVIDIA H200, torch 2.11.0``; a GPU that the program did not touch is not woken for it."""
+    device = Device.of("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
+    return f"{device.name}, torch {torch.__version__}"
+
+
+def _after_fork() -> None:
+    for recorder in list(_recorders):
+        recorder.in_forked_child()
+
+
+os.register_at_fork(after_in_child=_after_fork)

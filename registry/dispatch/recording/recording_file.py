@@ -1,0 +1,204 @@
+"""The file of a recording: a shapes file whose entries carry counts, that grows and is replaced in one step."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ...contract import COUNT
+from ...errors import RegistryError, ShapesFileError
+from ...problem import Problem, Value, canonical_json
+
+MOST_PROBLEMS = 10_000
+"""Of one recording. What it adds to a file beyond so many is left out, and the file says so."""
+
+_MARK = "# Recorded by kernel-registry"
+_ORIGIN = "# on "
+_LEFT_OUT = "# left out: "
+_LEFT_OUT_LINE = re.compile(rf"{_LEFT_OUT}(\d+) ")
+
+Row = tuple[Mapping[str, Any], int]
+"""Dimensions and how often they were called."""
+
+
+@dataclass
+class Recorded:
+    """What stands in a file: by op and by canonical dimensions; where it was recorded; how many calls were left out."""
+
+    rows: dict[str, dict[str, Row]] = field(default_factory=dict)
+    origins: list[str] = field(default_factory=list)
+    left_out: int = 0
+
+    def add(self, problem: Problem, count: int) -> None:
+        """Calls of one problem."""
+        rows = self.rows.setdefault(problem.op, {})
+        key = canonical_json(dict(problem.dims))
+        if key in rows:
+            rows[key] = (rows[key][0], rows[key][1] + count)
+        elif sum(map(len, self.rows.values())) < MOST_PROBLEMS:
+            rows[key] = (problem.dims, count)
+        else:
+            self.left_out += count
+
+    def came_from(self, place: str, date: str) -> None:
+        """Say where and when; of one place the last date stays."""
+        self.origins = [origin for origin in self.origins if not origin.startswith(f"{place}, ")]
+        self.origins.append(f"{place}, {date}")
+
+
+def recordable(problem: Problem) -> bool:
+    """Whether a shapes file can hold it: one with an empty tensor has nothing to tune."""
+    return not any(type(value) is int and value < 1 for value in problem.dims.values())
+
+
+def checked(path: str | Path) -> Path:
+    """The absolute path, links followed. Raises RegistryError for what cannot be written in the end.
+
+    A file that is there must be a recording too: its counts are added to, and other text in it would be lost.
+    """
+    target = Path(path).expanduser().resolve()
+    try:
+        if target.exists():
+            read(target)
+            with target.open("r+b"):
+                pass
+        _scratch(target).unlink()
+    except OSError as fault:
+        raise RegistryError(
+            f"record: {target} cannot be written: {fault.strerror}", hint="expected a file in a folder that is there"
+        ) from None
+    return target
+
+
+def add(path: Path, counts: Mapping[Problem, int], left_out: int, place: str, date: str) -> None:
+    """Add counts to the file, whoever else does at the same time; it is never seen half written."""
+    with _alone(path.parent):
+        recorded = read(path) if path.exists() else Recorded()
+        for problem, count in counts.items():
+            recorded.add(problem, count)
+        recorded.left_out += left_out
+        recorded.came_from(place, date)
+        scratch = _scratch(path)
+        try:
+            scratch.write_text(text(recorded, path.name), encoding="utf-8")
+            if path.exists():
+                shutil.copymode(path, scratch)
+            scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+
+def read(path: Path) -> Recorded:
+    """An earlier recording. Raises ShapesFileError for any other file."""
+    import yaml
+
+    try:
+        content = path.read_text(encoding="utf-8")
+        data = yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if content.strip() else {}
+    except (UnicodeDecodeError, yaml.YAMLError):
+        raise _no_recording(path) from None
+    if not content.strip():
+        return Recorded()
+    if not content.startswith(_MARK) or not isinstance(data, dict | None):
+        raise _no_recording(path)
+    recorded = Recorded()
+    for line in content.splitlines():
+        if line.startswith(_ORIGIN):
+            recorded.origins.append(line.removeprefix(_ORIGIN))
+        elif told := _LEFT_OUT_LINE.match(line):
+            recorded.left_out = int(told[1])
+    for op, entries in (data or {}).items():
+        recorded.rows[str(op)] = _rows(path, op, entries)
+    return recorded
+
+
+def text(recorded: Recorded, name: str) -> str:
+    """The whole file: where it came from, then an entry a line, sorted."""
+    from ... import __version__
+
+    lines = [
+        f"{_MARK} {__version__}: what a program called, and how often (docs/shapes.md). To tune it by weight:",
+        f"#   tune --shapes {name}",
+        *(f"{_ORIGIN}{origin}" for origin in recorded.origins),
+    ]
+    if recorded.left_out:
+        lines.append(f"{_LEFT_OUT}{recorded.left_out} calls of problems beyond the first {MOST_PROBLEMS}")
+    for op in sorted(recorded.rows):
+        lines += ["", f"{op}:"]
+        for dims, count in sorted(recorded.rows[op].values(), key=lambda row: _order(row[0])):
+            pairs = ", ".join(f"{key}: {_written(value)}" for key, value in {**dims, COUNT: count}.items())
+            lines.append(f"  - {{{pairs}}}")
+    return "\n".join(lines) + "\n"
+
+
+def _rows(path: Path, op: object, entries: object) -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+    for number, entry in enumerate(entries if isinstance(entries, list) else [None]):
+        count = entry.get(COUNT, 1) if isinstance(entry, dict) else None
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ShapesFileError(
+                f"{path}, {op}[{number}]: got {entry!r:.80}", hint="expected {dimension: value, ..., count: number}"
+            )
+        dims = {str(name): value for name, value in entry.items() if name != COUNT}
+        key = canonical_json(dims)
+        rows[key] = (dims, count + (rows[key][1] if key in rows else 0))
+    return rows
+
+
+def _no_recording(path: Path) -> ShapesFileError:
+    return ShapesFileError(
+        f"record: {path} is there and is no recording", hint="its text would be lost: give another path"
+    )
+
+
+def _order(dims: Mapping[str, Any]) -> list[tuple[int, float, str]]:
+    """By dimension after dimension, numbers as numbers."""
+    return [
+        (0, value, "") if isinstance(value, int | float) else (1, 0.0, str(value))
+        for _, value in sorted(dims.items(), key=lambda pair: isinstance(pair[1], str))
+    ]
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int) else _scalar(value) if isinstance(value, str | float) else _flow(value)
+
+
+@lru_cache(maxsize=256)
+def _scalar(value: Value) -> str:
+    return _flow(value)
+
+
+def _flow(value: Any) -> str:
+    import yaml
+
+    return yaml.safe_dump([value], default_flow_style=True, width=10_000).strip()[1:-1]
+
+
+def _scratch(path: Path) -> Path:
+    """An empty file of its own in the same folder."""
+    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    scratch.touch(exist_ok=False)
+    return scratch
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One writer at a time; where the file system knows no locks, the last of two at once wins."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

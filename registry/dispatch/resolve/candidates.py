@@ -1,0 +1,259 @@
+"""From values to what runs them: choices built into plans, remembered by what they were built for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ...contract import Op, as_tuple
+from ...device import Device
+from ...discovery.catalog import Catalog
+from ...errors import NotReadyError, NotTunedError, RegistryError, UnsupportedError
+from ...problem import Arguments, Problem, TensorSpec
+from ..forcing import Forced
+from ..hit.counter import Counter
+from ..hit.guards import Condition, aligned, determinism_asked, determinism_not_asked, misaligned, not_capturing
+from ..plans.plan import Candidate, Plan, build
+from .failures import Aside
+from .resolution import Choice, Situation, choices, refusals
+from .tuning_command import tune_command
+from .winners import Winners
+
+MOST_PLANS = 8192
+"""Per op. Plans are shared by all forms of a call, and by grad and inference mode."""
+
+NOT_FOR_US = (torch.OutOfMemoryError, torch.AcceleratorError)
+"""Faults that are no candidate's own: memory is scarce, or the GPU is broken by an earlier kernel, reported late."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What answers a call: ``run(*values)`` takes the schema's values in order. ``plan`` is None for the reference.
+
+    ``misses`` tell why better choices were passed over; ``conditions`` are what an entry of the table must check.
+    ``makeshift``: a better choice was merely not ready, so that this one must not become the rule. ``plain_torch``:
+    torch must see the reference's operations one by one, e.g. to record or to trace them. ``untuned``: a
+    heuristic chose it, for want of a winner that holds. ``calls`` counts the answers.
+    """
+
+    choice: Choice
+    run: Callable[..., Any]
+    problem: Problem | None
+    place: Hashable = None
+    plan: Plan | None = None
+    misses: tuple[str, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    makeshift: bool = False
+    plain_torch: bool = False
+    untuned: bool = False
+    calls: Counter = field(default_factory=Counter, compare=False)
+
+    def check(self, outputs: Any) -> None:
+        """What functional code returned must be what the op declares. Raises RegistryError."""
+        if self.plan is None or not self.plan.candidate.implementation.returns_outputs:
+            return
+        given = as_tuple(outputs)
+        expected = self.plan.signature.outputs
+        if len(given) != len(expected):
+            raise RegistryError(f"{self.plan.candidate} returned {len(given)} outputs, expected {len(expected)}")
+        for (name, spec), value in zip(expected.items(), given, strict=True):
+            if not isinstance(value, torch.Tensor) or not _fits(value, spec):
+                shown = TensorSpec.of(value) if isinstance(value, torch.Tensor) else value
+                raise RegistryError(f"{self.plan.candidate} returned {name} as {shown}, expected {spec}")
+
+
+class Attempt:
+    """One run of what was resolved. ``fault`` is what it raised itself.
+
+    What torch raises around it (a hook on saved tensors, as checkpointing ends its recomputation) is no candidate's.
+    """
+
+    def __init__(self, resolved: Resolved) -> None:
+        self.fault: Exception | None = None
+        self._resolved = resolved
+
+    def __call__(self, *values: Any) -> Any:
+        try:
+            outputs = self._resolved.run(*values)
+            self._resolved.check(outputs)
+        except Exception as fault:
+            self.fault = fault
+            raise
+        return outputs
+
+
+def _fits(tensor: torch.Tensor, spec: TensorSpec) -> bool:
+    # the stride of a dimension of size one says nothing
+    strides = zip(spec.shape, tensor.stride(), spec.strides, strict=False)
+    return (tuple(tensor.shape), tensor.dtype, tensor.device) == (spec.shape, spec.dtype, spec.device) and (
+        spec.numel == 0 or all(size == 1 or one == other for size, one, other in strides)
+    )
+
+
+def reference(op: Op, reason: str, problem: Problem | None = None) -> Resolved:
+    """torch's reference, and why."""
+    return Resolved(Choice("reference", None, reason), op.reference, problem, plain_torch=True)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a call asks for; ``place`` is all that a plan is built for."""
+
+    problem: Problem
+    arguments: Arguments
+    device: Device
+    place: Hashable
+
+
+class Plans:
+    """Resolves an op's calls, and remembers the plans."""
+
+    def __init__(self, op: Op, catalog: Catalog, winners: Callable[[], Winners]) -> None:
+        self.op = op
+        self.aside = Aside()
+        self._catalog = catalog
+        self._winners = winners
+        self._plans: dict[Hashable, Resolved] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def generation(self) -> int:
+        """Grows whenever all is forgotten. Taken before resolution: what was resolved earlier is not kept."""
+        return self.aside.generation
+
+    def clear(self) -> None:
+        """Forget plans and failures, also what is being resolved at the moment."""
+        with self._lock:
+            self.aside.clear()
+            self._plans = {}
+
+    def renew_locks(self) -> None:
+        """In a forked child."""
+        self._lock = threading.Lock()
+        self.aside.renew_locks()
+
+    def remember(self, resolved: Resolved, forced: Forced | None, generation: int) -> None:
+        """Keep a plan that ran and was resolved in ``generation``."""
+        if resolved.plan is None or resolved.makeshift:
+            return
+        with self._lock:
+            if generation != self.generation:
+                return
+            self._plans[resolved.place, forced.key if forced else None] = resolved
+            while len(self._plans) > MOST_PLANS:
+                del self._plans[next(iter(self._plans))]
+
+    def recall(self, place: Hashable, forced: Forced | None) -> Resolved | None:
+        """What was kept."""
+        return self._plans.get((place, forced.key if forced else None))
+
+    def situation(self, problem: Problem, device: Device) -> Situation:
+        """What resolution decides by; reads the op's winners if they are not in memory yet."""
+        implementations = self._catalog.implementations(self.op.name)
+        return Situation(self.op, problem, device, implementations, self._winners().of(self.op, device))
+
+    def candidates(
+        self, call: Call, forced: Forced | None, generation: int, strict: bool = False
+    ) -> Iterator[Resolved]:
+        """Built plans, best first, ending with the reference. What cannot be built is put aside.
+
+        ``strict``: raises NotTunedError instead of a default where no winner holds.
+        """
+        misses: list[str] = []
+        makeshift = tuned = False
+        passed: tuple[Condition, ...] = ()
+        for choice in choices(self.situation(call.problem, call.device), forced, misses):
+            candidate = choice.candidate
+            tuned = tuned or choice.step in {"exact", "nearest"}
+            untuned = choice.step == "default" and not tuned
+            if strict and untuned:
+                raise _not_tuned(call, misses)
+            if candidate is None:
+                narrow = passed if call.problem.traits["aligned"] else (*passed, misaligned)
+                run = self.op.reference
+                yield Resolved(choice, run, call.problem, call.place, None, tuple(misses), narrow, makeshift)
+                return
+            if reason := self._passed_over(call.place, candidate):
+                if forced is not None:
+                    raise UnsupportedError(f"{candidate} is forced, but {reason}")
+                misses.append(f"{candidate}: {reason}")
+                passed = (determinism_asked,) if _not_deterministic_enough(candidate) else passed
+                continue
+            try:
+                alike = choice.step in {"nearest", "default"}
+                plan = build(self.op, candidate, call.problem, call.arguments, call.device, untuned=alike)
+                run = plan.call
+            except NOT_FOR_US:
+                raise
+            except Exception as fault:
+                misses.append(self.failed(call.place, candidate, fault, forced, generation))
+                makeshift = makeshift or isinstance(fault, NotReadyError)
+                continue
+            conditions = (*passed, *conditions_of(candidate, call.problem, call.device))
+            found = Resolved(choice, run, call.problem, call.place, plan, tuple(misses), conditions, makeshift)
+            yield replace(found, untuned=untuned)
+
+    def _passed_over(self, place: Hashable, candidate: Candidate) -> str:
+        if reason := self.aside.reason(place, candidate):
+            return f"it was put aside: {reason}"
+        if _not_deterministic_enough(candidate):
+            return "it is not deterministic, which torch.use_deterministic_algorithms asks for"
+        return ""
+
+    def failed(
+        self, place: Hashable, candidate: Candidate, fault: Exception, forced: Forced | None, generation: int
+    ) -> str:
+        """Put a candidate aside, unless it was merely not ready. A forced one raises instead."""
+        if forced is not None:
+            if isinstance(fault, RegistryError):
+                raise fault
+            raise UnsupportedError(f"{candidate} failed: {type(fault).__name__}: {fault}") from fault
+        if isinstance(fault, NotReadyError):
+            return f"{candidate} was not ready: {fault.message}"
+        return f"{candidate} was put aside: {self.aside.put(self.op.name, place, candidate, fault, generation)}"
+
+
+def _not_tuned(call: Call, misses: list[str]) -> NotTunedError:
+    passed_over = f" ({'; '.join(misses)})" if misses else ""
+    return NotTunedError(
+        f"{call.problem} is not tuned on {call.device}{passed_over}, and the mode is strict",
+        hint=f"{tune_command(call.problem)}   # then registry.reload()",
+    )
+
+
+def _not_deterministic_enough(candidate: Candidate) -> bool:
+    return not candidate.implementation.deterministic and torch.are_deterministic_algorithms_enabled()
+
+
+def place_of(arguments: Arguments) -> Hashable:
+    """All that a plan is built for: specs with their alignment, attributes, and whether determinism is asked for.
+
+    The schema has fixed the attributes' types; a float is told by its digits, since 0.0 equals -0.0.
+    """
+    values = tuple(repr(value) if isinstance(value, float) else value for value in arguments.values.values())
+    return values, torch.are_deterministic_algorithms_enabled()
+
+
+def conditions_of(candidate: Candidate, problem: Problem, device: Device) -> tuple[Condition, ...]:
+    """What torch's guards do not see and this candidate depends on."""
+    implementation = candidate.implementation
+    conditions: list[Condition] = []
+    if not problem.traits["aligned"]:
+        # whatever runs here may be slower: aligned tensors of this shape must not end up with it
+        conditions.append(misaligned)
+    elif refusals(implementation, Problem(problem.op, problem.dims, {**problem.traits, "aligned": False}), device):
+        conditions.append(aligned)
+    if not implementation.capturable and device.type == "cuda":
+        conditions.append(not_capturing)
+    if not implementation.deterministic:
+        conditions.append(determinism_not_asked)
+    return tuple(conditions)
+
+
+def tensors_of(values: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors among bound values."""
+    return [value for value in values if isinstance(value, torch.Tensor)]

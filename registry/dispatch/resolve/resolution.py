@@ -1,0 +1,279 @@
+"""Which candidates should answer a problem, best first: forced, exact winner, nearest winner, defaults, reference."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from tuning_db import Decision
+
+from ...contract import Op
+from ...device import Device
+from ...discovery.catalog import Catalog
+from ...errors import RegistryError, UnsupportedError, WrongAnswerError
+from ...implementation import Implementation
+from ...problem import Problem
+from ...space import Config
+from ..forcing import Forced
+from ..plans.plan import Candidate
+from ..warning import warn_caller
+from .winners import OpWinners
+
+_Answer = TypeVar("_Answer")
+
+Step = Literal["forced", "exact", "nearest", "default", "reference"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate and why it is considered; ``candidate`` None is torch's reference.
+
+    ``octaves`` is the distance to the tuned problem that ``decision`` is about, 0 for the problem itself.
+    ``source`` says where the decision comes from.
+    """
+
+    step: Step
+    candidate: Candidate | None
+    reason: str
+    decision: Decision | None = None
+    octaves: float = 0.0
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What resolution decides by."""
+
+    op: Op
+    problem: Problem
+    device: Device
+    implementations: tuple[Implementation, ...]
+    winners: OpWinners
+
+    def named(self, name: str) -> Implementation | None:
+        """The implementation of that name, if it is installed."""
+        return next((found for found in self.implementations if found.name == name), None)
+
+
+def choices(situation: Situation, forced: Forced | None, misses: list[str]) -> Iterator[Choice]:
+    """Every choice for the situation, best first, each made only when it is asked for.
+
+    Appends to ``misses`` why a winner was passed over. Ends with the reference, unless something is forced: then
+    there is one choice, or UnsupportedError with every reason.
+    """
+    if forced is not None:
+        yield forced_choice(situation, forced, misses)
+        return
+    yield from exact_choices(situation, misses)
+    yield from nearest_choices(situation, misses)
+    yield from default_choices(situation, misses)
+    yield Choice("reference", None, "no implementation can run it")
+
+
+def forced_choice(situation: Situation, forced: Forced, misses: list[str]) -> Choice:
+    """The implementation that ``using`` asks for, with its own config, its winning one, or its default."""
+    implementation = situation.named(forced.implementation)
+    where = f"{forced.implementation} cannot run {situation.problem} on {situation.device}"
+    if implementation is None:
+        raise UnsupportedError(f"{where}: it is not installed")
+    reasons = refusals(implementation, situation.problem, situation.device)
+    if not reasons and forced.config is not None:
+        reasons = violations(implementation, forced.config, situation)
+    if reasons:
+        raise UnsupportedError(f"{where}: {'; '.join(reasons)}", hint="it was forced by registry.using(...)")
+    if forced.config is not None:
+        return Choice("forced", Candidate(implementation, forced.config), "registry.using(...), with that config")
+    tuned = [*exact_choices(situation, misses), *nearest_choices(situation, misses)]
+    for choice in tuned:
+        if choice.candidate is not None and choice.candidate.implementation is implementation:
+            return replace(choice, step="forced", reason=f"registry.using(...), {choice.reason}")
+    config = default_of(implementation, situation.problem, situation.device)
+    if isinstance(config, str):
+        raise UnsupportedError(f"{where}: {config}", hint="it was forced by registry.using(...)")
+    return Choice("forced", Candidate(implementation, config), "registry.using(...), with its default config")
+
+
+def exact_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
+    """The winner of exactly this problem, if it still holds."""
+    for decision in situation.winners.exact(situation.problem):
+        candidate = usable(decision, situation)
+        if isinstance(candidate, Candidate):
+            source = situation.winners.source(decision)
+            reason = f"the {_kind(situation, decision)} of exactly this problem"
+            yield Choice("exact", candidate, reason, decision, source=source)
+        else:
+            misses.append(f"{_kind(situation, decision)} of exactly this problem: {candidate}")
+
+
+def nearest_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
+    """Winners of other problems with the same static dimensions, from near to far, each candidate once."""
+    seen: set[str] = set()
+    for near in situation.winners.nearest(situation.op, situation.problem):
+        where = f"{_kind(situation, near.decision)} of {_shown(situation.op, near.decision)}"
+        candidate = usable(near.decision, situation)
+        if isinstance(candidate, str):
+            misses.append(f"{where}: {candidate}")
+        elif candidate.key not in seen:
+            seen.add(candidate.key)
+            source = situation.winners.source(near.decision)
+            yield Choice("nearest", candidate, f"the {where}", near.decision, near.octaves, source)
+
+
+def default_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
+    """Default candidates of whatever is supported, by declared preference; the first registered wins a tie."""
+    problem, device = situation.problem, situation.device
+    ranked: list[tuple[float, Implementation]] = []
+    for implementation in situation.implementations:
+        if refusals(implementation, problem, device):
+            continue
+        preference = preference_of(implementation, problem, device)
+        if isinstance(preference, str):
+            misses.append(preference)
+        else:
+            ranked.append((preference, implementation))
+    for preference, implementation in sorted(ranked, key=lambda pair: -pair[0]):
+        config = default_of(implementation, problem, device)
+        if isinstance(config, str):
+            misses.append(config)
+        else:
+            reason = f"nothing tuned is near; preferred by heuristic ({preference:g})"
+            yield Choice("default", Candidate(implementation, config), reason)
+
+
+def usable(decision: Decision, situation: Situation) -> Candidate | str:
+    """The decision's candidate as it is today, or why it does not hold here."""
+    name, config = decision.candidate.implementation, decision.candidate.config
+    implementation = situation.named(name)
+    if decision.problem.op_version != situation.op.version:
+        return f"measured for version {decision.problem.op_version} of the op, which is now {situation.op.version}"
+    if implementation is None:
+        return f"{name} is not installed here"
+    if asked(implementation, "fingerprint", implementation.fingerprint) != decision.candidate.fingerprint:
+        return f"the source of {name} has changed since it was measured"
+    reasons = refusals(implementation, situation.problem, situation.device) or violations(
+        implementation, config, situation
+    )
+    return f"{name}: {'; '.join(reasons)}" if reasons else Candidate(implementation, config)
+
+
+def standing(decisions: Iterable[Decision], catalog: Catalog, device: Device) -> Iterator[tuple[Decision, str]]:
+    """Each decision and why it would not answer a call of its own problem on ``device``, "" when it would."""
+    for decision in decisions:
+        try:
+            op = catalog.op(decision.problem.op)
+            problem = op.problem_of(decision.problem.dims)
+        except RegistryError as fault:
+            yield decision, fault.message
+            continue
+        situation = Situation(op, problem, device, catalog.implementations(op.name), OpWinners())
+        candidate = usable(decision, situation)
+        yield decision, candidate if isinstance(candidate, str) else ""
+
+
+def violations(implementation: Implementation, config: Config, situation: Situation) -> list[str]:
+    """Why ``config`` is no point of the implementation's space for this problem; empty when it is one."""
+    found = asked(
+        implementation,
+        "space",
+        lambda: implementation.space(situation.problem, situation.device).violations(config),
+    )
+    return [found] if isinstance(found, str) else found
+
+
+def refusals(implementation: Implementation, problem: Problem, device: Device) -> list[str]:
+    """Every reason why an implementation cannot run a problem on a device; empty when it can."""
+    if device.type not in implementation.device_types:
+        return [f"it does not run on {device.type}"]
+    reasons = asked(
+        implementation, "unsupported", lambda: [str(reason) for reason in implementation.unsupported(problem, device)]
+    )
+    return [reasons] if isinstance(reasons, str) else reasons
+
+
+def preference_of(implementation: Implementation, problem: Problem, device: Device) -> float | str:
+    """What an implementation declares for a problem as a finite number, or the fault of asking."""
+    return asked(implementation, "preference", partial(declared_preference, implementation, problem, device))
+
+
+def declared_preference(implementation: Implementation, problem: Problem, device: Device) -> float:
+    """The same. Raises WrongAnswerError, and whatever asking raises."""
+    given = implementation.preference(problem, device)
+    if not is_preference(given):
+        raise WrongAnswerError(f"{implementation.name}: preference() returned {given!r:.80}, expected a finite number")
+    return float(given)
+
+
+def is_preference(given: Any) -> bool:
+    """Whether implementations can be ranked by it; numpy's numbers and torch's are good, too."""
+    return not isinstance(given, str | bytes) and hasattr(given, "__float__") and math.isfinite(given)
+
+
+def default_of(implementation: Implementation, problem: Problem, device: Device) -> Config | str:
+    """An implementation's default configuration, or the fault of asking."""
+
+    def ask() -> Config:
+        given = implementation.default(problem, device)
+        if not is_config(given):
+            told = f"{implementation.name}: default() returned {given!r:.80}, expected a mapping of parameters"
+            raise WrongAnswerError(told)
+        return given
+
+    return asked(implementation, "default", ask)
+
+
+def is_config(given: Any) -> bool:
+    """Whether it may be a configuration."""
+    return isinstance(given, Mapping)
+
+
+def asked(implementation: Implementation, what: str, ask: Callable[[], _Answer]) -> _Answer | str:
+    """An implementation's answer, or the fault of asking: a stranger's mistake must not stop the call."""
+    try:
+        return ask()
+    except WrongAnswerError as fault:
+        text = fault.message
+    except Exception as fault:
+        text = f"{implementation.name}: {what}() raised {type(fault).__name__}: {fault}"
+    if _first_time(implementation, what):
+        warn_caller(text)
+    return text
+
+
+_MOST_TOLD = 256
+_told: dict[int, tuple[weakref.ref[Implementation], set[str]]] = {}
+
+
+def _first_time(implementation: Implementation, what: str) -> bool:
+    """Whether that fault of an implementation was not told yet: it comes with every shape, in words of its own."""
+    known = _told.get(id(implementation))
+    if known is None or known[0]() is not implementation:
+        if len(_told) >= _MOST_TOLD:
+            _told.clear()
+        known = _told[id(implementation)] = weakref.ref(implementation), set()
+    first = what not in known[1]
+    known[1].add(what)
+    return first
+
+
+def changed_software(decision: Decision, software: Mapping[str, str]) -> list[str]:
+    """What differs: ``torch 2.11.0 then, 2.15.0 now``."""
+    then = decision.environment.software
+    names: Iterable[str] = sorted(then.keys() | software.keys())
+    return [
+        f"{name} {then.get(name) or 'none'} then, {software.get(name) or 'none'} now"
+        for name in names
+        if then.get(name) != software.get(name)
+    ]
+
+
+def _kind(situation: Situation, decision: Decision) -> str:
+    return "shipped winner" if situation.winners.is_shipped(decision) else "winner"
+
+
+def _shown(op: Op, decision: Decision) -> str:
+    dims = decision.problem.dims
+    return ", ".join(f"{name}={dims[name]}" for name in dims if name in op.dynamic)

@@ -1,0 +1,210 @@
+"""Winners in memory, the user's before those shipped: read once per op and hardware, never on the hot path."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from tuning_db import Decision, MissingDatabaseError, TuningDBError
+
+from ... import shipped
+from ...contract import Op
+from ...device import Device
+from ...errors import StoreError
+from ...problem import Problem, Value, canonical_json
+from ..warning import warn_caller
+
+REGIME = "cold"
+"""What is compared: times with a cold L2, as in a model where other work ran between two calls."""
+
+
+@dataclass(frozen=True)
+class Near:
+    """A winner of another problem: ``octaves`` is its distance along the dynamic dimensions, in powers of two."""
+
+    decision: Decision
+    octaves: float
+
+
+@dataclass(frozen=True)
+class OpWinners:
+    """The decisions of one op on one hardware: this op version's first, then this software's, then the newest.
+
+    ``decisions`` are the user's, from ``database``; ``shipped`` came with the package and stand behind them: one is
+    reached where the user has none for the same problem, or none that holds.
+    """
+
+    decisions: tuple[Decision, ...] = ()
+    fault: str = ""
+    shipped: tuple[Decision, ...] = ()
+    database: str = ""
+
+    def exact(self, problem: Problem) -> Iterator[Decision]:
+        """The decisions for exactly these dimensions, one for each software, the user's first."""
+        wanted = canonical_json(dict(problem.dims))
+        return (one for one in self._all if canonical_json(dict(one.problem.dims)) == wanted)
+
+    def nearest(self, op: Op, problem: Problem) -> Iterator[Near]:
+        """Decisions with the same static dimensions, the nearest first.
+
+        Of two equally near the user's, then the larger problem's.
+        """
+        wanted = _static(op, problem.dims)
+        found = [
+            Near(decision, octaves_between(op, problem.dims, decision.problem.dims))
+            for decision in self._all
+            if decision.problem.dims.keys() == problem.dims.keys() and _static(op, decision.problem.dims) == wanted
+        ]
+
+        def rank(near: Near) -> tuple[float, bool, list[float]]:
+            larger = [-float(near.decision.problem.dims[name]) for name in sorted(op.dynamic)]
+            return near.octaves, self.is_shipped(near.decision), larger
+
+        yield from sorted((near for near in found if near.octaves > 0), key=rank)
+
+    def ranking(self) -> dict[str, tuple[str, ...]]:
+        """The candidates that are considered for each problem, the first first, as text."""
+        found: dict[str, tuple[str, ...]] = {}
+        for one in self._all:
+            key = {"version": one.problem.op_version, "dims": dict(one.problem.dims)}
+            winner = one.candidate
+            told = {"name": winner.implementation, "source": winner.fingerprint, "config": dict(winner.config)}
+            text = canonical_json(key)
+            found[text] = (*found.get(text, ()), canonical_json(told))
+        return found
+
+    def is_shipped(self, decision: Decision) -> bool:
+        """Whether the user does not have it in a database."""
+        return decision.uid in self._shipped_uids
+
+    def source(self, decision: Decision) -> str:
+        """Where a decision comes from, for people."""
+        return f"shipped with {shipped.origin()}" if self.is_shipped(decision) else self.database
+
+    @cached_property
+    def _all(self) -> tuple[Decision, ...]:
+        return (*self.decisions, *(one for one in self.shipped if self.is_shipped(one)))
+
+    @cached_property
+    def _shipped_uids(self) -> frozenset[str]:
+        # who has imported the file has them as their own
+        return frozenset(one.uid for one in self.shipped) - {one.uid for one in self.decisions}
+
+
+def octaves_between(op: Op, one: Mapping[str, Value], other: Mapping[str, Value]) -> float:
+    """Euclidean distance of the dynamic dimensions' base-2 logarithms: 1.0 is twice or half in one of them."""
+    return math.hypot(*(math.log2(max(float(one[name]), 1) / max(float(other[name]), 1)) for name in op.dynamic))
+
+
+def _static(op: Op, dims: Mapping[str, Value]) -> str:
+    return canonical_json({name: value for name, value in dims.items() if name not in op.dynamic})
+
+
+class Winners:
+    """What the database at ``database`` (the default place when None) says, and what is shipped, read when first asked.
+
+    A database that does not exist holds no winners; one that cannot be read is one warning, and what is shipped.
+    """
+
+    def __init__(self, database: str | None = None) -> None:
+        self.database = database
+        self._lock = threading.Lock()
+        self._loaded: dict[tuple[str, str], OpWinners] = {}
+        self._asked: dict[tuple[str, str], tuple[Op, Device]] = {}
+        self._warned = False
+
+    def of(self, op: Op, device: Device) -> OpWinners:
+        """Winners of ``op`` on the hardware of ``device``."""
+        key = (op.name, canonical_json(dict(device.hardware())))
+        found = self._loaded.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            if key not in self._loaded:
+                self._loaded[key] = self._read(op, device)
+                self._asked[key] = op, device
+            found = self._loaded[key]
+            warn = bool(found.fault) and not self._warned
+            self._warned = self._warned or warn
+        if warn:
+            warn_caller(f"winners are not used: {found.fault}")
+        return found
+
+    def reread(self) -> Winners:
+        """What is in memory as it is stored now. Raises StoreError when something cannot be read."""
+        fresh = Winners(self.database)
+        shipped.forget()
+        for key, (op, device) in list(self._asked.items()):
+            found = self._read(op, device)
+            if found.fault:
+                raise StoreError(
+                    f"winners were not reloaded: {found.fault}", hint="those in memory stay in use; `registry doctor`"
+                )
+            fresh._loaded[key] = found
+            fresh._asked[key] = op, device
+        return fresh
+
+    def changed_since(self, old: Winners) -> int:
+        """Problems whose winners of ``old`` are others here, or that only one of them knows.
+
+        All of a problem's count, not only the first: that may be stale, so that another one answers.
+        """
+        pairs = [(found, old._loaded.get(key, OpWinners())) for key, found in self._loaded.items()]
+        return sum(len({dims for dims, _ in new.ranking().items() ^ was.ranking().items()}) for new, was in pairs)
+
+    def renew_locks(self) -> None:
+        """In a forked child."""
+        self._lock = threading.Lock()
+
+    def _read(self, op: Op, device: Device) -> OpWinners:
+        decisions, database, fault = self._own(op, device)
+        ours, damage = _shipped(op, device)
+        return OpWinners(
+            _ranked(decisions, op, device),
+            "; ".join(filter(None, (fault, damage))),
+            _ranked(ours, op, device),
+            database,
+        )
+
+    def _own(self, op: Op, device: Device) -> tuple[list[Decision], str, str]:
+        """The user's decisions, the database that they are from, and why they cannot be read."""
+        try:
+            from tuning_db import Store
+
+            with Store.open(self.database, create=False, migrate=False) as store:
+                return store.winners(op=op.name, hardware=device.hardware(), regime=REGIME), store.url, ""
+        except MissingDatabaseError:
+            return [], "", ""
+        except _database_faults() as fault:
+            shown = str(fault) if isinstance(fault, TuningDBError) else f"{type(fault).__name__}: {fault}"
+            return [], "", shown
+
+
+def _shipped(op: Op, device: Device) -> tuple[list[Decision], str]:
+    """The op's shipped decisions, and why they cannot be read."""
+    try:
+        return [one for one in shipped.shipped(device.hardware(), REGIME) if one.problem.op == op.name], ""
+    except (StoreError, ImportError) as fault:
+        return [], str(fault)
+
+
+def _ranked(decisions: Iterable[Decision], op: Op, device: Device) -> tuple[Decision, ...]:
+    software = dict(device.software())
+
+    def rank(decision: Decision) -> tuple[bool, bool]:
+        return decision.problem.op_version != op.version, dict(decision.environment.software) != software
+
+    return tuple(sorted(decisions, key=rank))
+
+
+def _database_faults() -> tuple[type[Exception], ...]:
+    """What a database, its driver or a row in it may raise: none of it is the caller's."""
+    faults = (TuningDBError, ImportError, OSError, ValueError, RuntimeError)
+    try:
+        from sqlalchemy.exc import SQLAlchemyError
+    except ImportError:
+        return faults
+    return (*faults, SQLAlchemyError)

@@ -1,0 +1,229 @@
+"""torch.ops.kernel_registry.*: every op as an operator of torch, made from its schema.
+
+An operator is opaque to torch.compile and its kin: which kernel runs is decided inside, when the compiled program runs,
+so that one graph serves every shape with that shape's own winner. A stranger's ``vendor::name`` is
+``torch.ops.vendor.name``. What runs is decided by one dispatcher of the process, see ``serving``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch._ops import OpOverload
+
+from ...contract import Op
+from ...errors import InvalidDefinitionError, RegistryError, UnknownNameError
+from .gradients import Gradients
+from .situation import below_autograd, dispatch_modes, gradient_needed, keeping_dtype, traced_by_torch
+
+NAMESPACE = "kernel_registry"
+
+
+class Bound(Protocol):
+    """One op's calls; see ``registry.dispatch.bound_op``."""
+
+    op: Op
+    gradients: Gradients
+
+    def flat(self, *args: Any, **attributes: Any) -> Any:
+        """Run it on arguments in the schema's own terms."""
+        ...
+
+
+class Dispatches(Protocol):
+    """A dispatcher."""
+
+    def bound(self, name: str) -> Bound:
+        """One op's calls. Raises UnknownNameError."""
+        ...
+
+    def known(self) -> Mapping[str, Op]:
+        """Every op by name."""
+        ...
+
+
+@dataclass
+class _Serving:
+    dispatcher: Dispatches | None = None
+    lock: Any = field(default_factory=threading.RLock)
+
+
+@dataclass(frozen=True)
+class _Defined:
+    schema: str
+    library: torch.library.Library
+    overload: OpOverload[..., Any]
+
+
+_serving = _Serving()
+_defined: dict[str, _Defined] = {}
+
+
+def serve(dispatcher: Dispatches) -> None:
+    """Let this dispatcher run torch.ops.kernel_registry.* from now on, in every thread."""
+    _serving.dispatcher = dispatcher
+
+
+@contextmanager
+def serving(dispatcher: Dispatches) -> Iterator[None]:
+    """The same within a with block; it is the whole process's, since gradients are computed on other threads."""
+    before = _serving.dispatcher
+    _serving.dispatcher = dispatcher
+    try:
+        yield
+    finally:
+        _serving.dispatcher = before
+
+
+def serves(bound: Bound) -> bool:
+    """Whether torch's operator of that op runs these very calls."""
+    dispatcher = _serving.dispatcher
+    try:
+        return dispatcher is not None and dispatcher.bound(bound.op.name) is bound
+    except UnknownNameError:
+        return False
+
+
+def define_all() -> tuple[str, ...]:
+    """Define torch's operator of every op, plugins' too; their names as torch knows them.
+
+    The ops in the box are defined when registry is imported, others when torch first traces a call of them.
+    """
+    dispatcher = _dispatcher()
+    return tuple(define(op).name() for op in dispatcher.known().values())
+
+
+def define_box() -> None:
+    """Define torch's operators of the ops in the box: under a millisecond, and nothing is imported but contracts."""
+    from ...contracts import BOX
+
+    for op in BOX:
+        define(op)
+
+
+def define(op: Op) -> OpOverload[..., Any]:
+    """torch's operator of ``op``. Raises InvalidDefinitionError when somebody else has defined one of that name."""
+    with _serving.lock:
+        known = _defined.get(op.name)
+        if known is None or known.schema != op.schema:
+            if known is not None:
+                # another catalog's op of the same name: only tests have several
+                known.library._destroy()
+                del _defined[op.name]
+            known = _defined[op.name] = _define(op)
+        return known.overload
+
+
+def _define(op: Op) -> _Defined:
+    namespace, _, name = op.name.rpartition("::")
+    namespace = namespace or NAMESPACE
+    schema = op.schema.removeprefix(f"{namespace}::")
+    # a second "DEF" of a namespace is an error, a fragment is not
+    library = torch.library.Library(namespace, "FRAGMENT")
+    try:
+        library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    except RuntimeError as fault:
+        raise InvalidDefinitionError(
+            f"op {op.name!r}: torch.ops.{namespace}.{name} cannot be defined: {str(fault).splitlines()[0]}",
+            hint="an operator of that name exists already: give the op another name",
+        ) from None
+    overload: OpOverload[..., Any] = getattr(getattr(torch.ops, namespace), name).default
+    kernels = _Kernels(op.name, overload)
+    library.impl(name, kernels.compute, "CompositeExplicitAutograd")
+    library.impl(name, kernels.fake, "Meta")
+    library.impl(name, kernels.autograd, "Autograd")
+    # not "FuncTorchBatched": below a transform torch brings back the caller's autocast for every operation
+    library.impl(name, kernels.transformed, "FuncTorchDynamicLayerFrontMode")
+    return _Defined(op.schema, library, overload)
+
+
+class _Kernels:
+    """What torch calls for one operator, by dispatch key. torch leaves out arguments that equal their defaults."""
+
+    def __init__(self, name: str, overload: OpOverload[..., Any]) -> None:
+        self.name = name
+        self._overload = overload
+        self._found: tuple[Dispatches | None, Bound | None] = (None, None)
+
+    def compute(self, *args: Any, **attributes: Any) -> Any:
+        """On real tensors, below autograd: whatever is the fastest known implementation for these."""
+        bound = self.bound()
+        if dispatch_modes():
+            return _in_plain_torch(bound.op.reference, bound.op, args, attributes)
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return bound.flat(*args, **attributes)
+        return bound.flat(*args, **attributes)
+
+    def fake(self, *args: Any, **attributes: Any) -> Any:
+        """On fake and meta tensors: shapes, dtypes and strides. The real call checks its arguments, not this one:
+        torch reports an error of a fake as its own.
+        """
+        op = self.bound().op
+        return _in_plain_torch(op.fake or op.reference, op, args, attributes)
+
+    def autograd(self, *args: Any, **attributes: Any) -> Any:
+        """Above all: what torch is tracing is passed on to be recorded as one operator, a real call simply runs."""
+        bound = self.bound()
+        tensors = [value for value in (*args, *attributes.values()) if isinstance(value, torch.Tensor)]
+        if not traced_by_torch(tensors):
+            return bound.flat(*args, **attributes)
+        values = bound.op.parsed.bind(args, attributes)
+        needed = gradient_needed(tensors)
+        if needed and (fault := bound.gradients.refusal(values)):
+            raise fault
+        if below_autograd is None:
+            return _in_plain_torch(bound.op.reference, bound.op, args, attributes)
+        return bound.gradients.recording(self._below)(*values) if needed else self._below(*values)
+
+    def transformed(self, *args: Any, **attributes: Any) -> Any:
+        """Under vmap, func.grad or func.jvp: the reference, whose operations torch knows how to transform."""
+        op = self.bound().op
+        return _in_plain_torch(op.reference, op, args, attributes)
+
+    def bound(self) -> Bound:
+        """The op's calls at the dispatcher that serves now."""
+        dispatcher, bound = self._found
+        if bound is None or dispatcher is not _serving.dispatcher:
+            current = _dispatcher()
+            bound = current.bound(self.name)
+            self._found = current, bound
+        return bound
+
+    def _below(self, *values: Any) -> Any:
+        assert below_autograd is not None
+        with below_autograd():
+            return called(self._overload, self.bound().op, values)
+
+
+def _in_plain_torch(run: Callable[..., Any], op: Op, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
+    """``run``, which is made of torch's operations, on a call's values: in their dtype, under autocast too."""
+    values = op.parsed.bind(args, attributes)
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return keeping_dtype(run, tensors)(*values)
+
+
+def called(overload: Callable[..., Any], op: Op, values: tuple[Any, ...]) -> Any:
+    """``overload`` called with the schema's values in order."""
+    count = sum(not parameter.keyword_only for parameter in op.parsed.parameters)
+    return overload(*values[:count], **dict(zip(op.parsed.names[count:], values[count:], strict=True)))
+
+
+def _renew_lock() -> None:
+    _serving.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _dispatcher() -> Dispatches:
+    if _serving.dispatcher is None:
+        raise RegistryError("no dispatcher serves torch.ops.kernel_registry", hint="import registry")
+    return _serving.dispatcher

@@ -1,0 +1,163 @@
+"""What is unusual about a call: the states in which a kernel may not simply be launched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
+
+from ...schema import Schema
+from .torch_private import (
+    PLAIN,
+    autocasting,
+    below_autograd,
+    dispatch_modes,
+    forward_level,
+    jit_tracing,
+    stands_for_others,
+    transforming,
+    unseen_by_modes,
+    zero_without_memory,
+)
+
+__all__ = [
+    "below_autograd",
+    "capturing",
+    "counting_writes",
+    "dispatch_modes",
+    "gradient_needed",
+    "in_dual_level",
+    "keeping_dtype",
+    "nothing_to_launch",
+    "traced_by_torch",
+    "unseen_by_modes",
+    "unusual",
+]
+
+
+def unusual(tensors: Iterable[torch.Tensor]) -> str:
+    """Why only plain torch operations are right for these tensors now; empty when a kernel may be launched."""
+    tensors = list(tensors)
+    if dispatch_modes():
+        return (
+            "a torch dispatch mode is active (FakeTensorMode, make_fx or alike), which must see torch's own operations"
+        )
+    if transforming():
+        return "a functorch transform (vmap, func.grad) is running"
+    if jit_tracing():
+        return "torch.jit is tracing"
+    return next((reason for reason in map(_unusual_tensor, tensors) if reason), "") or _dual(tensors)
+
+
+def _unusual_tensor(tensor: torch.Tensor) -> str:
+    if type(tensor) not in PLAIN:
+        return f"a {type(tensor).__name__} is a tensor subclass"
+    if tensor.layout != torch.strided:
+        return f"a tensor has the layout {tensor.layout}"
+    if tensor.is_neg() or tensor.is_conj():
+        return "a tensor is a lazy negation or conjugate"
+    if zero_without_memory(tensor):
+        return "a tensor is autograd's zero without memory"
+    return _unusual_memory(tensor)
+
+
+def _unusual_memory(tensor: torch.Tensor) -> str:
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:
+        return "a tensor stands for a batch of others (of autograd's is_grads_batched) and has no memory of its own"
+    if address == 0 and tensor.device.type != "meta" and tensor.numel() > 0:
+        return "a tensor's memory was freed"
+    return ""
+
+
+def _dual(tensors: Iterable[torch.Tensor]) -> str:
+    if not in_dual_level():
+        return ""
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        return "an input carries a forward-mode tangent"
+    return ""
+
+
+def in_dual_level() -> bool:
+    """Whether a block of forward-mode AD is open, whatever carries a tangent in it."""
+    return bool(forward_level._current_level >= 0)
+
+
+def traced_by_torch(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether torch looks at operators rather than runs them: fake tensors, make_fx, export, any dispatch mode.
+
+    Not where only torch's own operations are right: transforms, forward AD, a stranger's tensor subclass.
+    """
+    tensors = list(tensors)
+    symbols = [tensor for tensor in tensors if stands_for_others(tensor)]
+    if not dispatch_modes() and not symbols:
+        return False
+    if any(type(tensor) not in PLAIN and not stands_for_others(tensor) for tensor in tensors):
+        return False
+    return not transforming() and not jit_tracing() and not _dual(tensors)
+
+
+def gradient_needed(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether autograd would record this call."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def keeping_dtype(run: Callable[..., Any], tensors: Iterable[torch.Tensor]) -> Callable[..., Any]:
+    """``run`` with autocast off for these tensors' device, where it is on.
+
+    An op keeps its dtype under autocast, whatever torch operations an implementation is made of.
+    """
+    # one by one, which torch.compile can follow
+    for kind in ["cpu", "cuda", *[tensor.device.type for tensor in tensors if tensor.device.type not in _USUAL]]:
+        if autocasting(kind):
+            run = _without_autocast(run, kind)
+    return run
+
+
+_USUAL = ("cpu", "cuda")
+
+
+def _without_autocast(run: Callable[..., Any], device_type: str) -> Callable[..., Any]:
+    def outside(*values: Any) -> Any:
+        with torch.autocast(device_type, enabled=False):
+            return run(*values)
+
+    return outside
+
+
+def counting_writes(run: Callable[..., Any], schema: Schema) -> Callable[..., Any]:
+    """``run`` telling autograd which of its arguments it writes to: a backward that saved one must not use it."""
+    places = [place for place, parameter in enumerate(schema.parameters) if parameter.mutated]
+
+    def counted(*values: Any) -> Any:
+        outputs = run(*values)
+        for place in places:
+            if not values[place].is_inference():
+                increment_version(values[place])
+        return outputs
+
+    return counted
+
+
+def capturing(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether the current stream of these tensors' GPU, which need not be the current one, is being captured."""
+    return any(map(_capturing_on, {tensor.device for tensor in tensors if tensor.is_cuda}))
+
+
+def _capturing_on(device: torch.device) -> bool:
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def nothing_to_launch(tensors: Sequence[torch.Tensor]) -> str:
+    """Why there is nothing that a kernel could be launched for; empty when there is."""
+    if not tensors:
+        return "there is no tensor among the arguments"
+    if any(tensor.numel() == 0 for tensor in tensors):
+        return "a tensor has no elements"
+    kind = tensors[0].device.type
+    return "" if kind in {"cpu", "cuda"} else f"no implementation runs on {kind}"

@@ -1,0 +1,298 @@
+"""torch's private parts that the hot path stands on: each tested at import, with a public way where the test fails.
+
+The tests run in a thread of their own: this module may be imported in inference mode, under autocast, within
+``torch.device("meta")`` or while fake tensors are traced, all of which are states of the importing thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from ...problem import TensorSpec
+from ...tracing import constant_while_tracing
+
+Check = Callable[..., bool]
+Allocate = Callable[[], torch.Tensor]
+
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+"""The classes whose tensors are just memory; any other is a subclass with a behaviour of its own."""
+
+_guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_functorch: Any = getattr(torch._C, "_functorch", None)
+
+
+# --- guards
+
+
+def native_guard(*tensors: torch.Tensor) -> Check:
+    """``check(*tensors)`` in C, about 0.1 µs: class, dtype, shape, strides, device, requires_grad and dispatch state.
+
+    The state covers inference mode, autocast of that device, vmap, func.grad and jit tracing; not dispatch modes,
+    forward AD and grad mode. It refuses one tensor given twice, and raises TypeError for another number of tensors.
+    """
+    check: Check = _guards.TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
+        dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+    ).check
+    return check
+
+
+def public_guard(*tensors: torch.Tensor) -> Check:
+    """The same through torch's public functions, about 2 µs a tensor."""
+    expected = [_observed(tensor) for tensor in tensors]
+
+    def check(*given: Any) -> bool:
+        if len(given) != len(expected):
+            raise TypeError("wrong length")
+        return all(
+            type(value) in PLAIN and _observed(value) == seen for value, seen in zip(given, expected, strict=True)
+        )
+
+    return check
+
+
+def _observed(tensor: torch.Tensor) -> tuple[object, ...]:
+    kind = tensor.device.type
+    state = (torch.is_inference_mode_enabled(), autocasting(kind), transforming(), jit_tracing())
+    form = (type(tensor), tensor.dtype, tensor.layout, tensor.device, tensor.requires_grad, tensor.is_inference())
+    if tensor.layout != torch.strided:
+        return (*state, *form)
+    return (
+        *state,
+        *form,
+        tensor.is_neg(),
+        tensor.is_conj(),
+        zero_without_memory(tensor),
+        tensor.shape,
+        tensor.stride(),
+    )
+
+
+def native_rows_guard(tensors: Sequence[torch.Tensor], free: Sequence[int]) -> Check:
+    """``native_guard`` for many row counts: of each tensor the first ``free`` sizes may be any.
+
+    The strides of all but the last free dimension are not looked at; the others must be row-major where any are free.
+    """
+    strides = [_row_strides(tensor, count) for tensor, count in zip(tensors, free, strict=True)]
+    check: Check = _guards.TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[
+            [None] * count + list(tensor.shape[count:]) for tensor, count in zip(tensors, free, strict=True)
+        ],
+        dynamic_dims_strides=strides,
+    ).check
+    return check
+
+
+def public_rows_guard(tensors: Sequence[torch.Tensor], free: Sequence[int]) -> Check:
+    """The same through torch's public functions."""
+    expected = [
+        (_observed(tensor)[:-2], tensor.dim(), tensor.shape[count:], _row_strides(tensor, count), count)
+        for tensor, count in zip(tensors, free, strict=True)
+    ]
+
+    def check(*given: Any) -> bool:
+        if len(given) != len(expected):
+            raise TypeError("wrong length")
+        return all(
+            type(value) in PLAIN
+            and value.layout == torch.strided
+            and _observed(value)[:-2] == seen
+            and value.dim() == rank
+            and value.shape[count:] == sizes
+            and all(stride in {None, own} for stride, own in zip(strides, value.stride(), strict=True))
+            for value, (seen, rank, sizes, strides, count) in zip(given, expected, strict=True)
+        )
+
+    return check
+
+
+def _row_strides(tensor: torch.Tensor, count: int) -> list[int | None]:
+    if not count:
+        return list(tensor.stride())
+    strides: list[int | None] = []
+    step = 1
+    for size in reversed(tensor.shape[count - 1 :]):
+        strides.append(step)
+        step *= size
+    return [*[None] * (count - 1), *reversed(strides)]
+
+
+def _native_rows_guard_works() -> bool:
+    empty = partial(torch.empty, dtype=torch.float32, device="cpu")
+    x, y = empty(2, 3), empty(2, 2, 3)
+    try:
+        check = native_rows_guard((x, y), (1, 2))
+        accepted = [(x, y), (empty(7, 3), empty(5, 4, 3)), (empty(1, 3), empty(4, 6, 3)[:, :2])]
+        refused = [(empty(7, 4), y), (empty(7, 6)[:, :3], y), (x, empty(2, 4, 3)[:, ::2]), (x.double(), y), (y, y)]
+        return all(check(*given) for given in accepted) and not any(check(*given) for given in refused)
+    except (AttributeError, TypeError, RuntimeError, SystemError):
+        return False
+
+
+def _native_guard_works() -> bool:
+    empty = partial(torch.empty, dtype=torch.float32, device="cpu")
+    x, y = empty(2, 3), empty(3)
+    subclass = type("_Subclass", (torch.Tensor,), {})
+    refused = [
+        x.t().contiguous().t(),
+        empty(4, 3),
+        x.double(),
+        x.clone().requires_grad_(),
+        x.as_subclass(subclass),
+    ]
+    try:
+        check = native_guard(x, y)
+        if not check(x, y) or not check(empty(2, 3), empty(3)) or any(check(bad, y) for bad in refused):
+            return False
+        with torch.inference_mode():
+            if check(x, y):
+                return False
+        with torch.autocast("cpu"):
+            return not check(x, y)
+    except (AttributeError, TypeError, RuntimeError, SystemError):
+        return False
+
+
+# --- what else may be going on
+
+
+def _dispatch_mode_counter() -> Callable[[], int]:
+    native = getattr(torch._C, "_len_torch_dispatch_stack", None)
+    if native is not None:
+        return native  # type: ignore[no-any-return]
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    return lambda: int(_get_current_dispatch_mode() is not None)
+
+
+dispatch_modes = _dispatch_mode_counter()
+"""How many torch dispatch modes (FakeTensorMode, make_fx, FLOP counters) are active on this thread."""
+
+function_modes: Callable[[], bool] = getattr(
+    torch._C, "_is_torch_function_mode_enabled", lambda: bool(torch.overrides._get_current_function_mode_stack())
+)
+"""Whether a TorchFunctionMode is active on this thread; ``torch.device(...)`` as a with block is one."""
+
+unseen: Callable[[], AbstractContextManager[Any]] = torch._C.DisableTorchFunction
+"""A with block in which neither such a mode nor a tensor subclass sees calls of torch."""
+
+
+def unseen_by_modes() -> AbstractContextManager[Any]:
+    """``unseen`` where a TorchFunctionMode is active; not elsewhere, since torch.compile guards on it."""
+    return unseen() if function_modes() else nullcontext()
+
+
+forward_level: Any = forward_ad if hasattr(forward_ad, "_current_level") else SimpleNamespace(_current_level=0)
+"""``_current_level`` is not negative while a block of forward-mode AD is open, or where torch does not tell."""
+
+
+@constant_while_tracing  # torch 2.11 cannot trace the first question; it guards on the answer to the second
+def autocasting(device_type: str) -> bool:
+    """Whether autocast is on for that type of device."""
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
+def jit_tracing() -> bool:
+    """Whether torch.jit.trace is recording on this thread."""
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
+
+
+def transforming() -> bool:
+    """Whether a functorch transform (vmap, func.grad, func.jvp) is running on this thread, or torch does not tell."""
+    peek = getattr(_functorch, "peek_interpreter_stack", None)
+    return peek is None or peek() is not None
+
+
+below_autograd: Callable[[], AbstractContextManager[Any]] | None = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
+"""A with block in which torch's operators skip their autograd kernels, where this torch has one."""
+
+
+def zero_without_memory(tensor: torch.Tensor) -> bool:
+    """Whether it is autograd's zero, which only torch's operations know. (Its address is 0 besides.)"""
+    tells = getattr(tensor, "_is_zerotensor", None)
+    return tells is not None and bool(tells())
+
+
+def stands_for_others(tensor: torch.Tensor) -> bool:
+    """Whether torch made this tensor to trace with: a FakeTensor, or a FunctionalTensor around one."""
+    return type(tensor).__module__ in {"torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor"}
+
+
+# --- allocation
+
+
+def native_allocator(spec: TensorSpec) -> Allocate:
+    """A call without arguments that returns an uninitialised tensor of ``spec``, on the current device of its type."""
+    make = _guards._empty_strided_cuda if spec.device.type == "cuda" else _guards._empty_strided_cpu
+    return partial(make, spec.shape, spec.strides, spec.dtype)
+
+
+def public_allocator(spec: TensorSpec) -> Allocate:
+    """The same through ``torch.empty_strided``, about 0.4 µs slower."""
+    return partial(torch.empty_strided, spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)
+
+
+SizedAllocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+
+
+def sized_allocator(dtype: torch.dtype, device: torch.device) -> SizedAllocate:
+    """``make(shape, strides, dtype)``, the fastest that this torch offers; see ``allocator``."""
+    if NATIVE_ALLOCATOR and device.type in {"cpu", "cuda"}:
+        native: SizedAllocate = _guards._empty_strided_cuda if device.type == "cuda" else _guards._empty_strided_cpu
+        return native
+    return lambda shape, strides, _: torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def _native_allocator_works() -> bool:
+    spec = TensorSpec((2, 3), torch.bfloat16, (1, 2))
+    try:
+        made = native_allocator(spec)()
+        return TensorSpec.of(made) == spec and hasattr(_guards, "_empty_strided_cuda")
+    except (AttributeError, TypeError, RuntimeError):
+        return False
+
+
+def _in_clean_thread(test: Callable[[], bool]) -> bool:
+    passed: list[bool] = []
+    thread = threading.Thread(target=lambda: passed.append(test()), name="registry-self-test")
+    thread.start()
+    thread.join()
+    return passed == [True]
+
+
+NATIVE_GUARD = _in_clean_thread(_native_guard_works)
+NATIVE_ROWS_GUARD = NATIVE_GUARD and _in_clean_thread(_native_rows_guard_works)
+NATIVE_ALLOCATOR = _in_clean_thread(_native_allocator_works)
+
+
+def tensor_guard(*tensors: torch.Tensor) -> Check:
+    """The fastest sound guard that this torch offers; see ``native_guard``."""
+    return native_guard(*tensors) if NATIVE_GUARD else public_guard(*tensors)
+
+
+def rows_guard(tensors: Sequence[torch.Tensor], free: Sequence[int]) -> Check:
+    """The fastest sound guard for many row counts that this torch offers; see ``native_rows_guard``."""
+    return native_rows_guard(tensors, free) if NATIVE_ROWS_GUARD else public_rows_guard(tensors, free)
+
+
+def allocator(spec: TensorSpec) -> Allocate:
+    """The fastest allocation that this torch offers. On a GPU the current device must be the spec's."""
+    if NATIVE_ALLOCATOR and spec.device.type in {"cpu", "cuda"}:
+        return native_allocator(spec)
+    return public_allocator(spec)
+
+
+stream_capturing: Callable[[], bool] = getattr(
+    torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+)
+"""Whether the current stream of this thread's current GPU is being captured; CUDA must be in use."""

@@ -1,0 +1,192 @@
+"""One problem in the finals: who meets whom, what was timed, and what a decision says of it."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from tuning_db import Decision, Final, Interval
+
+from ...dispatch.plans.plan import Candidate
+from ..events import Incumbent
+from ..jobs import Answer, Entrant, Timed
+from ..search.problem_search import ProblemSearch
+from .judge import ALPHA, FINALISTS, INCUMBENT_COPY, MOST_BLOCKS, Verdict, block_ratio, fastest, median_of, time_ratio
+from .noise import Noise
+
+FLOOR = "floor"
+FAR = 1.5
+"""Times the fastest: whose distance need not be known to the percent."""
+DISTURBED: Mapping[str, float] = {"cuda": 2.0, "cpu": 5.0}
+"""Finals in which the winner takes so many times what it took in the search say more about the machine than about it.
+
+Of 1447 candidates that were in the finals of three runs on an H200, one half was within 0.7% of the search, 99% at most
+1.14 times slower, and the farthest 1.42 times. A CPU's processes share their cores with whoever else runs."""
+
+_WRONG = ("wrong_result", "nondeterministic", "error")
+"""How the fault of an entrant that was run and found wrong begins."""
+
+Met = Mapping[str, tuple[Candidate | None, Entrant]]
+"""Entrants of a block by name, in the order in which they are set up; the floor has no candidate."""
+
+
+@dataclass
+class Contest:
+    """The incumbent and the challengers of one problem, and their blocks so far."""
+
+    search: ProblemSearch
+    incumbent: Candidate
+    previous: Decision | None
+    challengers: list[Candidate]
+    wanted: int = MOST_BLOCKS
+    """How many blocks it has; set before the first."""
+    rows: list[Final] = field(default_factory=list)
+    blocks: list[dict[str, tuple[float, ...]]] = field(default_factory=list)
+    early: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    """Who was found wrong in some block, and why."""
+
+    def early_entrants(self) -> list[Candidate]:
+        """Who enters the pre-final: the challengers and, so that the ratios to all are known, the incumbent and the
+        best of every other implementation. Of one that is far behind the search tells enough."""
+        times = {one.key: self.search.median_us(one.key) or math.inf for one in self.search.best_of_each()}
+        near = FAR * min(times.values(), default=math.inf)
+        best = [one for one in self.search.best_of_each() if times[one.key] <= near]
+        everybody = [*self.challengers, self.incumbent, *best]
+        return list({candidate.key: candidate for candidate in everybody}.values())
+
+    def meet_early(self, answer: Answer) -> None:
+        """Take in the pre-final: the fastest challengers go on; when it was lost, those of the search."""
+        if isinstance(answer, Timed):
+            entered = zip(self.early_entrants(), answer.times, strict=True)
+            self.early = {candidate.key: times for candidate, times in entered if times}
+        named = {candidate.key: candidate for candidate in self.challengers}
+        chosen = fastest({name: self.early.get(name, ()) for name in named}) if self.early else list(named)[:FINALISTS]
+        self.challengers = [named[name] for name in chosen]
+
+    def entrants(self, block: int) -> Met:
+        """Who enters a block: the incumbent twice and the challengers.
+
+        In the first also the copy floor. The order is another one in every block: memory handed out in the same order
+        would lie at the same addresses in every process.
+        """
+        search = self.search
+        entrants: dict[str, tuple[Candidate | None, Entrant]] = {
+            self.incumbent.key: (self.incumbent, search.entrant(self.incumbent)),
+            INCUMBENT_COPY: (self.incumbent, search.entrant(self.incumbent, "copy")),
+        }
+        for candidate in self.challengers:
+            entrants.setdefault(candidate.key, (candidate, search.entrant(candidate)))
+        if block == 0:
+            entrants[FLOOR] = (None, Entrant("", {}, (), "floor"))
+        names = list(entrants)
+        random.Random(f"{search.seed} {block}").shuffle(names)
+        return {name: entrants[name] for name in names}
+
+    @property
+    def candidates(self) -> Mapping[str, Candidate]:
+        """Those that can win, by key."""
+        return {self.incumbent.key: self.incumbent, **{one.key: one for one in self.challengers}}
+
+    @property
+    def challenged_by(self) -> list[str]:
+        """The names in the blocks of the challengers that nobody found wrong."""
+        return [candidate.key for candidate in self.challengers if candidate.key not in self.refused]
+
+    def refuse(self, name: str, fault: str) -> None:
+        """Who is wrong in one block is wrong, however fast in the others; a full memory or a lost one is bad luck."""
+        if fault.startswith(_WRONG):
+            self.refused[self.incumbent.key if name == INCUMBENT_COPY else name] = fault
+
+    @property
+    def incumbent_us(self) -> float:
+        """What the incumbent took in the search; one that was not in it: in the finals that it was stored after."""
+        searched = self.search.median_us(self.incumbent.key)
+        if searched is None and self.previous is not None:
+            return self.previous.median_us
+        assert searched is not None
+        return searched
+
+    @property
+    def complete(self) -> bool:
+        """Whether some block showed the incumbent and its noise."""
+        return any({self.incumbent.key, INCUMBENT_COPY} <= block.keys() for block in self.blocks)
+
+    @property
+    def met(self) -> Incumbent:
+        """The incumbent, as a person is told of it."""
+        name, config = self.incumbent.implementation.name, dict(self.incumbent.config)
+        before = self.previous.candidate if self.previous else None
+        return Incumbent(
+            name, config, before is not None and (before.implementation, dict(before.config)) == (name, config)
+        )
+
+    @property
+    def floor_us(self) -> float | None:
+        """The copy floor's time, None where it did not run."""
+        floors = [us for block in self.blocks for us in block.get(FLOOR, ())]
+        return statistics.median(floors) if floors else None
+
+    def disturbance(self, winner: str) -> str:
+        """Why the finals cannot be believed, "" when they can: something else kept the device busy."""
+        searched, decided = self.search.median_us(winner), median_of(winner, self.blocks)
+        if searched is None or decided < DISTURBED[self.search.plan.device.type] * searched:
+            return ""
+        return f"its finals were disturbed: {decided:.4g} µs for what took {searched:.4g} µs in the search"
+
+    def baselines(self, winner: Candidate) -> dict[str, float]:
+        """Per other implementation its best candidate's time over the winner's, paired by rounds: of the blocks where
+        it was in them, else of the pre-final; else, unpaired, of the search."""
+        ratios: dict[str, float] = {}
+        entered = [self.incumbent, *self.challengers, *self.search.best_of_each()]
+        for candidate in {candidate.key: candidate for candidate in entered}.values():
+            name = candidate.implementation.name
+            ratio = block_ratio(candidate.key, winner.key, self.blocks)
+            if ratio is None:
+                ratio = block_ratio(candidate.key, winner.key, [self.early])
+            if ratio is None:
+                ratio = self._searched_ratio(candidate, winner)
+            if name != winner.implementation.name and ratio is not None:
+                ratios[name] = min(ratio, ratios.get(name, ratio))
+        return ratios
+
+    def _searched_ratio(self, one: Candidate, other: Candidate) -> float | None:
+        mine, its = self.search.median_us(one.key), self.search.median_us(other.key)
+        return mine / its if mine and its else None
+
+    def default_ratio(self, winner: Candidate, noise: Noise) -> Interval | None:
+        """The default's time over the winner's and where a remeasurement would find it; None where it did not run.
+
+        Of a winner that is the default its own copy tells, else nothing does.
+        """
+        default = self.search.default()
+        if default is None:
+            return None
+        name = default.key
+        if name == winner.key:
+            name = INCUMBENT_COPY if winner.key == self.incumbent.key else ""
+        if not any({name, winner.key} <= block.keys() for block in self.blocks):
+            return None
+        alpha = ALPHA / max(1, len(self.challengers))
+        ratio = time_ratio(name, winner.key, self.blocks, alpha, noise, elsewhere=True)
+        value = 1.0 if name == INCUMBENT_COPY else ratio.value
+        return Interval(value, min(value, ratio.low), max(value, ratio.high))
+
+    def ties(self, verdict: Verdict) -> Iterator[str]:
+        """Who could not be told from the winner, as a person reads it: ``triton.row BLOCK=1024``."""
+        for name in verdict.ties:
+            candidate = self.candidates[name]
+            config = [f"{key}={value}" for key, value in candidate.config.items()]
+            yield " ".join([candidate.implementation.name, *config])
+
+    def against(self, incumbent: Candidate | None, previous: Decision, winner: Candidate) -> Contest:
+        """The contest that follows when another run has published: the winner of this one, and the default, against
+        the new ``incumbent`` (None when that cannot run here any more: then against the old one)."""
+        holder = incumbent or self.incumbent
+        default = self.search.default()
+        wanted = [winner, *([default] if default else [])]
+        challengers = {candidate.key: candidate for candidate in wanted if candidate.key != holder.key}
+        return Contest(self.search, holder, previous, list(challengers.values()))

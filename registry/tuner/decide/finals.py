@@ -1,0 +1,334 @@
+"""The finals of a run: who enters, the blocks in fresh processes, the decision and its publication."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol as Shape
+
+from tuning_db import Decision, Final
+
+from ...device import Device
+from ...dispatch.plans.plan import Candidate
+from ...problem import Problem
+from ..events import FinalsStarted, Incumbent, Note, Observer, Result
+from ..jobs import Answer, BlockJob, Entrant, Timed
+from ..measure.protocol import Protocol
+from ..planning.problems import ProblemPlan
+from ..planning.twin import LARGE_BYTES
+from ..search.problem_search import ProblemSearch
+from ..storing import Recorder
+from .contest import Contest, Met
+from .judge import (
+    ATTEMPTS,
+    FINALISTS,
+    MOST_BLOCKS,
+    PRE_FINALISTS,
+    PRE_ROUNDS,
+    ROUNDS,
+    Verdict,
+    blocks_of_each,
+    judge,
+    median_of,
+    observed,
+)
+from .noise import Noise
+
+_NEAR = 1.1
+"""Times the fastest of the search, which is within 0.7% of what finals find for half of the candidates, and 14% off for
+one in a hundred. Who is farther is no contender."""
+
+CHANGED = "source or space changed, or gone"
+"""Why a stored winner is out that could not even be tried. As ``registry results`` says it."""
+
+RunBlocks = Callable[[Sequence[BlockJob]], Sequence[Answer]]
+
+
+class FreshWorker(Shape):
+    """Replaces the worker that blocks run on; ``last``: no other follows soon."""
+
+    def __call__(self, *, last: bool) -> None:
+        """Have a process that has measured nothing yet."""
+
+
+def _nothing() -> None:
+    """Whoever needs the worker afterwards keeps it."""
+
+
+class Deciding:
+    """Finals of several problems together: a fresh worker runs one block of each.
+
+    ``noise`` is what this run has seen so far: the machine's own, measured before any finals, and that of its earlier
+    finals; what these finals show is added. ``earlier`` is that of runs before, without which a run of a few problems
+    would know little about its noise.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        device: Device,
+        protocol: Protocol,
+        observer: Observer,
+        noise: Noise | None = None,
+        earlier: Noise | None = None,
+    ) -> None:
+        self._recorder = recorder
+        self._device = device
+        self._protocol = protocol
+        self._observe = observer
+        self._contests: list[Contest] = []
+        self._lost: list[ProblemSearch] = []
+        self._mishaps: dict[Problem, str] = {}
+        self._earlier = earlier or Noise()
+        self.noise = noise or Noise()
+
+    @property
+    def finals(self) -> int:
+        """Problems that have somebody to decide about."""
+        return len(self._contests)
+
+    @property
+    def blocks(self) -> int:
+        """How many there are of the problem that has most."""
+        return max((contest.wanted for contest in self._contests), default=0)
+
+    def run(
+        self,
+        searches: Sequence[ProblemSearch],
+        run_blocks: RunBlocks,
+        fresh_worker: FreshWorker,
+        after_blocks: Callable[[], None] = _nothing,
+    ) -> Iterator[Result]:
+        """Hold the finals, publish, and say what became of each problem, one after another.
+
+        Where another run has published meanwhile, finals against its winner follow, three at most in all; they begin
+        with a fresh worker. ``after_blocks``: called when the worker has nothing to do until then, if they follow.
+        """
+        self.prepare(searches, run_blocks)
+        for attempt in range(1, ATTEMPTS + 1):
+            for number in range(self.blocks):
+                fresh_worker(last=number == self.blocks - 1)
+                self.block(number, run_blocks)
+            after_blocks()
+            yield from self.decide(last=attempt == ATTEMPTS)
+            if not self.finals:
+                return
+
+    def prepare(self, searches: Sequence[ProblemSearch], run_blocks: RunBlocks) -> None:
+        """Choose incumbents and challengers, and hold the pre-final that leaves two of them."""
+        for search in searches:
+            plan = search.plan
+            incumbent = search.incumbent()
+            if incumbent is None:
+                self._lost.append(search)
+                continue
+            previous = self._recorder.winner(plan.op, plan.problem)
+            stored = self._recorder.valid(plan, previous)
+            if stored is not None and not search.fault_of(stored):
+                incumbent = stored  # which another run may have published since the search began
+            self._contests.append(Contest(search, incumbent, previous, _challengers(search, incumbent)))
+        contested = [contest for contest in self._contests if len(contest.early_entrants()) > 1]
+        answers = run_blocks([self._pre_final(contest) for contest in contested])
+        for contest, answer in zip(contested, answers, strict=True):
+            faults = answer.faults if isinstance(answer, Timed) else ()
+            for candidate, fault in zip(contest.early_entrants(), faults, strict=False):
+                if fault:
+                    self._observe(Note(f"{contest.search.plan.problem}: {candidate} is out of the pre-final: {fault}"))
+            contest.meet_early(answer)
+        for contest in self._contests:
+            default = contest.search.default()
+            if default is not None and default.key not in contest.candidates:
+                contest.challengers.append(default)
+        self._fix_blocks()
+        self._observe(FinalsStarted(self.finals, self.blocks))
+
+    def block(self, number: int, run_blocks: RunBlocks) -> None:
+        """One block of every problem that has so many, on the worker that ``run_blocks`` uses."""
+        contests = [contest for contest in self._contests if number < contest.wanted]
+        entered = [contest.entrants(number) for contest in contests]
+        jobs = [
+            replace(
+                self._job(contest, [entrant for _, entrant in entrants.values()], number),
+                verify=number == contest.wanted - 1 or not _is_large(contest.search.plan),
+            )
+            for contest, entrants in zip(contests, entered, strict=True)
+        ]
+        for contest, entrants, answer in zip(contests, entered, run_blocks(jobs), strict=True):
+            problem = contest.search.plan.problem
+            if not isinstance(answer, Timed):
+                self._mishaps[problem] = answer.message
+                self._observe(Note(f"{problem}: finals block {number + 1} was lost: {answer.message}"))
+                continue
+            for name, fault in zip(entrants, answer.faults, strict=True):
+                if fault:
+                    self._observe(Note(f"{problem}: {name} is out of finals block {number + 1}: {fault}"))
+                    contest.refuse(name, fault)
+            named = dict(zip(entrants, answer.times, strict=True))
+            contest.blocks.append({name: times for name, times in named.items() if times})
+            contest.rows += self._rows(number, entrants, answer)
+
+    def decide(self, *, last: bool = True) -> Iterator[Result]:
+        """Judge every contest and publish, one after another.
+
+        Those that another run has overtaken remain, for finals against its winner, unless this is the ``last`` time.
+        """
+        lost, self._lost = self._lost, []
+        for search in lost:
+            yield _without_winner(search, "none is right")
+        contests, self._contests = self._contests, []
+        for contest in contests:
+            self.noise += observed(contest.incumbent.key, contest.challenged_by, contest.blocks)
+        known = self._known
+        for contest in contests:
+            result = self._decide_one(contest, known, last=last)
+            if result is not None:
+                yield result
+        self._fix_blocks()
+
+    @property
+    def _known(self) -> Noise:
+        return self._earlier + self.noise
+
+    def _fix_blocks(self) -> None:
+        """Settle how many blocks each contest has, before anything of it is timed."""
+        durations = [contest.incumbent_us for contest in self._contests]
+        for contest, count in zip(self._contests, blocks_of_each(durations, self._known), strict=True):
+            contest.wanted = count
+
+    def _decide_one(self, contest: Contest, noise: Noise, *, last: bool) -> Result | None:
+        if not contest.complete:
+            mishap = self._mishaps.get(contest.search.plan.problem, "")
+            return self._undecided(contest, "no finals block was completed" + (f" ({mishap})" if mishap else ""))
+        if wrong := contest.refused.get(contest.incumbent.key):
+            return self._undecided(contest, f"its incumbent is wrong ({wrong})")
+        verdict = judge(contest.incumbent.key, contest.challenged_by, contest.blocks, noise)
+        if disturbed := contest.disturbance(verdict.winner):
+            return self._undecided(contest, disturbed)
+        why_out = self._why_out(contest)
+        decision = self._decision(contest, verdict, noise, new=contest.previous is None or bool(why_out))
+        if self._recorder.publish(decision, contest.rows):
+            search, met = contest.search, contest.met
+            if why_out:
+                self._observe(Note(f"{search.plan.problem}: {why_out}"))
+                met = replace(met, stored=False)
+            return result_of(search.plan, decision, decision.verdict, search.statuses, met, why_out)
+        return self._overtaken(contest, decision, contest.candidates[verdict.winner], last=last)
+
+    def _overtaken(self, contest: Contest, decision: Decision, winner: Candidate, *, last: bool) -> Result | None:
+        """Another run has published: agree with it, or meet its winner in finals that are still to be held (None)."""
+        plan, statuses = contest.search.plan, contest.search.statuses
+        stored = self._recorder.winner(plan.op, plan.problem)
+        if stored is None:
+            return self._undecided(contest, "its winner was not stored, although nobody else published one")
+        if last or stored.candidate == decision.candidate:
+            if stored.candidate != decision.candidate:
+                self._observe(Note(f"{plan.problem}: another run published first once more; its winner stays"))
+            return result_of(plan, stored, "kept", statuses)
+        self._observe(Note(f"{plan.problem}: another run published first; finals against its winner follow"))
+        self._contests.append(contest.against(self._recorder.valid(plan, stored), stored, winner))
+        return None
+
+    def _why_out(self, contest: Contest) -> str:
+        """Why the stored winner was not there to be beaten; "" where it was, or where there is none."""
+        previous, plan = contest.previous, contest.search.plan
+        if previous is None:
+            return ""
+        stored = self._recorder.valid(plan, previous)
+        if stored is not None and stored.key == contest.incumbent.key:
+            return ""
+        fault = CHANGED if stored is None else contest.search.fault_of(stored) or "it was not tried"
+        return f"the stored winner {previous.candidate.implementation} was out: {fault}"
+
+    def _decision(self, contest: Contest, verdict: Verdict, noise: Noise, *, new: bool) -> Decision:
+        winner = contest.candidates[verdict.winner]
+        previous = contest.previous
+        verified = contest.search.uid(winner)
+        if verified is None and previous is not None and winner.key == contest.incumbent.key:
+            verified = previous.trial_uid
+        return self._recorder.decision(
+            contest.search.plan,
+            winner,
+            median_us=median_of(winner.key, contest.blocks),
+            floor_us=contest.floor_us,
+            ratio=verdict.ratio.value,
+            lo=verdict.ratio.low,
+            hi=verdict.ratio.high,
+            aa=verdict.noise,
+            verdict="new" if new else verdict.verdict,
+            baselines=contest.baselines(winner),
+            default_ratio=contest.default_ratio(winner, noise),
+            ties=tuple(contest.ties(verdict)),
+            trial_uid=verified,
+            previous=previous.uid if previous else None,
+        )
+
+    def _undecided(self, contest: Contest, why: str) -> Result:
+        search = contest.search
+        self._observe(Note(f"{search.plan.problem}: {why}; run again to decide"))
+        return _without_winner(search, f"undecided: {why}")
+
+    def _pre_final(self, contest: Contest) -> BlockJob:
+        entrants = [contest.search.entrant(candidate) for candidate in contest.early_entrants()]
+        return replace(self._job(contest, entrants, MOST_BLOCKS), rounds=PRE_ROUNDS, verify=False)
+
+    def _job(self, contest: Contest, entrants: Sequence[Entrant], seed: int) -> BlockJob:
+        plan = contest.search.plan
+        return BlockJob(
+            0, plan.op.name, dict(plan.problem.dims), tuple(entrants), dict(self._protocol.details),
+            contest.search.seed + seed, ROUNDS,
+        )  # fmt: skip
+
+    def _rows(self, block: int, entered: Met, answer: Timed) -> list[Final]:
+        return [
+            self._recorder.final(candidate, role=entrant.role, block=block, round=turn, position=position, us=us)
+            for (candidate, entrant), times, positions in zip(
+                entered.values(), answer.times, answer.positions, strict=True
+            )
+            for turn, (us, position) in enumerate(zip(times, positions, strict=True))
+        ]
+
+
+def _challengers(search: ProblemSearch, incumbent: Candidate) -> list[Candidate]:
+    """Who is near the fastest of the search, fastest first: two at least, if there are so many, and eight at most."""
+    ranked = [candidate for candidate in search.ranked() if candidate.key != incumbent.key]
+    limit = _NEAR * (search.best_us or 0.0)
+    near = sum((search.median_us(candidate.key) or 0.0) <= limit for candidate in ranked)
+    return ranked[: max(FINALISTS, min(near, PRE_FINALISTS))]
+
+
+def _without_winner(search: ProblemSearch, why: str) -> Result:
+    return Result(search.plan.problem, "", {}, None, search.floor_us, {}, "none", search.statuses, reason=why)
+
+
+def _is_large(plan: ProblemPlan) -> bool:
+    """Whether its reference takes longer than a block: it is then verified in the last one only."""
+    return plan.op.floor(plan.problem).bytes > LARGE_BYTES
+
+
+def result_of(
+    plan: ProblemPlan,
+    decision: Decision,
+    verdict: str,
+    statuses: Counter[str] | None = None,
+    met: Incumbent | None = None,
+    reason: str = "",
+) -> Result:
+    """A stored decision as the closing table shows it; ``met`` is the incumbent of finals that were held now."""
+    result = Result(
+        plan.problem,
+        decision.candidate.implementation,
+        decision.candidate.config,
+        decision.median_us,
+        decision.floor_us,
+        decision.baselines,
+        verdict,
+        statuses or Counter(),
+        met,
+        ties=decision.ties,
+        default_ratio=decision.default_ratio,
+        reason=reason,
+    )
+    if met is None:
+        return result
+    return replace(result, ratio=decision.ratio, low=decision.lo, high=decision.hi, noise=decision.aa)

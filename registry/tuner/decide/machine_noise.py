@@ -1,0 +1,74 @@
+"""The machine's noise: measured by a run before its first finals, and known from the runs before.
+
+At the start a device copy enters a block as two: it needs no compiler, so that the device can do this while the first
+variants are built. After the first search a default does: until then nobody has verified one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tuning_db import Environment, Store
+
+from ..jobs import Answer, BlockJob, Entrant, Timed
+from ..measure.protocol import Protocol
+from ..planning.problems import ProblemPlan
+from ..search.problem_search import ProblemSearch
+from .noise import PAIRS_PER_DECADE, Noise, Pair
+
+_RUNS, _SAME = 100, 5
+"""Runs that are looked at, and how many of the same environment count."""
+
+_COPIES = 4
+_ROUNDS_A_PAIR = 10
+
+
+def aa_job(plans: Sequence[ProblemPlan], protocol: Protocol) -> BlockJob | None:
+    """The job to send first: the copy of the problem that moves the fewest bytes as two pairs. None without a problem.
+
+    It runs no implementation: a fault of one would cost these pairs, and keep the first trials waiting.
+    """
+    possible = [plan for plan in plans if not plan.skipped]
+    return _twins(min(possible, key=_bytes), Entrant("", {}, (), "floor"), _COPIES, protocol) if possible else None
+
+
+def default_job(searches: Sequence[ProblemSearch], protocol: Protocol) -> BlockJob | None:
+    """The job to send after a search: of the problem that moves the fewest bytes the default as a pair, where it was
+    right. None where none was."""
+    right = [(search, default) for search in searches if (default := search.default()) is not None]
+    if not right:
+        return None
+    search, default = min(right, key=lambda entry: _bytes(entry[0].plan))
+    return _twins(search.plan, search.entrant(default), 2, protocol, search.seed)
+
+
+def _twins(plan: ProblemPlan, entrant: Entrant, count: int, protocol: Protocol, seed: int = 0) -> BlockJob:
+    rounds = _ROUNDS_A_PAIR * -(-PAIRS_PER_DECADE // (count // 2))
+    dims, details = dict(plan.problem.dims), dict(protocol.details)
+    return BlockJob(0, plan.op.name, dims, (entrant,) * count, details, seed, rounds, verify=False)
+
+
+def _bytes(plan: ProblemPlan) -> int:
+    return plan.op.floor(plan.problem).bytes
+
+
+def earlier_noise(store: Store, environment: Environment) -> Noise:
+    """What the latest runs in the same environment stored about noise (``Noise.details`` under ``noise``)."""
+    latest = [run for run in store.runs(_RUNS) if run.environment == environment]
+    return sum((Noise.of_details(run.summary.get("noise", {})) for run in latest[:_SAME]), Noise())
+
+
+def aa_of(answer: Answer) -> Noise:
+    """What the job's answer says: a pair for every ten rounds of two entrants. Nothing when it was lost."""
+    if not isinstance(answer, Timed):
+        return Noise()
+    taken = [np.asarray(times) for times in answer.times]
+    pairs = []
+    for one, other in zip(taken[::2], taken[1::2], strict=True):
+        for start in range(0, min(len(one), len(other)) - _ROUNDS_A_PAIR + 1, _ROUNDS_A_PAIR):
+            window = slice(start, start + _ROUNDS_A_PAIR)
+            ratio = float(np.exp(np.median(np.log(other[window] / one[window]))))
+            pairs.append(Pair(float(np.median(one[window])), ratio))
+    return Noise(single=tuple(pairs))

@@ -1,0 +1,148 @@
+"""The clock that a device runs at while something is timed: steady before, read after."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+
+from ...device import Device
+from .device_samplers import DeviceClock
+from .nvml import Gpu, gpu_of
+
+_ALWAYS = frozenset({"power cap", "sync boost"})
+"""A large matrix product runs at the power limit for as long as it runs: that is its speed, no disturbance."""
+_WARM_UP_S = 0.3
+_CHUNK_US = 8_000.0
+_MOST_PRODUCTS = 500
+_ALIKE = 4
+_SPREAD = 0.01
+_LOOK_EVERY_S = 1.0
+_SIDE = 2048
+_SLOW_S = 0.0005
+_REUSE = 20
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Clocks in MHz (None where nobody can say) and why the device ran slower than it could, the power limit apart."""
+
+    sm_mhz: int | None = None
+    memory_mhz: int | None = None
+    throttled: tuple[str, ...] = ()
+    capped: bool = False
+
+    @property
+    def details(self) -> dict[str, object]:
+        """As stored with samples."""
+        found: dict[str, object] = {"sm_mhz": self.sm_mhz, "memory_mhz": self.memory_mhz}
+        found |= {"throttled": list(self.throttled)} if self.throttled else {}
+        return found | ({"power_capped": True} if self.capped else {})
+
+
+class Clocks:
+    """What is known of a device's clocks. A CPU, and a GPU without NVML, say nothing."""
+
+    def __init__(self, device: Device, gpu: Gpu | None = None) -> None:
+        self._device = device
+        self._gpu = gpu
+        self._warmed = device.type != "cuda"
+        self._looked = -_LOOK_EVERY_S
+        self._latest: Reading | None = None
+        self._reuse_until = 0.0
+        self._contended = False
+
+    @classmethod
+    def of(cls, device: Device) -> Clocks:
+        """With NVML's view of the device, if it has one."""
+        return cls(device, gpu_of(device))
+
+    def warm(self) -> None:
+        """Once: keep the device busy until its clock is steady, 0.3 s at most."""
+        if not self._warmed:
+            self._warmed = True
+            warm_until_steady(_products(self._device), self._sm_mhz)
+
+    def read(self) -> Reading | None:
+        """The clocks now; None where nobody can say. Where asking takes ms the latest answer serves for a while, unless
+        it was that the device is throttled."""
+        if self._gpu is None:
+            return None
+        began = perf_counter()
+        if self._latest is None or began >= self._reuse_until:
+            self._latest = _reading(self._gpu)
+            ended = perf_counter()
+            lasts = ended - began > _SLOW_S and not self._latest.throttled
+            self._reuse_until = ended + _REUSE * (ended - began) if lasts else 0.0
+        return self._latest
+
+    def contended(self) -> bool:
+        """Whether another process computes on the GPU; looked up at most once a second."""
+        now = perf_counter()
+        if self._gpu is not None and now - self._looked >= _LOOK_EVERY_S:
+            self._looked = now
+            self._contended = bool(self._gpu.others({os.getpid()}))
+        return self._contended
+
+    def _sm_mhz(self) -> int | None:
+        clocks = self._gpu.clocks() if self._gpu else None
+        return clocks.sm if clocks else None
+
+
+def _reading(gpu: Gpu) -> Reading:
+    clocks, reasons = gpu.clocks(), set(gpu.throttled())
+    return Reading(
+        clocks.sm if clocks else None,
+        clocks.memory if clocks else None,
+        tuple(sorted(reasons - _ALWAYS)),
+        "power cap" in reasons,
+    )
+
+
+@dataclass
+class _Steadiness:
+    """The latest few values of something that should stop changing."""
+
+    values: list[float] = field(default_factory=list)
+
+    def add(self, value: float | None) -> None:
+        if value is not None:
+            self.values = [*self.values, value][-_ALIKE:]
+
+    @property
+    def reached(self) -> bool:
+        if not self.values:
+            return True
+        return len(self.values) == _ALIKE and max(self.values) - min(self.values) <= _SPREAD * max(self.values)
+
+
+def warm_until_steady(chunk_us: Callable[[], float], sm_mhz: Callable[[], int | None]) -> bool:
+    """Run chunks of work until the latest four take the same time at the same clock; False after 0.3 s without."""
+    times, clocks = _Steadiness(), _Steadiness()
+    began = perf_counter()
+    while perf_counter() - began < _WARM_UP_S:
+        times.add(chunk_us())
+        clocks.add(sm_mhz())
+        if times.reached and clocks.reached:
+            return True
+    return False
+
+
+def _products(device: Device) -> Callable[[], float]:
+    """Some ms of matrix products on random data: what draws the most power, so that the boost of an idle chip ends."""
+    generator = torch.Generator(device=device.torch)
+    generator.manual_seed(0)
+    one = torch.randn((_SIDE, _SIDE), device=device.torch, generator=generator).half()
+    product = torch.empty_like(one)
+    clock = DeviceClock(100.0)
+
+    def multiply(times: int) -> float:
+        return clock.time([lambda: [torch.mm(one, one, out=product) for _ in range(times)]])[0].us
+
+    multiply(1)
+    count = min(_MOST_PRODUCTS, math.ceil(_CHUNK_US / multiply(1)))
+    return lambda: multiply(count)

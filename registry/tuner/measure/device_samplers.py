@@ -1,0 +1,252 @@
+"""Samples of device time: events around work that the device finds waiting, so that no host time is among it."""
+
+from __future__ import annotations
+
+import collections
+import statistics
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache, partial
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from ...device import Device
+from .capture import Graph
+from .samplers import Enqueue, Sample, Sampler, no_collection
+
+# bound at import: what a candidate patches later is not called
+_Event: Any = torch.cuda.Event
+_record: Any = torch.cuda.Event.record
+_query: Any = torch.cuda.Event.query
+_wait: Any = torch.cuda.Event.synchronize
+_elapsed_ms: Any = torch.cuda.Event.elapsed_time
+_set_stream: Any = torch.cuda.set_stream
+_sleep: Any = torch.cuda._sleep
+_sum = torch.sum
+
+_CYCLES_PER_US = 2_000
+_HEAD_START_US = 40.0
+"""Enough for recording an event and launching a graph."""
+_LONGEST_HEAD_START_US = 20_000.0
+_LATE_AT_MOST = 6
+_LEAST_US = 0.01
+"""What remains of a launch at least when the flush is subtracted; ratios need something."""
+_FLUSH_COLUMNS = 1024
+"""A sum over many short rows is one kernel; one over everything allocates memory for a second step."""
+_BASELINES = 31
+_FIRST_BASELINES = 7
+
+
+class DeviceClock:
+    """Times work between two events. A sleeping kernel ahead of it gives the host a head start.
+
+    A sample is clean if the device had not reached the first event when the host had enqueued the last: then it never
+    waited for the host. The head start doubles until that is so; work that waits for the device itself, which no head
+    start can hide, is timed with the host's time in it after a few tries (``waits``).
+    """
+
+    def __init__(self, head_start_us: float = _HEAD_START_US) -> None:
+        self.waits = False
+        self._head_start_us = min(head_start_us, _LONGEST_HEAD_START_US)
+        self._late = 0
+        self._stream = torch.cuda.current_stream()
+        self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def time(self, works: Sequence[Callable[[], object]]) -> list[Sample]:
+        """The µs that each piece of work takes, queued one right after the other behind one head start."""
+        while len(self._pairs) < len(works):
+            self._pairs.append((_Event(enable_timing=True), _Event(enable_timing=True)))
+        pairs, stream = self._pairs[: len(works)], self._stream
+        ahead = []
+        with no_collection():
+            _set_stream(stream)
+            if not self.waits:
+                _sleep(int(self._head_start_us * _CYCLES_PER_US))
+            for (start, end), work in zip(pairs, works, strict=True):
+                _record(start, stream)
+                work()
+                _record(end, stream)
+                ahead.append(not _query(start))
+        _wait(pairs[-1][1])
+        self._learn(ahead)
+        times = [float(_elapsed_ms(start, end)) * 1e3 for start, end in pairs]
+        return [Sample(us, self.waits or clean) for us, clean in zip(times, ahead, strict=True)]
+
+    def _learn(self, ahead: Sequence[bool]) -> None:
+        self._late = 0 if ahead[0] else self._late + 1
+        if not all(ahead):
+            self._head_start_us = min(2 * self._head_start_us, _LONGEST_HEAD_START_US)
+        self.waits = self.waits or self._late >= _LATE_AT_MOST
+
+
+class Baseline:
+    """The time of the flush alone between two events, to be subtracted: the median of the latest few."""
+
+    def __init__(self, flush: Callable[[], object]) -> None:
+        self._flush = flush
+        self._clock = DeviceClock()
+        self._times: collections.deque[float] = collections.deque(maxlen=_BASELINES)
+
+    def us(self) -> float:
+        """The median, after one more."""
+        count = 1 if self._times else _FIRST_BASELINES
+        for _ in range(count):
+            self._times += [sample.us for sample in self._clock.time([self._flush]) if sample.clean]
+        return statistics.median(self._times) if self._times else 0.0
+
+
+class Flush:
+    """Reads twice the cache, so that nothing else is in it, in turns from two buffers: the second time is as long as
+    the first, since the other has evicted this one."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        rows = -(-nbytes // (4 * _FLUSH_COLUMNS))
+        sink = torch.empty(rows, device=device)
+        buffers = [torch.zeros((rows, _FLUSH_COLUMNS), device=device) for _ in range(2)]
+        self.reads = [partial(_sum, buffer, 1, out=sink) for buffer in buffers]
+
+    def __call__(self) -> None:
+        """Enqueue both."""
+        for read in self.reads:
+            read()
+
+
+class Flushes:
+    """A device's flush, and its time as part of a graph and launched; all samplers of a process share them."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self.flush = Flush(nbytes, device)
+        self.launched = Baseline(self.flush)
+        self._device = device
+
+    @cached_property
+    def captured(self) -> Baseline:
+        """The time in a graph. Raises CaptureError."""
+        self.flush()
+        self._graph = Graph(self.flush, self._device)
+        return Baseline(self._graph.replay)
+
+
+@lru_cache(maxsize=4)
+def flushes_of(nbytes: int, device: Device) -> Flushes:
+    """Reads of ``nbytes`` on a device."""
+    return Flushes(nbytes, device.torch)
+
+
+class GraphSampler(Sampler):
+    """Replays of a CUDA graph of launches that go round the copies: no host time, every launch finds its copy cold."""
+
+    def __init__(self, turn: Sequence[Enqueue], device: Device, flushes: Flushes | None = None) -> None:
+        """``flushes`` come before the turn, and are subtracted. Raises CaptureError."""
+        # the graph holds addresses: what the launches refer to must live as long as it does
+        self._turn = Turn(turn, flushes.flush if flushes else None, flushes.captured if flushes else None)
+        self._clock = DeviceClock()
+        self._graph = Graph(self._turn, device.torch)
+
+    @property
+    def how(self) -> str:
+        return f"graph{self._turn.suffix}"
+
+    def take(self, count: int) -> list[Sample]:
+        return self._turn.per_launch(self._clock.time([self._graph.replay] * count))
+
+    def replay(self) -> None:
+        self._clock.time([self._graph.replay])
+
+    def close(self) -> None:
+        self._graph.close()
+
+
+class BacklogSampler(Sampler):
+    """The same launches queued one by one, each turn behind a head start of its own."""
+
+    def __init__(
+        self, turn: Sequence[Enqueue], host_us: float, flushes: Flushes | None = None, refused: str = ""
+    ) -> None:
+        """``host_us``: the host's time for one launch."""
+        self.refused = refused
+        self._turn = Turn(turn, flushes.flush if flushes else None, flushes.launched if flushes else None)
+        self._clock = DeviceClock(_HEAD_START_US + 2 * host_us * self._turn.launches)
+
+    @property
+    def how(self) -> str:
+        """``host`` when launches wait for the device themselves, so that the host's time is in theirs."""
+        return "host" if self._clock.waits else f"backlog{self._turn.suffix}"
+
+    def take(self, count: int) -> list[Sample]:
+        return self._turn.per_launch([self._clock.time([self._turn])[0] for _ in range(count)])
+
+    def replay(self) -> None:
+        self._clock.time([self._turn])
+
+
+class Turn:
+    """What is timed at once: launches, after a flush where they need one, whose time does not count."""
+
+    def __init__(self, turn: Sequence[Enqueue], flush: Flush | None, baseline: Baseline | None) -> None:
+        self._turn = turn
+        self._reads = flush.reads if flush else [_nothing]
+        self._baseline = baseline
+        self.launches = len(turn) * len(self._reads)
+        self.suffix = "+flush" if flush else ""
+
+    def __call__(self) -> None:
+        """Enqueue it."""
+        for read in self._reads:
+            read()
+            for launch in self._turn:
+                launch()
+
+    def per_launch(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The times of one launch, given those of all."""
+        spent_us = self._baseline.us() if self._baseline else 0.0
+        return [Sample(max((us - spent_us) / self.launches, _LEAST_US), clean) for us, clean in samples]
+
+
+class SingleSampler(Sampler):
+    """Long launches: each is a sample, the next is queued while it runs."""
+
+    def __init__(self, launches: Sequence[Enqueue], host_us: float, launched: int = 0) -> None:
+        """``host_us``: the host's time for one launch, known since so many copies were ``launched``."""
+        self._launches = launches
+        self._next = launched
+        self._clock = DeviceClock(_HEAD_START_US + 2 * host_us)
+
+    @property
+    def how(self) -> str:
+        """ "host" when launches wait for the device themselves."""
+        return "host" if self._clock.waits else "single"
+
+    def warm_up(self, us: float) -> None:
+        """The first look at launches as long as these was enough."""
+
+    def take(self, count: int) -> list[Sample]:
+        places = range(self._next, self._next + count)
+        self._next += count
+        return self._clock.time([self._launches[place % len(self._launches)] for place in places])
+
+    def replay(self) -> None:
+        self._clock.time(self._launches)
+
+    def cover(self) -> None:
+        for launch in self._launches[self._next :]:
+            launch()
+
+
+class HostTime:
+    """A launch, and how long the host last took to enqueue it."""
+
+    def __init__(self, launch: Enqueue) -> None:
+        self._launch = launch
+        self.us = 0.0
+
+    def __call__(self) -> None:
+        """Launch."""
+        began = perf_counter_ns()
+        self._launch()
+        self.us = (perf_counter_ns() - began) / 1e3
+
+
+def _nothing() -> None:
+    """Launches that make each other cold need no flush."""

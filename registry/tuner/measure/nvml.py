@@ -1,0 +1,175 @@
+"""What the NVIDIA driver says of a GPU while it is measured; everything is None or empty where nobody can say.
+
+Needs the distribution ``nvidia-ml-py`` (extra ``cuda``). Nothing here touches CUDA: no context is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from ...device import Device
+
+_T = TypeVar("_T")
+
+# bit -> name, as nvml.h numbers clocksEventReasons; the rest (idle, application clocks) is not throttling
+_REASONS = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+_LOOK_S = 0.02
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Current clocks in MHz."""
+
+    sm: int
+    memory: int
+
+
+class Gpu:
+    """One device's readings, all cheap (tens of µs) but ``power_watts`` (ms on some boards). Never raises."""
+
+    def __init__(self, library: Any, handle: Any) -> None:
+        self._library = library
+        self._handle = handle
+
+    def clocks(self) -> Clocks | None:
+        """SM and memory clock."""
+        sm, memory = self._clock("NVML_CLOCK_SM"), self._clock("NVML_CLOCK_MEM")
+        return None if sm is None or memory is None else Clocks(sm, memory)
+
+    def most_clocks(self) -> Clocks | None:
+        """The highest clocks that the device may run at."""
+        sm, memory = (self._clock(kind, most=True) for kind in ("NVML_CLOCK_SM", "NVML_CLOCK_MEM"))
+        return None if sm is None or memory is None else Clocks(sm, memory)
+
+    def throttle_mask(self) -> int | None:
+        """The driver's bit mask of why clocks are not at their highest, as it is."""
+        library = self._library
+        # the first is today's name of the second
+        for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+            if hasattr(library, name):
+                mask = self._ask(getattr(library, name), self._handle)
+                if mask is not None:
+                    return int(mask)
+        return None
+
+    def throttled(self) -> tuple[str, ...]:
+        """Why the device runs slower than it was asked to now; idle and application clocks are no reasons."""
+        return reasons(self.throttle_mask() or 0)
+
+    def compute_processes(self) -> frozenset[int] | None:
+        """Processes with a context on the device, as the driver numbers them: in a container perhaps otherwise."""
+        found = self._ask(self._library.nvmlDeviceGetComputeRunningProcesses, self._handle)
+        return None if found is None else frozenset(int(process.pid) for process in found)
+
+    def others(self, own: Collection[int]) -> frozenset[int] | None:
+        """Processes on the device beside ``own``; None when nobody can tell, as in some containers."""
+        found = self.compute_processes()
+        if found is None or (found and own and not found & set(own)):
+            return None
+        return found - set(own)
+
+    def utilisation(self) -> int | None:
+        """Percent of the last sampling period in which a kernel ran."""
+        rates = self._ask(self._library.nvmlDeviceGetUtilizationRates, self._handle)
+        return None if rates is None else int(rates.gpu)
+
+    def power_watts(self) -> float | None:
+        """What the board draws."""
+        milliwatts = self._ask(self._library.nvmlDeviceGetPowerUsage, self._handle)
+        return None if milliwatts is None else milliwatts / 1000
+
+    def memory_used_bytes(self) -> int | None:
+        """Bytes that all processes together hold of the device's memory."""
+        found = self._ask(self._library.nvmlDeviceGetMemoryInfo, self._handle)
+        return None if found is None else int(found.used)
+
+    def wait_until_gone(self, pid: int, seconds: float) -> bool:
+        """Whether ``pid`` is no longer listed, waiting at most ``seconds`` for it; True where nobody can say."""
+        until = time.monotonic() + seconds
+        while pid in (self.compute_processes() or ()):
+            if time.monotonic() > until:
+                return False
+            time.sleep(_LOOK_S)
+        return True
+
+    def _clock(self, kind: str, *, most: bool = False) -> int | None:
+        library = self._library
+        function = library.nvmlDeviceGetMaxClockInfo if most else library.nvmlDeviceGetClockInfo
+        value = self._ask(function, self._handle, getattr(library, kind))
+        return None if value is None else int(value)
+
+    def _ask(self, function: Callable[..., _T], *arguments: Any) -> _T | None:
+        # a MIG slice, a virtual GPU or an old driver refuses single questions
+        try:
+            return function(*arguments)
+        except self._library.NVMLError:
+            return None
+
+
+def reasons(mask: int) -> tuple[str, ...]:
+    """The names of the throttling bits in a mask of :meth:`Gpu.throttle_mask`."""
+    return tuple(name for bit, name in _REASONS.items() if mask & bit)
+
+
+def gpu_of(device: Device) -> Gpu | None:
+    """NVML's view of a device; None on a CPU, on AMD, without the package or its driver library."""
+    if device.type != "cuda" or torch.version.hip:
+        return None
+    library = _library(os.getpid())
+    if library is None:
+        return None
+    properties: Any = torch.cuda.get_device_properties(device.index)
+    uuid = getattr(properties, "uuid", None)
+    found = _handle(library, f"GPU-{uuid}", f"MIG-{uuid}") if uuid else None
+    if found is None and hasattr(properties, "pci_bus_id"):
+        address = f"{properties.pci_domain_id:08X}:{properties.pci_bus_id:02X}:{properties.pci_device_id:02X}.0"
+        with contextlib.suppress(library.NVMLError):
+            found = library.nvmlDeviceGetHandleByPciBusId(address)
+    return None if found is None else Gpu(library, found)
+
+
+def identity_of(device: Device) -> str:
+    """What tells this device from every other of the machine, in every process: its UUID; "cpu" for the cores."""
+    if device.type != "cuda":
+        return device.type
+    properties = torch.cuda.get_device_properties(device.index)
+    uuid = getattr(properties, "uuid", None)
+    if uuid is not None:
+        return str(uuid)
+    return f"{properties.name} {getattr(properties, 'pci_bus_id', device.index)}"
+
+
+@functools.lru_cache(maxsize=2)
+def _library(_process: int) -> Any | None:
+    """NVML, initialised once in each process (a fork is another)."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def _handle(library: Any, *names: str) -> Any | None:
+    for name in names:
+        with contextlib.suppress(library.NVMLError):
+            return library.nvmlDeviceGetHandleByUUID(name)
+    return None

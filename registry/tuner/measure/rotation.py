@@ -1,0 +1,77 @@
+"""The rotating copies of a problem's inputs: what is timed, and overwritten in place to see whether it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ...problem import TensorSpec
+from .stack import Stack
+
+
+class Rotation:
+    """``count`` copies of the same arguments at other addresses; tensors are stacked, other values as they are."""
+
+    def __init__(self, values: tuple[Any, ...], count: int) -> None:
+        self._stacks = {
+            place: Stack(TensorSpec.of(value), count)
+            for place, value in enumerate(values)
+            if isinstance(value, torch.Tensor)
+        }
+        self.copies: list[tuple[Any, ...]] = [
+            tuple(self._stacks[place].tensors[copy] if place in self._stacks else value
+                  for place, value in enumerate(values))
+            for copy in range(count)
+        ]  # fmt: skip
+        self._shown = self._announced = ""
+
+    def show(self, name: str, values: tuple[Any, ...]) -> None:
+        """Overwrite every copy in place, unless it is ``name`` that they hold already.
+
+        No version counter moves: an implementation that remembers results by address and version must not notice.
+        """
+        if name == self._shown:
+            return
+        self._shown = name
+        for place, stack in self._stacks.items():
+            stack.write(values[place])
+
+    def spoil(self) -> None:
+        """Overwrite every copy with nonsense that nobody may have read: NaN, and 0 where a number may be an index."""
+        self._shown = ""
+        for place, stack in self._stacks.items():
+            tensor = self.copies[0][place]
+            stack.write(torch.full_like(tensor, torch.nan if tensor.is_floating_point() else 0))
+
+    def announce(self) -> None:
+        """Let the version counters tell of a change: what the host prepares from arguments is found by them."""
+        if self._announced == self._shown:
+            return
+        self._announced = self._shown
+        for stack in self._stacks.values():
+            torch.autograd.graph.increment_version(stack.tensors)
+
+    def unchanged(self, values: tuple[Any, ...], places: Iterable[int]) -> dict[int, torch.Tensor]:
+        """By place whether every copy still holds ``values``, as tensors on the device."""
+        return {place: self._stacks[place].holds(values[place]) for place in places if place in self._stacks}
+
+    def agree(self, places: Iterable[int]) -> list[torch.Tensor]:
+        """Of the tensors at these places whether all copies are equal bit by bit, as tensors on the device."""
+        return [self._stacks[place].agrees() for place in places]
+
+    def poison(self, places: Iterable[int]) -> None:
+        """Fill the tensors at these places, and what is beside their copies."""
+        self._shown = ""
+        for place in places:
+            self._stacks[place].poison()
+
+    def margins_untouched(self, places: Iterable[int]) -> dict[int, torch.Tensor]:
+        """By place whether nothing was written beside the copies since ``poison``, as tensors on the device."""
+        return {place: self._stacks[place].margins_untouched() for place in places}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all copies."""
+        return sum(stack.nbytes for stack in self._stacks.values())

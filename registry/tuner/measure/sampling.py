@@ -1,0 +1,103 @@
+"""Which way of sampling a candidate gets, after a first look at how long it takes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...device import Device
+from .capture import CaptureError, try_capture
+from .device_samplers import BacklogSampler, DeviceClock, GraphSampler, HostTime, SingleSampler, flushes_of
+from .protocol import Protocol
+from .samplers import ClockSampler, Enqueue, Sampler, ScreenedSampler, needs_flush, no_collection
+
+_MOST_LAUNCHES = 64
+"""Launches a sample, unless there are more copies. Where the copies are cold, 64 always last long enough."""
+_EVENTS_US = 3.0
+"""What two events around a short launch add to it."""
+_FIRST_LAUNCH_US = 10.0
+"""What a first launch may take longer than later ones: its code and its page tables are cold too."""
+_FIRST_CALL_US = 5.0
+_FIRST_HEAD_START_US = 100.0
+_LOOKS = 2
+
+
+@dataclass(frozen=True)
+class Look:
+    """The first launches: µs each, whether they can be believed, and the host's µs for one."""
+
+    times: tuple[float, ...]
+    clean: bool
+    host_us: float
+
+    @property
+    def estimate_us(self) -> float:
+        """A launch without the events around it."""
+        us = min(self.times)
+        return max(us - _EVENTS_US, us / 2, 0.1)
+
+    def is_hopeless(self, best_us: float | None, protocol: Protocol, allowance_us: float) -> bool:
+        """Whether even the faster is so far from the best that samples would be wasted on the candidate."""
+        if best_us is None or not self.clean:
+            return False
+        return min(self.times) - allowance_us > protocol.screen * best_us
+
+
+def sampler_for(
+    launches: Sequence[Enqueue],
+    *,
+    capturable: bool,
+    working_set: int,
+    protocol: Protocol,
+    device: Device,
+    best_us: float | None = None,
+) -> Sampler:
+    """The sampler that the protocol asks for. ``launches``: one per rotating copy of a ``working_set`` of bytes.
+
+    ``best_us``: what a candidate must be near to be sampled at all (a ScreenedSampler when it is not).
+    """
+    if device.type != "cuda":
+        return _clock_sampler(launches, protocol, best_us)
+    look = _look(launches)
+    if look.is_hopeless(best_us, protocol, _FIRST_LAUNCH_US):
+        return ScreenedSampler(launches, look.times)
+    if look.estimate_us >= protocol.single_above_us:
+        return SingleSampler(launches, look.host_us, len(look.times))
+    flushes = flushes_of(2 * protocol.cache_bytes, device) if needs_flush(working_set, protocol) else None
+    turn = list(launches) * (1 if flushes else rounds(len(launches), look.estimate_us, protocol))
+    if capturable:
+        try:
+            try_capture(launches[0], device.torch)
+            return GraphSampler(turn, device, flushes)
+        except CaptureError as fault:
+            return BacklogSampler(turn, look.host_us, flushes, refused=str(fault))
+    return BacklogSampler(turn, look.host_us, flushes)
+
+
+def rounds(copies: int, launch_us: float, protocol: Protocol) -> int:
+    """Rounds over the copies that last at least ``sample_us``, as far as 64 launches do."""
+    wanted = math.ceil(protocol.sample_us / (launch_us * copies))
+    return max(1, min(wanted, _MOST_LAUNCHES // copies))
+
+
+def _clock_sampler(launches: Sequence[Enqueue], protocol: Protocol, best_us: float | None) -> Sampler:
+    calls = [HostTime(launches[place % len(launches)]) for place in range(3)]
+    with no_collection():
+        for call in calls:
+            call()
+    times = tuple(call.us for call in calls)
+    if Look(times, True, 0.0).is_hopeless(best_us, protocol, _FIRST_CALL_US):
+        return ScreenedSampler(launches, times)
+    return ClockSampler(launches, protocol, statistics.median(times), len(times))
+
+
+def _look(launches: Sequence[Enqueue]) -> Look:
+    clock = DeviceClock(_FIRST_HEAD_START_US)
+    works = [HostTime(launches[place % len(launches)]) for place in range(_LOOKS)]
+    taken = clock.time(works)
+    if not all(clean for _, clean in taken):
+        taken = clock.time(works)
+    host_us = min(work.us for work in works)
+    return Look(tuple(us for us, _ in taken), all(clean for _, clean in taken), host_us)

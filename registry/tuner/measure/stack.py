@@ -1,0 +1,134 @@
+"""Equal tensors in one allocation, so that all of them are filled, poisoned or compared by one operation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from ...correctness.bits import WORD, as_bits, as_words, disturb
+from ...correctness.poisoned_layouts import Poison
+from ...problem import TensorSpec
+
+_MARGIN_BYTES = 512
+"""Before, between and after the tensors; torch's allocator aligns to as much."""
+
+
+class Stack:
+    """``count`` tensors like ``spec``, poisoned, with poisoned margins.
+
+    Poison is NaN and a number alternately (see ``Poison``), so that it is one fill; of elements that are whole words,
+    the one or the other. Every other time these change places: what comes after a tensor is NaN at first, which shows
+    who reads it, then the number, which shows who reads, changes and writes it.
+
+    ``tensors`` have version counters of their own: what is written here is not seen by whoever caches by version.
+    """
+
+    def __init__(self, spec: TensorSpec, count: int) -> None:
+        itemsize = spec.dtype.itemsize
+        # complex numbers are compared as two real ones, and poisoned by their bytes
+        self._margin = _MARGIN_BYTES // itemsize
+        steps = zip(spec.shape, spec.strides, strict=True)
+        self._span = 0 if spec.numel == 0 else sum((size - 1) * stride for size, stride in steps) + 1
+        self._pitch = math.ceil(self._span / self._margin) * self._margin + self._margin
+        self._base = torch.empty(count * self._pitch + self._margin, dtype=spec.dtype, device=spec.device)
+        self._count = count
+        self._all = self._base.as_strided((count, *spec.shape), (self._pitch, *spec.strides), self._margin)
+        self._bits = as_bits(self._base)
+        # margins are whole words, and so is what lies between them
+        self._words = self._bits.view(-1).view(torch.int64)
+        self._rows = self._rows_of_words(spec)
+        self._poisons = self._by_what_comes_after()
+        self.poison()
+        self.tensors: list[torch.Tensor] = [tensor.data for tensor in self._all]
+
+    def poison(self) -> None:
+        """Fill everything, margins too, with what no right output holds: NaN where the number was, and vice versa."""
+        self._poisons.reverse()
+        word, _ = self._poisons[0]
+        self._words.fill_(word)
+
+    def disturb(self, start: int) -> None:
+        """Change a few elements of every tensor, the same of each: see ``bits.disturb``. What has holes is poisoned."""
+        if not self._all[0].is_contiguous():
+            self.poison()
+            return
+        shape = self._count, self._all[0].numel()
+        disturb(self._base.as_strided(shape, (self._pitch, 1), self._margin), start)
+
+    def write(self, value: torch.Tensor) -> None:
+        """Copy one tensor, of the same shape and dtype, into all."""
+        words = self._words_of(value)
+        if self._rows is not None and words is not None:
+            self._rows.copy_(words)
+        else:
+            _without_repeats(self._all).copy_(_without_repeats(value))
+
+    def holds(self, value: torch.Tensor) -> torch.Tensor:
+        """Whether every tensor equals ``value``, of the same shape and dtype, bit by bit: a tensor on the device."""
+        words = self._words_of(value)
+        if self._rows is not None and words is not None:
+            return (self._rows == words).all()
+        return (as_bits(_without_repeats(self._all)) == as_bits(_without_repeats(value))).all()
+
+    def _words_of(self, value: torch.Tensor) -> torch.Tensor | None:
+        alike = value.shape == self._all.shape[1:] and value.dtype == self._base.dtype
+        return as_words(value) if alike and self._rows is not None else None
+
+    def _rows_of_words(self, spec: TensorSpec) -> torch.Tensor | None:
+        """Every tensor's memory as a row of words; None where they have holes, or are not made of whole words."""
+        itemsize = spec.dtype.itemsize
+        if spec.dtype.is_complex or not spec.numel or spec.nbytes % WORD or not self._all[0].is_contiguous():
+            return None
+        margin, pitch = (elements * itemsize // WORD for elements in (self._margin, self._pitch))
+        return self._words.as_strided((self._count, spec.nbytes // WORD), (pitch, 1), margin)
+
+    def agrees(self) -> torch.Tensor:
+        """Whether all tensors are equal bit by bit, as a tensor on the device."""
+        if self._count == 1:
+            return torch.ones((), dtype=torch.bool, device=self._base.device)
+        return self.holds(self._all[0])
+
+    def margins_untouched(self) -> torch.Tensor:
+        """Whether nothing was written before, between or after the tensors since ``poison``."""
+        flat, margin, pitch, span = self._in_bits()
+        gaps = flat.as_strided((self._count, pitch - span), (pitch, 1), margin + span)
+        _, pristine = self._poisons[0]
+        after = pristine[span % 2 :][: pitch - span]
+        return (gaps == after).all() & (flat[:margin] == pristine[:margin]).all()
+
+    def _in_bits(self) -> tuple[torch.Tensor, int, int, int]:
+        """The allocation, margin, pitch and span in integers: a complex number is two."""
+        each = self._bits.numel() // self._base.numel()
+        return self._bits.view(-1), self._margin * each, self._pitch * each, self._span * each
+
+    def _by_what_comes_after(self) -> list[tuple[int, torch.Tensor]]:
+        """The two words to fill with, and what margins then hold; of the second, NaN follows each tensor."""
+        flat, margin, _, span = self._in_bits()
+        poison = Poison.of(self._base.dtype)
+        found = []
+        for pair in ((poison.number, poison.nan), (poison.nan, poison.number)):
+            # margins are an even number of integers: after an odd span comes the second of a pair
+            word = poison.word(*(pair[::-1] if span % 2 and poison.itemsize < WORD else pair))
+            held = torch.full((3 * margin * poison.itemsize // WORD,), word, dtype=torch.int64, device=flat.device)
+            found.append((word, held.view(flat.dtype)))
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the allocation."""
+        return self._base.nbytes
+
+
+def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:
+    """An expanded tensor without its expansion: several elements at one address cannot be written to."""
+    for dim in _repeated(tensor):
+        tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _repeated(tensor: torch.Tensor) -> Iterator[int]:
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            yield dim

@@ -1,0 +1,141 @@
+"""From problems to what could run each: supported implementations, their valid configurations, why others are out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from ...contract import Op
+from ...device import Device
+from ...discovery.catalog import Catalog
+from ...dispatch.plans.plan import Candidate
+from ...dispatch.resolve.resolution import declared_preference
+from ...errors import UnknownNameError
+from ...implementation import Implementation
+from ...problem import Arguments, Problem
+from ...space import Config
+from .input_specs import arguments_of
+
+_MEMORY_SHARE = 0.8
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One implementation on one problem: its valid configurations, or every reason why it is out."""
+
+    implementation: Implementation
+    configs: tuple[Config, ...] = ()
+    default: Config | None = None
+    unsupported: tuple[str, ...] = ()
+    preference: float = 0.0
+
+    @property
+    def supported(self) -> bool:
+        """Whether it takes part."""
+        return not self.unsupported
+
+
+@dataclass(frozen=True)
+class ProblemPlan:
+    """What will be searched for one problem; ``skipped`` says why it cannot be tuned here, "" if it can.
+
+    ``others`` are not to be searched, but a winner among them still has to be beaten.
+    """
+
+    problem: Problem
+    op: Op
+    device: Device
+    choices: tuple[Choice, ...]
+    others: tuple[Choice, ...] = ()
+    skipped: str = ""
+
+    @property
+    def supported(self) -> tuple[Choice, ...]:
+        """The choices that take part."""
+        return tuple(choice for choice in self.choices if choice.supported)
+
+    @property
+    def candidates(self) -> int:
+        """Size of the joint space."""
+        return sum(len(choice.configs) for choice in self.supported)
+
+    @cached_property
+    def arguments(self) -> Arguments:
+        """Specs of the problem's arguments."""
+        return arguments_of(self.op, self.problem)
+
+    def defaults(self) -> list[Candidate]:
+        """Every default; first the one that an untuned dispatch would run."""
+        ranked = sorted(self.supported, key=lambda choice: choice.preference, reverse=True)
+        return [Candidate(choice.implementation, choice.default) for choice in ranked if choice.default is not None]
+
+
+def plan(
+    problems: Sequence[Problem], catalog: Catalog, device: Device, implementations: Sequence[str] = ()
+) -> tuple[ProblemPlan, ...]:
+    """One ProblemPlan a problem. ``implementations`` keeps only those named; an unknown name is an error."""
+    ops = sorted({problem.op for problem in problems})
+    known = {name: [implementation.name for implementation in catalog.implementations(name)] for name in ops}
+    everywhere = {name for names in known.values() for name in names}
+    for wanted in implementations:
+        if wanted not in everywhere:
+            raise UnknownNameError(f"implementation of {' or '.join(ops)}", wanted, everywhere)
+    return tuple(_plan_one(problem, catalog, device, frozenset(implementations)) for problem in problems)
+
+
+def needed_bytes(op: Op, problem: Problem) -> int:
+    """What verification holds at once: arguments and outputs twice, the float64 reference and its temporaries."""
+    arguments = arguments_of(op, problem)
+    outputs = op.output_specs(arguments, torch.device("cpu")).values()
+    tensors = [*arguments.tensors.values(), *outputs]
+    return (
+        2 * sum(spec.nbytes for spec in tensors)
+        + 8 * sum(spec.numel for spec in tensors)
+        + 16 * sum(spec.numel for spec in op.result_specs(arguments, torch.device("cpu")))
+    )
+
+
+def _plan_one(problem: Problem, catalog: Catalog, device: Device, wanted: frozenset[str]) -> ProblemPlan:
+    op = catalog.op(problem.op)
+    need = needed_bytes(op, problem)
+    if need > _MEMORY_SHARE * device.memory_bytes:
+        reason = (
+            f"needs {need / 2**30:.0f} GiB with its float64 reference, {device.name} has "
+            f"{device.memory_bytes / 2**30:.0f} GiB"
+        )
+        return ProblemPlan(problem, op, device, (), skipped=reason)
+    everything = [_choice(implementation, problem, device) for implementation in catalog.implementations(op.name)]
+    choices = tuple(choice for choice in everything if not wanted or choice.implementation.name in wanted)
+    others = tuple(choice for choice in everything if choice not in choices)
+    skipped = "" if any(choice.supported for choice in choices) else _why_none(choices, device)
+    return ProblemPlan(problem, op, device, choices, others, skipped)
+
+
+def _why_none(choices: Sequence[Choice], device: Device) -> str:
+    reasons = "; ".join(f"{choice.implementation.name}: {', '.join(choice.unsupported)}" for choice in choices)
+    return f"no implementation supports it on {device}: {reasons}"
+
+
+def _choice(implementation: Implementation, problem: Problem, device: Device) -> Choice:
+    try:
+        return _choice_of(implementation, problem, device)
+    except Exception as fault:  # a stranger's code; a fault in it takes only itself out
+        return Choice(implementation, unsupported=(f"it fails to say: {type(fault).__name__}: {fault}",))
+
+
+def _choice_of(implementation: Implementation, problem: Problem, device: Device) -> Choice:
+    if device.type not in implementation.device_types:
+        return Choice(implementation, unsupported=(f"does not run on {device.type}",))
+    if reasons := tuple(implementation.unsupported(problem, device)):
+        return Choice(implementation, unsupported=reasons)
+    configs = implementation.space(problem, device).configs
+    if not configs:
+        return Choice(implementation, unsupported=("no configuration satisfies its constraints",))
+    default = implementation.default(problem, device)
+    if default not in configs:
+        return Choice(implementation, unsupported=(f"its default {dict(default)} is not in its space",))
+    preference = declared_preference(implementation, problem, device)
+    return Choice(implementation, configs, default, preference=preference)

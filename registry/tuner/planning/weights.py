@@ -1,0 +1,140 @@
+"""What a problem weighs in a program: how often it is called times how long it takes, and what tuning makes of it.
+
+The heaviest are tuned first, and get more trials than those that hardly matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from tuning_db import Decision
+
+from ...contract import Op
+from ...device import Device
+from ...problem import Problem
+from ..events import Result, Saving
+from ..search.problem_search import DEFAULT_SECONDS, Budget
+from .distance import ordered
+from .problems import ProblemPlan
+
+BATCH = 64
+"""Problems that share finals: their winners are stored at the end of the batch."""
+
+_FIRST_BATCH = 8
+"""Of a weighted run, doubling from there: what matters most is stored early."""
+
+_LIGHT = 0.01
+"""Those that make up less than this part of the program's time together get only the starts."""
+
+_STARTS = 16
+"""Trials: defaults, at most five seeds of neighbours, three random candidates."""
+
+_LEAST, _MOST = 0.5, 4.0
+"""Times the usual budget."""
+
+_BYTES_PER_US = {"cuda": 2e6, "cpu": 2e4}
+_FLOP_PER_US = {"cuda": 2e8, "cpu": 2e5}
+_START_US = {"cuda": 3.0, "cpu": 3.0}
+"""A current GPU and a few cores, to a factor of two or so: it decides who goes first, and is shown to nobody."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The part of the program's time that each problem takes, all together 1; without ``shares`` all weigh the same."""
+
+    shares: Mapping[Problem, float] = field(default_factory=dict)
+    counts: Mapping[Problem, int] = field(default_factory=dict)
+
+    def batches(self, plans: Sequence[ProblemPlan]) -> list[Sequence[ProblemPlan]]:
+        """In the order of tuning; within a batch each has near ones before it."""
+        if not self.shares:
+            in_order = ordered(plans)
+            return [in_order[start : start + BATCH] for start in range(0, len(in_order), BATCH)]
+        left = sorted(plans, key=lambda plan: -self.shares.get(plan.problem, 0.0))
+        batches: list[Sequence[ProblemPlan]] = []
+        size = _FIRST_BATCH
+        while left:
+            batches.append(ordered(left[:size]))
+            left, size = left[size:], min(2 * size, BATCH)
+        return batches
+
+    def budget(self, problem: Problem, budget: Budget) -> Budget:
+        """What one problem's search may take: by its share of the time, from half to four times the usual.
+
+        A number that somebody asked for is a limit, and is not exceeded.
+        """
+        if not self.shares:
+            return budget
+        share = self.shares.get(problem, 0.0)
+        if problem in self._light:
+            return replace(budget, trials=min(_STARTS, budget.most_trials))
+        factor = min(max(share * len(self.shares), _LEAST), _MOST)
+        less = min(factor, 1.0)
+        return Budget(
+            max(factor, 1.0) * DEFAULT_SECONDS if budget.seconds is None else less * budget.seconds,
+            None if budget.trials is None else math.ceil(less * budget.trials),
+            round(factor * budget.cap),
+        )
+
+    def saving(self, results: Iterable[Result]) -> Saving | None:
+        """What the winners are worth to the program; None when nobody knows how often it calls what."""
+        if not self.counts:
+            return None
+        decided = [result for result in results if result.median_us is not None]
+        low, value, high, winner = (0.0,) * 4
+        for result in decided:
+            us = self.counts.get(result.problem, 1) * (result.median_us or 0.0)
+            if result.default_ratio is not None:
+                low += us * result.default_ratio.low
+                value += us * result.default_ratio.value
+                high += us * result.default_ratio.high
+                winner += us
+        share = sum(self.shares.get(result.problem, 0.0) for result in decided)
+        return Saving(share, value, low, high, winner)
+
+    @cached_property
+    def _light(self) -> frozenset[Problem]:
+        """The lightest, as many as make up less than ``_LIGHT`` together."""
+        light, total = [], 0.0
+        for problem, share in sorted(self.shares.items(), key=lambda entry: entry[1]):
+            total += share
+            if total >= _LIGHT:
+                break
+            light.append(problem)
+        return frozenset(light)
+
+
+def weigh(
+    plans: Iterable[ProblemPlan],
+    counts: Mapping[Problem, int],
+    measured_us: Callable[[ProblemPlan], float | None],
+) -> Weights:
+    """Weights by how often each problem is called; by what its default took where that was measured, else by its floor.
+
+    What cannot be tuned here counts too: it is part of the program's time.
+    """
+    if not counts:
+        return Weights()
+    times = {
+        plan.problem: counts.get(plan.problem, 1) * (measured_us(plan) or floor_us(plan.op, plan.problem, plan.device))
+        for plan in plans
+    }
+    total = sum(times.values())
+    return Weights({problem: us / total for problem, us in times.items()}, dict(counts))
+
+
+def floor_us(op: Op, problem: Problem, device: Device) -> float:
+    """Roughly the least time of a call: its bytes and FLOP at a usual speed, whichever takes longer, and a launch."""
+    floor = op.floor(problem)
+    moving, computing = floor.bytes / _BYTES_PER_US[device.type], floor.flop / _FLOP_PER_US[device.type]
+    return _START_US[device.type] + max(moving, computing)
+
+
+def default_us(decision: Decision | None) -> float | None:
+    """What an untuned call took when a problem was decided, if that was measured."""
+    if decision is None or decision.default_ratio is None:
+        return None
+    return decision.median_us * decision.default_ratio.value

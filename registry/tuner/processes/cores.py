@@ -1,0 +1,71 @@
+"""Which cores a run's compilers may use: on a GPU some are kept free, for a launch must never wait for one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ...device import Device
+
+_KEPT_FREE = 4
+"""Threads of execution for the worker and the run: two cores, where each has two. Verifying is launching, and takes a
+seventh longer where compilers share a core with it."""
+_FEW = 8
+"""With no more than these, only one is kept free."""
+
+_ANYWHERE = "-"
+
+Siblings = Callable[[int], Sequence[int]]
+"""The numbers of what shares a core with a number, itself among them."""
+
+
+def compiling_cores(device: Device, siblings: Siblings | None = None) -> tuple[int, ...]:
+    """Numbers of the cores that compilers may run on; all on a CPU, where nothing is measured meanwhile.
+
+    Empty where processes cannot be bound to cores.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return ()
+    cores = sorted(os.sched_getaffinity(0))
+    if device.type != "cuda" or len(cores) == 1:
+        return tuple(cores)
+    return tuple(core for core in cores if core not in _kept_free(cores, siblings or _siblings))
+
+
+def as_argument(cores: Sequence[int]) -> str:
+    """For a command line; ``-`` where there are none to be bound to."""
+    return ",".join(map(str, cores)) or _ANYWHERE
+
+
+def bind_to(argument: str) -> None:
+    """Let this process run on these cores alone, as far as they are still there."""
+    if argument != _ANYWHERE:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, {int(core) for core in argument.split(",")})
+
+
+def _kept_free(cores: Sequence[int], siblings: Siblings) -> set[int]:
+    if len(cores) <= _FEW:
+        return {cores[0]}
+    free: set[int] = set()
+    for core in cores:
+        if len(free) >= _KEPT_FREE:
+            break
+        free |= {core, *siblings(core)} & set(cores)
+    return free
+
+
+def _siblings(core: int) -> list[int]:
+    """As Linux tells; a machine that is virtual often does not, and says that each stands alone."""
+    try:
+        text = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text()
+        return [number for part in text.strip().split(",") for number in _span(part)]
+    except (OSError, ValueError):
+        return [core]
+
+
+def _span(part: str) -> range:
+    first, _, last = part.partition("-")
+    return range(int(first), int(last or first) + 1)

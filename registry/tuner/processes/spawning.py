@@ -1,0 +1,289 @@
+"""Starting children: on Linux through a keeper (``registry.tuner.processes.keeper``), elsewhere by executing them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from ...errors import RegistryError
+from . import keeper as keeper_module
+
+Launched = tuple[subprocess.Popen[bytes], socket.socket]
+"""A keeper's process and socket."""
+
+_PATIENCE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Command:
+    """``python -m module arguments``. ``extra`` are environment variables beside this process's own."""
+
+    module: str
+    arguments: Sequence[str] = ()
+    extra: Mapping[str, str] | None = None
+    memory_bytes: int = 0
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a process ended: its exit code (negative: a signal), and why, if that is known."""
+
+    code: int
+    why: str = ""
+    out_of_memory: bool = False
+
+
+class Started(Protocol):
+    """A process that was started; nothing here blocks longer than it is told."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id, 0 if it was never started; may wait for that."""
+
+    @property
+    def how(self) -> str:
+        """``forked``, or ``executed`` and perhaps why; may wait as ``pid``."""
+
+    def ended(self, seconds: float = 0.0) -> Ending | None:
+        """How it ended, waiting at most ``seconds``; None while it runs."""
+
+    def kill(self) -> None:
+        """Kill its whole group. May be called again."""
+
+    def close(self) -> None:
+        """Free what is held here."""
+
+
+class Keeper:
+    """The connection to a keeper process."""
+
+    def __init__(self, launched: Launched | None = None) -> None:
+        self._process, self._socket = launched or keeper_module.launch()
+        self._numbers = itertools.count(1)
+        self.owner = os.getpid()
+
+    @property
+    def pid(self) -> int:
+        """Of the keeper itself."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can start anything; not in a fork of the process that it belongs to."""
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    def start(self, command: Command, channel: int, log: int) -> Started:
+        """Start a process that has ``channel`` for its messages and ``log`` for its stdout and stderr."""
+        number = next(self._numbers)
+        status, theirs = os.pipe()
+        request = {
+            "do": "start", "id": number, "python": sys.executable, "module": command.module,
+            "arguments": list(command.arguments), "environment": dict(os.environ), "extra": dict(command.extra or {}),
+            "folder": str(Path.cwd()), "memory_bytes": command.memory_bytes, "fresh": command.fresh,
+        }  # fmt: skip
+        try:
+            keeper_module.send(self._socket, request, [channel, log, theirs])
+        except OSError as fault:
+            os.close(status)
+            raise RegistryError(
+                f"no process can be started: {fault}", hint="the environment may be too large"
+            ) from fault
+        finally:
+            os.close(theirs)
+        return _Kept(self, number, status)
+
+    def kill(self, number: int) -> None:
+        """Kill a child's group."""
+        with contextlib.suppress(OSError):
+            keeper_module.send(self._socket, {"do": "kill", "id": number}, [])
+
+    def warm(self, modules: Sequence[str]) -> None:
+        """Let children started from now on find these modules imported, as soon as that is done."""
+        with contextlib.suppress(OSError):
+            keeper_module.send(self._socket, {"do": "warm", "modules": list(modules)}, [])
+
+    def close(self) -> None:
+        """End it, with all its children."""
+        self._socket.close()
+        if self.owner == os.getpid():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_PATIENCE_S)
+                return
+            self._process.kill()
+            self._process.wait()
+
+
+class _Kept:
+    """A child of the keeper. It tells its process id and its end over a pipe, whose end means that the keeper died."""
+
+    def __init__(self, keeper: Keeper, number: int, status: int) -> None:
+        self._keeper = keeper
+        self._number = number
+        self._status = status
+        self._buffer = b""
+        self._ending: Ending | None = None
+        self._pid = 0
+        self._how = ""
+
+    @property
+    def pid(self) -> int:
+        """Waits for it to be started; 0 if that failed."""
+        while not self._pid and self._ending is None:
+            self._read(None)
+        return self._pid
+
+    @property
+    def how(self) -> str:
+        """How it was started, or why not."""
+        return self._how if self.pid or self._ending else ""
+
+    def ended(self, seconds: float = 0.0) -> Ending | None:
+        until = time.monotonic() + seconds
+        while self._ending is None and self._read(max(0.0, until - time.monotonic())):
+            pass
+        return self._ending
+
+    def kill(self) -> None:
+        if self._ending is None:
+            self._keeper.kill(self._number)
+
+    def close(self) -> None:
+        if self._status >= 0:
+            os.close(self._status)
+            self._status = -1
+
+    def _read(self, seconds: float | None) -> bool:
+        """Whether anything was told within ``seconds``."""
+        if self._status < 0:
+            self._ending = self._ending or Ending(1, "it was closed")
+            return False
+        poll = select.poll()
+        poll.register(self._status, select.POLLIN)
+        if not poll.poll(None if seconds is None else seconds * 1000):
+            return False
+        data = os.read(self._status, 4096)
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._take_in(json.loads(line))
+        if not data and self._ending is None:
+            self._ending = Ending(-signal.SIGKILL, "the process that kept it died")
+        return True
+
+    def _take_in(self, told: Mapping[str, Any]) -> None:
+        if "pid" in told:
+            self._pid, self._how = told["pid"], told["how"]
+        else:
+            self._ending = Ending(told["ended"], told["why"], told["out_of_memory"])
+
+
+class Plain:
+    """An executed child of this very process, where there is no keeper."""
+
+    def __init__(self, command: Command, channel: int, log: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", command.module, str(channel), str(os.getpid()), *command.arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[channel],
+            start_new_session=True,
+            env={**os.environ, **(command.extra or {})},
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    how = "executed"
+
+    def ended(self, seconds: float = 0.0) -> Ending | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return Ending(self._process.wait(timeout=seconds))
+        return None
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_PATIENCE_S)
+
+
+_lock = threading.Lock()
+_shared: list[Keeper] = []
+_holders = 0
+
+
+@contextlib.contextmanager
+def kept(*, now: bool = True) -> Iterator[None]:
+    """Children started inside share one keeper, which ends with the last of the blocks that are open.
+
+    It is started ``now``, or else with the first child. Its template imports torch meanwhile: open a block early.
+    """
+    global _holders  # noqa: PLW0603  (one keeper a process, counted)
+    with _lock:
+        _holders += 1
+    try:
+        if now and _has_keeper():
+            _keeper()
+        yield
+    finally:
+        with _lock:
+            _holders -= 1
+            last = _shared.pop() if _shared and not _holders else None
+        if last is not None:
+            last.close()
+
+
+def adopt(launched: Launched) -> None:
+    """Use a keeper that was started before torch was imported here: its template has been importing meanwhile."""
+    adopted = Keeper(launched)
+    with _lock:
+        for old in _shared:
+            old.close()
+        _shared[:] = [adopted]
+
+
+def warm(*modules: str) -> None:
+    """Let children started from now on find these modules imported, as soon as that is done.
+
+    Of ``module:function`` the function is called: it must neither start a thread nor open a device.
+    """
+    if _has_keeper():
+        _keeper().warm(modules)
+
+
+def start(command: Command, channel: socket.socket, log: IO[bytes]) -> Started:
+    """Start a process. Raises RegistryError when that is impossible."""
+    if not _has_keeper():
+        return Plain(command, channel.fileno(), log.fileno())
+    return _keeper().start(command, channel.fileno(), log.fileno())
+
+
+def _has_keeper() -> bool:
+    return sys.platform == "linux"
+
+
+def _keeper() -> Keeper:
+    with _lock:
+        if not _shared or not _shared[0].alive:
+            for old in _shared:
+                old.close()
+            _shared[:] = [Keeper()]
+        return _shared[0]

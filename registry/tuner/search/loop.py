@@ -1,0 +1,244 @@
+"""The searches of several problems at once: ask, compile, feed the device, learn. One thread, one event loop."""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ...artifact import Artifact, Variant
+from ...device import Device
+from ...dispatch.plans.plan import Candidate
+from ..events import Observer, ProblemStarted, TrialDone
+from ..jobs import Built, Entrant, Failed, Outcome, TrialJob
+from ..measure.protocol import Protocol
+from ..planning.problems import ProblemPlan
+from ..storing import Recorder
+from ..workers.crew import Crew
+from .problem_search import ProblemSearch, Waiting
+from .resources import misfit
+
+_ACTIVE_PROBLEMS = 6
+_IN_FLIGHT = 8
+_ENOUGH_READY = 4
+"""Candidates that wait for the device. While there are so many nothing is asked for: it would be asked knowing less."""
+_HEAR_EVERY_S = 0.1
+_REMEMBERED = 512
+"""Built candidates that other problems are offered."""
+
+Begin = Callable[[ProblemPlan, Sequence[ProblemSearch]], ProblemSearch]
+"""Makes a problem's search, given those that are over: its neighbours' winners are where it starts."""
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A job for the device; no candidate: the floor's copy. ``shared``: nobody asked for it."""
+
+    search: ProblemSearch
+    candidate: Candidate | None
+    job: TrialJob
+    shared: bool = False
+
+
+class SearchLoop:
+    """Searches problems, several at a time, so that the device has work while variants compile."""
+
+    def __init__(self, crew: Crew, device: Device, protocol: Protocol, recorder: Recorder, observe: Observer) -> None:
+        self._crew = crew
+        self._device = device
+        self._protocol = protocol
+        self._recorder = recorder
+        self._observe = observe
+        self._active: list[ProblemSearch] = []
+        self._ready: collections.deque[_Ready] = collections.deque()
+        self._sent: dict[int, _Ready] = {}
+        self._built: collections.deque[tuple[Waiting, tuple[Artifact, ...]]] = collections.deque(maxlen=_REMEMBERED)
+        self._offered: set[tuple[int, str]] = set()
+        self.trials = 0
+        self._hear_at = 0.0
+        crew.answered = self._answered
+
+    def run(self, plans: Sequence[ProblemPlan], begin: Begin) -> list[ProblemSearch]:
+        """Search all of them; returns the searches in the order in which they ended."""
+        queue = collections.deque(plans)
+        over: list[ProblemSearch] = []
+        while queue or self._active:
+            while queue and len(self._active) < _ACTIVE_PROBLEMS:
+                self._begin(begin(queue.popleft(), over))
+            self._advance()
+            for search in [search for search in self._active if search.over]:
+                self._active.remove(search)
+                over.append(search)
+                self._cancel_compiling()
+        return over
+
+    def _cancel_compiling(self) -> None:
+        """What only searches that are over had queued keeps no compiler from what is wanted."""
+        waiting = [one for search in self._active for one in search.waiting]
+        self._crew.compiler.keep_only({variant.key for one in waiting for variant in (*one.variants, *one.extra)})
+
+    def build(self, searches: Sequence[ProblemSearch]) -> None:
+        """Compile what may enter the finals and was measured by an earlier run; what fails is left out there."""
+        left = [(search, waiting) for search in searches for waiting in search.unbuilt()]
+        while left:
+            left = [(search, waiting) for search, waiting in left if not self._is_settled(search, waiting)]
+            if left:
+                self._crew.wait()
+
+    def _is_settled(self, search: ProblemSearch, waiting: Waiting) -> bool:
+        results = self._results(search, waiting)
+        if not all(results):
+            return False
+        search.remember(waiting.candidate, _artifacts(results))
+        return True
+
+    def _begin(self, search: ProblemSearch) -> None:
+        self._active.append(search)
+        search.on_device += 1
+        self._ready.append(_Ready(search, None, self._job(search, Entrant("", {}, (), "floor"))))
+        self._observe(ProblemStarted(search.plan.problem, search.candidates, None))
+
+    def _advance(self) -> None:
+        """One turn: ask, compile, feed the device, wait for whoever answers first."""
+        self._hear()
+        for search in self._active:
+            if len(self._ready) < _ENOUGH_READY:
+                search.ask(_IN_FLIGHT)
+            search.drop_moot()
+            for waiting in list(search.waiting):
+                self._push(search, waiting)
+        self._feed()
+        if self._sent or not self._crew.compiler.idle:
+            self._crew.wait()
+
+    def _hear(self) -> None:
+        """What other runs on this database have tried meanwhile need not be tried here."""
+        now = time.monotonic()
+        if now < self._hear_at:
+            return
+        self._hear_at = now + _HEAR_EVERY_S
+        if self._recorder.has_news():
+            for search in self._active:
+                for candidate, trial in self._recorder.news(search.plan):
+                    search.remember_trial(candidate, trial.status, trial.median_us, trial.censored, trial.uid)
+
+    def _push(self, search: ProblemSearch, waiting: Waiting) -> None:
+        """Towards the device if all its variants are built, out if one failed."""
+        failure = Failed("error", waiting.fault) if waiting.fault else None
+        results, extra = self._results(search, waiting), self._results(search, waiting, waiting.extra)
+        failure = failure or next((result for result in results if isinstance(result, Failed)), None)
+        if failure is None and all(results):
+            failure = self._misfit(search, waiting.candidate, _artifacts(results))
+        if failure is not None:
+            search.waiting.remove(waiting)
+            self._learn(search, waiting.candidate, Outcome(failure.status, failure.message))
+        elif all((*results, *extra)):
+            artifacts = _artifacts(results)
+            search.remember(waiting.candidate, artifacts)
+            search.waiting.remove(waiting)
+            self._built.append((waiting, artifacts))
+            self._send_off(search, waiting.candidate, (*artifacts, *_artifacts(extra)))
+
+    def _misfit(self, search: ProblemSearch, candidate: Candidate, artifacts: tuple[Artifact, ...]) -> Failed | None:
+        """What must be tried runs although it spills; what asks for more shared memory than there is cannot."""
+        if search.must_try(candidate):
+            artifacts = tuple(_without_spills(artifact) for artifact in artifacts)
+        reason = misfit(artifacts, self._device)
+        return Failed("out_of_resources", reason) if reason else None
+
+    def _results(
+        self, search: ProblemSearch, waiting: Waiting, variants: Sequence[Variant] | None = None
+    ) -> list[Built | Failed | None]:
+        op, name = search.plan.op.name, waiting.candidate.implementation.name
+        chosen = waiting.variants if variants is None else variants
+        return [self._crew.compiler.want(op, name, variant, self._device.target) for variant in chosen]
+
+    def _send_off(
+        self, search: ProblemSearch, candidate: Candidate, artifacts: tuple[Artifact, ...], *, shared: bool = False
+    ) -> None:
+        search.on_device += 1
+        entrant = replace(search.entrant(candidate), artifacts=artifacts)
+        self._ready.append(_Ready(search, candidate, self._job(search, entrant), shared))
+
+    def _feed(self) -> None:
+        """Keep the device busy; on a CPU measure only while nothing compiles, since both want the same cores."""
+        worker, compiler = self._crew.worker, self._crew.compiler
+        assert worker is not None
+        if self._device.type == "cpu" and not compiler.idle:
+            return
+        while worker.wants_more:
+            if not self._ready and not (worker.idle and self._share()):
+                return
+            ready = self._ready.popleft()
+            if ready.candidate is not None and ready.search.is_moot(ready.candidate):
+                ready.search.on_device -= 1
+                continue
+            self._sent[ready.job.id] = ready
+            self._crew.submit(replace(ready.job, best_us=ready.search.best_us))
+
+    def _share(self) -> bool:
+        """Rather than wait for a compiler: what was built for one problem, measured on another that it runs too."""
+        if self._crew.compiler.idle:
+            return False
+        for built, artifacts in reversed(self._built):
+            for search in self._active:
+                place = (search.seed, built.candidate.key)
+                if place in self._offered:
+                    continue
+                self._offered.add(place)
+                if self._misfit(search, built.candidate, artifacts) is not None:
+                    continue  # one problem's default or stored winner may spill: not so as another's candidate
+                own = search.serve(built)
+                if own is not None:
+                    search.remember(own.candidate, artifacts)
+                    self._send_off(search, own.candidate, artifacts, shared=True)
+                    return True
+        return False
+
+    def _answered(self, job: TrialJob, outcome: Outcome) -> None:
+        ready = self._sent.pop(job.id)
+        search = ready.search
+        search.on_device -= 1
+        search.seconds += outcome.seconds
+        if ready.candidate is None:
+            search.floor_us = outcome.median_us
+        else:
+            self._learn(search, ready.candidate, outcome, shared=ready.shared)
+
+    def _learn(self, search: ProblemSearch, candidate: Candidate, outcome: Outcome, *, shared: bool = False) -> None:
+        plan = search.plan
+        uid = self._recorder.trial(plan.op, plan.problem, candidate, outcome)
+        learn = search.learn_shared if shared else search.learn
+        learn(candidate, outcome.status, outcome.median_us, outcome.censored, uid)
+        self.trials += 1
+        self._observe(
+            TrialDone(
+                plan.problem,
+                candidate.implementation.name,
+                candidate.config,
+                outcome.status,
+                outcome.message,
+                outcome.median_us,
+                search.done,
+                search.candidates,
+                search.best_us,
+                search.floor_us,
+                search.seconds_left,
+            )
+        )
+
+    def _job(self, search: ProblemSearch, entrant: Entrant) -> TrialJob:
+        plan = search.plan
+        return TrialJob(
+            self._crew.next_job(), plan.op.name, dict(plan.problem.dims), entrant, dict(self._protocol.details),
+            search.seed,
+        )  # fmt: skip
+
+
+def _without_spills(artifact: Artifact) -> Artifact:
+    return replace(artifact, resources={**artifact.resources, "spill_bytes": 0})
+
+
+def _artifacts(results: Sequence[Built | Failed | None]) -> tuple[Artifact, ...]:
+    return tuple(result.artifact for result in results if isinstance(result, Built))

@@ -1,0 +1,153 @@
+"""A YAML file as plain data with the line of everything in it. Whatever stands in the file, reading it is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from pathlib import Path
+
+import yaml
+
+from ...errors import ShapesFileError
+
+Place = tuple[Hashable, ...]
+"""Keys and indices from the top: ``("softmax", 0, "rows")``."""
+
+MOST_CHARACTERS = 2**24
+MOST_VALUES = 400_000
+"""With every alias written out: a few aliases of aliases stand for billions."""
+DEEPEST = 8
+
+_PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+_SHAPE = "expected op: [{dimension: [value, ...]}, ...]"
+
+
+class Document:
+    """``data`` is what the file holds, None when it is empty. Raises ShapesFileError for what cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lines: dict[Place, int] = {}
+        self._values = 0
+        self.data = self._read(self._text())
+
+    def line(self, place: Place) -> int:
+        """Where that stands, or what is around it."""
+        return self._lines.get(self._written(place), 1)
+
+    def fault(self, place: Place, message: str, hint: str) -> ShapesFileError:
+        """``FILE, line N, KEY: MESSAGE`` with what was expected as the hint."""
+        parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in self._written(place))
+        key = "".join(parts).removeprefix(".")
+        where = f"{self.path}, line {self.line(place)}" + (f", {key}" if key else "")
+        return ShapesFileError(f"{where}: {message}", hint=hint)
+
+    def _written(self, place: Place) -> Place:
+        """The innermost place around this one that stands in the file: a single value has no index there."""
+        while place and place not in self._lines:
+            place = place[:-1]
+        return place
+
+    def _text(self) -> str:
+        try:
+            with self.path.open(encoding="utf-8") as file:
+                text = file.read(MOST_CHARACTERS + 1)
+        except FileNotFoundError:
+            raise ShapesFileError(f"{self.path}: no such file", hint="expected a YAML file of shapes") from None
+        except UnicodeDecodeError as fault:
+            raise ShapesFileError(f"{self.path}: not UTF-8 text (byte {fault.start})", hint="expected YAML") from None
+        except OSError as fault:
+            raise ShapesFileError(f"{self.path}: {fault.strerror}", hint="expected a readable YAML file") from None
+        if len(text) > MOST_CHARACTERS:
+            raise ShapesFileError(f"{self.path}: longer than {MOST_CHARACTERS} characters", hint="list fewer values")
+        return text
+
+    def _read(self, text: str) -> object:
+        try:
+            loader = _Loader(text)
+            node = loader.get_single_node()
+        except _TooDeepError as fault:
+            raise ShapesFileError(f"{self.path}, line {fault.line}: nested too deeply", hint=_SHAPE) from None
+        except yaml.MarkedYAMLError as fault:
+            line = fault.problem_mark.line + 1 if fault.problem_mark else 1
+            problem = " ".join(part for part in (fault.context, fault.problem) if part)
+            raise ShapesFileError(f"{self.path}, line {line}: not YAML: {problem}", hint="see docs/shapes.md") from None
+        except yaml.YAMLError as fault:
+            shown = str(fault).splitlines()[0]
+            raise ShapesFileError(f"{self.path}: not YAML: {shown}", hint="see docs/shapes.md") from None
+        return None if node is None else self._plain(loader, node, (), ())
+
+    def _plain(self, loader: yaml.SafeLoader, node: yaml.Node, place: Place, above: tuple[yaml.Node, ...]) -> object:
+        """The node's value; remembers its line, refuses repeated keys and aliases of a node within itself."""
+        self._lines.setdefault(place, node.start_mark.line + 1)
+        self._values += 1
+        if self._values > MOST_VALUES:
+            raise self.fault(place, f"more than {MOST_VALUES} values, aliases written out", "list fewer values")
+        if any(node is other for other in above):
+            raise self.fault(place, "an alias refers to what it stands in", "write the values out")
+        if len(above) > DEEPEST:
+            raise self.fault(place, "nested too deeply", _SHAPE)
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(loader, node, place)
+        if node.tag not in _PLAIN_TAGS:
+            raise self.fault(place, f"the tag {node.tag!r} has no meaning here", "write the values without it")
+        above = (*above, node)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._plain(loader, item, (*place, n), above) for n, item in enumerate(node.value)]
+        found: dict[object, object] = {}
+        for key_node, value_node in node.value:
+            key = self._key(loader, key_node, place)
+            inner = (*place, key)
+            if key in found:
+                raise self.fault(
+                    place,
+                    f"{key} stands here twice, on line {self._lines[inner]} and line {key_node.start_mark.line + 1}",
+                    "join the two lists",
+                )
+            self._lines[inner] = key_node.start_mark.line + 1
+            found[key] = self._plain(loader, value_node, inner, above)
+        return found
+
+    def _key(self, loader: yaml.SafeLoader, node: yaml.Node, place: Place) -> str:
+        if node.tag == _MERGE_TAG:
+            raise self.fault(place, "<< has no meaning here", "write the dimensions out")
+        if not isinstance(node, yaml.ScalarNode):
+            # not shown: here too an alias may stand for billions of values
+            kind = "list" if isinstance(node, yaml.SequenceNode) else "mapping"
+            raise self.fault(place, f"a {kind} is not a name", "expected the name of an op or dimension")
+        key = self._scalar(loader, node, place)
+        if not isinstance(key, str):
+            raise self.fault(place, f"{node.value:.40} is not a name", "expected the name of an op or dimension")
+        return key
+
+    def _scalar(self, loader: yaml.SafeLoader, node: yaml.ScalarNode, place: Place) -> object:
+        try:
+            return loader.construct_object(node)
+        except (ValueError, ArithmeticError) as fault:
+            # PyYAML reads dates, binary data, numbers to base 60: whatever looks like one and is none ends here
+            reason = str(fault).partition(";")[0].partition(":")[0]
+            raise self.fault(place, f"got {node.value!r:.40}: {reason}", "expected a number or a name") from None
+        except yaml.MarkedYAMLError:
+            raise self.fault(
+                place, f"{node.value!r:.40} cannot be read as {node.tag!r}", "write the value without a tag"
+            ) from None
+
+
+class _TooDeepError(Exception):
+    def __init__(self, line: int) -> None:
+        super().__init__(line)
+        self.line = line
+
+
+class _Loader(yaml.SafeLoader):
+    """Stops where nodes are nested too deeply: PyYAML itself goes on until Python's stack is full."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self._depth > DEEPEST:
+            raise _TooDeepError(self.peek_event().start_mark.line + 1)  # type: ignore[no-untyped-call]
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node

@@ -1,0 +1,180 @@
+"""Between the run's objects and what tuning_db stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Store, Trial
+from tuning_db import Protocol as StoredProtocol
+
+from ..contract import Op
+from ..device import Device
+from ..dispatch.plans.plan import Candidate
+from ..implementation import Implementation
+from ..problem import Problem
+from .jobs import Outcome
+from .measure.protocol import Protocol
+from .planning.problems import Choice, ProblemPlan
+
+LASTING = frozenset({"ok", "wrong_result", "nondeterministic", "compile_error", "out_of_resources", "unsupported"})
+"""Statuses that a second trial would give again. A timeout, a crash or a full memory may have been bad luck."""
+
+_LATE_ROWS = 64
+"""On a server so many rows, at most, become visible after one with a greater number."""
+
+
+@dataclass
+class _Seen:
+    """What a run has read of one problem's trials: rows after ``began``, and so far to ``newest``."""
+
+    began: int
+    newest: int
+    uids: set[str] = field(default_factory=set)
+
+
+class Recorder:
+    """One run's view of the store: what is known, and where what is found goes. ``run`` is the run's uid."""
+
+    def __init__(self, store: Store, device: Device, protocol: Protocol, details: Mapping[str, Any]) -> None:
+        self._store = store
+        self.environment = Environment(device.hardware(), device.software())
+        self._protocol = StoredProtocol(protocol.regime, protocol.details)
+        self._fingerprints: dict[str, str] = {}
+        self.run = store.start_run(self.environment, details)
+        self._began, _ = store.newest_trial()
+        self._newest = self._began
+        self._seen: dict[ProblemKey, _Seen] = {}
+
+    def end(self, details: Mapping[str, Any]) -> None:
+        """Close the run's record."""
+        self._store.end_run(self.run, details)
+
+    def fingerprint(self, implementation: Implementation) -> str:
+        """The implementation's fingerprint, hashed once a run."""
+        key = f"{implementation.op} {implementation.name}"
+        if key not in self._fingerprints:
+            self._fingerprints[key] = implementation.fingerprint()
+        return self._fingerprints[key]
+
+    def trial(self, op: Op, problem: Problem, candidate: Candidate, outcome: Outcome) -> str:
+        """Store one trial; returns its uid."""
+        trial = Trial(
+            problem=problem_key(op, problem),
+            candidate=self._key(candidate),
+            environment=self.environment,
+            protocol=self._protocol,
+            status=outcome.status,
+            message=outcome.message,
+            median_us=outcome.median_us,
+            samples=outcome.samples,
+            censored=outcome.censored,
+            stop_reason=outcome.stop_reason,
+            details=outcome.details,
+        )
+        self._store.add_trials(self.run, [trial])
+        self._seen_of(trial.problem).uids.add(trial.uid)
+        return trial.uid
+
+    def known_trials(self, plan: ProblemPlan) -> list[tuple[Candidate, Trial]]:
+        """Stored trials of this problem, environment and protocol whose candidate is still exactly what it was.
+
+        Oldest first, so that the newest of a candidate is the one that stays. What may have been the machine's fault
+        is left out, to be tried again.
+        """
+        self._seen[problem_key(plan.op, plan.problem)] = _Seen(0, 0)
+        return self.news(plan)
+
+    def has_news(self) -> bool:
+        """Whether another run has stored a trial of any problem since this was asked last; a look at an index."""
+        self._newest, others = self._store.newest_trial(self._newest, self.run)
+        return others
+
+    def news(self, plan: ProblemPlan) -> list[tuple[Candidate, Trial]]:
+        """As :meth:`known_trials`, but only what other runs have stored since that, or else since this run began."""
+        problem = problem_key(plan.op, plan.problem)
+        seen = self._seen_of(problem)
+        since = max(seen.began, seen.newest - _LATE_ROWS)
+        seen.newest, found = self._store.trials_since(since, problem, self.environment, self._protocol)
+        lasting = [trial for trial in found if trial.uid not in seen.uids and trial.status in LASTING]
+        seen.uids.update(trial.uid for trial in found)
+        pairs = ((self._candidate(plan.choices, trial.candidate), trial) for trial in lasting)
+        return [(candidate, trial) for candidate, trial in pairs if candidate is not None]
+
+    def _seen_of(self, problem: ProblemKey) -> _Seen:
+        return self._seen.setdefault(problem, _Seen(self._began, self._began))
+
+    def winner(self, op: Op, problem: Problem) -> Decision | None:
+        """The stored decision for this problem on this hardware and software."""
+        found = self._store.winner(
+            problem_key(op, problem), self.environment.hardware, self.environment.software, self._protocol.regime
+        )
+        if found is None or dict(found.environment.software) != dict(self.environment.software):
+            return None
+        return found
+
+    def valid(self, plan: ProblemPlan, decision: Decision | None) -> Candidate | None:
+        """The decision's candidate if it is still what was measured and still runs here, searched this time or not."""
+        if decision is None:
+            return None
+        everything = (*plan.choices, *plan.others)
+        return self._candidate(everything, decision.candidate)
+
+    def neighbours(self, plan: ProblemPlan) -> list[tuple[Mapping[str, Any], Candidate]]:
+        """(dims, winner) of stored problems with the same static dimensions; configs invalid here are left out.
+
+        A winner whose source has changed since is still a good place to start.
+        """
+        key = problem_key(plan.op, plan.problem)
+        decisions = self._store.winners(
+            op=plan.op.name,
+            op_version=plan.op.version,
+            static_key=key.static_key,
+            hardware=self.environment.hardware,
+            regime=self._protocol.regime,
+        )
+        pairs = (
+            (decision.problem.dims, self._candidate(plan.choices, decision.candidate, same_source=False))
+            for decision in decisions
+        )
+        return [(dims, candidate) for dims, candidate in pairs if candidate is not None]
+
+    def publish(self, decision: Decision, finals: Sequence[Final]) -> bool:
+        """Store a decision; False when another process has published since ``decision.previous`` was read."""
+        return self._store.publish(self.run, decision, finals)
+
+    def decision(self, plan: ProblemPlan, candidate: Candidate, **fields: Any) -> Decision:
+        """A decision of this run."""
+        return Decision(
+            problem=problem_key(plan.op, plan.problem),
+            environment=self.environment,
+            protocol=self._protocol,
+            candidate=self._key(candidate),
+            **fields,
+        )
+
+    def final(self, candidate: Candidate | None, **fields: Any) -> Final:
+        """One timed round of the finals; no candidate for the floor's copy."""
+        return Final(candidate=None if candidate is None else self._key(candidate), **fields)
+
+    def _key(self, candidate: Candidate) -> CandidateKey:
+        return CandidateKey(
+            candidate.implementation.name, self.fingerprint(candidate.implementation), dict(candidate.config)
+        )
+
+    def _candidate(self, choices: Sequence[Choice], key: CandidateKey, *, same_source: bool = True) -> Candidate | None:
+        for choice in choices:
+            if choice.implementation.name != key.implementation:
+                continue
+            changed = self.fingerprint(choice.implementation) != key.fingerprint
+            config = dict(key.config)
+            if config not in choice.configs or (same_source and changed):
+                return None
+            return Candidate(choice.implementation, config)
+        return None
+
+
+def problem_key(op: Op, problem: Problem) -> ProblemKey:
+    """How the store names a problem."""
+    return ProblemKey(op.name, op.version, dict(problem.dims), tuple(sorted(op.static)))

@@ -1,0 +1,305 @@
+"""Other problems and layouts that dispatch may hand a candidate to: it must be right there too.
+
+A winner also serves the problems for which nothing nearer is tuned, and calls whose tensors are not aligned or not
+contiguous. A candidate that is wrong at one of a few small ones is refused before it is timed.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ...artifact import Artifact, Variant
+from ...contract import Op, as_tuple
+from ...correctness.bounds import Bounds, bounds_of
+from ...correctness.numerics import compare, output_faults, own_error, poison, reference64
+from ...correctness.poisoned_layouts import (
+    LAYOUTS,
+    Layout,
+    Surrounded,
+    is_contiguous_by_another_name,
+    laid_out,
+    laid_out_within,
+    surrounded,
+)
+from ...device import Device
+from ...dispatch.plans.plan import Candidate, Plan, build, signature_of
+from ...dispatch.plans.prepared import PreparedTensors
+from ...errors import RegistryError
+from ...problem import Arguments, Problem, canonical_json
+from .session import clone
+from .verdicts import Checks, WrongError
+from .verify import check_unchanged
+
+_SIZES = (1, 37)
+"""What a dynamic dimension becomes: one, and a prime, which is no multiple of any block."""
+_LARGER_SIZES = (4099, 1031, 257)
+"""And the largest of these primes that costs little: more than a block."""
+_OTHER_SIZES = (3, 5, 2)
+"""What the dynamic dimensions before the last become meanwhile."""
+_MOST_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
+_MEMORY_PART = 1 / 1000
+"""Of the device's memory, which one problem's tensors may take."""
+_MOST_FLOP = {"cpu": 2e8, "cuda": 1e12}
+_LARGER_PART = 1 / 16
+"""Of these limits: what the larger size may take."""
+_GROUPS_PART = 1 / 20
+"""Of the device's memory, which the groups that are kept may take."""
+_FIRST = 2
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One problem in one layout; ``problem`` has that layout's traits."""
+
+    problem: Problem
+    layout: Layout
+    arguments: Arguments
+    values: tuple[Any, ...]
+    pristine: tuple[Any, ...]
+    bounds: tuple[Bounds, ...]
+    outputs: tuple[Surrounded, ...]
+    """Where candidates write, one after another."""
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes held, about: what is beside tensors is small."""
+        tensors = [value for value in (*self.values, *self.pristine) if isinstance(value, torch.Tensor)]
+        held: tuple[torch.Tensor | Bounds | Surrounded, ...] = (*tensors, *self.bounds, *self.outputs)
+        return sum(each.nbytes for each in held)
+
+    def __str__(self) -> str:
+        return str(self.problem) if self.layout == "contiguous" else f"{self.problem} with {self.layout} inputs"
+
+
+def probe_problems(op: Op, problem: Problem, device: Device) -> tuple[Problem, ...]:
+    """Small problems with the same static dimensions, sizes that are no multiple of anything; never ``problem``."""
+    found = [_resized(op, problem, size) for size in _SIZES]
+    larger = (_resized(op, problem, size) for size in _LARGER_SIZES)
+    found.append(next((each for each in larger if each and _is_small(op, each, device, _LARGER_PART)), None))
+    other = [each for each in found if each is not None and each != problem]
+    small = [each for each in other if _is_small(op, each, device)]
+    return tuple(dict.fromkeys(small or other[:1]))
+
+
+class Probes:
+    """Checks candidates on the probes of their problem, each candidate once for all problems that share them."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._groups: dict[str, tuple[Probe, ...]] = {}
+        self._passed: set[tuple[str, str, int]] = set()
+        """Group, candidate, and which of the group's probes."""
+        self._tried: set[tuple[str, str, frozenset[str]]] = set()
+        """Group, candidate, and with which variants."""
+        self._checked: collections.Counter[tuple[str, str]] = collections.Counter()
+
+    def come_first(self, plan: Plan) -> bool:
+        """Whether the candidate is to be checked before it is timed: one of the first few of its implementation.
+
+        They show what is wrong with the kernel. Later ones cost less when only those are checked that are fast.
+        """
+        return self._checked[_group(plan.op, plan.problem), plan.candidate.implementation.name] < _FIRST
+
+    def check(self, plan: Plan, artifacts: Mapping[str, Artifact]) -> None:
+        """Run the plan's candidate on the probes of its problem; raises WrongError.
+
+        A probe is left out where the candidate says that it does not support it, and where its variants are not among
+        ``artifacts`` (by key): nothing is compiled here.
+        """
+        group = _group(plan.op, plan.problem)
+        tried = group, plan.candidate.key, frozenset(artifacts)
+        if tried in self._tried:
+            return
+        checks, ran = Checks(), list[tuple[str, str, int]]()
+        try:
+            for place, probe in enumerate(self._of(group, plan)):
+                passed = group, plan.candidate.key, place
+                if passed not in self._passed and self._run(plan, probe, artifacts, checks):
+                    ran.append(passed)
+            checks.settle()
+        except Exception:
+            # it may have written to the probes' inputs
+            self._groups.pop(group, None)
+            raise
+        finally:
+            self._checked[group, plan.candidate.implementation.name] += bool(ran)
+        self._passed.update(ran)
+        self._tried.add(tried)
+
+    def forget(self) -> None:
+        """Free the probes' tensors."""
+        self._groups.clear()
+
+    def _of(self, group: str, plan: Plan) -> tuple[Probe, ...]:
+        if group not in self._groups:
+            made = tuple(_probes(plan.op, plan.problem, self._device))
+            self._make_room(_GROUPS_PART * self._device.memory_bytes - _nbytes(made))
+            self._groups[group] = made
+        return self._groups[group]
+
+    def _make_room(self, most: float) -> None:
+        """Drop the largest groups: problems come in turns, so that whichever goes is asked for again as soon."""
+        held = {group: _nbytes(probes) for group, probes in self._groups.items()}
+        while held and sum(held.values()) > most:
+            largest = max(held, key=lambda group: held[group])
+            del held[largest], self._groups[largest]
+
+    def _run(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks) -> bool:
+        """Enqueue one probe and its checks, or leave it out; returns whether it ran."""
+        try:
+            wanted = variants_at(plan.op, plan.candidate, probe.problem, probe.arguments, self._device)
+            if wanted is None or any(variant.key not in artifacts for variant in wanted):
+                return False
+            there = build(plan.op, plan.candidate, probe.problem, probe.arguments, self._device, artifacts)
+        except RegistryError:
+            # dispatch goes on with the next candidate when a plan cannot be built
+            return False
+        try:
+            _check(there, probe, checks)
+        except RegistryError:
+            return False
+        except WrongError as fault:
+            raise WrongError(fault.status, _told(probe, fault.message)) from None
+        except Exception as fault:
+            raised = f"it raises {type(fault).__name__}: {fault}; what it cannot run, unsupported() has to say"
+            raise WrongError("error", _told(probe, raised)) from fault
+        return True
+
+
+def _nbytes(probes: Sequence[Probe]) -> int:
+    return sum(probe.nbytes for probe in probes)
+
+
+def _group(op: Op, problem: Problem) -> str:
+    static = {name: value for name, value in problem.dims.items() if name not in op.dynamic}
+    # the tuned problem itself is no probe: one that others have for a probe has a group of its own
+    own = {name: value for name, value in problem.dims.items() if name in op.dynamic}
+    is_probe = own in [_sizes(list(own), size) for size in (*_SIZES, *_LARGER_SIZES) if own]
+    return canonical_json({"op": op.name, "static": static, "own": own if is_probe else {}})
+
+
+def _sizes(names: Sequence[str], size: int) -> dict[str, int]:
+    """What dynamic dimensions become where the last is ``size``."""
+    others = {name: 1 if size == 1 else _OTHER_SIZES[place % 3] for place, name in enumerate(names)}
+    return {**others, names[-1]: size}
+
+
+def _resized(op: Op, problem: Problem, size: int) -> Problem | None:
+    names = [name for name in problem.dims if name in op.dynamic]
+    if not names:
+        return None
+    try:
+        return op.problem_of({**problem.dims, **_sizes(names, size)})
+    except Exception:  # whatever an op's check raises where it has no such problem
+        return None
+
+
+def _is_small(op: Op, problem: Problem, device: Device, part: float = 1.0) -> bool:
+    floor, kind = op.floor(problem), "cuda" if device.type == "cuda" else "cpu"
+    most = min(_MOST_BYTES[kind], _MEMORY_PART * device.memory_bytes)
+    return floor.bytes <= part * most and floor.flop <= part * _MOST_FLOP[kind]
+
+
+def _planned(problems: Sequence[Problem]) -> Iterator[tuple[Problem, Layout]]:
+    for problem in problems:
+        yield problem, "contiguous"
+    for layout in LAYOUTS[1:] if problems else ():
+        # the first that is larger than one element a dimension: one element is contiguous in any layout
+        yield problems[min(1, len(problems) - 1)], layout
+
+
+def _probes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
+    for each, layout in _planned(probe_problems(op, problem, device)):
+        yield from _laid_out(op, each, device, layout)
+
+
+def _laid_out(op: Op, problem: Problem, device: Device, layout: Layout) -> Iterator[Probe]:
+    """The probe, if the op makes one: an op may know of no such problem or layout."""
+    generator = torch.Generator(device=device.torch).manual_seed(len(layout))
+    try:
+        drawn = op.inputs(problem, op.kinds[0], generator)
+        values = tuple(laid_out(value, layout) if isinstance(value, torch.Tensor) else value for value in drawn)
+        arguments = op.arguments(values)
+        posed = op.problem(arguments)
+        reference = reference64(op, values)
+        bounds = bounds_of(op, posed, values, reference, own_error(op, posed, values, reference))
+    except Exception:  # whatever an op raises for arguments that it does not take
+        return
+    if posed == problem and not is_contiguous_by_another_name(layout, arguments.tensors.values()):
+        outputs = (surrounded(spec) for spec in op.output_specs(arguments, device.torch).values())
+        yield Probe(posed, layout, arguments, values, clone(values), bounds, tuple(outputs))
+
+
+def variants_at(
+    op: Op, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device
+) -> tuple[Variant, ...] | None:
+    """What the candidate needs compiled for a problem; None where it does not claim to run it."""
+    implementation, config = candidate.implementation, candidate.config
+    if any(True for _ in implementation.unsupported(problem, device)):
+        return None
+    if implementation.space(problem, device).violations(config):
+        return None
+    prepared = PreparedTensors(op, implementation, problem, config)
+    signature = signature_of(op, candidate, problem, arguments, device, prepared)
+    return implementation.variants(problem, config, device, signature)
+
+
+def _check(plan: Plan, probe: Probe, checks: Checks) -> None:
+    if not plan.op.parsed.mutates:
+        for output in probe.outputs:
+            output.poison()
+        _check_on(plan, probe, probe.outputs, {}, checks)
+        return
+    # what mutates is given inputs of its own, which it may read too far, or change too much of
+    for nan_beside in (False, True):
+        outputs = tuple(surrounded(spec) for spec in plan.signature.outputs.values())
+        _check_on(plan, probe, outputs, _copies(probe, nan_beside), checks)
+
+
+def _check_on(
+    plan: Plan, probe: Probe, outputs: tuple[Surrounded, ...], copies: Mapping[int, Surrounded], checks: Checks
+) -> None:
+    """One run into poisoned outputs, on the probe's arguments or on copies of those at these places."""
+    op, functional = plan.op, plan.candidate.implementation.returns_outputs
+    into = () if functional else outputs
+    scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
+    poison(scratch)
+    given = tuple(each.tensor for each in into)
+    values = tuple(copies[place].tensor if place in copies else value for place, value in enumerate(probe.values))
+    returned = plan.run(given, plan.prepared.extend(values), scratch)
+    found = as_tuple(returned) if functional else given
+    if faults := output_faults(found, plan.signature.outputs, values):
+        raise WrongError("wrong_result", "; ".join(faults))
+    results = op.results(found, values)
+    flags = [bounds.holding(result) for bounds, result in zip(probe.bounds, results, strict=True)]
+    checks.add(flags, "wrong_result", lambda: _why(op, probe, results))
+    for name, surroundings in (("outputs", into), ("arguments", tuple(copies.values()))):
+        beside = _told(probe, f"it writes outside its {name}")
+        checks.add([each.untouched() for each in surroundings], "wrong_result", beside)
+    check_unchanged(op, values, probe.pristine, checks)
+
+
+def _copies(probe: Probe, nan_beside: bool) -> dict[int, Surrounded]:
+    """Of the tensors, by place."""
+    return {
+        place: laid_out_within(value, probe.layout, nan_beside=nan_beside)
+        for place, value in enumerate(probe.pristine)
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def _why(op: Op, probe: Probe, results: tuple[torch.Tensor, ...]) -> str:
+    reference = reference64(op, probe.pristine)
+    error = own_error(op, probe.problem, probe.pristine, reference)
+    fault = compare(op, probe.problem, results, reference, error).message
+    return _told(probe, fault) if fault else ""
+
+
+def _told(probe: Probe, fault: str) -> str:
+    return f"right here, but not for {probe}, where dispatch may run it: {fault}"

@@ -1,0 +1,258 @@
+"""What a worker keeps of one problem between trials: inputs, references, and the rotating copies that are timed."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ...contract import Op
+from ...correctness.bounds import Bounds, bounds_of
+from ...correctness.numerics import Comparison, compare, own_error, reference64
+from ...correctness.tolerance_check import refuse_unseen
+from ...device import Device
+from ...implementation import Tensors
+from ...problem import Arguments, Problem
+from ..measure.protocol import Protocol
+from ..measure.rotation import Rotation
+from ..measure.samplers import copies_of
+
+PARTLY, PARTLY_AGAIN = "partly other", "partly other again"
+"""The kinds of inputs that timed copies are overwritten with: the timed ones, but for a few elements, which are not the
+same ones. Who looks at some elements to tell inputs apart may look at what was changed once, but hardly twice."""
+
+_MIXTURES = (PARTLY, PARTLY_AGAIN)
+
+_OTHER_PART = 1 / 64
+"""So few, that who remembers a result by some of its inputs believes that it knows it; so many, that every output that
+is a sum over inputs differs by more than its tolerance."""
+
+_CACHE_SHARE = 0.35
+"""Part of the device's memory that the cases of one problem may keep between trials."""
+
+_BOUNDS_SHARE = 0.5
+"""The same where it is bounds alone that are kept."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of inputs, and the bounds within which an answer is right. ``pristine`` is never handed out."""
+
+    kind: str
+    values: tuple[Any, ...]
+    pristine: tuple[Any, ...]
+    bounds: tuple[Bounds, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        tensors = [value for value in (*self.values, *self.pristine) if isinstance(value, torch.Tensor)]
+        return sum(tensor.nbytes for tensor in tensors) + sum(bounds.nbytes for bounds in self.bounds)
+
+
+class Session:
+    """One problem on one device. Cases are drawn from ``seed`` and kept while they are small enough."""
+
+    def __init__(self, op: Op, problem: Problem, device: Device, protocol: Protocol, seed: int) -> None:
+        self.op = op
+        self.problem = problem
+        self.device = device
+        self.protocol = protocol
+        self._seed = seed
+        self._cases: dict[str, Case] = {}
+        self._bounds: dict[str, tuple[Bounds, ...]] = {}
+        self._mixable: bool | None = None
+        refuse_unseen(op, problem, device.torch)
+
+    @property
+    def timed_kind(self) -> str:
+        """The kind of inputs that is timed."""
+        return self.op.kinds[0]
+
+    def case(self, kind: str) -> Case:
+        """Inputs of that kind, one of the op's or of those above, and their reference; the same at every call."""
+        if kind in self._cases:
+            return self._cases[kind]
+        case = self._partly_other(kind) if kind in _MIXTURES else self._make(kind, self._drawn(kind))
+        if self.is_roomy:
+            self._cases[kind] = case
+        return case
+
+    def judge(self, case: Case, results: Tensors) -> str:
+        """What is wrong with the results (``Op.results``) of a case, looked at closely; "" when nothing is."""
+        if all(bounds.hold(result) for bounds, result in zip(case.bounds, results, strict=True)):
+            return ""
+        return self.compared(case, results).message
+
+    def compared(self, case: Case, results: Tensors) -> Comparison:
+        """The results of a case against its reference, element by element."""
+        reference = reference64(self.op, case.pristine)
+        error = own_error(self.op, self.problem, case.pristine, reference)
+        return compare(self.op, self.problem, results, reference, error)
+
+    def _make(self, kind: str, values: tuple[Any, ...], reference: Tensors | None = None) -> Case:
+        bounds = self._bounds.get(kind)
+        if bounds is None:
+            reference = reference64(self.op, values) if reference is None else reference
+            error = own_error(self.op, self.problem, values, reference)
+            bounds = bounds_of(self.op, self.problem, values, reference, error)
+            self._keep(kind, bounds)
+        # what is never handed to a candidate needs no second copy
+        pristine = clone(values) if kind in self.op.kinds else values
+        return Case(kind, values, pristine, bounds)
+
+    def _keep(self, kind: str, bounds: tuple[Bounds, ...]) -> None:
+        """Of a large problem the bounds alone: its inputs are drawn again in no time, its bounds take a hundred times
+        as long."""
+        held = sum(each.nbytes for kept in (*self._bounds.values(), bounds) for each in kept)
+        if not self.is_roomy and held <= _BOUNDS_SHARE * self.device.memory_bytes:
+            self._bounds[kind] = bounds
+
+    def _drawn(self, kind: str, again: int = 0) -> tuple[Any, ...]:
+        generator = torch.Generator(device=self.device.torch)
+        generator.manual_seed(self._seed + self.op.kinds.index(kind) + 1_000_003 * again)
+        return self.op.inputs(self.problem, kind, generator)
+
+    def _partly_other(self, kind: str) -> Case:
+        """The timed inputs with a few numbers of another draw; what is not floating, such as indices, all of it.
+
+        All of the other draw where the op makes no sense of the mixture.
+        """
+        number = _MIXTURES.index(kind)
+        values, others = self._drawn(self.timed_kind), self._drawn(self.timed_kind, again=1 + number)
+        # a seed of its own: which numbers are other ones must not depend on what they are
+        generator = torch.Generator(device=self.device.torch).manual_seed(self._seed + 2_000_003)
+        mixed = tuple(
+            _mixed(value, other, generator, number) if isinstance(value, torch.Tensor) else value
+            for value, other in zip(values, others, strict=True)
+        )
+        reference = self._reference_of_mixture(mixed) if self._mixable is None else None
+        return self._make(kind, mixed if self._mixable else others, reference)
+
+    def _reference_of_mixture(self, mixed: tuple[Any, ...]) -> Tensors | None:
+        """None where the op makes no sense of it; which one it is is remembered."""
+        self._mixable = False
+        try:
+            reference = reference64(self.op, mixed)
+        except (torch.OutOfMemoryError, MemoryError):
+            self._mixable = None
+            raise
+        except Exception:  # whatever an op raises when its inputs contradict each other
+            return None
+        self._mixable = all(bool(output.isfinite().all()) for output in reference)
+        return reference if self._mixable else None
+
+    @cached_property
+    def arguments(self) -> Arguments:
+        """Specs of the inputs."""
+        timed = self._cases.get(self.timed_kind)
+        return self.op.arguments(timed.values if timed else self._drawn(self.timed_kind))
+
+    @cached_property
+    def rotation(self) -> Rotation:
+        """The rotating copies that are timed. What they hold is told to ``show``."""
+        values = self.values(self.timed_kind)
+        rotation = Rotation(values, copies_of(self.working_set, self.protocol))
+        rotation.show(self.timed_kind, values)
+        return rotation
+
+    def show(self, kind: str) -> None:
+        """Let the rotating copies hold inputs of that kind."""
+        self.rotation.show(kind, self.values(kind))
+
+    def values(self, kind: str) -> tuple[Any, ...]:
+        """Inputs of that kind, whether or not anybody needs their reference."""
+        if kind in self._cases or kind in _MIXTURES:
+            return self.case(kind).pristine
+        return self._drawn(kind)
+
+    @cached_property
+    def mutated(self) -> tuple[int, ...]:
+        """Places of the arguments that the op writes to."""
+        return tuple(place for place, parameter in enumerate(self.op.parsed.parameters) if parameter.mutated)
+
+    @cached_property
+    def unmutated(self) -> tuple[int, ...]:
+        """Places of those that it must leave alone."""
+        return tuple(place for place in range(len(self.op.parsed.parameters)) if place not in self.mutated)
+
+    @cached_property
+    def is_roomy(self) -> bool:
+        """Whether there is memory to keep what one trial needs for the next."""
+        judged = self.op.result_specs(self.arguments, self.device.torch)
+        case = 2 * sum(spec.nbytes for spec in self.arguments.tensors.values()) + 8 * sum(spec.numel for spec in judged)
+        return case * (len(self.op.kinds) + len(_MIXTURES)) <= _CACHE_SHARE * self.device.memory_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that its cases hold."""
+        bounds = sum(each.nbytes for kept in self._bounds.values() for each in kept)
+        return bounds + sum(case.nbytes for case in self._cases.values())
+
+    @cached_property
+    def working_set(self) -> int:
+        """Bytes of one copy's arguments and outputs."""
+        outputs = self.op.output_specs(self.arguments, self.device.torch)
+        return sum(spec.nbytes for spec in [*self.arguments.tensors.values(), *outputs.values()])
+
+
+class Sessions:
+    """The latest few sessions of a worker; older ones are dropped, with their tensors."""
+
+    # a problem whose tensors take more than this part of the memory has the device for itself: its float64
+    # references take another four times as much
+    _huge_share = 0.02
+
+    def __init__(self, catalog_op: Callable[[str], Op], device: Device, most: int = 32) -> None:
+        self._op = catalog_op
+        self._device = device
+        self._most = most
+        self._sessions: collections.OrderedDict[tuple[str, int], Session] = collections.OrderedDict()
+
+    def get(self, op: str, dims: dict[str, Any], protocol: Protocol, seed: int) -> Session:
+        """The session of a problem, made when it is new. A huge problem drops all others first."""
+        found = self._op(op)
+        problem = found.problem_of(dims)
+        key = (problem.key, seed)
+        if key not in self._sessions:
+            if found.floor(problem).bytes > self._huge_share * self._device.memory_bytes:
+                self.clear()
+            while len(self._sessions) >= self._most or (self._sessions and self._is_full()):
+                self._sessions.popitem(last=False)
+            self._sessions[key] = Session(found, problem, self._device, protocol, seed)
+        self._sessions.move_to_end(key)
+        return self._sessions[key]
+
+    def _is_full(self) -> bool:
+        held = sum(session.nbytes for session in self._sessions.values())
+        return held > max(_CACHE_SHARE, _BOUNDS_SHARE) * self._device.memory_bytes
+
+    def drop(self, problem: Problem) -> None:
+        """Forget one problem's tensors, e.g. because a candidate may have written to them."""
+        for key in [key for key in self._sessions if key[0] == problem.key]:
+            del self._sessions[key]
+
+    def clear(self) -> None:
+        """Drop all, e.g. after the device ran out of memory."""
+        self._sessions.clear()
+
+
+def clone(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same arguments at other addresses."""
+    return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in values)
+
+
+def _mixed(value: torch.Tensor, other: torch.Tensor, generator: torch.Generator, number: int) -> torch.Tensor:
+    """``number`` tells which elements are taken from ``other``: with the same generator, others for another one."""
+    if not value.is_floating_point() or value.numel() == 0:
+        return other
+    drawn = torch.rand(value.shape, device=value.device, generator=generator)
+    taken = (drawn >= number * _OTHER_PART) & (drawn < (number + 1) * _OTHER_PART)
+    # at least one: a small tensor may have been spared
+    place = torch.randint(value.numel(), (1,), device=value.device, generator=generator)
+    taken.view(-1)[(place + number) % value.numel()] = True
+    return torch.where(taken, other, value)

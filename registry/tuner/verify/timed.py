@@ -1,0 +1,167 @@
+"""A plan on the rotating copies: what is launched and timed, and the outputs that are judged afterwards."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ...contract import as_tuple
+from ...correctness.bits import having_same_bits
+from ...correctness.numerics import output_faults, overlap, poison
+from ...dispatch.plans.plan import Plan
+from ...implementation import Tensors
+from ..measure.samplers import Enqueue
+from ..measure.stack import Stack
+from .session import Case, Session
+from .verdicts import Checks, WrongError
+
+_STARTS = 2**16
+"""Places that ``disturb`` may begin at, far more than it tells apart."""
+
+LATE = "it was not ready when it was read: work on another stream or thread has to be waited for"
+
+
+class TimedPlan:
+    """One launch a rotating copy, each with outputs and scratch of its own. The outputs are poisoned at first."""
+
+    def __init__(self, plan: Plan, session: Session) -> None:
+        self._plan = plan
+        self._session = session
+        self._functional = plan.candidate.implementation.returns_outputs
+        self.show(session.timed_kind, session.values(session.timed_kind))
+        copies = session.rotation.copies
+        specs = () if self._functional else plan.signature.outputs.values()
+        self._stacks = tuple(Stack(spec, len(copies)) for spec in specs)
+        self.outputs: list[Tensors] = [
+            tuple(stack.tensors[copy] for stack in self._stacks) for copy in range(len(copies))
+        ]
+        self.launches: list[Enqueue] = [self._launch(copy, values) for copy, values in enumerate(copies)]
+
+    def show(self, kind: str, values: tuple[Any, ...]) -> None:
+        """Overwrite the timed inputs in place; what the host prepared from them is prepared anew."""
+        rotation, prepared = self._session.rotation, self._plan.prepared
+        rotation.show(kind, values)
+        if prepared:
+            rotation.announce()
+            for copy in rotation.copies:
+                prepared.extend(copy)
+
+    @property
+    def writes(self) -> bool:
+        """Whether there are outputs that it is given to write to."""
+        return bool(self._stacks)
+
+    def poison(self) -> None:
+        """Let the outputs hold what no right answer does, those too that functional code returned: a graph that it
+        was captured in writes them again."""
+        for stack in self._stacks:
+            stack.poison()
+        self._poison_returned()
+
+    def disturb(self) -> None:
+        """Let the outputs hold what is plausible, but in part somebody else's: some elements, which nobody can foresee.
+
+        What was returned, or has holes, is poisoned.
+        """
+        start = secrets.randbelow(_STARTS)
+        for stack in self._stacks:
+            stack.disturb(start)
+        self._poison_returned()
+
+    def _poison_returned(self) -> None:
+        if self._functional:
+            # also what was made in inference mode, or is a view of something that wants a gradient
+            with torch.inference_mode():
+                poison(tuple(output.detach() for outputs in self.outputs for output in outputs))
+
+    def launch_each(self) -> None:
+        """Every launch by itself. What was returned before is still held: nobody may be given it again."""
+        held = self.outputs[0] if self._functional else ()
+        for launch in self.launches:
+            launch()
+        if any(overlap(one, other) for one, other in zip(held, self.outputs[0], strict=False)):
+            raise WrongError(
+                "wrong_result",
+                "two calls on inputs at one address return the same memory: the second overwrites the first's result",
+            )
+
+    def check_first(self, checks: Checks, case: Case, when: str) -> None:
+        """See whether the first copy's results are right; samples need not have come to the others."""
+        self._check(checks, case, when, range(1))
+
+    def check(self, checks: Checks, case: Case, when: str) -> None:
+        """See whether every copy's results are right for that case. ``when`` begins what is said if they are not."""
+        self._check(checks, case, when, range(len(self.outputs)))
+        if self._plan.candidate.implementation.deterministic:
+            differ = f"{when}: it gives other bits at other addresses for the same inputs, and does not say so"
+            checks.add(self._agree(), "nondeterministic", differ)
+
+    def check_margins(self, checks: Checks) -> None:
+        """See whether anything was written beside the outputs since they were poisoned."""
+        for name, stack in zip(self._plan.signature.outputs, self._stacks, strict=False):
+            checks.add([stack.margins_untouched()], "wrong_result", f"it writes outside its output {name}")
+        for place, flag in self._session.rotation.margins_untouched(self._session.mutated).items():
+            name = self._session.op.parsed.names[place]
+            checks.add([flag], "wrong_result", f"it writes outside {name}, which it mutates")
+
+    def _launch(self, place: int, values: tuple[Any, ...]) -> Enqueue:
+        plan, outputs = self._plan, self.outputs
+        scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
+        extended = plan.prepared.extend(values)
+        run = plan.run
+
+        def write() -> None:
+            run(outputs[place], extended, scratch)
+
+        def keep() -> None:
+            # kept, so that the allocator gives every copy its own output and the rotation stays cold
+            outputs[place] = as_tuple(run((), extended, scratch))
+
+        return keep if self._functional else write
+
+    def _check(self, checks: Checks, case: Case, when: str, copies: range) -> None:
+        if self._functional:
+            self._check_returned(self.outputs[: len(copies)], when)
+        op, rotation = self._session.op, self._session.rotation
+        judged = [op.results(self.outputs[copy], rotation.copies[copy]) for copy in copies]
+        # one copy within bounds is enough where the others must equal it
+        closely = judged[:1] if self._plan.candidate.implementation.deterministic else judged
+        checks.add(_holding(case, closely), "wrong_result", lambda: self._why(case, judged, when))
+
+    def _check_returned(self, returned: Sequence[Tensors], when: str) -> None:
+        """Whatever functional code returns at any call must be of the right kind, and its own."""
+        specs = self._plan.signature.outputs
+        # a look at each would take longer than all the rest
+        for place in {0, len(returned) - 1}:
+            if faults := output_faults(returned[place], specs, self._session.rotation.copies[place]):
+                raise WrongError("wrong_result", f"{when}: {'; '.join(faults)}")
+        for position in range(len(specs)):
+            ordered = sorted((outputs[position] for outputs in returned), key=torch.Tensor.data_ptr)
+            if any(overlap(one, other) for one, other in pairwise(ordered)):
+                raise WrongError("wrong_result", "several calls return the same memory: a later one overwrites it")
+
+    def _agree(self) -> list[torch.Tensor]:
+        mutated = self._session.rotation.agree(self._session.mutated)
+        if not self._functional:
+            return [*(stack.agrees() for stack in self._stacks), *mutated]
+        first, *others = self.outputs
+        return mutated + [
+            having_same_bits(output, expected)
+            for outputs in others
+            for output, expected in zip(outputs, first, strict=True)
+        ]
+
+    def _why(self, case: Case, judged: Sequence[Tensors], when: str) -> str:
+        for results in judged:
+            if fault := self._session.judge(case, results):
+                return f"{when}: {fault}"
+        # right now, though it was not when the flag was made
+        return f"{when}: {LATE}" if all(bool(flag) for flag in _holding(case, judged)) else ""
+
+
+def _holding(case: Case, judged: Sequence[Tensors]) -> list[torch.Tensor]:
+    return [bounds.holding(result) for results in judged for bounds, result in zip(case.bounds, results, strict=True)]

@@ -1,0 +1,300 @@
+"""Is it right? Every kind of input against the float64 reference, into poisoned outputs, before and after timing.
+
+What is checked, and what each check is for, is in docs/tuning.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+
+from ...contract import Op, as_tuple
+from ...correctness.bits import having_same_bits
+from ...correctness.numerics import output_faults, overlap, poison
+from ...dispatch.plans.plan import Plan
+from ...implementation import Tensors
+from ..measure.samplers import Sampler
+from .session import PARTLY, PARTLY_AGAIN, Case, Session, clone
+from .timed import LATE, TimedPlan
+from .verdicts import Checks, Explain, Flags, WrongError
+
+__all__ = ["WrongError", "check_unchanged", "run_poisoned", "verify", "verify_timed"]
+
+# bound at import: what a candidate patches later is not called
+_sleep: Callable[[int], None] = torch.cuda._sleep
+
+_DELAY_CYCLES = 400_000
+"""About 0.2 ms: what a launch on the wrong stream, or on none, does meanwhile, it does to inputs that are not there."""
+
+
+_BY_ROUNDING = 100.0
+"""Times the tolerance: an error beyond that comes from no other order of additions."""
+
+
+def verify(plan: Plan, session: Session, smaller: tuple[Plan, Session] | None = None) -> None:
+    """Run the plan on every kind of input, and twice on the first; raises WrongError.
+
+    ``smaller``: the same candidate on a smaller problem, for all but one run on the first kind.
+    """
+    checks = Checks()
+    with _stream_kept(session):
+        if smaller is not None:
+            case = session.case(session.timed_kind)
+            results = _run_on(plan, session, case, checks)
+            checks.add(_hold(case, results), "wrong_result", partial(_why, session, case, results))
+        _run_twice(*(smaller or (plan, session)), checks)
+        checks.settle()
+        _verify_other_kinds(*(smaller or (plan, session)), checks)
+
+
+def _run_twice(plan: Plan, session: Session, checks: Checks) -> None:
+    case = session.case(session.timed_kind)
+    results = _run_on(plan, session, case, checks)
+    right = _hold(case, results), "wrong_result", partial(_why, session, case, results)
+    _run_again(plan, session, case, results, checks, right)
+
+
+def _verify_other_kinds(plan: Plan, session: Session, checks: Checks) -> None:
+    for kind in session.op.kinds:
+        if kind == session.timed_kind:
+            continue
+        case = session.case(kind)
+        results = _run_on(plan, session, case, checks)
+        checks.add(_hold(case, results), "wrong_result", partial(_why, session, case, results))
+        if not session.is_roomy:
+            checks.settle()
+    checks.settle()
+
+
+def verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, *, alone: bool = True) -> None:
+    """Check what was timed, as it was timed; raises WrongError.
+
+    First the outputs that timing left; then, on the same inputs, plausible ones that are in part somebody else's. Then
+    the inputs are overwritten in place and everything is launched just as samples did, the old outputs still in place;
+    and again, launch by launch, into poisoned outputs, when other elements of the inputs are other ones.
+
+    ``alone`` is False in the finals, where others were timed on the same inputs: who has changed them is then seen
+    only afterwards. Other inputs at the same addresses, whose reference takes long, are left to the trial; outputs that
+    are in part somebody else's are there when everything is launched as samples did.
+    """
+    with _stream_kept(session):
+        if session.op.parsed.mutates:
+            _verify_mutating(timed, session, Checks())
+        else:
+            _verify_timed(timed, sampler, session, Checks(), alone)
+
+
+def _verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, checks: Checks, alone: bool) -> None:
+    case = session.case(session.timed_kind)
+    if alone:
+        _check_copies(session, case, checks)
+        timed.check_first(checks, case, "after timing")
+        timed.check_margins(checks)
+        checks.settle()
+        if timed.writes:
+            timed.disturb()
+            timed.launches[0]()
+            timed.check_first(checks, case, "after timing, on the same inputs, over outputs that others wrote to")
+            checks.settle()
+        other, last = session.case(PARTLY), session.case(PARTLY_AGAIN)
+        when = "after timing, other inputs at the same addresses"
+    else:
+        other, last, when = case, case, "after timing"
+        session.rotation.spoil()
+        timed.disturb()
+    _delay(session)
+    timed.show(other.kind, other.pristine)
+    sampler.replay()
+    timed.check(checks, other, when)
+    _check_copies(session, other, checks)
+    checks.settle()
+    timed.poison()
+    _delay(session)
+    timed.show(last.kind, last.pristine)
+    timed.launch_each()
+    timed.check(checks, last, when)
+    _check_copies(session, last, checks)
+    timed.check_margins(checks)
+    checks.settle()
+
+
+def _verify_mutating(timed: TimedPlan, session: Session, checks: Checks) -> None:
+    """What mutates has gone on from its own results: it starts afresh, and runs once."""
+    for kind in (PARTLY, PARTLY_AGAIN, session.timed_kind):
+        case = session.case(kind)
+        # who was timed before may have written beside them
+        session.rotation.poison(session.mutated)
+        session.rotation.spoil()
+        timed.poison()
+        timed.show(kind, case.pristine)
+        timed.launch_each()
+        timed.check(checks, case, "after timing")
+        _check_copies(session, case, checks)
+        timed.check_margins(checks)
+        checks.settle()  # what is wrong is looked at before it is overwritten
+
+
+def _run_on(plan: Plan, session: Session, case: Case, checks: Checks) -> Tensors:
+    """Run once into poisoned memory, and see that the inputs are what they were (what mutates is given copies).
+
+    Returns ``Op.results``.
+    """
+    values = clone(case.values) if session.op.parsed.mutates else case.values
+    outputs = run_poisoned(plan, values)
+    check_unchanged(session.op, values, case.pristine, checks)
+    if faults := output_faults(outputs, plan.signature.outputs, values):
+        # inputs first: who changes them is wrong everywhere
+        checks.settle()
+        raise WrongError("wrong_result", "; ".join(faults))
+    if plan.candidate.implementation.returns_outputs and session.is_roomy:
+        # memory that was returned and is free is somebody else's now
+        poison(tuple([torch.empty_like(output) for output in outputs]))
+    return session.op.results(outputs, values)
+
+
+def _run_again(
+    plan: Plan, session: Session, case: Case, results: Tensors, checks: Checks, right: tuple[Flags, str, Explain]
+) -> None:
+    """A second run, elsewhere: at another address, and on a GPU on another stream, behind a delay, ahead of which the
+    inputs are nonsense. What is compared is what the very next kernel on that stream reads.
+
+    ``right`` is the check of the first run: what differs from run to run is called so, rather than wrong.
+    """
+    early, rotation = clone(results), session.rotation
+    with _other_stream(session):
+        rotation.spoil()
+        _delay(session)
+        rotation.show(case.kind, case.pristine)
+        if plan.prepared:
+            rotation.announce()
+        outputs = run_poisoned(plan, rotation.copies[0])
+        again = session.op.results(outputs, rotation.copies[0])
+        read = clone(again)
+        if faults := output_faults(outputs, plan.signature.outputs, rotation.copies[0]):
+            raise WrongError("wrong_result", f"its second run: {'; '.join(faults)}")
+        same = [having_same_bits(one, other) for one, other in zip(results, read, strict=True)]
+    if any(overlap(one, other) for one, other in zip(results, again, strict=True)):
+        raise WrongError("wrong_result", "two calls return the same memory: the second overwrites the first's result")
+    if plan.candidate.implementation.deterministic:
+        checks.add(same, "nondeterministic", partial(_differing, session, case, results, read, again))
+    checks.add(*right)
+    checks.add(_hold(case, read), "wrong_result", partial(_why_again, session, case, read, again))
+    _check_memory((*results, *again), (*early, *read), checks, refill=session.is_roomy)
+    if session.op.parsed.mutates:
+        checks.settle()
+        rotation.spoil()
+        session.show(case.kind)
+
+
+def _check_memory(results: Tensors, early: Tensors, checks: Checks, *, refill: bool) -> None:
+    """Results must stay what they were when the memory that is free by now is used, and without another write."""
+    if refill:
+        poison(tuple([torch.empty_like(result) for result in results]))
+    for result, was in zip(results, early, strict=True):
+        fault = "its result changes after it has returned: the memory is used again, or something still writes to it"
+        checks.add([having_same_bits(result, was)], "wrong_result", fault)
+
+
+def _check_copies(session: Session, case: Case, checks: Checks) -> None:
+    flags = session.rotation.unchanged(case.pristine, session.unmutated)
+    for place, flag in flags.items():
+        name = session.op.parsed.names[place]
+        checks.add([flag], "wrong_result", f"it changes its input {name} in some of the timed copies")
+
+
+def run_poisoned(plan: Plan, values: tuple[Any, ...]) -> Tensors:
+    """Run once; outputs and scratch hold NaN, or the largest integer, before."""
+    functional = plan.candidate.implementation.returns_outputs
+    outputs = () if functional else plan.allocate()
+    scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
+    poison((*outputs, *scratch))
+    returned = plan.run(outputs, plan.prepared.extend(values), scratch)
+    return as_tuple(returned) if functional else outputs
+
+
+def check_unchanged(op: Op, values: tuple[Any, ...], pristine: tuple[Any, ...], checks: Checks) -> None:
+    """See whether each argument that must be left alone was."""
+    for parameter, value, was in zip(op.parsed.parameters, values, pristine, strict=True):
+        if isinstance(value, torch.Tensor) and not parameter.mutated:
+            flag = having_same_bits(value, was)
+            checks.add([flag], "wrong_result", f"it changes its input {parameter.name}")
+
+
+def _hold(case: Case, results: Tensors) -> list[torch.Tensor]:
+    return [bounds.holding(result) for bounds, result in zip(case.bounds, results, strict=True)]
+
+
+def _why(session: Session, case: Case, results: Tensors) -> str:
+    if fault := session.judge(case, results):
+        return f"{case.kind} inputs: {fault}"
+    return f"{case.kind} inputs: {LATE}" if all(map(bool, _hold(case, results))) else ""
+
+
+def _why_again(session: Session, case: Case, read: Tensors, again: Tensors) -> str:
+    fault = session.judge(case, read)
+    if fault and session.device.type == "cuda":
+        torch.cuda.synchronize(session.device.torch)
+    if not fault:
+        return ""
+    if not session.judge(case, again):
+        return f"its second run: {LATE}"
+    where = "on another stream and " if session.device.type == "cuda" else ""
+    return f"its second run, {where}at another address, is wrong: {case.kind} inputs: {fault}"
+
+
+def _differing(session: Session, case: Case, results: Tensors, read: Tensors, again: Tensors) -> str:
+    """Two runs differ: by rounding, or because one of them is wrong altogether."""
+    if session.compared(case, results).ratio > _BY_ROUNDING:
+        raise WrongError("wrong_result", _why(session, case, results))
+    if session.compared(case, read).ratio > _BY_ROUNDING:
+        raise WrongError("wrong_result", _why_again(session, case, read, again))
+    return "two runs on the same input differ, and it does not say so"
+
+
+@contextlib.contextmanager
+def _stream_kept(session: Session) -> Iterator[None]:
+    """See that a launch leaves the stream current that it was given, and go on with that one."""
+    if session.device.type != "cuda":
+        yield
+        return
+    device = session.device.torch
+    stream = torch.cuda.current_stream(device)
+    try:
+        yield
+        if torch.cuda.current_stream(device) != stream:
+            raise WrongError("wrong_result", "it leaves another stream the current one")
+    finally:
+        torch.cuda.set_stream(stream)
+
+
+@contextlib.contextmanager
+def _other_stream(session: Session) -> Iterator[None]:
+    """On a GPU: a stream of high priority, so that what reads on it comes before what a candidate puts elsewhere."""
+    if session.device.type != "cuda":
+        yield
+        return
+    stream, before = _stream(session.device.torch), torch.cuda.current_stream(session.device.torch)
+    stream.wait_stream(before)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+            left = torch.cuda.current_stream(session.device.torch)
+        if left != stream:
+            raise WrongError("wrong_result", "it leaves another stream the current one")
+    finally:
+        before.wait_stream(stream)
+
+
+@lru_cache(maxsize=16)
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One a device: libraries keep a workspace for every stream that they have seen."""
+    return torch.cuda.Stream(device, priority=-1)
+
+
+def _delay(session: Session) -> None:
+    if session.device.type == "cuda":
+        _sleep(_DELAY_CYCLES)

@@ -1,0 +1,172 @@
+"""A pool of processes that compile variants: the run's side of it."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+import selectors
+import time
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+from ...artifact import Target, Variant
+from ...errors import RegistryError
+from ..jobs import Built, CompileJob, Failed, artifact_from_json, to_json
+from ..limits import Limits
+from ..processes.channels import MOST_FAILED_STARTS, NONSENSE, failed, forget, send, settle, watch
+from ..processes.cores import as_argument
+from ..processes.process import Child, Message
+
+_COMPILE_ENVIRONMENT = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass
+class _Slot:
+    """One compiling child and what it is busy with."""
+
+    child: Child
+    job: CompileJob | None = None
+    deadline: float = math.inf
+    compiling: bool = False
+    began: float = 0.0
+
+
+class Compiler:
+    """Compiles every wanted variant once, on up to ``size`` processes, bound to ``cores`` where any are given."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        size: int,
+        files: Sequence[str],
+        limits: Limits | None = None,
+        cores: Sequence[int] = (),
+    ) -> None:
+        self._selector = selector
+        self._size = size
+        self._arguments = [as_argument(cores), *files]
+        self._limits = limits or Limits()
+        self._slots: list[_Slot] = []
+        self._queue: collections.deque[CompileJob] = collections.deque()
+        self._results: dict[str, Built | Failed] = {}
+        self._failed_starts = 0
+        self._wanted: set[str] = set()
+        self.seconds: dict[str, float] = {}
+        """Backend -> how long its variants took, summed over the processes."""
+
+    def want(self, op: str, implementation: str, variant: Variant, target: Target) -> Built | Failed | None:
+        """The variant's result, or None while it is being compiled (it is queued if it was not wanted before)."""
+        if variant.key not in self._wanted:
+            self._wanted.add(variant.key)
+            self._queue.append(CompileJob(len(self._wanted), op, implementation, variant, target))
+            self._feed()
+        return self._results.get(variant.key)
+
+    def keep_only(self, keys: Set[str]) -> None:
+        """Forget what is queued and not among ``keys``; what is being compiled goes on."""
+        dropped = [job for job in self._queue if job.variant.key not in keys]
+        self._wanted.difference_update(job.variant.key for job in dropped)
+        self._queue = collections.deque(job for job in self._queue if job.variant.key in keys)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued or being compiled."""
+        return not self._queue and all(slot.job is None for slot in self._slots)
+
+    def check_deadlines(self) -> None:
+        """Kill what compiles for too long."""
+        for slot in list(self._slots):
+            if time.monotonic() > slot.deadline:
+                forget(self._selector, slot.child)
+                self._lose(slot, Failed("timeout", f"compiling took more than {self._limits.compile:g} s"))
+            elif slot.child.ended() is not None:
+                # a process that it left behind may hold its socket open: no end of messages tells of its own end
+                self._readable(slot, gone=True)
+
+    def close(self) -> None:
+        """End every child. May be called in any state."""
+        for slot in self._slots:
+            forget(self._selector, slot.child)
+            slot.child.kill()
+        # each is waited for, but they end together
+        for slot in self._slots:
+            slot.child.stop()
+        self._slots.clear()
+
+    def _feed(self) -> None:
+        for slot in list(self._slots):
+            if slot.job is None and self._queue:
+                self._assign(slot)
+        while self._queue and len(self._slots) < self._size:
+            child = Child(
+                "registry.tuner.workers.compile_worker",
+                self._arguments,
+                _COMPILE_ENVIRONMENT,
+                memory_bytes=self._limits.memory,
+            )
+            slot = _Slot(child)
+            self._slots.append(slot)
+            watch(self._selector, child, functools.partial(self._readable, slot))
+            self._assign(slot)
+
+    def _assign(self, slot: _Slot) -> None:
+        slot.job, slot.compiling = self._queue.popleft(), False
+        # the child's imports come first; the clock of the step itself starts when the child announces it
+        slot.deadline = time.monotonic() + self._limits.compile + self._limits.start
+        send(self._selector, slot.child, to_json(slot.job))
+
+    def _readable(self, slot: _Slot, *, gone: bool = False) -> None:
+        messages, there = slot.child.receive()
+        settle(self._selector, slot.child)
+        sound = all(self._handle(slot, message) for message in messages)
+        if gone or not (sound and there):
+            forget(self._selector, slot.child)
+            self._lose(slot, failed(slot.child.end()) if sound else NONSENSE)
+
+    def _handle(self, slot: _Slot, message: Message) -> bool:
+        """Take in a message; False when it makes no sense, so that the process must go."""
+        if message.get("ready"):
+            return True
+        if slot.job is None or message.get("id") != slot.job.id:
+            return False
+        if "step" in message:
+            slot.compiling, self._failed_starts = True, 0
+            slot.began = time.monotonic()
+            slot.deadline = slot.began + self._limits.compile
+            return True
+        try:
+            result = _compiled(message)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return False
+        self._finish(slot, result)
+        return True
+
+    def _finish(self, slot: _Slot, result: Built | Failed) -> None:
+        job, slot.job, slot.deadline = slot.job, None, math.inf
+        assert job is not None
+        backend = job.variant.backend
+        self.seconds[backend] = self.seconds.get(backend, 0.0) + time.monotonic() - slot.began
+        self._results[job.variant.key] = result
+        self._feed()
+
+    def _lose(self, slot: _Slot, failure: Failed) -> None:
+        self._slots.remove(slot)
+        slot.child.stop()
+        if slot.job is None:
+            return
+        if slot.compiling:
+            self._finish(slot, failure)
+            return
+        # it never came to the variant, which is not to blame
+        self._failed_starts += 1
+        if self._failed_starts >= MOST_FAILED_STARTS:
+            raise RegistryError(f"compiler processes do not start: {failure.message}")
+        self._queue.appendleft(slot.job)
+        self._feed()
+
+
+def _compiled(message: Message) -> Built | Failed:
+    if "built" in message:
+        return Built(artifact_from_json(message["built"]))
+    return Failed(str(message["failed"]["status"]), str(message["failed"]["message"]))

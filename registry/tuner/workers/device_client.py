@@ -1,0 +1,195 @@
+"""The one process that owns the device: the run's side of it."""
+
+from __future__ import annotations
+
+import collections
+import math
+import selectors
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...device import Device
+from ...errors import RegistryError
+from ..jobs import Answer, BlockJob, Outcome, Timed, TrialJob, to_json
+from ..limits import Limits
+from ..measure import nvml
+from ..processes.channels import MOST_FAILED_STARTS, NONSENSE, failed, forget, send, settle, watch
+from ..processes.process import Child, Message
+
+_IN_FLIGHT = 3
+"""Jobs that it has or will get, so that it need not wait while the run stores a trial and thinks of the next."""
+
+_DEVICE_FREE_S = 5.0
+
+
+class DeviceWorker:
+    """The one process on the device; killed and replaced when it hangs or dies, at the cost of the job it was at.
+
+    ``fresh``: every process is executed and none forked, for whoever wants an address space of its own.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        device: Device,
+        files: Sequence[str],
+        answered: Callable[[TrialJob | BlockJob, Answer], None],
+        note: Callable[[str], None],
+        limits: Limits | None = None,
+        *,
+        fresh: bool = False,
+    ) -> None:
+        self._selector = selector
+        self._device = device
+        self._files = files
+        self._answered = answered
+        self._note = note
+        self._limits = limits or Limits()
+        self._fresh = fresh
+        self._jobs: collections.deque[TrialJob | BlockJob] = collections.deque()
+        self._failed_starts = 0
+        self._step = ""
+        self._spawn()
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether another job would keep the device from waiting."""
+        return len(self._jobs) < _IN_FLIGHT
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing to do."""
+        return not self._jobs
+
+    @property
+    def pid(self) -> int:
+        """The present process's."""
+        return self._child.pid
+
+    @property
+    def how(self) -> str:
+        """How that process was started: ``forked`` or ``executed``."""
+        return self._child.how
+
+    def submit(self, job: TrialJob | BlockJob) -> None:
+        """Queue a job; its answer comes through ``answered``."""
+        self._jobs.append(job)
+        self._send()
+
+    def check_deadlines(self) -> None:
+        """Replace a worker whose step takes too long, or that ended without the end of its messages telling."""
+        if time.monotonic() > self._deadline:
+            forget(self._selector, self._child)
+            self._replace(Outcome("timeout", f"{self._step} took more than {self._limits.seconds(self._step):g} s"))
+        elif self._child.ended() is not None:
+            self._readable(gone=True)
+
+    def dismiss(self) -> None:
+        """Let the process end by itself; ``close`` has to follow."""
+        forget(self._selector, self._child)
+        self._child.dismiss()
+
+    def close(self) -> None:
+        """End the process, and wait until the device is free of it."""
+        forget(self._selector, self._child)
+        self._child.close()
+        self._await_device()
+
+    def _spawn(self) -> None:
+        arguments = [str(self._device.torch), *self._files]
+        self._child = Child(
+            "registry.tuner.workers.worker", arguments, memory_bytes=self._limits.memory, fresh=self._fresh
+        )
+        watch(self._selector, self._child, self._readable)
+        self._sent = 0
+        self._ready = False
+        self._busy = False
+        self._enter("start")
+
+    def _enter(self, step: str) -> None:
+        if not self._busy or self._step == "wait":
+            self._job_began = time.monotonic()
+        self._step = step
+        self._deadline = time.monotonic() + self._limits.seconds(step)
+
+    def _send(self) -> None:
+        while self._ready and self._sent < min(len(self._jobs), _IN_FLIGHT):
+            send(self._selector, self._child, to_json(self._jobs[self._sent]))
+            self._sent += 1
+
+    def _readable(self, *, gone: bool = False) -> None:
+        child = self._child
+        messages, there = child.receive()
+        settle(self._selector, child)
+        for message in messages:
+            if self._child is not child:
+                return  # an answer made the run replace or close this worker
+            if not self._handle(message):
+                forget(self._selector, child)
+                self._replace(Outcome(NONSENSE.status, NONSENSE.message))
+                return
+        if self._child is child and (gone or not there):
+            forget(self._selector, child)
+            failure = failed(child.end())
+            self._replace(Outcome(failure.status, failure.message))
+
+    def _handle(self, message: Message) -> bool:
+        """Take in a message; False when it makes no sense, so that the process must go."""
+        if message.get("ready"):
+            self._ready, self._deadline = True, math.inf
+            self._send()
+            return True
+        if not self._sent or message.get("id") != self._jobs[0].id:
+            return False
+        if "step" in message:
+            self._enter(str(message["step"]))
+            if message["step"] != "start":
+                self._busy, self._failed_starts = True, 0
+            return True
+        try:
+            answer = _answer(message)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return False
+        if isinstance(answer, Timed) is not isinstance(self._jobs[0], BlockJob):
+            return False
+        self._sent -= 1
+        job = self._jobs.popleft()
+        self._busy, self._deadline = False, math.inf
+        self._send()
+        self._answered(job, answer)
+        return True
+
+    def _replace(self, outcome: Outcome) -> None:
+        self._child.stop()
+        lost = self._jobs.popleft() if self._busy else None
+        took = time.monotonic() - self._job_began
+        if lost is None:
+            self._failed_starts += 1
+            if self._failed_starts >= MOST_FAILED_STARTS:
+                raise RegistryError(f"the worker on {self._device} does not start: {outcome.message}")
+        self._await_device()
+        self._spawn()
+        if lost is not None:
+            self._note(f"the worker was replaced: {outcome.message.splitlines()[0]}")
+            self._answered(lost, replace(outcome, seconds=took))
+
+    def _await_device(self) -> None:
+        """Until the driver has freed what a process that is gone held: nothing may be measured beside that."""
+        gpu = nvml.gpu_of(self._device)
+        if gpu is not None and not gpu.wait_until_gone(self._child.pid, _DEVICE_FREE_S):
+            self._note(f"{self._device} still lists process {self._child.pid}, which has ended")
+
+
+def _answer(message: Mapping[str, Any]) -> Answer:
+    if "timed" in message:
+        fields = message["timed"]
+        return Timed(
+            tuple(map(tuple, fields["times"])),
+            tuple(fields["faults"]),
+            tuple(map(tuple, fields["positions"])),
+            fields["seconds"],
+        )
+    fields = dict(message["outcome"])
+    return Outcome(**{**fields, "samples": tuple(fields["samples"])})

@@ -1,0 +1,83 @@
+"""One measuring process at a time on a device: a file lock that lives and dies with the process that holds it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ...device import Device
+from ...errors import RegistryError
+from ...paths import cache_folder
+from ..measure.nvml import identity_of
+
+
+class DeviceLock:
+    """Two files under the cache folder's ``locks``, locked with ``flock``: the kernel frees them when the holder dies.
+
+    Whoever wants the device stands in line first (``.queue``) and keeps that place until it has the device
+    (``.device``), so that a process which comes back at once finds the line held, and two runs take turns.
+    """
+
+    def __init__(self, device: Device) -> None:
+        name = hashlib.sha256(f"{socket.gethostname()} {identity_of(device)}".encode()).hexdigest()[:24]
+        self._files = _files(f"{device.type}-{name}")
+
+    @contextlib.contextmanager
+    def held(self, waiting: Callable[[], None]) -> Iterator[None]:
+        """Hold the device. ``waiting`` is called once before it blocks, if it must.
+
+        Where no lock file can be had (a read-only folder, a file system without locks), it does not exclude anybody.
+        """
+        if self._files is None:
+            yield
+            return
+        queue, device = self._files
+        _take(queue, waiting)
+        try:
+            _take(device, waiting)
+        finally:
+            fcntl.flock(queue, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            fcntl.flock(device, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Close the files."""
+        for descriptor in self._files or ():
+            os.close(descriptor)
+        self._files = None
+
+
+def _files(name: str) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError, RegistryError):
+        folder = cache_folder("locks")
+        queue, device = (_opened(folder / f"{name}.{end}") for end in ("queue", "device"))
+        return queue, device
+    return None
+
+
+def _opened(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except BlockingIOError:
+        pass  # held by somebody, so locks do work here
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _take(descriptor: int, waiting: Callable[[], None]) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        waiting()
+        fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,0 +1,214 @@
+"""Whether a stranger's code has replaced what measuring and verifying are made of.
+
+A worker takes stock before it imports any plugin. What was replaced afterwards is found, put back, and held against
+the plugin that did it: its trials are refused. A plugin is code with the rights of its process, so this is no defence
+against malice with an eye for detail; it is one against a patched clock.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import itertools
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from ...implementation import Implementation
+from ..verify.verdicts import WrongError
+
+_NOT_OURS = {"torch.manual_seed", "torch.Storage"}
+"""What torch.compile and torch.set_default_dtype replace; nothing here calls them."""
+_OPEN = frozenset({"print", "input", "open", "breakpoint", "help", "exit", "quit", "__import__", "__build_class__"})
+"""Builtins that honest tools replace."""
+WATCHED = (
+    "registry.tuner",
+    "registry.contract",
+    "registry.correctness.bits",
+    "registry.correctness.bounds",
+    "registry.correctness.numerics",
+    "registry.correctness.poisoned_layouts",
+    "registry.dispatch.plans.plan",
+    "registry.problem",
+)
+"""Beginnings of the names of our modules that judge and time, or that these ask."""
+_LIBRARY: tuple[ModuleType, ...] = (builtins, gc, itertools, math, random, statistics, time)
+_TORCH: tuple[Any, ...] = (
+    torch,
+    torch.Tensor,
+    torch.cuda,
+    torch.cuda.Event,
+    torch.cuda.Stream,
+    torch.cuda.CUDAGraph,
+    torch.Generator,
+)
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """One thing that is not what it was: ``name`` as a person knows it, and the top-level module that replaced it."""
+
+    name: str
+    owner: str
+
+    def __str__(self) -> str:
+        return f"{self.name} by {self.owner}" if self.owner else self.name
+
+
+class _Part:
+    """A module or class, and what it had. A name that is new counts where it hides one that was found before."""
+
+    def __init__(self, name: str, place: Any) -> None:
+        self._name = name
+        self._place = place
+        self._names = frozenset(vars(place))
+        names = self._names - _OPEN if place is builtins else self._names
+        self._callables = {
+            part: value
+            for part, value in vars(place).items()
+            if part in names and _is_code(value) and f"{name}.{part}" not in _NOT_OURS
+        }
+
+    def restore(self) -> Iterator[Replaced]:
+        """Put back what was replaced."""
+        now = vars(self._place)
+        for part, was in self._callables.items():
+            if now.get(part) is not was:
+                yield Replaced(f"{self._name}.{part}", _owner(now.get(part)))
+                setattr(self._place, part, was)
+        if len(now) == len(self._names):
+            return
+        for part in [part for part in now if part not in self._names and self._hides(part)]:
+            yield Replaced(f"{self._name}.{part}", _owner(now[part]))
+            delattr(self._place, part)
+
+    def _hides(self, part: str) -> bool:
+        if isinstance(self._place, type):
+            return any(part in vars(base) for base in self._place.__mro__[1:])
+        return self._name.startswith(WATCHED) and hasattr(builtins, part)
+
+
+class Integrity:
+    """What measuring and verifying were made of when this was constructed."""
+
+    def __init__(self) -> None:
+        self._parts = [_Part(name, place) for name, place in _places()]
+
+    def restore(self) -> list[Replaced]:
+        """Put back what was replaced since; returns what it was."""
+        return [replaced for part in self._parts for replaced in part.restore()]
+
+
+class Trust:
+    """What a worker knows about plugins that have replaced something. ``lost``: it must not measure any more."""
+
+    def __init__(self, integrity: Integrity) -> None:
+        self._integrity = integrity
+        self._settings = _settings()
+        self._guilty: dict[str, str] = {}
+        self._admitted: set[str] = set()
+        self.lost = False
+
+    def admit(self, implementation: Implementation) -> None:
+        """Put back what was replaced or set while plugins were imported.
+
+        Raises WrongError if it was the implementation's plugin that replaced something.
+        """
+        if implementation.op not in self._admitted:
+            # an op's plugins are imported once; whatever comes later is seen after each trial
+            self._admitted.add(implementation.op)
+            for replaced in self._integrity.restore():
+                self._guilty.setdefault(replaced.owner, _told([replaced]))
+            self._restore_settings()
+        if message := self._guilty.get(_top(type(implementation).__module__)):
+            raise WrongError("error", message)
+
+    def breach(self) -> str:
+        """What has been replaced or set since the last look, "" when nothing: then nothing measured can be believed."""
+        replaced, settings = self._integrity.restore(), self._restore_settings()
+        self.lost = self.lost or bool(replaced)
+        return _told(replaced) if replaced else "; ".join(settings)
+
+    def _restore_settings(self) -> list[str]:
+        """Put back what is set for the whole process and was changed; returns what it was."""
+        found = []
+        for (name, was), now in zip(self._settings.items(), _settings().values(), strict=True):
+            if was != now:
+                found.append(f"it sets {name} to {now}, where it was {was}, for the whole process")
+                _SETTERS[name](was)
+        return found
+
+
+def _told(replaced: Sequence[Replaced]) -> str:
+    names = ", ".join(map(str, replaced[:5])) + (", ..." if len(replaced) > 5 else "")
+    return f"it replaces what measures or verifies it: {names}; nothing that it measured can be believed"
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _places() -> Iterator[tuple[str, Any]]:
+    for module in _LIBRARY:
+        yield module.__name__, module
+    for place in _TORCH:
+        yield place.__name__ if isinstance(place, ModuleType) else f"{place.__module__}.{place.__qualname__}", place
+    for name, module in list(sys.modules.items()):
+        if name.startswith(WATCHED) or name == "__main__":
+            yield name, module
+            for part in vars(module).values():
+                if isinstance(part, type) and part.__module__ == name:
+                    yield f"{name}.{part.__qualname__}", part
+
+
+def _is_code(value: Any) -> bool:
+    return callable(value) or isinstance(value, property | staticmethod | classmethod)
+
+
+def _owner(part: Any) -> str:
+    """The top-level module that a replacement was defined in, "" when it does not tell."""
+    if isinstance(part, property):
+        part = part.fget
+    part = getattr(part, "__func__", part)
+    if isinstance(part, FunctionType):
+        return _top(str(part.__globals__.get("__name__", "")))
+    return _top(str(getattr(part, "__module__", None) or type(part).__module__))
+
+
+def _settings() -> dict[str, Any]:
+    return {
+        "torch's default dtype": torch.get_default_dtype(),
+        "torch's number of threads": torch.get_num_threads(),
+        "torch's grad mode": torch.is_grad_enabled(),
+        "float32 matmul precision": _matmul_precision(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _matmul_precision() -> str:
+    """highest, high or medium; torch refuses to say when its newer switches were used, which say it then."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return str(torch.backends.cuda.matmul.fp32_precision)
+
+
+def _set_matmul_precision(value: str) -> None:
+    torch.set_float32_matmul_precision(value if value in {"highest", "high", "medium"} else "highest")
+
+
+_SETTERS: dict[str, Any] = {
+    "torch's default dtype": torch.set_default_dtype,
+    "torch's number of threads": torch.set_num_threads,
+    "torch's grad mode": torch.set_grad_enabled,
+    "float32 matmul precision": _set_matmul_precision,
+    "deterministic algorithms": torch.use_deterministic_algorithms,
+}

@@ -1,0 +1,144 @@
+"""Layouts, and poison beside tensors: what reads it finds NaN, what changes it is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from registry.correctness.bits import as_bits
+from registry.correctness.poisoned_layouts import (
+    LAYOUTS,
+    MARGIN,
+    Layout,
+    Poison,
+    Surrounded,
+    is_contiguous_by_another_name,
+    laid_out,
+    laid_out_within,
+    surrounded,
+)
+from registry.problem import TensorSpec
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+SPECS = (((), ()), ((7,), (1,)), ((8,), (1,)), ((2, 3), (6, 2)), ((4, 5), (0, 1)), ((0, 5), (5, 1)), ((3, 4), (5, 1)))
+CHANGES: list[tuple[torch.dtype, Callable[[torch.Tensor], Any]]] = [
+    *((dtype, lambda x: x.mul_(-0.75)) for dtype in FLOATS),
+    *((dtype, lambda x: x.add_(1)) for dtype in (*FLOATS, *INTEGERS)),
+    *((dtype, lambda x: x.relu_()) for dtype in (*FLOATS[:-1], *INTEGERS[:-1])),
+    *((dtype, lambda x: x.mul_(3)) for dtype in INTEGERS),
+    (torch.bool, lambda x: x.__ior__(True)),
+    (torch.bool, lambda x: as_bits(x).__ior__(1)),
+    (torch.bool, lambda x: x.logical_not_()),
+]
+
+
+def beside(found: Surrounded) -> list[torch.Tensor]:
+    """The elements directly before and after the tensor."""
+    tensor = found.tensor
+    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    start = int(tensor.storage_offset())
+    return [found.base[start - 1 : start], found.base[start + max(span, 0) : start + max(span, 0) + 1]]
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8, *INTEGERS, torch.bool], ids=str)
+@pytest.mark.parametrize(("shape", "strides"), SPECS)
+def test_the_tensors_own_elements_may_be_written_and_no_other(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    found = surrounded(TensorSpec(shape, dtype, strides))
+    assert bool(found.untouched())
+    inside = torch.zeros(found.base.shape, dtype=torch.bool)
+    inside.as_strided(shape, strides, MARGIN).fill_(True)
+    for place in range(len(inside)):
+        as_bits(found.base)[place] += 3
+        assert bool(found.untouched()) == bool(inside[place]), place
+        as_bits(found.base).copy_(found.pristine)
+    assert bool(found.untouched())
+
+
+@pytest.mark.parametrize(("dtype", "change"), CHANGES, ids=lambda value: str(value) if value in INTEGERS else "")
+@pytest.mark.parametrize("size", [7, 8])
+def test_what_is_next_to_a_tensor_shows_who_changes_it(
+    dtype: torch.dtype, change: Callable[[torch.Tensor], Any], size: int
+) -> None:
+    found = surrounded(TensorSpec((size,), dtype, (1,)))
+    for element in beside(found):
+        as_bits(found.base).copy_(found.pristine)
+        change(element)
+        assert not bool(found.untouched())
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8], ids=str)
+def test_nan_is_next_to_what_is_read_only_and_near_everything(dtype: torch.dtype) -> None:
+    for nan_beside in (False, True):
+        found = surrounded(TensorSpec((7,), dtype, (1,)), nan_beside=nan_beside)
+        assert [bool(element.isnan()) for element in beside(found)] == [nan_beside] * 2
+        base = found.base
+        for margin in (base[:MARGIN], base[MARGIN + 7 :]):
+            assert 0.4 < float(margin.isnan().float().mean()) < 0.6
+        assert bool(found.tensor.isnan().all())
+    assert bool(beside(laid_out_within(torch.ones(7), "contiguous", nan_beside=True))[1].isnan())
+
+
+def test_two_elements_of_poison_fill_a_word() -> None:
+    for dtype in (*FLOATS, *FLOAT8, *INTEGERS, torch.bool):
+        poison = Poison.of(dtype)
+        assert poison.nan != poison.number
+        word = torch.tensor([poison.word(poison.nan, poison.number)]).view(torch.uint8).tolist()
+        for element in range(0, 8, poison.itemsize):
+            expected = (poison.nan, poison.number)[element // poison.itemsize % 2]
+            assert bytes(word[element : element + poison.itemsize]) == expected.to_bytes(poison.itemsize, "little")
+
+
+STRIDES: dict[Layout, tuple[int, ...]] = {
+    "contiguous": (12, 4, 1),
+    "unaligned": (12, 4, 1),
+    "sliced": (16, 5, 1),
+    "strided": (36, 11, 2),
+}
+
+
+def test_layouts_are_what_they_are_called() -> None:
+    x = torch.arange(24.0).view(2, 3, 4)
+    assert set(STRIDES) == set(LAYOUTS)
+    for layout, strides in STRIDES.items():
+        spec = TensorSpec.of(laid_out(x, layout))
+        assert spec.strides == strides
+        assert spec.alignment == (4 if layout == "unaligned" else 16)
+        assert spec.is_contiguous == (layout in {"contiguous", "unaligned"})
+        assert torch.equal(laid_out(x, layout), x)
+        assert torch.equal(laid_out(x.mT, layout), x.mT)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (0,), (3, 0), (0, 3), (1, 5), (5, 1), (2, 1, 3)])
+def test_any_shape_can_be_laid_out(layout: Layout, shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    found = laid_out_within(x, layout)
+    assert torch.equal(found.tensor, x)
+    assert bool(found.untouched())
+    as_contiguous = TensorSpec.of(laid_out(x, "contiguous")) == TensorSpec.of(found.tensor)
+    if is_contiguous_by_another_name(layout, [TensorSpec.of(x)]):
+        assert layout == "sliced"
+        assert as_contiguous
+
+
+def test_a_pitch_that_is_no_multiple_of_the_step_shows_who_takes_it_for_one() -> None:
+    x = torch.randn(5, 7)
+    for layout in ("sliced", "strided"):
+        found = laid_out(x, layout)
+        step = found.stride(-1)
+        assert not torch.equal(found.as_strided((5, 7), (7 * step, step)), x)
+
+
+def test_surroundings_notice_a_write_between_the_elements() -> None:
+    found = surrounded(TensorSpec((2, 3), torch.int32, (6, 2)))
+    found.tensor.fill_(0)
+    assert bool(found.untouched())
+    found.tensor.as_strided((1,), (1,), int(found.tensor.storage_offset()) + 1).fill_(0)
+    assert not bool(found.untouched())

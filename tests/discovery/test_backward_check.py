@@ -1,0 +1,72 @@
+"""An op and its backward op must fit, whichever is registered first."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from registry.contract import Backward, Op
+from registry.contracts import BOX, SQUARE
+from registry.discovery.catalog import Catalog
+from registry.errors import InvalidDefinitionError
+
+FORWARD = "acme::f(Tensor x, Tensor? weight, int dim=-1) -> (Tensor y, Tensor inverse)"
+GOOD = "acme::f_backward(Tensor grad_y, Tensor x, Tensor inverse, int dim=-1) -> Tensor grad_x"
+
+
+def op(schema: str, backward: Backward | None = None) -> Op:
+    return replace(SQUARE, name=schema.partition("(")[0], schema=schema, backward=backward, examples=())
+
+
+def forward(saved: tuple[str, ...] = ("x", "inverse")) -> Op:
+    return op(FORWARD, Backward("acme::f_backward", saved))
+
+
+def test_the_ops_in_the_box_fit() -> None:
+    known = Catalog(entry_points=()).ops()
+    for one in BOX:
+        if one.backward is not None and one.backward.op is not None:
+            assert one.backward.op in known
+
+
+def test_a_pair_that_fits_is_accepted_in_either_order() -> None:
+    for pair in itertools.permutations((forward(), op(GOOD))):
+        catalog = Catalog(entry_points=())
+        for one in pair:
+            catalog.define(one)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("(Tensor grad_y, Tensor x, int dim) -> Tensor grad_x", "does not take inverse, which is saved"),
+        ("(Tensor grad_y, Tensor x, Tensor inverse, Tensor weight) -> Tensor grad_x", "takes weight, which is neither"),
+        ("(Tensor grad_y, Tensor x, Tensor inverse, float dim) -> Tensor grad_x", "takes dim as float, but acme::f as"),
+        ("(Tensor x, Tensor inverse) -> Tensor grad_x", "takes no gradient, expected grad_inverse, grad_y"),
+        ("(Tensor grad_y, Tensor x, Tensor inverse) -> Tensor dx", "returns dx, the gradient of no input"),
+        ("(Tensor(a!) grad_y, Tensor x, Tensor inverse) -> Tensor grad_x", "writes to its arguments"),
+    ],
+)
+def test_a_pair_that_does_not_fit_is_refused_in_either_order(schema: str, message: str) -> None:
+    for first, second in itertools.permutations((forward(), op(f"acme::f_backward{schema}"))):
+        catalog = Catalog(entry_points=())
+        catalog.define(first)
+        with pytest.raises(InvalidDefinitionError, match=f"'acme::f': its backward op acme::f_backward.*{message}"):
+            catalog.define(second)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (forward(saved=("z",)), "its backward saves z\n  expected some of"),
+        (forward(saved=("dim",)), "its backward saves dim"),
+        (op(FORWARD, Backward(None, ())), r"Backward\(op=None\) is for one output"),
+        (op("acme::g(Tensor x) -> Tensor y", Backward(None, ("x",))), r"Backward\(op=None\) is for one output"),
+        (op("acme::g(Tensor(a!) x) -> Tensor y", Backward("acme::h", ())), "it writes to its arguments"),
+    ],
+)
+def test_a_declaration_that_cannot_be_is_refused(bad: Op, message: str) -> None:
+    with pytest.raises(InvalidDefinitionError, match=message):
+        Catalog(entry_points=()).define(bad)

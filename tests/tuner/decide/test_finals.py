@@ -1,0 +1,525 @@
+"""The finals of a run: who enters, what is stored, and what happens when another run was faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from registry.device import Device
+from registry.discovery.catalog import Catalog
+from registry.dispatch.plans.plan import Candidate
+from registry.problem import Problem
+from registry.tuner.decide.contest import DISTURBED, Contest
+from registry.tuner.decide.finals import CHANGED, Deciding
+from registry.tuner.decide.judge import (
+    ATTEMPTS,
+    BLOCKS,
+    FINALISTS,
+    INCUMBENT_COPY,
+    MOST_BLOCKS,
+    PRE_ROUNDS,
+    ROUNDS,
+    USUAL_IS_KNOWN,
+)
+from registry.tuner.decide.noise import Noise, Pair
+from registry.tuner.events import Event, FinalsStarted, Note, Result
+from registry.tuner.jobs import BlockJob, Entrant, Outcome, Timed
+from registry.tuner.measure.protocol import Protocol
+from registry.tuner.planning.problems import ProblemPlan, plan
+from registry.tuner.search.problem_search import Budget, ProblemSearch
+from registry.tuner.storing import Recorder
+from tuning_db import Store
+
+ROGUES = Path(__file__).parents[1] / "rogues.py"
+CPU = Device.of("cpu")
+PROBLEM = Problem("square", {"n": 20_001, "dtype": "float32"})
+SHORT = Problem("square", {"n": 1_001, "dtype": "float32"})
+QUIET = Noise(single=(Pair(100.0, 1.001),) * 10)
+FLOOR_US = 50.0
+
+
+@pytest.fixture
+def planned(catalog: Catalog) -> ProblemPlan:
+    """Three candidates of rogue.honest (its default comes first) and one of rogue.chatters."""
+    catalog.load_file(ROGUES)
+    (found,) = plan([PROBLEM], catalog, CPU, ["rogue.honest", "rogue.chatters"])
+    return found
+
+
+@pytest.fixture
+def planned_short(catalog: Catalog, planned: ProblemPlan) -> ProblemPlan:
+    """The same of a smaller problem."""
+    (found,) = plan([SHORT], catalog, CPU, [choice.implementation.name for choice in planned.choices])
+    return found
+
+
+@dataclass
+class Bench:
+    """Blocks with times that the test gives, by ``name(config)``; whatever ``meanwhile`` does, it does in the last."""
+
+    times: Mapping[str, float]
+    meanwhile: Callable[[int], None] = lambda attempt: None
+    jobs: list[BlockJob] = field(default_factory=list)
+    workers: list[bool] = field(default_factory=list)
+
+    def run_blocks(self, jobs: Sequence[BlockJob]) -> list[Timed | Outcome]:
+        self.jobs += jobs
+        if self.workers and self.workers[-1]:
+            self.meanwhile(len(self.workers) // MOST_BLOCKS)
+        return [self._timed(job) for job in jobs]
+
+    def fresh_worker(self, *, last: bool) -> None:
+        self.workers.append(last)
+
+    @property
+    def finals(self) -> list[BlockJob]:
+        """The blocks, without the pre-final."""
+        return [job for job in self.jobs if any(entrant.role == "copy" for entrant in job.entrants)]
+
+    def _timed(self, job: BlockJob) -> Timed:
+        us = [FLOOR_US if entrant.role == "floor" else self.times[label(entrant)] for entrant in job.entrants]
+        wobble = [1 + 0.0004 * ((turn * 7) % 5 - 2) for turn in range(job.rounds)]
+        times = tuple(tuple(one * wobble[(turn + place) % job.rounds] for turn in range(job.rounds))
+                      for place, one in enumerate(us))  # fmt: skip
+        return Timed(times, ("",) * len(us), tuple((place,) * job.rounds for place in range(len(us))), 0.0)
+
+
+def label(one: Entrant | Candidate) -> str:
+    name = one.implementation if isinstance(one, Entrant) else one.implementation.name
+    return name.removeprefix("rogue.") + "".join(f" {value}" for value in one.config.values())
+
+
+HONEST = {"honest 1": 100.0, "honest 40": 300.0, "honest 2": 142.0, "chatters": 140.0}
+
+
+def candidates(planned: ProblemPlan) -> dict[str, Candidate]:
+    return {
+        label(one): one
+        for choice in planned.choices
+        for one in (Candidate(choice.implementation, config) for config in choice.configs)
+    }
+
+
+def searched(planned: ProblemPlan, recorder: Recorder, medians: Mapping[str, float]) -> ProblemSearch:
+    stored = recorder.valid(planned, recorder.winner(planned.op, planned.problem))
+    search = ProblemSearch(planned, Budget(), [], 0, stored)
+    for name, candidate in candidates(planned).items():
+        if name in medians:
+            uid = recorder.trial(planned.op, planned.problem, candidate, Outcome("ok", median_us=medians[name]))
+            search.learn(candidate, "ok", medians[name], False, uid)
+    return search
+
+
+@pytest.fixture
+def recorders(store: Store) -> Callable[[], Recorder]:
+    """Makes a recorder of the one store for every run that is wanted."""
+    return lambda: Recorder(store, CPU, Protocol.of(CPU), {})
+
+
+def decide(
+    planned: ProblemPlan, recorder: Recorder, bench: Bench, medians: Mapping[str, float] = HONEST
+) -> tuple[Result, list[Event], Deciding]:
+    events: list[Event] = []
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
+    search = searched(planned, recorder, medians)
+    (result,) = deciding.run([search], bench.run_blocks, bench.fresh_worker)
+    return result, events, deciding
+
+
+def winner(recorder: Recorder, planned: ProblemPlan) -> str:
+    decision = recorder.winner(planned.op, PROBLEM)
+    assert decision is not None
+    found = recorder.valid(planned, decision)
+    assert found is not None
+    return label(found)
+
+
+def publish(planned: ProblemPlan, recorder: Recorder, name: str) -> None:
+    """What another run does: finals of its own, against whatever is stored now."""
+    previous = recorder.winner(planned.op, PROBLEM)
+    decision = recorder.decision(
+        planned, candidates(planned)[name], median_us=90.0, verdict="replaced" if previous else "new",
+        previous=previous.uid if previous else None,
+    )  # fmt: skip
+    assert recorder.publish(decision, [])
+
+
+def test_the_default_and_its_copy_meet_two_challengers_in_fresh_processes(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    bench = Bench(HONEST)
+    recorder = recorders()
+    result, events, _ = decide(planned, recorder, bench)
+    assert len(bench.jobs) == 1 + MOST_BLOCKS
+    # "honest 40" is three times slower than the fastest; the incumbent enters to be compared with
+    assert [label(entrant) for entrant in bench.jobs[0].entrants] == ["chatters", "honest 2", "honest 1"]
+    assert bench.workers == [False] * (MOST_BLOCKS - 1) + [True]
+    assert [job.rounds for job in bench.jobs] == [PRE_ROUNDS, *[ROUNDS] * MOST_BLOCKS]
+    for number, job in enumerate(bench.finals):
+        roles = sorted((entrant.role, label(entrant)) for entrant in job.entrants if entrant.role != "floor")
+        assert roles == [
+            ("candidate", "chatters"), ("candidate", "honest 1"), ("candidate", "honest 2"), ("copy", "honest 1"),
+        ]  # fmt: skip
+        assert sum(entrant.role == "floor" for entrant in job.entrants) == (number == 0)
+    assert len({job.seed for job in bench.jobs}) == len(bench.jobs)
+    assert (result.verdict, label(candidates(planned)["honest 1"])) == ("new", "honest 1")
+    assert winner(recorder, planned) == "honest 1"
+    assert [event for event in events if isinstance(event, FinalsStarted)] == [FinalsStarted(1, MOST_BLOCKS)]
+
+
+def test_a_challenger_that_is_behind_in_the_pre_final_does_not_go_on(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    bench = Bench({**HONEST, "honest 2": 150.0})
+    decide(planned, recorders(), bench)
+    assert {label(entrant) for entrant in bench.jobs[0].entrants} == {"chatters", "honest 2", "honest 1"}
+    for job in bench.finals:
+        assert {label(entrant) for entrant in job.entrants if entrant.role != "floor"} == {"chatters", "honest 1"}
+
+
+def test_entrants_are_set_up_in_another_order_in_every_process(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    bench = Bench(HONEST)
+    decide(planned, recorders(), bench)
+    orders = {
+        tuple(f"{entrant.role} {label(entrant)}" for entrant in job.entrants if entrant.role != "floor")
+        for job in bench.finals
+    }
+    assert len(orders) == MOST_BLOCKS
+
+
+def test_the_decision_keeps_the_ratio_to_the_default_and_every_round(
+    planned: ProblemPlan, recorders: Callable[[], Recorder], store: Store
+) -> None:
+    recorder = recorders()
+    fast = {**HONEST, "chatters": 80.0, "honest 2": 82.0}
+    result, _, deciding = decide(planned, recorder, Bench(fast), fast)
+    decision = recorder.winner(planned.op, PROBLEM)
+    assert decision is not None
+    assert decision.default_ratio is not None
+    assert decision.default_ratio.value == pytest.approx(1.25, rel=1e-2)
+    assert decision.default_ratio.low < 1.25 < decision.default_ratio.high
+    assert (result.ratio, result.low, result.high) == (decision.ratio, decision.lo, decision.hi)
+    assert decision.baselines == pytest.approx({"rogue.honest": 82 / 80}, rel=1e-2)
+    assert decision.floor_us == pytest.approx(FLOOR_US, rel=1e-2)
+    entered = 1 + 1 + FINALISTS
+    assert len(store.finals(decision.uid)) == ROUNDS * (MOST_BLOCKS * entered + 1)
+    assert len(deciding.noise.single) == len(QUIET.single) + MOST_BLOCKS
+    assert len(deciding.noise.decided) == 1
+
+
+def test_a_tie_says_with_whom(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
+    even = {**HONEST, "chatters": 100.0}
+    recorder = recorders()
+    result, _, _ = decide(planned, recorder, Bench(even), even)
+    assert result.ties == ("rogue.chatters",)
+    result, _, _ = decide(planned, recorders(), Bench(even), even)
+    assert (result.verdict, result.ties) == ("tie", ("rogue.chatters",))
+    stored = recorder.winner(planned.op, PROBLEM)
+    assert stored is not None
+    assert stored.ties == ("rogue.chatters",)
+
+
+def test_a_stored_winner_meets_the_default_too(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
+    other, recorder = recorders(), recorders()
+    publish(planned, other, "chatters")
+    bench = Bench({**HONEST, "chatters": 90.0, "honest 1": 130.0, "honest 2": 85.0, "honest 40": 87.0})
+    result, _, _ = decide(planned, recorder, bench, bench.times)
+    assert {label(entrant) for entrant in bench.finals[-1].entrants} == {
+        "chatters", "honest 2", "honest 40", "honest 1"
+    }  # fmt: skip
+    assert (result.verdict, result.implementation) == ("replaced", "rogue.honest")
+    decision = recorder.winner(planned.op, PROBLEM)
+    assert decision is not None
+    assert decision.default_ratio is not None
+    assert decision.default_ratio.value == pytest.approx(130 / 85, rel=1e-2)
+    assert decision.ratio == pytest.approx(90 / 85, rel=1e-2)
+
+
+def test_when_another_run_publishes_first_its_winner_has_to_be_beaten(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    other, recorder = recorders(), recorders()
+    bench = Bench(
+        {**HONEST, "chatters": 80.0},
+        lambda attempt: publish(planned, other, "honest 2") if attempt == 1 else None,
+    )
+    result, events, _ = decide(planned, recorder, bench, bench.times)
+    assert len(bench.finals) == 2 * MOST_BLOCKS
+    again = bench.finals[-1].entrants
+    assert {(entrant.role, label(entrant)) for entrant in again} == {
+        ("candidate", "honest 2"), ("copy", "honest 2"), ("candidate", "chatters"), ("candidate", "honest 1"),
+    }  # fmt: skip
+    assert (result.verdict, result.implementation) == ("replaced", "rogue.chatters")
+    assert result.incumbent is not None
+    assert result.incumbent.stored
+    assert winner(recorder, planned) == "chatters"
+    decision = recorder.winner(planned.op, PROBLEM)
+    assert decision is not None
+    assert decision.ratio == pytest.approx(142 / 80, rel=1e-2)
+    assert any(isinstance(event, Note) and "finals against its winner follow" in event.message for event in events)
+
+
+def test_a_winner_that_another_run_found_better_stays(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
+    other, recorder = recorders(), recorders()
+    bench = Bench(HONEST, lambda attempt: publish(planned, other, "chatters") if attempt == 1 else None)
+    times = {**HONEST, "chatters": 60.0}
+    result, _, _ = decide(planned, recorder, Bench(times, bench.meanwhile), HONEST)
+    assert (result.verdict, result.implementation) == ("kept", "rogue.chatters")
+    assert winner(recorder, planned) == "chatters"
+
+
+def test_two_runs_that_find_the_same_agree_without_more_finals(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    other, recorder = recorders(), recorders()
+    bench = Bench(HONEST, lambda attempt: publish(planned, other, "honest 1"))
+    result, events, _ = decide(planned, recorder, bench)
+    assert (result.verdict, result.config) == ("kept", {"repeats": 1})
+    assert len(bench.finals) == MOST_BLOCKS
+    assert not [event for event in events if isinstance(event, Note)]
+
+
+def test_after_three_finals_the_other_runs_winner_stays(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    other, recorder = recorders(), recorders()
+    turns = ["honest 2", "honest 40", "honest 2"]
+    bench = Bench({**HONEST, "chatters": 80.0}, lambda attempt: publish(planned, other, turns[attempt - 1]))
+    result, events, _ = decide(planned, recorder, bench, bench.times)
+    assert len(bench.finals) == ATTEMPTS * MOST_BLOCKS
+    assert (result.verdict, result.config) == ("kept", {"repeats": 2})
+    assert winner(recorder, planned) == "honest 2"
+    assert any(isinstance(event, Note) and "its winner stays" in event.message for event in events)
+
+
+@pytest.mark.parametrize(("relative", "wins"), [(0.001, "rogue.chatters"), (0.2, "rogue.honest")])
+def test_what_earlier_runs_know_of_noise_counts_and_is_not_stored_again(
+    planned: ProblemPlan, recorders: Callable[[], Recorder], relative: float, wins: str
+) -> None:
+    gain = {**HONEST, "chatters": 97.0}
+    earlier = Noise(decided=(Pair(100.0, 1 + relative),) * 10)
+    recorder, bench = recorders(), Bench(gain)
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET, earlier)
+    (result,) = deciding.run([searched(planned, recorder, gain)], bench.run_blocks, bench.fresh_worker)
+    assert result.implementation == wins
+    assert len(deciding.noise.decided) == 1
+
+
+def test_the_worker_is_free_after_the_last_block_of_each_finals_and_before_they_are_judged(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    other, recorder = recorders(), recorders()
+    bench = Bench(
+        {**HONEST, "chatters": 80.0}, lambda attempt: publish(planned, other, "honest 2") if attempt == 1 else None
+    )
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET)
+    free: list[tuple[int, str]] = []
+    (result,) = deciding.run(
+        [searched(planned, recorder, bench.times)],
+        bench.run_blocks,
+        bench.fresh_worker,
+        lambda: free.append((len(bench.finals), winner(recorder, planned))),
+    )
+    assert result.implementation == "rogue.chatters"
+    assert free == [(MOST_BLOCKS, "honest 2"), (2 * MOST_BLOCKS, "honest 2")]
+
+
+@pytest.mark.parametrize(("problems", "blocks"), [(1, MOST_BLOCKS), (4, BLOCKS + 1), (USUAL_IS_KNOWN, BLOCKS)])
+def test_few_problems_meet_in_more_processes(
+    planned: ProblemPlan, recorders: Callable[[], Recorder], problems: int, blocks: int
+) -> None:
+    recorder, bench, events = recorders(), Bench(HONEST), list[Event]()
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
+    searches = [searched(planned, recorder, HONEST) for _ in range(problems)]
+    assert len(list(deciding.run(searches, bench.run_blocks, bench.fresh_worker))) == problems
+    assert bench.workers[:blocks] == [False] * (blocks - 1) + [True]
+    assert next(event for event in events if isinstance(event, FinalsStarted)) == FinalsStarted(problems, blocks)
+
+
+@pytest.mark.parametrize(("us", "blocks"), [(100.0, BLOCKS), (5.0, MOST_BLOCKS)])
+@pytest.mark.parametrize("earlier", [True, False])
+def test_known_noise_of_such_durations_spares_processes(
+    planned: ProblemPlan, recorders: Callable[[], Recorder], us: float, blocks: int, earlier: bool
+) -> None:
+    known, recorder, bench = Noise(decided=(Pair(us, 1.001),) * USUAL_IS_KNOWN), recorders(), Bench(HONEST)
+    noise = (QUIET, known) if earlier else (QUIET + known, None)
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), lambda event: None, *noise)
+    list(deciding.run([searched(planned, recorder, HONEST)], bench.run_blocks, bench.fresh_worker))
+    assert bench.workers == [False] * (blocks - 1) + [True]
+
+
+@pytest.mark.parametrize(("short", "first"), [(1, False), (1, True), (2, False)])
+def test_each_problem_meets_in_as_many_processes_as_its_own_decade_needs(
+    planned: ProblemPlan,
+    planned_short: ProblemPlan,
+    recorders: Callable[[], Recorder],
+    monkeypatch: pytest.MonkeyPatch,
+    short: int,
+    first: bool,
+) -> None:
+    monkeypatch.setattr("registry.tuner.decide.finals.LARGE_BYTES", 0)
+    recorder, bench, events = recorders(), Bench(HONEST), list[Event]()
+    few = [searched(planned_short, recorder, {name: us / 20 for name, us in HONEST.items()}) for _ in range(short)]
+    many = [searched(planned, recorder, HONEST) for _ in range(USUAL_IS_KNOWN)]
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
+    list(deciding.run([*few, *many] if first else [*many, *few], bench.run_blocks, bench.fresh_worker))
+    assert bench.workers == [False] * (MOST_BLOCKS - 1) + [True]
+    for problem, count, blocks in ((SHORT, short, MOST_BLOCKS), (PROBLEM, USUAL_IS_KNOWN, BLOCKS)):
+        verified = [job.verify for job in bench.finals if job.dims == problem.dims]
+        assert verified == [False] * (count * (blocks - 1)) + [True] * count
+    assert next(event for event in events if isinstance(event, FinalsStarted)).blocks == MOST_BLOCKS
+    assert len(deciding.noise.decided) == short + USUAL_IS_KNOWN
+
+
+@pytest.mark.parametrize(("known_us", "blocks"), [(100.0, BLOCKS), (5.0, MOST_BLOCKS)])
+def test_the_incumbents_duration_and_not_the_fastests_says_what_is_known(
+    planned: ProblemPlan, recorders: Callable[[], Recorder], known_us: float, blocks: int
+) -> None:
+    times = {**HONEST, "chatters": 5.0}
+    recorder, bench = recorders(), Bench(times)
+    known = Noise(decided=(Pair(known_us, 1.001),) * USUAL_IS_KNOWN)
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET, known)
+    list(deciding.run([searched(planned, recorder, times)], bench.run_blocks, bench.fresh_worker))
+    assert len(bench.finals) == blocks
+
+
+def test_an_incumbent_that_was_not_searched_takes_what_its_decision_says(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    other, recorder = recorders(), recorders()
+    publish(planned, other, "chatters")
+    decision = recorder.winner(planned.op, PROBLEM)
+    search = searched(planned, recorder, {"honest 1": 100.0})
+    assert Contest(search, candidates(planned)["chatters"], decision, []).incumbent_us == 90.0
+    assert Contest(search, candidates(planned)["honest 1"], decision, []).incumbent_us == 100.0
+
+
+def test_a_large_problem_is_verified_in_the_last_block_only(
+    planned: ProblemPlan, recorders: Callable[[], Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(HONEST)
+    monkeypatch.setattr("registry.tuner.decide.finals.LARGE_BYTES", 0)
+    decide(planned, recorders(), bench)
+    assert [job.verify for job in bench.finals] == [False] * (MOST_BLOCKS - 1) + [True]
+
+
+def test_disturbed_finals_decide_nothing(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
+    recorder = recorders()
+    slow = {name: us * (DISTURBED["cpu"] + 0.1) for name, us in HONEST.items()}
+    result, events, _ = decide(planned, recorder, Bench(slow), HONEST)
+    assert result.verdict == "none"
+    assert recorder.winner(planned.op, PROBLEM) is None
+    assert any(isinstance(event, Note) and "disturbed" in event.message for event in events)
+    result, _, _ = decide(planned, recorder, Bench({name: us * 1.4 for name, us in HONEST.items()}), HONEST)
+    assert result.verdict == "new"
+
+
+def test_lost_blocks_and_problems_without_a_right_candidate_are_told(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    recorder = recorders()
+    events: list[Event] = []
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), events.append)
+    lost = searched(planned, recorder, {})
+    held = searched(planned, recorder, {"honest 1": 100.0, "honest 2": 150.0})
+
+    def crash(jobs: Sequence[BlockJob]) -> list[Outcome]:
+        return [Outcome("crash", "the worker died") for _ in jobs]
+
+    results = list(deciding.run([lost, held], crash, lambda *, last: None))
+    assert [result.verdict for result in results] == ["none", "none"]
+    assert sum("was lost" in event.message for event in events if isinstance(event, Note)) == MOST_BLOCKS
+    assert recorder.winner(planned.op, PROBLEM) is None
+
+
+def test_who_is_wrong_in_one_block_wins_nothing_however_fast_in_the_others(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    recorder = recorders()
+    search = searched(planned, recorder, {"honest 1": 100.0, "honest 2": 50.0})
+    incumbent, challenger = (candidates(planned)[name] for name in ("honest 1", "honest 2"))
+    contest = Contest(search, incumbent, None, [challenger])
+    contest.refuse(challenger.key, "out_of_memory: no room left")
+    assert contest.challenged_by == [challenger.key]
+    contest.refuse(challenger.key, "wrong_result: after timing: element 3 is 1, expected 2")
+    assert contest.challenged_by == []
+    contest.refuse(INCUMBENT_COPY, "nondeterministic: two runs differ")
+    assert incumbent.key in contest.refused
+
+
+@pytest.mark.parametrize("status", ["wrong_result", "timeout", "out_of_memory"])
+def test_a_stored_winner_that_failed_in_the_search_is_replaced_without_a_tie_and_the_reason_is_told(
+    planned: ProblemPlan, recorders: Callable[[], Recorder], status: str
+) -> None:
+    other, recorder = recorders(), recorders()
+    publish(planned, other, "chatters")
+    search = searched(planned, recorder, {name: us for name, us in HONEST.items() if name != "chatters"})
+    search.learn(candidates(planned)["chatters"], status, None, False, "uid")
+    events, bench = list[Event](), Bench({**HONEST, "honest 2": 100.0})
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
+    (result,) = deciding.run([search], bench.run_blocks, bench.fresh_worker)
+    assert result is not None
+    assert (result.verdict, result.implementation) == ("new", "rogue.honest")
+    assert result.reason == f"the stored winner rogue.chatters was out: {status}"
+    assert any(isinstance(event, Note) and event.message.endswith(result.reason) for event in events)
+    decision = recorder.winner(planned.op, PROBLEM)
+    assert decision is not None
+    assert (decision.verdict, decision.previous is not None) == ("new", True)
+    assert result.incumbent is not None
+    assert not result.incumbent.stored
+
+
+def test_a_stored_winner_of_other_source_is_no_incumbent_even_if_its_name_is_the_defaults(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    recorder = recorders()
+    stale = recorder.decision(planned, candidates(planned)["honest 1"], median_us=90.0, verdict="new")
+    assert recorder.publish(replace(stale, candidate=replace(stale.candidate, fingerprint="another")), [])
+    result, _, _ = decide(planned, recorder, Bench(HONEST))
+    assert result is not None
+    assert (result.verdict, result.config) == ("new", {"repeats": 1})
+    assert result.reason == f"the stored winner rogue.honest was out: {CHANGED}"
+    assert result.incumbent is not None
+    assert not result.incumbent.stored
+
+
+@pytest.mark.parametrize("tried", [True, False])
+def test_what_another_run_published_during_the_search_has_to_be_beaten(
+    planned: ProblemPlan, recorders: Callable[[], Recorder], tried: bool
+) -> None:
+    other, recorder = recorders(), recorders()
+    medians = HONEST if tried else {name: us for name, us in HONEST.items() if name != "chatters"}
+    search, bench = searched(planned, recorder, medians), Bench({**HONEST, "chatters": 80.0})
+    publish(planned, other, "chatters")
+    deciding = Deciding(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET)
+    (result,) = deciding.run([search], bench.run_blocks, bench.fresh_worker)
+    assert (result.verdict, result.implementation) == ("kept", "rogue.chatters")
+    assert result.incumbent is not None
+    assert result.incumbent.stored
+
+
+def test_a_winner_that_is_beaten_or_stays_has_no_reason(
+    planned: ProblemPlan, recorders: Callable[[], Recorder]
+) -> None:
+    recorder = recorders()
+    first, _, _ = decide(planned, recorder, Bench(HONEST))
+    second, _, _ = decide(planned, recorder, Bench(HONEST))
+    assert [result.verdict for result in (first, second)] == ["new", "kept"]
+    assert [result.reason for result in (first, second)] == ["", ""]
+
+
+def test_without_a_winner_the_reason_is_the_real_one(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
+    slow = Bench({name: us * (DISTURBED["cpu"] + 0.1) for name, us in HONEST.items()})
+    reasons = []
+    for medians in ({}, HONEST):
+        result, _, _ = decide(planned, recorders(), slow, medians)
+
+        assert result.verdict == "none"
+        reasons.append(result.reason)
+    assert reasons[0] == "none is right"
+    assert reasons[1].startswith("undecided: its finals were disturbed: ")

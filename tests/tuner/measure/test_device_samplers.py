@@ -1,0 +1,163 @@
+"""How device time is told from the host's, on a simulated device: a queue that works while the host goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from registry.device import Device
+from registry.tuner.measure import device_samplers
+from registry.tuner.measure.device_samplers import BacklogSampler, DeviceClock, Flushes, GraphSampler, SingleSampler
+from registry.tuner.measure.samplers import Enqueue
+
+
+class Simulated:
+    """A device and its host, each with a clock in µs. The device starts what is queued when it was queued, or later."""
+
+    def __init__(self) -> None:
+        self.host_us = self.device_us = 0.0
+        self.events: dict[Any, float] = {}
+
+    def queue(self, device_us: float, host_us: float = 5.0) -> None:
+        self.host_us += host_us
+        self.device_us = max(self.device_us, self.host_us) + device_us
+
+    def record(self, event: Any, stream: object) -> None:
+        self.queue(0.0, host_us=1.0)
+        self.events[event] = self.device_us
+
+    def query(self, event: Any) -> bool:
+        return self.events[event] <= self.host_us
+
+    def wait(self, event: Any = None) -> None:
+        self.host_us = max(self.host_us, self.device_us)
+
+    def elapsed_ms(self, start: Any, end: Any) -> float:
+        return (self.events[end] - self.events[start]) / 1e3
+
+
+class SimulatedGraph:
+    """Queues at once, in 10 µs of the host, all that its launches queue one by one."""
+
+    device: Simulated
+
+    def __init__(self, enqueue: Callable[[], object], _device: object) -> None:
+        self._enqueue = enqueue
+
+    def replay(self) -> None:
+        began = self.device.host_us
+        start = max(self.device.device_us, began)
+        idle = Simulated()
+        idle.device_us = 1e9
+        self.device.__dict__, kept = idle.__dict__, self.device.__dict__
+        self._enqueue()
+        work = idle.device_us - 1e9
+        self.device.__dict__ = kept
+        self.device.host_us = began + 10.0
+        self.device.device_us = max(start, self.device.host_us) + work
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Simulated:
+    simulated = Simulated()
+    for name, replacement in {
+        "_Event": lambda enable_timing: object(),
+        "_record": simulated.record,
+        "_query": simulated.query,
+        "_wait": simulated.wait,
+        "_elapsed_ms": simulated.elapsed_ms,
+        "_set_stream": lambda stream: None,
+        "_sleep": lambda cycles: simulated.queue(cycles / 2000),
+        "_sum": lambda *_, out: simulated.queue(30.0),
+        "Graph": SimulatedGraph,
+    }.items():
+        monkeypatch.setattr(device_samplers, name, replacement)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "a stream")
+    monkeypatch.setattr(SimulatedGraph, "device", simulated, raising=False)
+    return simulated
+
+
+def launches(device: Simulated, us: float, count: int, host_us: float = 5.0) -> list[Enqueue]:
+    return [lambda: device.queue(us, host_us)] * count
+
+
+CPU = Device.of("cpu")
+
+
+def test_a_graph_is_timed_without_the_host(device: Simulated) -> None:
+    sampler = GraphSampler(launches(device, 2.0, 64), CPU)
+    assert sampler.how == "graph"
+    for us, clean in sampler.take(5):
+        assert us == pytest.approx(2.0)
+        assert clean
+
+
+def test_a_flush_is_in_the_graph_and_not_in_the_time(device: Simulated) -> None:
+    sampler = GraphSampler(launches(device, 3.0, 16), CPU, Flushes(1024, torch.device("cpu")))
+    assert sampler.how == "graph+flush"
+    assert [us for us, _ in sampler.take(3)] == pytest.approx([3.0] * 3)
+
+
+def test_queued_launches_are_timed_alike(device: Simulated) -> None:
+    flushes = Flushes(1024, torch.device("cpu"))
+    for sampler, how in (
+        (BacklogSampler(launches(device, 3.0, 16), 5.0), "backlog"),
+        (BacklogSampler(launches(device, 3.0, 16), 5.0, flushes), "backlog+flush"),
+        (SingleSampler(launches(device, 3.0, 2), 5.0), "single"),
+    ):
+        assert [us for us, _ in sampler.take(3)] == pytest.approx([3.0] * 3)
+        assert sampler.how == how
+
+
+def test_a_late_host_is_noticed_and_gets_a_longer_head_start(device: Simulated) -> None:
+    clock = DeviceClock()
+    work = launches(device, 3.0, 1, host_us=200.0)
+    tries = [clock.time(work)[0] for _ in range(5)]
+    assert [clean for _, clean in tries] == [False, False, False, True, True]
+    assert tries[0].us > 100
+    assert tries[-1].us == pytest.approx(3.0)
+    assert not clock.waits
+
+
+def test_a_launch_that_waits_for_the_device_keeps_the_hosts_time_and_says_so(device: Simulated) -> None:
+    def waits() -> None:
+        device.queue(3.0)
+        device.wait()
+        device.host_us += 20.0
+
+    sampler = BacklogSampler([waits], 5.0)
+    taken = sampler.take(8)
+    assert sampler.how == "host"
+    assert taken[-1].clean
+    assert taken[-1].us >= 20.0
+
+
+def test_one_late_sample_among_many_does_not_spoil_the_others(device: Simulated) -> None:
+    late = iter([5.0, 5.0, 500.0, 5.0, 5.0])
+    sampler = SingleSampler([lambda: device.queue(100.0, next(late))], 5.0)
+    taken = sampler.take(5)
+    assert [clean for _, clean in taken] == [True, True, False, True, True]
+    assert [us for us, clean in taken if clean] == pytest.approx([100.0] * 4)
+
+
+def test_long_launches_go_round_the_copies_and_the_rest_are_covered(device: Simulated) -> None:
+    seen: list[int] = []
+
+    def launch(place: int) -> None:
+        seen.append(place)
+        device.queue(600.0)
+
+    copies: list[Enqueue] = [lambda place=place: launch(place) for place in range(5)]  # type: ignore[misc]
+    sampler = SingleSampler(copies, 5.0, launched=2)
+    sampler.take(2)
+    assert seen == [2, 3]
+    sampler.cover()
+    assert seen == [2, 3, 4]
+    sampler.replay()
+    assert seen[3:] == [0, 1, 2, 3, 4]

@@ -1,0 +1,153 @@
+"""A problem's search ends at its budget or where it has settled, and learns what other problems paid for."""
+
+from __future__ import annotations
+
+from registry.artifact import Built, Signature, Variant
+from registry.contracts import SOFTMAX
+from registry.device import Device
+from registry.dispatch.plans.plan import Candidate
+from registry.implementation import Implementation, Run
+from registry.problem import Problem
+from registry.space import Config, Space
+from registry.tuner.planning.problems import Choice, ProblemPlan
+from registry.tuner.search.problem_search import DEFAULT_TRIALS, Budget, ProblemSearch, Waiting
+
+PROBLEM = Problem("softmax", {"rows": 64, "cols": 256, "dtype": "float32"})
+
+
+class Bowl(Implementation):
+    op = "softmax"
+    name = "acme.bowl"
+    device_types = frozenset({"cpu"})
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        return Space(a=range(10), b=range(10))
+
+    def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
+        return (Variant("none", "bowl", dict(config)),)
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        raise AssertionError("never run here")
+
+
+def a_search(budget: Budget) -> ProblemSearch:
+    bowl, device = Bowl(), Device.of("cpu")
+    choice = Choice(bowl, bowl.space(PROBLEM, device).configs, bowl.default(PROBLEM, device))
+    return ProblemSearch(ProblemPlan(PROBLEM, SOFTMAX, device, (choice,)), budget, (), 0)
+
+
+def time_of(config: Config) -> float:
+    return 10.0 + float(abs(config["a"] - 6) + abs(config["b"] - 3))
+
+
+def finish(search: ProblemSearch) -> None:
+    while not search.over:
+        search.ask(8)
+        for waiting in list(search.waiting):
+            search.learn(waiting.candidate, "ok", time_of(waiting.candidate.config), False, waiting.candidate.key)
+
+
+def test_without_a_number_of_trials_it_ends_where_it_has_settled() -> None:
+    search = a_search(Budget())
+    finish(search)
+    assert search.settled
+    assert search.done < DEFAULT_TRIALS
+    assert search.best_us == 10.0
+
+
+def test_as_many_trials_as_were_asked_for() -> None:
+    search = a_search(Budget(trials=70))
+    finish(search)
+    assert search.done == 70
+
+
+def test_more_trials_than_candidates_try_everything() -> None:
+    search = a_search(Budget(trials=1000))
+    finish(search)
+    assert search.done == 100
+
+
+def test_the_fault_of_a_candidates_last_trial_is_known() -> None:
+    search, tried = a_search(Budget(trials=5)), Candidate(Bowl(), {"a": 6, "b": 3})
+    assert search.fault_of(tried) == ""
+    search.remember_trial(tried, "timeout", None, False, "first")
+    assert search.fault_of(tried) == "timeout"
+    search.learn(tried, "ok", 10.0, False, "second")
+    assert search.fault_of(tried) == ""
+
+
+def test_what_another_problem_paid_for_is_learnt_and_costs_no_trial() -> None:
+    search = a_search(Budget(trials=5))
+    best = Candidate(Bowl(), {"a": 6, "b": 3})
+    assert search.wants(best)
+    search.learn_shared(best, "ok", 10.0, False, "uid")
+    assert (search.done, search.best_us) == (0, 10.0)
+    finish(search)
+    assert search.done == 5
+    assert search.ranked()[0].key == best.key
+
+
+def test_a_built_variant_serves_who_could_use_the_same_and_has_not_tried_it() -> None:
+    one, other = a_search(Budget()), a_search(Budget())
+    (built,) = one.ask(1)
+    served = other.serve(built)
+    assert served is not None
+    assert served.candidate.key == built.candidate.key
+    assert other.serve(built) is None
+    assert other.serve(Waiting(built.candidate)) is None
+    assert built.candidate.key not in {waiting.candidate.key for waiting in other.ask(8)}
+
+
+def test_what_a_settled_search_still_has_in_the_queue_is_wanted_no_more() -> None:
+    search = a_search(Budget())
+    finish(search)
+    bowl = search.plan.choices[0].implementation
+    untried = next(
+        candidate
+        for candidate in (Candidate(bowl, config) for config in search.plan.choices[0].configs)
+        if not search.knows(candidate)
+    )
+    search.waiting.append(Waiting(untried))
+    assert search.is_moot(untried)
+    search.drop_moot()
+    assert search.over
+
+
+def test_before_it_has_settled_everything_asked_for_is_wanted() -> None:
+    search = a_search(Budget())
+    asked = search.ask(4)
+    assert not any(search.is_moot(waiting.candidate) for waiting in asked)
+    first = asked[0].candidate
+    search.remember_trial(first, "ok", 12.0, False, "another run's")
+    assert search.is_moot(first)
+
+
+def test_an_implementation_of_which_nothing_is_measured_yet_is_waited_for() -> None:
+    search = a_search(Budget())
+    finish(search)
+
+    class Slow(Bowl):
+        name = "acme.slow"
+
+    assert not search.is_moot(Candidate(Slow(), {"a": 0, "b": 0}))
+
+
+def test_who_may_enter_the_finals_and_was_measured_by_an_earlier_run_must_be_built() -> None:
+    search = a_search(Budget())
+    for waiting in search.ask(3):
+        search.remember_trial(waiting.candidate, "ok", time_of(waiting.candidate.config), False, waiting.candidate.key)
+    unbuilt = {waiting.candidate.key for waiting in search.unbuilt()}
+    assert unbuilt == {candidate.key for candidate in search.ranked()}
+    search.remember(search.ranked()[0], ())
+    assert search.ranked()[0].key not in {waiting.candidate.key for waiting in search.unbuilt()}
+
+
+def test_a_default_is_tried_however_settled_the_search() -> None:
+    search = a_search(Budget())
+    default = search.plan.defaults()[0]
+    finish(search)
+    assert search.must_try(default)
+    search.waiting.append(Waiting(default))
+    assert search.is_moot(default)  # it is known
+    other = a_search(Budget())
+    assert not other.is_moot(other.plan.defaults()[0])

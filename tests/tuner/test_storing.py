@@ -1,0 +1,77 @@
+"""What a run sees of other runs on the same database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from registry.device import Device
+from registry.discovery.catalog import Catalog
+from registry.dispatch.plans.plan import Candidate
+from registry.problem import Problem
+from registry.tuner.jobs import Outcome
+from registry.tuner.measure.protocol import Protocol
+from registry.tuner.planning.problems import ProblemPlan, plan
+from registry.tuner.storing import Recorder
+from tuning_db import Store, Trial
+
+CPU = Device.of("cpu")
+PROTOCOL = Protocol.of(CPU)
+
+
+@pytest.fixture
+def plans(catalog: Catalog) -> list[ProblemPlan]:
+    catalog.load_file(Path(__file__).with_name("rogues.py"))
+    problems = [Problem("square", {"n": n, "dtype": "float32"}) for n in (100, 200)]
+    return list(plan(problems, catalog, CPU, ["rogue.honest"]))
+
+
+def candidates(plan: ProblemPlan) -> list[Candidate]:
+    (choice,) = plan.choices
+    return [Candidate(choice.implementation, config) for config in choice.configs]
+
+
+def recorder(store: Store) -> Recorder:
+    return Recorder(store, CPU, PROTOCOL, {})
+
+
+def tell(recorder: Recorder, plan: ProblemPlan, number: int, status: str = "ok") -> str:
+    outcome = Outcome(status, "", (1.0,), 1.0)
+    return recorder.trial(plan.op, plan.problem, candidates(plan)[number], outcome)
+
+
+def uids(found: list[tuple[Candidate, Trial]]) -> list[str]:
+    return [trial.uid for _, trial in found]
+
+
+def test_news_are_other_runs_lasting_trials_each_told_once(store: Store, plans: list[ProblemPlan]) -> None:
+    one, other = recorder(store), recorder(store)
+    first, second = plans
+    before = tell(other, first, 0)
+    assert uids(one.known_trials(first)) == [before]
+    tell(one, first, 1)
+    news = [tell(other, first, 1), tell(other, first, 2)]
+    tell(other, first, 0, "crash")
+    tell(other, second, 0)
+    assert uids(one.news(first)) == news
+    assert one.news(first) == []
+
+
+def test_whether_there_is_news_depends_on_others_only(store: Store, plans: list[ProblemPlan]) -> None:
+    one, other = recorder(store), recorder(store)
+    tell(one, plans[0], 0)
+    assert not one.has_news()
+    tell(other, plans[1], 0)
+    assert one.has_news()
+    assert not one.has_news()
+
+
+def test_who_does_not_ask_for_what_is_known_hears_only_of_what_came_later(
+    store: Store, plans: list[ProblemPlan]
+) -> None:
+    tell(recorder(store), plans[0], 0)
+    one, other = recorder(store), recorder(store)
+    tell(one, plans[0], 2)
+    later = tell(other, plans[0], 1)
+    assert uids(one.news(plans[0])) == [later]

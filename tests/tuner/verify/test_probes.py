@@ -1,0 +1,141 @@
+"""Layouts at the probes: who is wrong in one of them is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from registry.artifact import Artifact, Signature, Target, Variant
+from registry.contracts import SOFTMAX, SQUARE
+from registry.device import Device
+from registry.dispatch.plans.plan import Candidate, build
+from registry.problem import Problem
+from registry.space import Config
+from registry.tuner.verify import probes as probes_module
+from registry.tuner.verify.probes import Probes
+from registry.tuner.verify.session import Session
+from registry.tuner.verify.verdicts import WrongError
+
+from ..going_through import CPU, PROTOCOL, Custom, go_through
+
+
+def session_of_rows() -> Session:
+    return Session(SOFTMAX, SOFTMAX.problem_of({"rows": 64, "cols": 48, "dtype": "float32"}), CPU, PROTOCOL, 7)
+
+
+def dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """Takes the gap between elements into account, and no other."""
+    step = x.stride(-1)
+    return x.as_strided(x.shape, (x.shape[-1] * step, step))
+
+
+def one_gap(x: torch.Tensor) -> torch.Tensor:
+    """Right for dense rows, however far apart they are."""
+    return x.as_strided(x.shape, (x.stride(0), 1))
+
+
+@pytest.mark.parametrize(("read", "layout"), [(dense_rows, "sliced"), (one_gap, "strided")])
+def test_who_misreads_a_layout_is_refused(read: Callable[[torch.Tensor], torch.Tensor], layout: str) -> None:
+    def softmax(y: torch.Tensor, x: torch.Tensor, *_: Any) -> None:
+        y.copy_(torch.softmax(read(x), -1))
+
+    with pytest.raises(WrongError, match=f"not for softmax.* with {layout} inputs"):
+        go_through(Custom("softmax", softmax), session_of_rows(), {})
+
+
+def test_columns_of_a_wider_tensor_are_tried_where_there_are_rows() -> None:
+    seen: list[tuple[tuple[int, ...], bool]] = []
+
+    def softmax(y: torch.Tensor, x: torch.Tensor, *_: Any) -> None:
+        seen.append((x.stride(), x.data_ptr() % 16 == 0))
+        y.copy_(torch.softmax(x, -1))
+
+    def square(y: torch.Tensor, x: torch.Tensor) -> None:
+        seen.append((x.stride(), x.data_ptr() % 16 == 0))
+        torch.mul(x, x, out=y)
+
+    session = session_of_rows()
+    plan = build(SOFTMAX, Candidate(Custom("softmax", softmax), {}), session.problem, session.arguments, CPU)
+    Probes(CPU).check(plan, {})
+    dense = [((48, 1), True)] * 3
+    assert seen == [*dense, ((48, 1), False), ((49, 1), True), ((99, 2), True)]
+    seen.clear()
+    session = Session(SQUARE, SQUARE.problem_of({"n": 1000, "dtype": "float32"}), CPU, PROTOCOL, 7)
+    plan = build(SQUARE, Candidate(Custom("square", square), {}), session.problem, session.arguments, CPU)
+    Probes(CPU).check(plan, {})
+    assert seen == [((1,), True)] * 3 + [((1,), False), ((2,), True)]
+
+
+def test_problems_of_other_sizes_share_probes_and_what_passed_them() -> None:
+    runs: list[int] = []
+
+    def softmax(y: torch.Tensor, x: torch.Tensor, *_: Any) -> None:
+        runs.append(len(x))
+        y.copy_(torch.softmax(x, -1))
+
+    implementation, probes = Custom("softmax", softmax), Probes(CPU)
+
+    def check(rows: int, cols: int = 48) -> int:
+        runs.clear()
+        problem = SOFTMAX.problem_of({"rows": rows, "cols": cols, "dtype": "float32"})
+        session = Session(SOFTMAX, problem, CPU, PROTOCOL, 7)
+        probes.check(build(SOFTMAX, Candidate(implementation, {}), problem, session.arguments, CPU), {})
+        return len(runs)
+
+    assert [check(64), check(65), check(8192)] == [6, 0, 0]
+    assert check(1) == 5  # one row is itself a probe of the others
+    assert 1 not in runs
+    assert check(64, cols=49) == 6
+
+
+def test_probes_take_no_more_than_their_part_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Problem] = []
+    inputs = SOFTMAX.inputs
+
+    def counted(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+        made.append(problem)
+        return inputs(problem, kind, generator)
+
+    monkeypatch.setattr(probes_module, "_GROUPS_PART", 0.0)
+    op = replace(SOFTMAX, inputs=counted)
+    probes = Probes(CPU)
+    for cols in (48, 49, 48):
+        problem = op.problem_of({"rows": 64, "cols": cols, "dtype": "float32"})
+        arguments = op.arguments(inputs(problem, "normal", torch.Generator()))
+        implementation = Custom("softmax", lambda y, x, dim: y.copy_(torch.softmax(x, dim)))
+        probes.check(build(op, Candidate(implementation, {"again": len(made)}), problem, arguments, CPU), {})
+    assert {problem.cols for problem in made[-6:]} == {48}
+    assert len(made) == 3 * 6
+
+
+class ByDivisibility(Custom):
+    """Compiled one way for rows in sixteens, another way for others."""
+
+    def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
+        return (Variant("test", "kernel", {"sixteens": problem.rows % 16 == 0}),)
+
+    def compile(self, variant: Variant, target: Target) -> Artifact:
+        return Artifact(variant)
+
+
+def test_who_had_no_variant_for_the_probes_meets_them_with_another_problems() -> None:
+    def forgets_the_rest(y: torch.Tensor, x: torch.Tensor, *_: Any) -> None:
+        y.copy_(torch.softmax(x, -1))
+        y[len(x) // 16 * 16 :].zero_()
+
+    implementation, probes = ByDivisibility("softmax", forgets_the_rest), Probes(CPU)
+
+    def check(rows: int) -> None:
+        problem = SOFTMAX.problem_of({"rows": rows, "cols": 48, "dtype": "float32"})
+        session = Session(SOFTMAX, problem, CPU, PROTOCOL, 7)
+        plan = build(SOFTMAX, Candidate(implementation, {}), problem, session.arguments, CPU)
+        assert probes.come_first(plan)
+        probes.check(plan, {artifact.variant.key: artifact for artifact in plan.artifacts})
+
+    check(4096)
+    with pytest.raises(WrongError, match="right here, but not for softmax"):
+        check(65)

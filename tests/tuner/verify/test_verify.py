@@ -1,0 +1,194 @@
+"""Verification, in this process: everything in the box passes, what a contract declares is respected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from registry.contract import Op
+from registry.contracts import BOX, SOFTMAX, SQUARE
+from registry.correctness.bits import same_bits
+from registry.discovery.catalog import Catalog
+from registry.dispatch.plans.plan import Candidate, build
+from registry.problem import Problem, Value
+from registry.tuner.measure.samplers import Sample, Sampler
+from registry.tuner.verify.probes import Probes, probe_problems
+from registry.tuner.verify.session import PARTLY, PARTLY_AGAIN, Session
+from registry.tuner.verify.timed import TimedPlan
+from registry.tuner.verify.verify import WrongError, verify_timed
+
+from ..going_through import CPU, PROTOCOL, Custom, go_through
+
+DIMS: Mapping[str, dict[str, Value]] = {
+    "vector_add": {"n": 5001, "dtype": "bfloat16"},
+    "square": {"n": 5001, "dtype": "float16"},
+    "gelu": {"n": 5001, "dtype": "float32", "approximate": "tanh"},
+    "softmax": {"rows": 3, "cols": 5000, "dtype": "bfloat16"},
+    "rms_norm": {"rows": 3, "cols": 5000, "dtype": "float32"},
+    "gemm_int4": {"m": 3, "n": 64, "k": 256, "group_size": 64, "bits": 4, "dtype": "bfloat16", "symmetric": False},
+    "square_backward": {"n": 5001, "dtype": "bfloat16"},
+    "gelu_backward": {"n": 5001, "dtype": "float16", "approximate": "none"},
+    "softmax_backward": {"rows": 3, "cols": 5000, "dtype": "float32"},
+    "rms_norm_backward": {"rows": 3, "cols": 5000, "dtype": "bfloat16"},
+}
+
+
+def session_of(op: Op, dims: Mapping[str, Value]) -> Session:
+    return Session(op, op.problem_of(dims), CPU, PROTOCOL, 7)
+
+
+@pytest.mark.parametrize("op", BOX, ids=lambda op: op.name)
+def test_everything_in_the_box_passes_on_a_cpu(catalog: Catalog, op: Op) -> None:
+    session = session_of(op, DIMS[op.name])
+    passed = 0
+    for implementation in catalog.implementations(op.name):
+        # torch.compile takes seconds an op; a whole run with it is another test's
+        if "cpu" not in implementation.device_types or implementation.name == "torch.compile":
+            continue
+        if not any(True for _ in implementation.unsupported(session.problem, CPU)):
+            go_through(implementation, session, implementation.default(session.problem, CPU))
+            passed += 1
+    assert passed
+
+
+def take_one(x: torch.Tensor) -> torch.Tensor:
+    """Doubles x in place and returns its square from before."""
+    y = x * x
+    x.mul_(2.0)
+    return y
+
+
+MUTATING = replace(
+    SQUARE, name="acme::take", schema="acme::take(Tensor(a!) x) -> Tensor y", reference=take_one, fake=torch.empty_like
+)
+
+
+def test_an_op_that_mutates_may_and_starts_from_its_own_inputs_each_time() -> None:
+    def right(y: torch.Tensor, x: torch.Tensor) -> None:
+        torch.mul(x, x, out=y)
+        x.mul_(2.0)
+
+    op = replace(MUTATING, problem=lambda arguments: Problem("acme::take", SQUARE.problem(arguments).dims))
+    session = session_of(op, {"n": 1000, "dtype": "float32"})
+    go_through(Custom(op.name, right), session, {})
+    with pytest.raises(WrongError, match="expected"):
+        go_through(Custom(op.name, lambda y, x: y.copy_(x)), session, {})
+
+
+def test_other_inputs_differ_from_the_timed_ones_in_few_places_and_still_tell() -> None:
+    session = session_of(SQUARE, {"n": 10_000, "dtype": "float32"})
+    timed, other = session.case("normal"), session.case(PARTLY)
+    changed = int((timed.values[0] != other.values[0]).sum())
+    assert 0 < changed < 500
+    (stale,) = (timed.values[0] ** 2,)
+    assert session.judge(timed, (stale,)) == ""
+    assert "expected" in session.judge(other, (stale,))
+
+
+def test_who_looks_at_an_element_that_was_changed_is_found_when_others_are() -> None:
+    session = session_of(SQUARE, {"n": 10_000, "dtype": "float32"})
+    timed = session.case("normal").values[0]
+    once, again = (timed != session.case(kind).values[0] for kind in (PARTLY, PARTLY_AGAIN))
+    assert 0 < int(again.sum()) < 500
+    assert not (once & again).any()
+    place = int(once.nonzero()[0])
+    remembered: dict[tuple[int, float], torch.Tensor] = {}
+
+    def peeking(y: torch.Tensor, x: torch.Tensor) -> None:
+        key = x.data_ptr(), float(x[place] if len(x) > place else x[0])
+        if key not in remembered:
+            remembered[key] = x * x
+        y.copy_(remembered[key])
+
+    with pytest.raises(WrongError, match="other inputs at the same addresses"):
+        go_through(Custom("square", peeking), session, {})
+
+
+def test_other_inputs_that_an_op_makes_no_sense_of_are_drawn_anew() -> None:
+    def sorted_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+        return (torch.randn(problem.n, generator=generator).sort().values,)
+
+    def of_sorted(x: torch.Tensor) -> torch.Tensor:
+        if bool((x.diff() < 0).any()):
+            raise ValueError("x must be sorted")
+        return x * x
+
+    op = replace(SQUARE, inputs=sorted_inputs, reference=of_sorted, fake=torch.empty_like)
+    other = session_of(op, {"n": 1000, "dtype": "float32"}).case(PARTLY)
+    assert bool((other.values[0].diff() >= 0).all())
+
+
+def test_the_rotation_is_overwritten_in_place_and_goes_back() -> None:
+    session = session_of(SQUARE, {"n": 1000, "dtype": "float32"})
+    copies, case = session.rotation.copies, session.case("normal")
+    addresses = [copy[0].data_ptr() for copy in copies]
+    assert len(set(addresses)) == len(copies) > 1
+    session.show(PARTLY)
+    assert not any(same_bits(copy[0], case.values[0]) for copy in copies)
+    session.show("normal")
+    assert all(same_bits(copy[0], case.values[0]) for copy in copies)
+    assert [copy[0].data_ptr() for copy in session.rotation.copies] == addresses
+
+
+def test_probes_are_small_odd_and_other_problems_of_the_same_static_dimensions() -> None:
+    problem = SOFTMAX.problem_of({"rows": 4096, "cols": 1000, "dtype": "bfloat16"})
+    found = probe_problems(SOFTMAX, problem, CPU)
+    assert [each.rows for each in found] == [1, 37]
+    assert {(each.cols, each.dtype) for each in found} == {(1000, "bfloat16")}
+    square = SQUARE.problem_of({"n": 37, "dtype": "float32"})
+    assert [each.n for each in probe_problems(SQUARE, square, CPU)] == [1, 4099]
+
+
+def test_a_candidate_is_probed_once_for_all_problems_that_share_the_probes() -> None:
+    calls: list[int] = []
+
+    def count(y: torch.Tensor, x: torch.Tensor) -> None:
+        calls.append(x.numel())
+        torch.mul(x, x, out=y)
+
+    probes, implementation = Probes(CPU), Custom("square", count)
+    for n in (8192, 16384):
+        session = session_of(SQUARE, {"n": n, "dtype": "float32"})
+        plan = build(SQUARE, Candidate(implementation, {}), session.problem, session.arguments, CPU)
+        probes.check(plan, {})
+    assert sorted(calls) == [1, 37, 37, 37, 4099]
+
+
+class Replays(Sampler):
+    """Claims to launch as samples do."""
+
+    how = "told"
+
+    def __init__(self, launches: Sequence[Callable[[], object]]) -> None:
+        self._launches = launches
+
+    def take(self, count: int) -> list[Sample]:
+        return []
+
+    def replay(self) -> None:
+        for launch in self._launches:
+            launch()
+
+
+class Functional(Custom):
+    returns_outputs = True
+
+
+@pytest.mark.parametrize("reached", [0, 1])
+@pytest.mark.parametrize("functional", [True, False])
+def test_a_replay_that_does_less_than_samples_is_seen_in_the_finals(reached: int, functional: bool) -> None:
+    session = Session(SQUARE, SQUARE.problem_of({"n": 5001, "dtype": "float32"}), CPU, PROTOCOL, 7)
+    implementation = (
+        Functional("square", lambda x: x * x) if functional else Custom("square", lambda y, x: torch.mul(x, x, out=y))
+    )
+    plan = build(SQUARE, Candidate(implementation, {}), session.problem, session.arguments, CPU)
+    timed = TimedPlan(plan, session)
+    timed.launch_each()
+    assert len(timed.launches) > 1
+    with pytest.raises(WrongError):
+        verify_timed(timed, Replays(timed.launches[:reached]), session, alone=False)
+    verify_timed(timed, Replays(timed.launches), session, alone=False)

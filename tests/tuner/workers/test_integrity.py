@@ -1,0 +1,141 @@
+"""What a stranger's code replaces is found, put back and attributed; what nobody touched is no fault."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from registry.artifact import Built
+from registry.contract import Op
+from registry.correctness import bits
+from registry.correctness.bounds import Bounds
+from registry.device import Device
+from registry.implementation import Implementation, Run
+from registry.problem import Problem, TensorSpec
+from registry.space import Config
+from registry.tuner.measure import copy_floor as copying
+from registry.tuner.measure import device_samplers, rotation, samplers, sampling, stack
+from registry.tuner.measure import interleaving as turns
+from registry.tuner.measure import series as measure
+from registry.tuner.verify import probes, session, timed, verify
+from registry.tuner.verify import verdicts as checks
+from registry.tuner.verify.verdicts import WrongError
+from registry.tuner.workers import worker
+from registry.tuner.workers.integrity import WATCHED, Integrity, Trust
+
+HERE = __name__.partition(".")[0]
+
+
+class Ours(Implementation):
+    """Of this module."""
+
+    op, name = "square", "test.ours"
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def integrity() -> Iterator[Integrity]:
+    taken = Integrity()
+    yield taken
+    taken.restore()
+
+
+def test_nothing_is_found_where_nothing_was_replaced(integrity: Integrity) -> None:
+    assert integrity.restore() == []
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        (time, "perf_counter_ns"),
+        (statistics, "median"),
+        (builtins, "min"),
+        (torch, "equal"),
+        (torch.Tensor, "clone"),  # inherited: a new name that hides the old one
+        (torch.cuda.Event, "elapsed_time"),
+        (torch.cuda, "synchronize"),
+        (verify, "verify_timed"),
+        (Bounds, "holding"),
+        (bits, "having_same_bits"),
+        (Op, "output_specs"),
+        (TensorSpec, "empty"),
+        (verify, "zip"),  # a builtin hidden in one of our modules
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_was_replaced_is_named_and_put_back(integrity: Integrity, place: Any, name: str) -> None:
+    before = getattr(place, name, None)
+    setattr(place, name, lambda *_: 0)
+    found = integrity.restore()
+    assert [replaced.name.rpartition(".")[2] for replaced in found] == [name]
+    assert found[0].owner == HERE
+    assert getattr(place, name, None) == before
+    assert integrity.restore() == []
+
+
+def test_whatever_verifying_and_measuring_call_is_watched() -> None:
+    callers = (checks, copying, device_samplers, measure, probes, rotation, samplers, sampling, session, stack, timed)
+    called = {
+        part.__module__
+        for module in (*callers, turns, verify, worker)
+        for part in vars(module).values()
+        if inspect.isfunction(part) or inspect.isclass(part)
+    }
+    # what describes and builds a candidate, and errors: nothing there judges or times it
+    other = {
+        "registry.artifact",
+        "registry.device",
+        "registry.discovery",
+        "registry.dispatch.plans.prepared",
+        "registry.errors",
+    }
+    ours = {name for name in called if name.startswith("registry.")}
+    assert {name for name in ours if not name.startswith(WATCHED)} <= other
+
+
+def test_what_a_plugin_replaced_while_it_was_imported_is_held_against_it(
+    integrity: Integrity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Trust(integrity).admit(Ours())
+    trust = Trust(integrity)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)
+    for _ in range(2):
+        with pytest.raises(WrongError, match="perf_counter_ns by"):
+            trust.admit(Ours())
+    assert time.perf_counter_ns() > 0
+    assert not trust.lost
+
+
+def test_what_is_replaced_during_a_trial_costs_the_process_its_trust(
+    integrity: Integrity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trust = Trust(integrity)
+    assert trust.breach() == ""
+    monkeypatch.setattr(statistics, "median", lambda data: 0)
+    assert "statistics.median by" in trust.breach()
+    assert trust.lost
+    assert trust.breach() == ""
+
+
+def test_a_setting_of_the_whole_process_is_put_back(integrity: Integrity) -> None:
+    trust = Trust(integrity)
+    torch.set_float32_matmul_precision("high")
+    torch.set_default_dtype(torch.float64)
+    try:
+        breach = trust.breach()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.set_default_dtype(torch.float32)
+    assert "float32 matmul precision to high" in breach
+    assert "default dtype to torch.float64" in breach
+    assert trust.breach() == ""
+    assert not trust.lost

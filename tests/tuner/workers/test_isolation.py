@@ -1,0 +1,219 @@
+"""A worker whatever its candidates do: one trial is lost and told, and nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from registry.device import Device
+from registry.problem import Value
+from registry.tuner.jobs import Answer, BlockJob, Entrant, Outcome, TrialJob
+from registry.tuner.limits import Limits
+from registry.tuner.measure.protocol import Protocol
+from registry.tuner.processes import spawning
+from registry.tuner.workers.compile_pool import Compiler
+from registry.tuner.workers.device_client import DeviceWorker
+
+FAULTY = Path(__file__).parents[1] / "faulty.py"
+CPU = Device.of("cpu")
+DIMS: dict[str, Value] = {"n": 1001, "dtype": "float32"}
+LIMITS = Limits(verify=30, memory_bytes=2 << 30)
+# hangs cost the whole limit: those that test the limit itself get a short one
+IMPATIENT = Limits(verify=0.5, memory_bytes=2 << 30)
+
+FILES_OF_A_CHILD = 3
+"""Socket, log and the pipe that tells its end."""
+
+Try = Callable[..., list[Outcome]]
+
+if sys.platform != "linux":
+    pytest.skip("the faults are Linux's", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_but_faults(own_lock: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker here need load the plugins in the box, and hundreds are started."""
+    monkeypatch.setenv("KERNEL_REGISTRY_BLOCK", "torch,triton,cuda,cpp")
+
+
+@pytest.fixture
+def attempt() -> Iterator[Try]:
+    """Gives faults to one worker, one after another; returns what became of them and keeps its notes."""
+    workers: list[DeviceWorker] = []
+    selector = selectors.DefaultSelector()
+
+    def run(*faults: str, limits: Limits = LIMITS, notes: list[str] | None = None) -> list[Outcome]:
+        answers: dict[int, Answer] = {}
+
+        def answered(job: TrialJob | BlockJob, answer: Answer) -> None:
+            assert job.id not in answers
+            answers[job.id] = answer
+
+        note = (notes if notes is not None else []).append
+        worker = DeviceWorker(selector, CPU, [str(FAULTY)], answered, note, limits)
+        workers.append(worker)
+        left = [job(number, fault) for number, fault in enumerate(faults, start=1)]
+        while len(answers) < len(faults):
+            while left and worker.wants_more:
+                worker.submit(left.pop(0))
+            for key, _ in selector.select(0.05):
+                key.data()
+            worker.check_deadlines()
+        found = [answers[number] for number in sorted(answers)]
+        return [answer for answer in found if isinstance(answer, Outcome)]
+
+    yield run
+    for worker in workers:
+        worker.close()
+    selector.close()
+
+
+def job(number: int, fault: str) -> TrialJob:
+    details = {**Protocol.of(CPU).details, "warmup_us": 0.0}
+    return TrialJob(number, "square", DIMS, Entrant("faulty.any", {"fault": fault, "number": 0}), details, seed=0)
+
+
+def processes_kept() -> set[int]:
+    keeper = spawning._keeper().pid
+    return set(map(int, Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()))
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def is_left_over(stat: Path) -> bool:
+    """Whether a process is one of the keeper's and dead but not reaped."""
+    try:
+        state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return False
+    return state == "Z" and int(parent) in {spawning._keeper().pid, os.getpid()}
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "message"),
+    [
+        ("segfault", "crash", "SIGSEGV"),
+        ("abort", "crash", "SIGABRT"),
+        ("exit", "crash", "exit code 0"),
+        ("killed", "crash", "SIGKILL"),
+        ("system_exit", "error", "SystemExit: 0"),
+        ("interrupt", "error", "KeyboardInterrupt"),
+        ("generator_exit", "error", "GeneratorExit"),
+        ("raises", "error", "ValueError: not today"),
+        ("closes", "crash", "ended"),
+        ("nonsense", "crash", "no message"),
+        ("half", "crash", "exit code 1"),
+        ("list", "crash", "no message"),
+        ("wrong", "crash", "nobody had asked"),
+        ("children", "crash", "SIGABRT"),
+        ("fills", "out_of_memory", "its limit is 2.00 GiB"),
+        ("asks", "out_of_memory", "allocate"),
+        ("daemon", "ok", ""),
+        ("prints", "ok", ""),
+        ("moves", "ok", ""),
+    ],
+)
+def test_a_fault_costs_one_trial_and_is_told(attempt: Try, fault: str, status: str, message: str) -> None:
+    before, fault_outcome, after = attempt("none", fault, "none")
+    assert (before.status, after.status) == ("ok", "ok")
+    assert fault_outcome.status == status
+    assert message in fault_outcome.message
+
+
+@pytest.mark.parametrize("fault", ["sleeps", "spins", "deaf", "stops"])
+def test_a_hang_costs_its_limit_and_is_told(attempt: Try, fault: str) -> None:
+    notes: list[str] = []
+    hung, after = attempt(fault, "none", limits=IMPATIENT, notes=notes)
+    assert (hung.status, after.status) == ("timeout", "ok")
+    assert hung.message == "verify took more than 0.5 s"
+    assert notes == ["the worker was replaced: verify took more than 0.5 s"]
+
+
+def test_two_hundred_faults_in_a_row_leave_nothing_behind(attempt: Try) -> None:
+    faults = [("segfault", "abort", "exit", "nonsense")[number % 4] for number in range(200)]
+    faults[9::20] = ["sleeps"] * 10
+    faults[19::20] = ["children"] * 10  # some of them in sessions of their own
+    assert attempt("none")[0].status == "ok"
+    files, processes = open_files(), processes_kept()
+    outcomes = attempt(*faults, "none", limits=IMPATIENT)
+    assert Counter(outcome.status for outcome in outcomes) == {"crash": 190, "timeout": 10, "ok": 1}
+    assert [outcome.status == "timeout" for outcome in outcomes[:-1]] == [fault == "sleeps" for fault in faults]
+    # one worker more than before: the last of them
+    assert len(processes_kept() - processes) == 1
+    assert open_files() == files + FILES_OF_A_CHILD
+    assert not [path for path in Path("/proc").glob("[0-9]*/stat") if is_left_over(path)]
+
+
+def test_a_compiler_that_dies_or_talks_nonsense_costs_one_variant(tmp_path: Path) -> None:
+    from registry.artifact import Variant
+    from registry.tuner.jobs import Built, Failed
+
+    plugin = tmp_path / "compiled.py"
+    plugin.write_text(COMPILED)
+    selector = selectors.DefaultSelector()
+    compiler = Compiler(selector, 1, [str(plugin)], Limits(compile=20))
+    results: dict[str, Built | Failed | None] = {}
+    try:
+        for what in ("abort", "exit", "nonsense", "fine"):
+            variant = Variant("none", "none", {"what": what})
+            while (found := compiler.want("square", "compiled.any", variant, CPU.target)) is None:
+                for key, _ in selector.select(0.05):
+                    key.data()
+                compiler.check_deadlines()
+            results[what] = found
+    finally:
+        compiler.close()
+        selector.close()
+    faults = {what: result.status for what, result in results.items() if isinstance(result, Failed)}
+    assert faults == {"abort": "crash", "exit": "compile_error", "nonsense": "crash"}
+    assert isinstance(results["fine"], Built)
+
+
+COMPILED = """
+import os
+import sys
+import registry
+from registry.artifact import Artifact
+from registry.implementation import Implementation
+
+KERNEL_REGISTRY_API = 1
+sys.path.insert(0, "PLACE")
+
+
+def nonsense():
+    from faulty import say_nonsense
+    say_nonsense(b"no message")
+    say_nonsense(bytes([10]))
+
+
+class Compiled(Implementation):
+    op = "square"
+    name = "compiled.any"
+    device_types = frozenset({"cpu"})
+
+    def compile(self, variant, target):
+        what = variant.spec["what"]
+        if what == "abort":
+            os.abort()
+        if what == "exit":
+            raise SystemExit("no")
+        if what == "nonsense":
+            nonsense()
+        return Artifact(variant)
+
+    def bind(self, problem, config, device, built):
+        raise NotImplementedError
+
+
+@registry.implements("square")
+def square_implementations():
+    return [Compiled()]
+""".replace("PLACE", str(FAULTY.parent))

@@ -1,0 +1,54 @@
+"""What is done once for all children of a run, and that it leaves a process that can be forked."""
+
+from __future__ import annotations
+
+import select
+from pathlib import Path
+
+import pytest
+
+from registry.device import Device
+from registry.discovery.catalog import Catalog
+from registry.problem import Problem
+from registry.tuner.planning.problems import plan
+from registry.tuner.processes.process import Child
+from registry.tuner.workers import warming
+
+PROBLEM = Problem("square", {"n": 4000, "dtype": "float32"})
+
+
+@pytest.mark.parametrize(("implementation", "wanted"), [("torch.compile", True), ("torch.native", False)])
+def test_only_what_a_candidate_needs_is_wanted(implementation: str, wanted: bool) -> None:
+    plans = plan([PROBLEM], Catalog(), Device.of("cpu"), [implementation])
+    assert plans[0].supported
+    assert ("registry.backends.inductor.warm:warm" in warming.wanted_by(plans)) is wanted
+    assert not any("triton:" in entry for entry in warming.wanted_by(plans))  # which runs no candidate on a CPU
+
+
+WARMED = """
+import importlib, os, torch
+from registry.tuner import warming
+from registry.tuner.process import Parent
+
+def main(arguments):
+    parent = Parent(int(arguments[0]), int(arguments[1]))
+    for entry in (*warming.FOR_INDUCTOR, *warming.FOR_TRITON):
+        name, _, function = entry.partition(":")
+        module = importlib.import_module(name)
+        if function:
+            getattr(module, function)()
+    parent.send({"threads": len(os.listdir("/proc/self/task")), "device": torch.cuda.is_initialized()})
+"""
+
+
+def test_it_starts_no_thread_and_opens_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    (tmp_path / "warmed.py").write_text(WARMED)
+    monkeypatch.chdir(tmp_path)
+    child = Child("warmed")
+    try:
+        select.select([child], [], [], 200)
+        assert child.receive()[0] == [{"threads": 1, "device": False}], child.end(30)
+        assert child.how == "forked", "as in a run, from a process with one thread"
+    finally:
+        child.stop()
