@@ -40,7 +40,7 @@ def _early_keeper(words: Sequence[str]) -> Any:
     if sys.platform != "linux" or "tune" not in words[:2] or {"-h", "--help", "--dry-run"} & {*words}:
         return None
     registry = find_spec("registry")
-    path = Path(registry.origin or "").parent / "tuner" / "keeper.py" if registry else Path()
+    path = Path(registry.origin or "").parent / "tuner" / "processes" / "keeper.py" if registry else Path()
     spec = spec_from_file_location("kernel_registry.keeper", path)
     if spec is None or spec.loader is None or not path.is_file():
         return None

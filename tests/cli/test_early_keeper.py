@@ -18,7 +18,7 @@ import sys, kernel_registry
 launched = kernel_registry._early_keeper(["tune", "--op", "square"])
 assert "torch" not in sys.modules and "registry" not in sys.modules
 BARE
-from registry.tuner import spawning
+from registry.tuner.processes import spawning
 spawning.adopt(launched)
 with spawning.kept():
     assert spawning._keeper().pid == launched[0].pid and spawning._keeper().alive
@@ -41,7 +41,7 @@ launched = kernel_registry._early_keeper(["tune"])
 launched[0].kill()
 launched[0].wait()
 BARE
-from registry.tuner import spawning
+from registry.tuner.processes import spawning
 spawning.adopt(launched)
 with spawning.kept():
     assert spawning._keeper().alive and spawning._keeper().pid != launched[0].pid

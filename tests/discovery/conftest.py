@@ -12,7 +12,7 @@ from textwrap import dedent
 import pytest
 
 HEADER = """
-from registry.hooks import defines, implements
+from registry import defines, implements
 from registry.implementation import Implementation
 KERNEL_REGISTRY_API = 1
 

@@ -330,7 +330,7 @@ def test_an_unknown_name_comes_with_the_nearest(site: Any) -> None:
 def test_a_plugin_is_found_by_a_fresh_interpreter(site: Any) -> None:
     site.add("acme", {"good": "good_plugin", "bad": "bad_plugin"}, good_plugin=GOOD, bad_plugin="import nowhere_at_all")
     code = """
-from registry.discovery import Catalog
+from registry.discovery.catalog import Catalog
 for report in Catalog().plugins():
     if report.distribution == "acme":
         print(report.name, report.implementations, bool(report.fault))

@@ -54,9 +54,9 @@ def test_tinygemm_is_right_with_every_packing(catalog: Catalog, group_size: int,
 
 COMPILE = """
 from registry.device import Device
-from registry.discovery import Catalog
-from registry.dispatch.plan import Candidate, signature_of
-from registry.dispatch.prepared import PreparedTensors
+from registry.discovery.catalog import Catalog
+from registry.dispatch.plans.plan import Candidate, signature_of
+from registry.dispatch.plans.prepared import PreparedTensors
 from registry.problem import Arguments, TensorSpec
 import torch
 catalog, device = Catalog(), Device.of("cuda")

@@ -20,17 +20,11 @@ import torch
 
 from registry.artifact import Signature, Target, Variant
 from registry.backends import kernel_limit
-from registry.backends.cuda import (
-    CudaImplementation,
-    CudaKernel,
-    architecture_of,
-    nvrtc,
-    read_source,
-    shared_limit,
-)
+from registry.backends.cuda import CudaImplementation, CudaKernel, nvrtc, read_source
 from registry.backends.cuda import implementation as cuda
 from registry.backends.cuda import launch as cuda_launch
 from registry.backends.cuda.frame import Layout
+from registry.backends.cuda.implementation import architecture_of, shared_limit
 from registry.backends.kernel_text import normalised_module
 from registry.device import Device
 from registry.dispatch.plans.written_plan import fixed, written_call

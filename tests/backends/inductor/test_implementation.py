@@ -71,7 +71,7 @@ def test_what_was_compiled_is_a_file_that_another_process_uses_without_compiling
     code = f"""
 import torch, torch._inductor.graph
 from pathlib import Path
-from registry.backends import inductor_artifact
+from registry.backends.inductor import artifact as inductor_artifact
 def refuse(*args, **kwargs): raise AssertionError("it compiles")
 torch._inductor.graph.GraphLowering.run = refuse
 x = torch.randn(96)

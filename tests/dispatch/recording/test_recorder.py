@@ -221,7 +221,7 @@ def test_a_recording_is_bounded_and_says_what_it_left_out(
 CHILD = """
 import sys, os, multiprocessing, threading
 from registry.dispatch.dispatcher import Dispatcher
-from registry.dispatch.recorder import Recorder
+from registry.dispatch.recording.recorder import Recorder
 from registry import Problem
 
 recorder = Recorder()

@@ -47,8 +47,8 @@ def test_inputs_that_are_moved_to_the_generators_device_are_planned_too() -> Non
 
 LIGHT = """
 import sys
-from registry.discovery import Catalog
-from registry.tuner.unmade import arguments_of
+from registry.discovery.catalog import Catalog
+from registry.tuner.planning.input_specs import arguments_of
 for op in Catalog().ops().values():
     # the largest example: inputs of a column or two are kept away from 0 by operations that import it
     arguments_of(op, op.problem_of(op.examples[-1]))

@@ -109,8 +109,8 @@ def test_a_process_with_threads_is_no_template() -> None:
 
 
 FORBIDDEN = f"""{fresh.BARE}
-from registry.tuner import spawning
-from registry.tuner.process import Child
+from registry.tuner.processes import spawning
+from registry.tuner.processes.process import Child
 with spawning.kept():
     child = Child("registry.tuner.workers.compile_worker")
     print(child.how)
@@ -227,8 +227,8 @@ def test_megabytes_of_output_stay_kilobytes(start: Callable[..., Child]) -> None
 
 TUNING = f"""{fresh.BARE}
 import time
-from registry.tuner import spawning
-from registry.tuner.process import Child
+from registry.tuner.processes import spawning
+from registry.tuner.processes.process import Child
 
 def started(**options):
     child = Child("{ECHO}", **options)

@@ -27,8 +27,8 @@ def test_only_what_a_candidate_needs_is_wanted(implementation: str, wanted: bool
 
 WARMED = """
 import importlib, os, torch
-from registry.tuner import warming
-from registry.tuner.process import Parent
+from registry.tuner.workers import warming
+from registry.tuner.processes.process import Parent
 
 def main(arguments):
     parent = Parent(int(arguments[0]), int(arguments[1]))
