@@ -51,7 +51,13 @@ class Table(DeclarativeBase):
     """Base of all tables."""
 
     metadata = MetaData(naming_convention=NAMES)
-    type_annotation_map = {dict[str, Any]: JSON, list[float]: JSON, datetime: Instant, float: Double}  # noqa: RUF012
+    type_annotation_map = {  # noqa: RUF012
+        dict[str, Any]: JSON,
+        list[float]: JSON,
+        list[str]: JSON,
+        datetime: Instant,
+        float: Double,
+    }
 
 
 class Keyed(Table):
@@ -159,7 +165,11 @@ class TrialRow(Table):
 
 
 class DecisionRow(Table):
-    """What the finals of one problem decided. ``previous_uid`` and ``trial_uid`` need not be in this database."""
+    """A decision of the finals of one problem. ``previous_uid`` and ``trial_uid`` need not be in this database.
+
+    ``ratio`` with its interval ``lo`` to ``hi`` is against the incumbent, ``default_ratio`` with its interval
+    ``default_lo`` to ``default_hi`` against the default.
+    """
 
     __tablename__ = "decision"
     __table_args__ = (Index("decision_history", "problem_id", "hardware_id"),)
@@ -180,6 +190,10 @@ class DecisionRow(Table):
     aa: Mapped[float | None]
     verdict: Mapped[str] = mapped_column(Text)
     baselines: Mapped[dict[str, Any]]
+    default_ratio: Mapped[float | None]
+    default_lo: Mapped[float | None]
+    default_hi: Mapped[float | None]
+    ties: Mapped[list[str]] = mapped_column(server_default="[]")
     trial_uid: Mapped[str | None] = mapped_column(String(64))
     previous_uid: Mapped[str | None] = mapped_column(String(64))
     created: Mapped[datetime]

@@ -9,7 +9,7 @@ from typing import Any, cast
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from .evidence import read_baselines
+from . import first_version
 from .models import (
     CandidateRow,
     DecisionRow,
@@ -23,7 +23,10 @@ from .models import (
     TrialRow,
     WinnerRow,
 )
-from .records import CandidateKey, Decision, Environment, Final, ProblemKey, Protocol, Role, Run, Trial
+from .records import CandidateKey, Decision, Environment, Final, Interval, ProblemKey, Protocol, Role, Run, Trial
+
+SCHEMA_VERSION = "schema_version"
+"""The name in a session's ``info`` under which the version of the database's schema stands."""
 
 _PARTS = (ProblemRow, CandidateRow, ImplementationRow, HardwareRow, SoftwareRow, ProtocolRow)
 Parts = tuple[ProblemRow, CandidateRow, ImplementationRow, HardwareRow, SoftwareRow, ProtocolRow]
@@ -61,8 +64,10 @@ def numbered_trials_of(session: Session, query: Select[Any]) -> Iterator[tuple[i
 def decisions_of(session: Session, query: Select[Any]) -> Iterator[tuple[str, Decision]]:
     """Each decision of a :func:`select_decisions` query, with its run."""
     shared = _Shared()
-    for row, *parts in session.execute(query):
-        yield row.run_id, _decision(row, *shared.of(cast(Parts, parts)))
+    first = session.info.get(SCHEMA_VERSION) == 1
+    for row, *parts in session.execute(first_version.without_new_columns(query) if first else query):
+        stored = first_version.completed(row) if first else row
+        yield row.run_id, _decision(stored, *shared.of(cast(Parts, parts)))
 
 
 def finals_of(session: Session, decision_uid: str) -> list[Final]:
@@ -159,7 +164,6 @@ def _trial(
 def _decision(
     row: DecisionRow, problem: ProblemKey, candidate: CandidateKey, environment: Environment, protocol: Protocol
 ) -> Decision:
-    baselines, default_ratio, ties = read_baselines(row.baselines)
     return Decision(
         problem,
         environment,
@@ -172,14 +176,18 @@ def _decision(
         hi=row.hi,
         aa=row.aa,
         verdict=row.verdict,
-        baselines=baselines,
+        baselines=row.baselines,
         trial_uid=row.trial_uid,
         previous=row.previous_uid,
         uid=row.uid,
         created=row.created,
-        default_ratio=default_ratio,
-        ties=ties,
+        default_ratio=_interval(row.default_ratio, row.default_lo, row.default_hi),
+        ties=tuple(row.ties),
     )
+
+
+def _interval(value: float | None, low: float | None, high: float | None) -> Interval | None:
+    return None if value is None or low is None or high is None else Interval(value, low, high)
 
 
 def _final(row: FinalRow, candidate: CandidateRow | None, implementation: ImplementationRow | None) -> Final:

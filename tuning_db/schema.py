@@ -20,10 +20,10 @@ from .errors import (
 )
 from .models import VERSION_TABLE, Table
 
-LATEST = 1
+LATEST = 2
 """The version that this code writes."""
 
-READABLE = frozenset({1})
+READABLE = frozenset({1, 2})
 """The versions whose rows this code can read as they are."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from . import reading, writing
 from .engine import Opened, open_database, upgrade_database
-from .errors import ReadOnlyDatabaseError, TuningDBError
+from .errors import OutdatedSchemaError, ReadOnlyDatabaseError, TuningDBError
 from .faults import told_of
 from .keys import digest, plain_mapping
 from .location import locate
@@ -29,6 +29,7 @@ from .models import (
     WinnerRow,
 )
 from .records import Decision, Environment, Final, ProblemKey, Protocol, Run, Statistics, Trial, new_uid, now
+from .schema import LATEST
 
 if TYPE_CHECKING:
     from .exchange import Parsed
@@ -330,7 +331,8 @@ class Store:
     @contextmanager
     def _reading(self) -> Iterator[Session]:
         self._check_open()
-        with told_of(self.url), Session(self._opened.reader) as session:
+        info = {reading.SCHEMA_VERSION: self._opened.version}
+        with told_of(self.url), Session(self._opened.reader, info=info) as session:
             yield session
 
     @contextmanager
@@ -341,6 +343,9 @@ class Store:
                 f"{self.url} can only be read",
                 hint="make file and folder writable, or set KERNEL_REGISTRY_DB (or --db) to another place",
             )
+        if self._opened.version < LATEST:
+            message = f"{self.url} has schema version {self._opened.version}, only version {LATEST} can be added to"
+            raise OutdatedSchemaError(message, hint="`registry db upgrade` brings it up to date, with all it holds")
         with told_of(self.url), Session(self._opened.writer) as session, session.begin():
             yield session
 

@@ -10,7 +10,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from .errors import InvalidRecordError
-from .evidence import baselines_column
 from .keys import digest
 from .models import (
     CandidateRow,
@@ -27,7 +26,7 @@ from .models import (
     TrialRow,
     WinnerRow,
 )
-from .records import CandidateKey, Decision, Environment, Final, ProblemKey, Protocol, Run, Trial
+from .records import CandidateKey, Decision, Environment, Final, Interval, ProblemKey, Protocol, Run, Trial
 
 CHUNK = 500
 """Keys in one IN list: far below every database's limit on parameters."""
@@ -283,10 +282,18 @@ def _decision_values(run: str, decision: Decision, identities: Identities) -> di
     return {
         "run_id": run,
         "previous_uid": decision.previous,
-        "baselines": baselines_column(decision),
+        "baselines": decision.baselines,
+        "ties": list(decision.ties),
+        **_default_values(decision.default_ratio),
         **identities.measured(decision),
         **{name: getattr(decision, name) for name in names},
     }
+
+
+def _default_values(ratio: Interval | None) -> dict[str, float | None]:
+    """The columns of a decision's comparison with the default."""
+    value, low, high = (None, None, None) if ratio is None else (ratio.value, ratio.low, ratio.high)
+    return {"default_ratio": value, "default_lo": low, "default_hi": high}
 
 
 def _final_values(decision_id: int, ordinal: int, op: str, final: Final, identities: Identities) -> dict[str, Any]:

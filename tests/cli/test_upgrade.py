@@ -10,20 +10,20 @@ import pytest
 
 from tuning_db import schema
 
-from ..tuning_db.test_schema import FIXTURES, SECOND
+from ..tuning_db.test_schema import FIXTURES, NEXT, NEXT_MIGRATION
 from .conftest import Command
 
 
 @pytest.fixture
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A database of version 1, for an installation that knows a second one and reads no other."""
+    """A database of version 1, for an installation that reads none but a version newer than the latest."""
     folder = tmp_path / "migrations"
     shutil.copytree(schema.MIGRATIONS, folder)
-    (folder / "versions" / "v0002_host.py").write_text(SECOND)
+    (folder / "versions" / f"v{NEXT:04}_host.py").write_text(NEXT_MIGRATION)
     monkeypatch.setattr(schema, "MIGRATIONS", folder)
-    monkeypatch.setattr(schema, "LATEST", 2)
-    monkeypatch.setattr("tuning_db.engine.LATEST", 2)
-    monkeypatch.setattr(schema, "READABLE", frozenset({2}))
+    monkeypatch.setattr(schema, "LATEST", NEXT)
+    monkeypatch.setattr("tuning_db.engine.LATEST", NEXT)
+    monkeypatch.setattr(schema, "READABLE", frozenset({NEXT}))
     path = tmp_path / "old.db"
     connection = sqlite3.connect(path)
     connection.executescript((FIXTURES / "v1.sql").read_text(encoding="utf-8"))
@@ -45,9 +45,9 @@ def test_a_reader_changes_nothing_and_says_what_to_run(command: Command, old: Pa
 
 def test_it_says_from_what_to_what_once(command: Command, old: Path) -> None:
     told = command("registry", "db", "upgrade", "--db", old)
-    assert (told.code, told.out) == (0, f"sqlite:///{old} upgraded from schema version 1 to 2\n")
+    assert (told.code, told.out) == (0, f"sqlite:///{old} upgraded from schema version 1 to {NEXT}\n")
     told = command("registry", "db", "upgrade", "--db", old)
-    assert (told.code, told.out) == (0, f"sqlite:///{old} has schema version 2, the latest: nothing to do\n")
+    assert (told.code, told.out) == (0, f"sqlite:///{old} has schema version {NEXT}, the latest: nothing to do\n")
 
 
 def test_what_is_not_there_is_bad_input(command: Command, tmp_path: Path) -> None:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
+from sqlalchemy import Connection, MetaData, String, Table, create_engine, select, text
 
-from tuning_db import MissingDatabaseError, OutdatedSchemaError, ReadOnlyDatabaseError, Store, schema
-from tuning_db.models import VERSION_TABLE, Table
+from tuning_db import Interval, MissingDatabaseError, OutdatedSchemaError, ReadOnlyDatabaseError, Store, schema
+from tuning_db.models import VERSION_TABLE
+from tuning_db.models import Table as Base
 
 FIXTURES = Path(__file__).parent / "fixtures"
-SECOND = """
+NEXT = schema.LATEST + 1
+NEXT_MIGRATION = f"""
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "{NEXT:04}"
+down_revision = "{schema.LATEST:04}"
 
 
 def upgrade():
@@ -33,16 +39,17 @@ def upgrade():
 def test_migrations_make_what_the_models_say(store: Store) -> None:
     with store._opened.reader.connect() as connection:
         context = MigrationContext.configure(
-            connection, opts={"compare_type": True, "version_table": VERSION_TABLE, "target_metadata": Table.metadata}
+            connection, opts={"compare_type": True, "version_table": VERSION_TABLE, "target_metadata": Base.metadata}
         )
-        assert compare_metadata(context, Table.metadata) == []
+        assert compare_metadata(context, Base.metadata) == []
 
 
 def test_the_latest_migration_is_the_version_this_code_writes() -> None:
     newest = max(path.name for path in (schema.MIGRATIONS / "versions").glob("v*.py"))
     assert newest.startswith(f"v{schema.LATEST:04}_")
     assert schema.LATEST in schema.READABLE
-    assert {f"v{version}.sql" for version in range(1, schema.LATEST + 1)} == {path.name for path in FIXTURES.iterdir()}
+    dumps = {path.name for path in FIXTURES.iterdir()}
+    assert {f"v{version}.sql" for version in range(1, schema.LATEST + 1)} <= dumps
 
 
 @pytest.mark.parametrize("migrate", [True, False])
@@ -67,32 +74,88 @@ def test_a_file_of_every_version_can_be_written(tmp_path: Path, dump: Path, make
         assert store.statistics().schema_version == schema.LATEST
 
 
+@pytest.mark.parametrize("migrate", [True, False])
+@pytest.mark.parametrize("name", ["v1_comparisons", "v2"])
+def test_ties_and_the_defaults_ratio_are_read_from_every_version(
+    tmp_path: Path, name: str, migrate: bool, make: Any
+) -> None:
+    path = _restored(FIXTURES / f"{name}.sql", tmp_path)
+    before = path.read_bytes()
+    with Store.open(path, create=migrate, migrate=migrate) as store:
+        newest, first = store.history(make.problem(), make.environment.hardware)
+        exported = io.StringIO()
+        store.export(exported)
+    assert newest.baselines == {"torch.native": 2.0}
+    assert newest.default_ratio == Interval(1.4, 1.36, 1.44)
+    assert newest.ties == ("triton.row num_warps=16",)
+    assert (first.baselines, first.default_ratio, first.ties) == ({}, None, ())
+    assert migrate or path.read_bytes() == before
+    with Store.open(tmp_path / "imported.db") as store:
+        store.load(io.StringIO(exported.getvalue()))
+        assert store.history(make.problem(), make.environment.hardware) == [newest, first]
+
+
+def test_the_migration_to_version_2_leaves_only_ratios_in_baselines(tmp_path: Path) -> None:
+    path = _restored(FIXTURES / "v1_comparisons.sql", tmp_path)
+    assert Store.upgrade(path) == (1, schema.LATEST)
+    connection = sqlite3.connect(path)
+    columns = "baselines, default_ratio, default_lo, default_hi, ties"
+    assert connection.execute(f"SELECT {columns} FROM decision ORDER BY id").fetchall() == [
+        ("{}", None, None, None, "[]"),
+        ('{"torch.native": 2.0}', 1.4, 1.36, 1.44, '["triton.row num_warps=16"]'),
+    ]
+    connection.close()
+
+
+def test_a_server_of_version_1_is_read_and_migrated(postgresql_url: str, tmp_path: Path, make: Any) -> None:
+    _copied_to_server(_restored(FIXTURES / "v1_comparisons.sql", tmp_path), postgresql_url)
+    with Store.open(postgresql_url, create=False, migrate=False) as store:
+        before = store.history(make.problem(), make.environment.hardware)
+        assert store.statistics().schema_version == 1
+    assert before[0].default_ratio == Interval(1.4, 1.36, 1.44)
+    assert before[0].ties == ("triton.row num_warps=16",)
+    assert Store.upgrade(postgresql_url) == (1, schema.LATEST)
+    with Store.open(postgresql_url, create=False, migrate=False) as store:
+        assert store.history(make.problem(), make.environment.hardware) == before
+        assert store.publish(store.runs()[0].uid, make.decision(previous=before[0].uid, ties=("a",)))
+
+
+def test_results_are_not_added_to_an_older_version(tmp_path: Path, make: Any) -> None:
+    path = _restored(FIXTURES / "v1.sql", tmp_path)
+    with (
+        Store.open(path, create=False, migrate=False) as store,
+        pytest.raises(OutdatedSchemaError, match="has schema version 1, only version 2 can be added to") as caught,
+    ):
+        store.start_run(make.environment)
+    assert "registry db upgrade" in caught.value.hint
+
+
 @pytest.fixture
-def second_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installation that knows one more version than this one."""
     folder = tmp_path / "migrations"
     shutil.copytree(schema.MIGRATIONS, folder)
-    (folder / "versions" / "v0002_host.py").write_text(SECOND)
+    (folder / "versions" / f"v{NEXT:04}_host.py").write_text(NEXT_MIGRATION)
     monkeypatch.setattr(schema, "MIGRATIONS", folder)
-    monkeypatch.setattr(schema, "LATEST", 2)
-    monkeypatch.setattr("tuning_db.engine.LATEST", 2)
-    monkeypatch.setattr(schema, "READABLE", frozenset({2}))
+    monkeypatch.setattr(schema, "LATEST", NEXT)
+    monkeypatch.setattr("tuning_db.engine.LATEST", NEXT)
+    monkeypatch.setattr(schema, "READABLE", frozenset({NEXT}))
 
 
-@pytest.mark.usefixtures("second_version")
+@pytest.mark.usefixtures("next_version")
 def test_an_older_file_is_migrated_with_all_it_holds(tmp_path: Path) -> None:
     path = _restored(FIXTURES / "v1.sql", tmp_path)
     with Store.open(path) as store:
         assert len(store.trials()) == 2
-        assert store.statistics().schema_version == 2
+        assert store.statistics().schema_version == NEXT
     connection = sqlite3.connect(path)
     assert connection.execute("SELECT DISTINCT host FROM trial").fetchall() == [("unknown",)]
     assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-    assert connection.execute(f"SELECT * FROM {VERSION_TABLE}").fetchall() == [("0002",)]
+    assert connection.execute(f"SELECT * FROM {VERSION_TABLE}").fetchall() == [(f"{NEXT:04}",)]
     connection.close()
 
 
-@pytest.mark.usefixtures("second_version")
+@pytest.mark.usefixtures("next_version")
 def test_an_older_file_that_cannot_be_read_is_only_migrated_when_asked(tmp_path: Path) -> None:
     path = _restored(FIXTURES / "v1.sql", tmp_path)
     before = path.read_bytes()
@@ -102,12 +165,12 @@ def test_an_older_file_that_cannot_be_read_is_only_migrated_when_asked(tmp_path:
     assert path.read_bytes() == before
 
 
-@pytest.mark.usefixtures("second_version")
+@pytest.mark.usefixtures("next_version")
 def test_an_upgrade_says_from_what_to_what_and_is_harmless_twice(tmp_path: Path) -> None:
     path = _restored(FIXTURES / "v1.sql", tmp_path)
-    assert Store.upgrade(path) == (1, 2)
+    assert Store.upgrade(path) == (1, NEXT)
     before = path.read_bytes()
-    assert Store.upgrade(path) == (2, 2)
+    assert Store.upgrade(path) == (NEXT, NEXT)
     assert path.read_bytes() == before
     with Store.open(path, create=False, migrate=False) as store:
         assert len(store.trials()) == 2
@@ -124,8 +187,8 @@ def test_nothing_is_made_where_there_is_nothing_to_upgrade(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("readable", [{2}, {1, 2}])
-@pytest.mark.usefixtures("second_version")
+@pytest.mark.parametrize("readable", [{NEXT}, {1, NEXT}])
+@pytest.mark.usefixtures("next_version")
 def test_what_can_only_be_read_is_not_upgraded_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readable: set[int]
 ) -> None:
@@ -139,10 +202,10 @@ def test_what_can_only_be_read_is_not_upgraded_and_says_so(
 
 
 def test_a_migration_that_fails_leaves_the_file_as_it_was(
-    tmp_path: Path, second_version: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, next_version: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = schema.MIGRATIONS / "versions" / "v0002_host.py"
-    broken.write_text(SECOND + "    raise RuntimeError('half way')\n")
+    broken = schema.MIGRATIONS / "versions" / f"v{NEXT:04}_host.py"
+    broken.write_text(NEXT_MIGRATION + "    raise RuntimeError('half way')\n")
     path = _restored(FIXTURES / "v1.sql", tmp_path)
     for opened in (Store.open, Store.upgrade):
         with pytest.raises(RuntimeError, match="half way"):
@@ -159,3 +222,28 @@ def _restored(dump: Path, folder: Path) -> Path:
     connection.executescript(dump.read_text(encoding="utf-8"))
     connection.close()
     return path
+
+
+def _copied_to_server(path: Path, url: str) -> None:
+    """A database of version 1 on the server at ``url``, with the rows of the SQLite file at ``path``."""
+    config = Config()
+    config.set_main_option("script_location", str(schema.MIGRATIONS))
+    file, server = create_engine(f"sqlite:///{path}"), create_engine(url.replace("://", "+psycopg://", 1))
+    with file.connect() as source, server.begin() as target:
+        config.attributes["connection"] = target
+        command.upgrade(config, "0001")
+        old = MetaData()
+        old.reflect(target)
+        for table in old.sorted_tables:
+            rows = [] if table.name == VERSION_TABLE else _rows(source, table)
+            if rows:
+                target.execute(table.insert(), rows)
+            if "id" in table.c and not isinstance(table.c.id.type, String):
+                largest = f"SELECT setval(pg_get_serial_sequence('{table.name}', 'id'), max(id)) FROM {table.name}"
+                target.execute(text(largest))
+    file.dispose()
+    server.dispose()
+
+
+def _rows(source: Connection, table: Table) -> list[dict[str, Any]]:
+    return [dict(row) for row in source.execute(select(table)).mappings()]

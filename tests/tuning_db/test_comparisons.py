@@ -1,4 +1,4 @@
-"""What a decision says beside its ratios: the default's, with an interval, and ties."""
+"""A decision's comparison with the default, with its interval, and its ties: columns since schema version 2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tuning_db import Decision, Interval, InvalidRecordError, Store
-from tuning_db.evidence import read_baselines
 
 
 def test_it_is_stored_and_travels(store: Store, make: Any) -> None:
@@ -24,10 +23,10 @@ def test_it_is_stored_and_travels(store: Store, make: Any) -> None:
     assert '"default_ratio":{"high":1.44,"low":1.36,"value":1.4}' in stream.getvalue()
 
 
-def test_decisions_of_before_have_none(make: Any) -> None:
-    assert read_baselines({"torch.native": 2.0}) == ({"torch.native": 2.0}, None, ())
-    decision: Decision = make.decision()
-    assert (decision.default_ratio, decision.ties) == (None, ())
+def test_a_decision_without_them_comes_back_without_them(store: Store, make: Any) -> None:
+    store.publish(store.start_run(make.environment), make.decision(baselines={"torch.native": 2.0}))
+    (found,) = store.winners()
+    assert (found.baselines, found.default_ratio, found.ties) == ({"torch.native": 2.0}, None, ())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), None])
