@@ -20,6 +20,7 @@ from .api import (
     tune,
     using,
     warmup,
+    weights_changed,
 )
 from .contract import Backward, Floor, Op, Tolerance
 from .device import Device
@@ -101,4 +102,5 @@ __all__ = [
     "tune",
     "using",
     "warmup",
+    "weights_changed",
 ]

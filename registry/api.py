@@ -13,6 +13,7 @@ from .device import Device
 from .discovery.plugin import PluginReport
 from .dispatch.dispatcher import KEEP, Dispatcher, Keep
 from .dispatch.mode import Mode
+from .dispatch.plans import prepared
 from .dispatch.torch_side import operators
 from .errors import InvalidArgumentError
 from .implementation import Implementation
@@ -34,6 +35,7 @@ using = dispatcher.using
 register = dispatcher.register
 reload = dispatcher.reload
 record = dispatcher.recorder.record
+weights_changed = prepared.weights_changed
 
 
 def ops() -> dict[str, Op]:

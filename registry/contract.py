@@ -108,6 +108,7 @@ class Op:
     fake       shapes, dtypes and strides of the outputs, from meta or fake tensors; the reference when not given
     flatten    the user's call -> (args, attributes) in the schema's terms, e.g. a PackedWeight into its tensors
     packed     the same for the usual call, as data: dispatch then takes the argument apart without a Python call
+    weights    tensor arguments that stay from call to call: an implementation may prepare these and no others
     """
 
     name: str
@@ -127,6 +128,7 @@ class Op:
     backward: Backward | None = None
     flatten: Callable[..., tuple[tuple[Any, ...], Mapping[str, Any]]] | None = None
     packed: Packed | None = None
+    weights: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not _NAME.match(self.name):
@@ -144,6 +146,9 @@ class Op:
             )
         if not self.kinds:
             raise InvalidDefinitionError(f"op {self.name!r}: no input kinds")
+        tensors = [parameter.name for parameter in self.parsed.parameters if parameter.kind == "Tensor"]
+        for name in sorted(self.weights.difference(tensors)):
+            raise InvalidDefinitionError(f"op {self.name!r}: weights: {UnknownNameError('tensor', name, tensors)}")
 
     @cached_property
     def parsed(self) -> Schema:

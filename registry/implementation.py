@@ -94,15 +94,18 @@ class Implementation(ABC):
         return {}
 
     def prepared(self, problem: Problem, config: Config) -> Mapping[str, tuple[str, ...]]:
-        """Tensors derived once from arguments: name -> the arguments it is made of. Made by ``prepare``."""
+        """Tensors derived once from weights: name -> the arguments it is made of. Made by ``prepare``.
+
+        Of tensors only the op's ``weights`` may be named: what a call hands over anew is InvalidDefinitionError.
+        """
         return {}
 
     def prepare(self, name: str, values: tuple[Any, ...], problem: Problem, config: Config) -> torch.Tensor:
         """Make a prepared tensor, e.g. a weight in a layout of its own.
 
         The host caches it for as long as the source tensors live unchanged, and never asks for it during capture.
-        A change is told by torch's version counter, which a write through ``.data`` does not touch. When a source has
-        changed, the new tensor is copied into the memory of the old one, which a captured graph may read.
+        A change is told by torch's version counter, or by ``registry.weights_changed``. When a source has changed, the
+        new tensor is copied into the memory of the old one, which a captured graph may read.
         """
         raise KeyError(name)
 

@@ -229,4 +229,5 @@ GEMM_INT4 = Op(
     check=_check,
     flatten=_flatten,
     packed=Packed("w", PackedWeight, _PARTS),
+    weights=frozenset({"qweight", "scales", "zeros"}),
 )

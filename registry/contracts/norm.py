@@ -110,4 +110,5 @@ RMS_NORM = Op(
     ),
     check=check_norm,
     backward=Backward(op="rms_norm_backward", saved=("x", "weight")),
+    weights=frozenset({"weight"}),
 )

@@ -128,4 +128,5 @@ RMS_NORM_BACKWARD = Op(
     kinds=KINDS,
     examples=RMS_NORM.examples,
     check=check_norm,
+    weights=RMS_NORM.weights,
 )

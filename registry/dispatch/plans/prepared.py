@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ...contract import Op
-from ...errors import NotReadyError
+from ...errors import ArgumentTypeError, InvalidDefinitionError, NotReadyError, UnknownNameError
 from ...implementation import Implementation
+from ...packed import PackedWeight
 from ...problem import Arguments, Problem, TensorSpec, canonical_json
 from ...space import Config, config_key
 from ..torch_side.torch_private import stream_capturing, unseen_by_modes
@@ -33,15 +34,41 @@ def forget_prepared() -> None:
     _CACHE.clear()
 
 
+def weights_changed(*weights: torch.Tensor | PackedWeight) -> int:
+    """Make the prepared forms of these weights anew, in the memory they have; return how many were made.
+
+    For changes that torch's version counter does not tell: a broadcast or another collective into a weight, a write
+    through ``.data``, NumPy or DLPack, a copy into its storage, and what runs under FSDP's unsafe preservation of
+    version counters. A CUDA graph that was captured with a prepared form reads the new one from its next replay on.
+    A tensor is found by its storage, so that any view of a weight stands for it; one that nothing was prepared of
+    counts 0. Call it on the stream that the weights were written on. Raises NotReadyError during a capture, and
+    ArgumentTypeError for what is neither a tensor nor a PackedWeight.
+    """
+    tensors = [tensor for weight in weights for tensor in _tensors_of(weight)]
+    if any(map(_capturing, tensors)):
+        raise NotReadyError("weights_changed: a CUDA stream is capturing", hint="call it before or after the capture")
+    with torch.inference_mode(False), torch.no_grad(), unseen_by_modes():
+        return sum(_CACHE.remake(entry) for entry in _CACHE.made_of(tensors))
+
+
+def _tensors_of(weight: Any) -> list[torch.Tensor]:
+    if isinstance(weight, PackedWeight):
+        return [tensor for tensor in (weight.qweight, weight.scales, weight.zeros) if tensor is not None]
+    if not isinstance(weight, torch.Tensor):
+        raise ArgumentTypeError(
+            f"weights_changed: got {weight!r:.80}", hint="expected tensors, e.g. weights_changed(*module.parameters())"
+        )
+    return [weight]
+
+
 class PreparedTensors:
-    """What one candidate needs prepared. Falsy when it needs nothing.
+    """Prepared tensors of one candidate. False when it needs none.
 
-    Problems that differ in dynamic dimensions only share what is prepared: a weight is repacked once for all m.
+    Problems that differ in dynamic dimensions only share them: a weight is repacked once for all m. A changed source
+    is prepared anew, in the memory that the former tensor has, by the next call outside of a capture: a captured graph
+    reads the new values from then on. A change is told by torch's version counter; ``weights_changed`` tells others.
 
-    A change is seen by torch's version counter. What goes around it is not seen: ``weight.data.copy_(...)``, a write
-    through NumPy or DLPack, a kernel that is handed the address. Write with ``weight.detach().copy_(...)`` or under
-    ``torch.no_grad()``. A changed source is prepared anew, in the same memory, by the next call outside of a capture:
-    a captured graph reads the new values from then on.
+    Raises InvalidDefinitionError for a source that is a tensor and not among the op's ``weights``.
     """
 
     def __init__(self, op: Op, implementation: Implementation, problem: Problem, config: Config) -> None:
@@ -49,6 +76,7 @@ class PreparedTensors:
         self._problem = problem
         self._config = config
         self._wanted: Mapping[str, tuple[str, ...]] = implementation.prepared(problem, config)
+        _check_sources(op, implementation, self._wanted)
         self._places = {
             name: tuple(op.parsed.names.index(argument) for argument in arguments)
             for name, arguments in self._wanted.items()
@@ -125,7 +153,7 @@ class PreparedTensors:
             ) from None
         found, capturing = _CACHE.find(place, versions), _capturing(tensors[0])
         if found is None:
-            found = self._make(name, place, sources, tensors, versions)
+            found = self._make(name, place, sources, tensors[0], versions)
         elif capturing and not found.captured:
             _CACHE.pin(place, found, tensors)
         if not capturing:
@@ -133,25 +161,40 @@ class PreparedTensors:
         return found
 
     def _make(
-        self,
-        name: str,
-        place: Place,
-        sources: tuple[Any, ...],
-        tensors: tuple[torch.Tensor, ...],
-        versions: Versions,
+        self, name: str, place: Place, sources: tuple[Any, ...], first: torch.Tensor, versions: Versions
     ) -> Entry:
-        if _capturing(tensors[0]):
+        if _capturing(first):
             raise NotReadyError(
                 f"{self._implementation.name}: {name} is not prepared yet, and a CUDA stream is capturing",
                 hint="call it once on these weights before capturing",
             )
+        implementation, problem, config = self._implementation, self._problem, self._config
+
+        def make(given: tuple[Any, ...]) -> torch.Tensor:
+            return implementation.prepare(name, given, problem, config)
+
         # a tensor of inference mode could neither be refilled nor used outside of it
         with unseen_by_modes():
-            made = made_apart(
-                lambda: self._implementation.prepare(name, sources, self._problem, self._config), tensors[0].device
-            )
+            made = made_apart(lambda: make(sources), first.device)
         with torch.inference_mode(False), torch.no_grad(), unseen_by_modes():
-            return _CACHE.put(place, self._implementation, made, tensors, versions)
+            return _CACHE.put(place, make, made, sources, versions)
+
+
+def _check_sources(op: Op, implementation: Implementation, wanted: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise InvalidDefinitionError unless every source is an attribute, or a tensor that stays from call to call."""
+    kinds = {parameter.name: parameter.kind for parameter in op.parsed.parameters}
+    for name, sources in wanted.items():
+        told = f"{op.name}: {implementation.name} prepares {name!r} from"
+        for source in sources:
+            if source not in kinds:
+                raise InvalidDefinitionError(f"{told} {source!r}: {UnknownNameError('argument', source, kinds)}")
+            if kinds[source] == "Tensor" and source not in op.weights:
+                weights = ", ".join(sorted(op.weights)) or "none"
+                raise InvalidDefinitionError(
+                    f"{told} {source!r}, which is no weight of the op (its weights: {weights})",
+                    hint=f"compute it at each call, in scratch; or add {source!r} to Op.weights if calls hand over one"
+                    " tensor again and again",
+                )
 
 
 def _capturing(tensor: torch.Tensor) -> bool:

@@ -6,13 +6,16 @@ import contextlib
 import threading
 import weakref
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from ...backends.cuda_stream import current_stream
+from .own_thread import made_apart
+from .source_tensor import SourceTensor
 
 Place = tuple[Hashable, ...]
 """Who prepares what, from which memory."""
@@ -20,19 +23,23 @@ Place = tuple[Hashable, ...]
 Versions = tuple[int, ...]
 """torch's version counters of the sources."""
 
+Make = Callable[[tuple[Any, ...]], torch.Tensor]
+"""Makes a prepared tensor from its sources. It keeps the implementation alive, which a place names by its id."""
+
 
 @dataclass(slots=True, eq=False)
 class Entry:
     """One prepared tensor. ``tensor`` holds for ``versions``; None while it is being refilled, or if it is not kept.
 
-    maker     the implementation: kept alive, since the place knows it by its id
+    sources   what ``make`` takes; tensors are held weakly
     captured  a CUDA graph may read the tensor at every replay, so that its memory must last as long as its sources
     kept      former tensors that a graph may read
     streams   handles of the streams that have read the tensor
     """
 
-    maker: object
+    make: Make
     tensor: torch.Tensor
+    sources: tuple[SourceTensor | Any, ...] = ()
     versions: Versions | None = None
     captured: bool = False
     kept: list[torch.Tensor] = field(default_factory=list)
@@ -48,9 +55,18 @@ class Entry:
             self.tensor.record_stream(torch.cuda.current_stream(index))
             self.streams.add(stream)
 
-    def renew(self, made: torch.Tensor, versions: Versions) -> None:
-        """Hold what was made anew, in the same memory where that is possible: graphs and other streams read it."""
+    def values(self) -> tuple[Any, ...] | None:
+        """The sources as they are now; None when the memory of one was freed."""
+        found = tuple(one.tensor() if isinstance(one, SourceTensor) else one for one in self.sources)
+        gone = any(isinstance(one, SourceTensor) and now is None for one, now in zip(self.sources, found, strict=True))
+        return None if gone else found
+
+    def renew(self, made: torch.Tensor, versions: Versions | None) -> None:
+        """Hold ``made``, in the memory of the former tensor where it fits: graphs and other streams read that."""
         self.versions = None
+        for former in self.kept:
+            if _fits(former, made):
+                former.copy_(made)
         if self.tensor is not made:
             if _fits(self.tensor, made):
                 self.tensor.copy_(made)
@@ -111,25 +127,47 @@ class PreparedCache:
                     return None
         return self._holding(place, versions)
 
-    def put(
-        self, place: Place, maker: object, made: torch.Tensor, sources: tuple[torch.Tensor, ...], versions: Versions
-    ) -> Entry:
-        """Keep what ``maker`` made of ``sources``, or return what another thread has kept meanwhile.
+    def put(self, place: Place, make: Make, made: torch.Tensor, sources: tuple[Any, ...], versions: Versions) -> Entry:
+        """Keep what ``make`` made of ``sources``, or return what another thread has kept meanwhile.
 
         Nothing is kept from within ``_bury``.
         """
-        if any(made.untyped_storage() is source.untyped_storage() for source in sources):
-            made = made.clone()  # a view of its source would keep the source alive, and itself with it
+        made = _no_view(made, sources)
         with self._held():
             if not self._bury():
-                return Entry(maker, made)
+                return Entry(make, made)
             found = self._holding(place, versions)
             if found is not None:
                 return found
-            entry = self._entries.get(place) or Entry(maker, made)
+            entry = self._entries.get(place) or Entry(make, made, tuple(map(SourceTensor.of, sources)))
             entry.renew(made, versions)
-            self._hold(place, entry, sources)
+            self._hold(place, entry, _tensors(sources))
             return entry
+
+    def made_of(self, tensors: Iterable[torch.Tensor]) -> list[Entry]:
+        """The entries that were made from the storages of ``tensors``, each once."""
+        with self._held():
+            self._bury()
+            places = [self._places.get(id(tensor.untyped_storage()), ()) for tensor in tensors]
+            found = dict.fromkeys(place for some in places for place in some)
+            return [self._entries[place] for place in found if place in self._entries]
+
+    def remake(self, entry: Entry) -> bool:
+        """Make an entry's tensor from its sources as they are now, in its memory; False when a source was freed.
+
+        It goes on holding for the versions that it held for: these are what a change would have moved, had torch
+        counted it.
+        """
+        while (values := entry.values()) is not None:
+            versions = entry.versions
+            made = _no_view(made_apart(partial(entry.make, values), entry.tensor.device), values)
+            with self._held():
+                # what another thread has kept meanwhile may be newer than what was made here
+                if entry.versions is versions:
+                    entry.renew(made, versions)
+                    self.empty_records()
+                    return True
+        return False
 
     def pin(self, place: Place, entry: Entry, sources: tuple[torch.Tensor, ...]) -> None:
         """A graph is being captured with the entry's tensor: let it live as long as its sources, whatever happens."""
@@ -221,6 +259,16 @@ class PreparedCache:
         """Let every plan look its entries up again."""
         for records in list(self._records.values()):
             records.clear()
+
+
+def _tensors(sources: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(source for source in sources if isinstance(source, torch.Tensor))
+
+
+def _no_view(made: torch.Tensor, sources: tuple[Any, ...]) -> torch.Tensor:
+    """``made``, or a copy where it is a view of a source: a view would keep the source alive, and itself with it."""
+    viewed = any(made.untyped_storage() is source.untyped_storage() for source in _tensors(sources))
+    return made.clone() if viewed else made
 
 
 def _fits(old: torch.Tensor, new: torch.Tensor) -> bool:

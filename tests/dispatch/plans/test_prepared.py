@@ -453,7 +453,11 @@ class Interrupted(dict[prepared_cache.Place, prepared_cache.Entry]):
 
 
 class Maker:
-    """Who prepares."""
+    """Makes twice the source."""
+
+    def __call__(self, values: tuple[Any, ...]) -> torch.Tensor:
+        doubled: torch.Tensor = values[0] * 2
+        return doubled
 
 
 def filled(weights: Sequence[torch.Tensor], **attributes: Any) -> prepared_cache.PreparedCache:
