@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 INTERRUPTED = 130
+_PRELOADED = "registry.tuner.workers.preloading:preload"
+_KEEPER = "registry.tuner.processes.keeper"
 
 
 def tune() -> None:
@@ -40,10 +42,12 @@ def _early_keeper(words: Sequence[str]) -> Any:
     if sys.platform != "linux" or "tune" not in words[:2] or {"-h", "--help", "--dry-run"} & {*words}:
         return None
     registry = find_spec("registry")
-    path = Path(registry.origin or "").parent / "tuner" / "processes" / "keeper.py" if registry else Path()
-    spec = spec_from_file_location("kernel_registry.keeper", path)
+    path = (
+        Path(registry.origin or "").parents[1].joinpath(*_KEEPER.split(".")).with_suffix(".py") if registry else Path()
+    )
+    spec = spec_from_file_location("kernel_registry_keeper", path)
     if spec is None or spec.loader is None or not path.is_file():
         return None
     module = sys.modules[spec.name] = module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.launch()
+    return module.launch(_PRELOADED)

@@ -11,6 +11,7 @@ import pytest
 
 from registry.discovery.catalog import Catalog
 from registry.tuner.processes import spawning
+from registry.tuner.workers import preloading
 from tuning_db import Store
 
 # a shell that runs the tests in the background has them ignore Ctrl-C, and their children too
@@ -34,7 +35,7 @@ def _own_folders(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monke
 @pytest.fixture(scope="session", autouse=True)
 def _one_keeper() -> Iterator[None]:
     """Children of all tests are forked from one template, which imports torch once, with the first child."""
-    with spawning.kept(now=False):
+    with spawning.kept(preloading.ENTRY, now=False):
         yield
 
 

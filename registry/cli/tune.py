@@ -83,9 +83,10 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     _check_positive("--budget", budget)
     _check_positive("--trials", trials)
     from ..tuner.processes import spawning
+    from ..tuner.workers import preloading
 
     # the processes of the run import torch while this one reads the file
-    with spawning.kept(now=not dry_run):
+    with spawning.kept(preloading.ENTRY, now=not dry_run):
         work = _work(shapes, split("--op", op), split("--implementations", implementations), device, plugin)
         if dry_run:
             _show_plan(work, json=json)

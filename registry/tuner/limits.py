@@ -1,4 +1,4 @@
-"""How long a step of a child may take and how much memory it may hold."""
+"""Limits of a run: the budget of one problem's search, how long a step of a child may take, its memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,42 @@ from pathlib import Path
 
 from ..errors import InvalidArgumentError
 
+DEFAULT_TRIALS = 64
+DEFAULT_SECONDS = 30.0
+PRE_FINALISTS = 8
+"""Challengers of one problem's pre-final at most: so many of a search's fastest candidates have to be built."""
+
 _SHARE_OF_MEMORY = 0.9
 _STEPS = frozenset({"start", "compile", "wait", "load", "verify", "measure"})
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of one problem's search: ``seconds`` of the device, ``trials`` measured. None takes the default.
+
+    A search that was given no number of trials also ends when it has settled, see ``Searcher.settled``, and after
+    ``cap`` trials at the latest.
+    """
+
+    seconds: float | None = None
+    trials: int | None = None
+    cap: int = DEFAULT_TRIALS
+
+    def __post_init__(self) -> None:
+        if self.seconds is not None and not self.seconds > 0:
+            raise InvalidArgumentError(f"budget: {self.seconds} seconds a problem", hint="expected more than 0")
+        if self.trials is not None and self.trials < 1:
+            raise InvalidArgumentError(f"budget: {self.trials} trials a problem", hint="expected 1 or more")
+
+    @property
+    def device_seconds(self) -> float:
+        """Seconds of the device that one problem's search may take."""
+        return DEFAULT_SECONDS if self.seconds is None else self.seconds
+
+    @property
+    def most_trials(self) -> int:
+        """Trials that one problem's search may measure."""
+        return self.cap if self.trials is None else self.trials
 
 
 @dataclass(frozen=True)
@@ -38,7 +72,7 @@ class Limits:
                 raise InvalidArgumentError(f"limits: {field.name} is {value}", hint="expected more than 0")
 
     def seconds(self, step: str) -> float:
-        """The limit of a step by the name that a child announces; what it is not known by gets ``start``'s."""
+        """The limit in seconds of the step that a child announced; an unknown name has the limit of ``start``."""
         return float(getattr(self, step)) if step in _STEPS else self.start
 
     @property

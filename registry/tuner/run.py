@@ -21,16 +21,16 @@ from .decide.machine_noise import aa_job, aa_of, default_job, earlier_noise
 from .decide.noise import Noise
 from .events import Event, Note, Observer, ProblemDecided, ProblemSkipped, Result, RunEnded, RunStarted
 from .jobs import BlockJob
-from .limits import Limits
+from .limits import Budget, Limits
 from .measure.protocol import REGIME, Protocol
 from .planning.problems import ProblemPlan
 from .planning.problems import plan as plan_problems
 from .planning.weights import default_us, weigh
 from .processes import spawning
 from .search.loop import SearchLoop
-from .search.problem_search import Budget, ProblemSearch, by_distance
+from .search.problem_search import ProblemSearch, by_distance
 from .storing import Recorder
-from .workers import warming
+from .workers import preloading, warming
 from .workers.crew import Crew
 
 _WARMING_UP_S = 10.0
@@ -65,7 +65,7 @@ def tune(  # noqa: PLR0913  (an option each)
     Raises StoreError when the database cannot be used, UnknownNameError for an implementation that nobody has.
     """
     try:
-        with spawning.kept():
+        with spawning.kept(preloading.ENTRY):
             plans = plan_problems(tuple(dict.fromkeys(problems)), catalog, device, implementations)
             spawning.warm(*warming.wanted_by(plans))
             with Store.open(database) as store:

@@ -24,19 +24,20 @@ from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.problem import Problem
 from registry.tuner.events import Event, ProblemDecided, TrialDone
+from registry.tuner.limits import Budget
 from registry.tuner.processes import keeper, template
 from registry.tuner.processes.spawning import Launched
-from registry.tuner.search.problem_search import Budget
+from registry.tuner.workers import preloading
 
 PLUGIN = Path(__file__).with_name("repeated.py")
-LIBRARIES = (*template.FIRST, "registry.tuner.run", "alembic.command", "sqlalchemy.dialects.sqlite", "tuning_db.store")
+LIBRARIES = ("registry.tuner.run", "alembic.command", "sqlalchemy.dialects.sqlite", "tuning_db.store")
 FORKING = multiprocessing.get_context("fork")
 
 
 def main() -> None:
     for module in LIBRARIES:
         importlib.import_module(module)
-    template._import_what_is_installed()
+    preloading.preload()
     _say(time.process_time())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the runs: nothing of them stays
     for line in sys.stdin:
@@ -88,7 +89,7 @@ def _run(order: dict[str, Any]) -> None:
     os._exit(code)
 
 
-def _fork_keeper() -> Launched:
+def _fork_keeper(*modules: str) -> Launched:
     """As ``keeper.launch``."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = FORKING.Process(target=_keep, args=(ours, theirs, os.getpid()))

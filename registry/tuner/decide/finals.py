@@ -14,6 +14,7 @@ from ...dispatch.plans.plan import Candidate
 from ...problem import Problem
 from ..events import FinalsStarted, Incumbent, Note, Observer, Result
 from ..jobs import Answer, BlockJob, Entrant, Timed
+from ..limits import PRE_FINALISTS
 from ..measure.protocol import Protocol
 from ..planning.problems import ProblemPlan
 from ..planning.twin import LARGE_BYTES
@@ -24,7 +25,6 @@ from .judge import (
     ATTEMPTS,
     FINALISTS,
     MOST_BLOCKS,
-    PRE_FINALISTS,
     PRE_ROUNDS,
     ROUNDS,
     Verdict,

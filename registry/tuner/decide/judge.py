@@ -29,7 +29,6 @@ ROUNDS = 24
 PRE_ROUNDS = 10
 ATTEMPTS = 3
 """Finals of one problem at most, when other runs publish in between."""
-PRE_FINALISTS = 8
 FINALISTS = 2
 BEHIND = 1.03
 """Times the fastest of a pre-final: two processes differ by a percent, so that who is farther wins no block."""

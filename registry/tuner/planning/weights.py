@@ -16,7 +16,7 @@ from ...contract import Op
 from ...device import Device
 from ...problem import Problem
 from ..events import Result, Saving
-from ..search.problem_search import DEFAULT_SECONDS, Budget
+from ..limits import DEFAULT_SECONDS, Budget
 from .distance import ordered
 from .problems import ProblemPlan
 

@@ -1,4 +1,4 @@
-"""What a run does alike with every child: watch its socket, send to it, forget it, and say how it ended."""
+"""A child's socket in an event loop: watch it, send to it, forget it."""
 
 from __future__ import annotations
 
@@ -6,31 +6,25 @@ import contextlib
 import selectors
 from collections.abc import Callable
 
-from ..jobs import Failed
 from .process import Child, Message
-from .spawning import Ending
 
 MOST_FAILED_STARTS = 3
-"""One after the other: what does not start so often will not."""
-
-NONSENSE = Failed("crash", "the process answered what nobody had asked")
-
-
-def failed(ending: Ending) -> Failed:
-    return Failed("out_of_memory" if ending.out_of_memory else "crash", f"the process ended: {ending.why}")
+"""A command whose process fails to start so often, one time after the other, is given up."""
 
 
 def watch(selector: selectors.BaseSelector, child: Child, readable: Callable[[], None]) -> None:
+    """Call ``readable`` when the child has sent something or its socket has room again."""
     selector.register(child, selectors.EVENT_READ, readable)
 
 
 def send(selector: selectors.BaseSelector, child: Child, message: Message) -> None:
+    """Send the child a message; the part without room in the socket is sent when ``settle`` is called."""
     child.send(message)
     settle(selector, child)
 
 
 def settle(selector: selectors.BaseSelector, child: Child) -> None:
-    """Send what is left over, and watch for room in the socket as long as anything is."""
+    """Send the part of earlier messages that waits, and watch for room in the socket while a part still waits."""
     if child.has_unsent:
         child.flush()
     events = selectors.EVENT_READ | (selectors.EVENT_WRITE if child.has_unsent else 0)
@@ -41,6 +35,6 @@ def settle(selector: selectors.BaseSelector, child: Child) -> None:
 
 
 def forget(selector: selectors.BaseSelector, child: Child) -> None:
-    """Stop watching a child, whether or not it is watched and still has its socket."""
+    """Stop watching a child. A child that is not watched, or has no socket any more, is left as it is."""
     with contextlib.suppress(KeyError, ValueError):
         selector.unregister(child)

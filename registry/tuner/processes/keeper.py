@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,16 @@ LOADED_WITH = ("TORCH", "PYTORCH", "TRITON", "CUDA_VISIBLE", "OMP", "GOMP", "MKL
 _QUIET = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
-def launch() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a keeper: its process, and the socket whose end ends it."""
+def launch(*modules: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a keeper: its process, and the socket whose end ends it.
+
+    ``modules``, each ``module`` or ``module:function``, are imported (the function is called) by its template.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     # -I -S: only the standard library, so that it starts in tens of milliseconds and nothing can shadow it
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, "-I", "-S", __file__, str(theirs.fileno()), str(os.getpid()), *modules],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -93,8 +97,9 @@ class Template:
 class Keeper:
     """One event loop over the tuning process's socket, the templates' and SIGCHLD."""
 
-    def __init__(self, client: socket.socket) -> None:
+    def __init__(self, client: socket.socket, modules: Sequence[str] = ()) -> None:
         self._client = client
+        self._modules = modules
         self._selector = selectors.DefaultSelector()
         self._kept: dict[int, Kept] = {}
         self._pids: dict[int, Kept] = {}
@@ -211,7 +216,7 @@ class Keeper:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", TEMPLATE, str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", TEMPLATE, str(theirs.fileno()), str(os.getpid()), *self._modules],
                 stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
                 env={**os.environ, **_QUIET},
             )  # fmt: skip
@@ -398,12 +403,12 @@ def _wake_on_child(selector: selectors.BaseSelector) -> None:
 
 
 def main() -> None:
-    """``keeper.py SOCKET PARENT``."""
+    """``keeper.py SOCKET PARENT [MODULE[:FUNCTION] ...]``."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # crashes are expected
     library = ctypes.CDLL(None, use_errno=True)
     library.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    keeper = Keeper(socket.socket(fileno=descriptor))
+    keeper = Keeper(socket.socket(fileno=descriptor), sys.argv[3:])
 
     def perhaps_orphaned(*_: object) -> None:
         # also sent when only the thread that started this process has ended

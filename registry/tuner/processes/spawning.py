@@ -68,11 +68,11 @@ class Started(Protocol):
         """Free what is held here."""
 
 
-class Keeper:
+class KeeperClient:
     """The connection to a keeper process."""
 
-    def __init__(self, launched: Launched | None = None) -> None:
-        self._process, self._socket = launched or keeper_module.launch()
+    def __init__(self, launched: Launched) -> None:
+        self._process, self._socket = launched
         self._numbers = itertools.count(1)
         self.owner = os.getpid()
 
@@ -130,7 +130,7 @@ class Keeper:
 class _Kept:
     """A child of the keeper. It tells its process id and its end over a pipe, whose end means that the keeper died."""
 
-    def __init__(self, keeper: Keeper, number: int, status: int) -> None:
+    def __init__(self, keeper: KeeperClient, number: int, status: int) -> None:
         self._keeper = keeper
         self._number = number
         self._status = status
@@ -226,18 +226,21 @@ class Plain:
 
 
 _lock = threading.Lock()
-_shared: list[Keeper] = []
+_shared: list[KeeperClient] = []
 _holders = 0
+_modules: tuple[str, ...] = ()
 
 
 @contextlib.contextmanager
-def kept(*, now: bool = True) -> Iterator[None]:
+def kept(*modules: str, now: bool = True) -> Iterator[None]:
     """Children started inside share one keeper, which ends with the last of the blocks that are open.
 
-    It is started ``now``, or else with the first child. Its template imports torch meanwhile: open a block early.
+    The keeper is started ``now``, or else with the first child. Its template imports ``modules`` meanwhile, those of
+    the outermost block; of ``module:function`` the function is called too. A block that is opened early saves time.
     """
-    global _holders  # noqa: PLW0603  (one keeper a process, counted)
+    global _holders, _modules  # noqa: PLW0603  (one keeper a process, counted)
     with _lock:
+        _modules = _modules if _holders else modules
         _holders += 1
     try:
         if now and _has_keeper():
@@ -252,8 +255,8 @@ def kept(*, now: bool = True) -> Iterator[None]:
 
 
 def adopt(launched: Launched) -> None:
-    """Use a keeper that was started before torch was imported here: its template has been importing meanwhile."""
-    adopted = Keeper(launched)
+    """Use a keeper that was launched before torch was imported here: its template has been importing meanwhile."""
+    adopted = KeeperClient(launched)
     with _lock:
         for old in _shared:
             old.close()
@@ -280,10 +283,10 @@ def _has_keeper() -> bool:
     return sys.platform == "linux"
 
 
-def _keeper() -> Keeper:
+def _keeper() -> KeeperClient:
     with _lock:
         if not _shared or not _shared[0].alive:
             for old in _shared:
                 old.close()
-            _shared[:] = [Keeper()]
+            _shared[:] = [KeeperClient(keeper_module.launch(*_modules))]
         return _shared[0]

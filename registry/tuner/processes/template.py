@@ -1,11 +1,10 @@
-"""A process that has imported torch and forks: a child starts in milliseconds.
+"""A process that has imported what children need and forks them: a child starts in milliseconds.
 
 Run as ``python -m registry.tuner.processes.template``.
 
 Forking is sound only while nothing but imports has happened: one thread (OpenMP has run no parallel region, OpenBLAS
 ends its threads before a fork) and no device in use (a CUDA driver that was initialised is unusable after a fork).
-Both are checked before the first fork; where they do not hold the keeper executes its children instead. Of a plugin
-its package is imported here, which must be light, and neither its kernels nor a plugin file: they may do anything.
+Both are checked before the first fork; where they do not hold the keeper executes its children instead.
 """
 
 from __future__ import annotations
@@ -29,16 +28,6 @@ from typing import Any
 
 from .keeper import receive, send
 
-# torch._dynamo, seconds: torch imports it at the first call of a reference on tensors without data
-FIRST = (
-    "numpy",
-    "torch._dynamo",
-    "registry.contracts",
-    "registry.tuner.workers.worker",
-    "registry.tuner.workers.compile_worker",
-)
-_TRITON = "registry.backends.triton"
-OPTIONAL = ("triton", "triton.compiler", _TRITON)
 _HIP_DEVICES = ("/dev/kfd", "/dev/dri")
 _CUDA_NOT_INITIALISED = 3
 _HIGH_DESCRIPTOR = 500
@@ -77,13 +66,11 @@ def main(arguments: Sequence[str]) -> None:
     """``template SOCKET KEEPER [MODULE[:FUNCTION] ...]``: import the modules, call the functions, fork on request."""
     keeper = socket.socket(fileno=int(arguments[0]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for wanted in arguments[2:] or FIRST:
+    for wanted in arguments[2:]:
         name, _, function = wanted.partition(":")
         module = importlib.import_module(name)
         if function:
             getattr(module, function)()
-    if not arguments[2:]:
-        _import_what_is_installed()
     gc.collect()
     gc.freeze()  # what is here stays, and a collection in a child must not copy its pages
     if os.fork() == 0:
@@ -97,18 +84,6 @@ def main(arguments: Sequence[str]) -> None:
             return
         pid = _fork(keeper, message, *descriptors)
         send(keeper, {"forked": pid}, [])
-
-
-def _import_what_is_installed() -> None:
-    for module in OPTIONAL:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
-    if _TRITON in sys.modules:
-        sys.modules[_TRITON].warm()
-    from ...discovery.catalog import Catalog
-
-    with contextlib.suppress(Exception):  # what is wrong with a plugin, the children will meet themselves
-        Catalog().ops()
 
 
 def _fork(keeper: socket.socket, message: dict[str, Any], channel: int, log: int) -> int:

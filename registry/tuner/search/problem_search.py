@@ -10,50 +10,16 @@ from functools import cached_property
 from typing import Any
 
 from ...artifact import Artifact, Variant
-from ...dispatch.plans.plan import Candidate, signature_of
-from ...dispatch.plans.prepared import PreparedTensors
-from ...errors import InvalidArgumentError
+from ...dispatch.plans.plan import Candidate
 from ...problem import Arguments, Problem
-from ..decide.judge import PRE_FINALISTS
 from ..jobs import Entrant
+from ..limits import PRE_FINALISTS, Budget
 from ..planning.distance import seeds_of
 from ..planning.input_specs import arguments_of
 from ..planning.problems import ProblemPlan
-from ..planning.twin import smaller_problem
-from ..verify.probes import variants_at
+from ..planning.twin import twin_of
+from ..planning.variants import variants_at, variants_of
 from .proposals import EXHAUST, Searcher
-
-DEFAULT_TRIALS = 64
-DEFAULT_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Limits of one problem's search: ``seconds`` of the device, ``trials`` measured. None takes the default.
-
-    A search that was given no number of trials also ends when it has settled, see ``Searcher.settled``, and after
-    ``cap`` at the latest.
-    """
-
-    seconds: float | None = None
-    trials: int | None = None
-    cap: int = DEFAULT_TRIALS
-
-    def __post_init__(self) -> None:
-        if self.seconds is not None and not self.seconds > 0:
-            raise InvalidArgumentError(f"budget: {self.seconds} seconds a problem", hint="expected more than 0")
-        if self.trials is not None and self.trials < 1:
-            raise InvalidArgumentError(f"budget: {self.trials} trials a problem", hint="expected 1 or more")
-
-    @property
-    def device_seconds(self) -> float:
-        """Seconds of the device that one problem's search may take."""
-        return DEFAULT_SECONDS if self.seconds is None else self.seconds
-
-    @property
-    def most_trials(self) -> int:
-        """Trials of one problem's search."""
-        return self.cap if self.trials is None else self.trials
 
 
 @dataclass
@@ -279,18 +245,13 @@ class ProblemSearch:
 
     def _with_variants(self, candidate: Candidate) -> Waiting:
         try:
-            variants = self._variants(candidate)
+            plan = self.plan
+            variants = variants_of(plan.op, candidate, plan.problem, plan.arguments, plan.device)
             own = {variant.key for variant in variants}
             extra = tuple(variant for variant in self._variants_of_twin(candidate) if variant.key not in own)
             return Waiting(candidate, variants, extra)
         except Exception as fault:  # a stranger's launch() or variant; its fault is the candidate's
             return Waiting(candidate, fault=f"{type(fault).__name__}: {fault}")
-
-    def _variants(self, candidate: Candidate) -> tuple[Variant, ...]:
-        plan = self.plan
-        prepared = PreparedTensors(plan.op, candidate.implementation, plan.problem, candidate.config)
-        signature = signature_of(plan.op, candidate, plan.problem, plan.arguments, plan.device, prepared)
-        return candidate.implementation.variants(plan.problem, candidate.config, plan.device, signature)
 
     def _variants_of_twin(self, candidate: Candidate) -> tuple[Variant, ...]:
         """What runs it on the smaller problem on which most of a large one is verified."""
@@ -301,7 +262,7 @@ class ProblemSearch:
 
     @cached_property
     def _twin(self) -> tuple[Problem, Arguments] | None:
-        twin = smaller_problem(self.plan.op, self.plan.problem)
+        twin = twin_of(self.plan.op, self.plan.problem)
         return None if twin is None else (twin, arguments_of(self.plan.op, twin))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...artifact import Artifact, Variant
+from ...artifact import Artifact
 from ...contract import Op, as_tuple
 from ...correctness.bounds import Bounds, bounds_of
 from ...correctness.numerics import compare, output_faults, own_error, poison, reference64
@@ -28,10 +28,10 @@ from ...correctness.poisoned_layouts import (
     surrounded,
 )
 from ...device import Device
-from ...dispatch.plans.plan import Candidate, Plan, build, signature_of
-from ...dispatch.plans.prepared import PreparedTensors
+from ...dispatch.plans.plan import Plan, build
 from ...errors import RegistryError
 from ...problem import Arguments, Problem, canonical_json
+from ..planning.variants import variants_at
 from .session import clone
 from .verdicts import Checks, WrongError
 from .verify import check_unchanged
@@ -234,20 +234,6 @@ def _laid_out(op: Op, problem: Problem, device: Device, layout: Layout) -> Itera
     if posed == problem and not is_contiguous_by_another_name(layout, arguments.tensors.values()):
         outputs = (surrounded(spec) for spec in op.output_specs(arguments, device.torch).values())
         yield Probe(posed, layout, arguments, values, clone(values), bounds, tuple(outputs))
-
-
-def variants_at(
-    op: Op, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device
-) -> tuple[Variant, ...] | None:
-    """What the candidate needs compiled for a problem; None where it does not claim to run it."""
-    implementation, config = candidate.implementation, candidate.config
-    if any(True for _ in implementation.unsupported(problem, device)):
-        return None
-    if implementation.space(problem, device).violations(config):
-        return None
-    prepared = PreparedTensors(op, implementation, problem, config)
-    signature = signature_of(op, candidate, problem, arguments, device, prepared)
-    return implementation.variants(problem, config, device, signature)
 
 
 def _check(plan: Plan, probe: Probe, checks: Checks) -> None:

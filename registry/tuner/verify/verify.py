@@ -35,20 +35,20 @@ _BY_ROUNDING = 100.0
 """Times the tolerance: an error beyond that comes from no other order of additions."""
 
 
-def verify(plan: Plan, session: Session, smaller: tuple[Plan, Session] | None = None) -> None:
+def verify(plan: Plan, session: Session, twin: tuple[Plan, Session] | None = None) -> None:
     """Run the plan on every kind of input, and twice on the first; raises WrongError.
 
-    ``smaller``: the same candidate on a smaller problem, for all but one run on the first kind.
+    ``twin``: the candidate's plan on the problem's twin, for all but one run on the first kind.
     """
     checks = Checks()
     with _stream_kept(session):
-        if smaller is not None:
+        if twin is not None:
             case = session.case(session.timed_kind)
             results = _run_on(plan, session, case, checks)
             checks.add(_hold(case, results), "wrong_result", partial(_why, session, case, results))
-        _run_twice(*(smaller or (plan, session)), checks)
+        _run_twice(*(twin or (plan, session)), checks)
         checks.settle()
-        _verify_other_kinds(*(smaller or (plan, session)), checks)
+        _verify_other_kinds(*(twin or (plan, session)), checks)
 
 
 def _run_twice(plan: Plan, session: Session, checks: Checks) -> None:

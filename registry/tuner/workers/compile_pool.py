@@ -14,9 +14,10 @@ from ...artifact import Target, Variant
 from ...errors import RegistryError
 from ..jobs import Built, CompileJob, Failed, artifact_from_json, to_json
 from ..limits import Limits
-from ..processes.channels import MOST_FAILED_STARTS, NONSENSE, failed, forget, send, settle, watch
+from ..processes.channels import MOST_FAILED_STARTS, forget, send, settle, watch
 from ..processes.cores import as_argument
 from ..processes.process import Child, Message
+from .lost import NONSENSE, failed
 
 _COMPILE_ENVIRONMENT = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
 

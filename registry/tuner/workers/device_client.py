@@ -15,8 +15,9 @@ from ...errors import RegistryError
 from ..jobs import Answer, BlockJob, Outcome, Timed, TrialJob, to_json
 from ..limits import Limits
 from ..measure import nvml
-from ..processes.channels import MOST_FAILED_STARTS, NONSENSE, failed, forget, send, settle, watch
+from ..processes.channels import MOST_FAILED_STARTS, forget, send, settle, watch
 from ..processes.process import Child, Message
+from .lost import NONSENSE, failed
 
 _IN_FLIGHT = 3
 """Jobs that it has or will get, so that it need not wait while the run stores a trial and thinks of the next."""

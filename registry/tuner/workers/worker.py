@@ -34,11 +34,12 @@ from ..measure.protocol import Protocol
 from ..measure.samplers import Sampler
 from ..measure.sampling import sampler_for
 from ..measure.series import Measurement, measure
-from ..planning.twin import smaller_plan, smaller_problem
+from ..planning.twin import twin_of
 from ..processes.process import Parent
 from ..verify.probes import Probes
 from ..verify.session import Session, Sessions
 from ..verify.timed import TimedPlan
+from ..verify.twin_plan import plan_on_twin
 from ..verify.verify import verify, verify_timed
 from .device_lock import DeviceLock
 from .integrity import Integrity, Trust
@@ -82,7 +83,7 @@ class Worker:
             return _measure_copy(session, protocol, self._clocks)
         plan = self._plan(session, job.entrant)
         announce("verify")
-        verify(plan, session, self._smaller(plan, session, job))
+        verify(plan, session, self._on_twin(plan, session, job))
         probed = self._probes.come_first(plan)
         if probed:
             self._probes.check(plan, _by_key(job.entrant))
@@ -156,13 +157,13 @@ class Worker:
         """Inputs and references of a problem: the same at every call, until they are started afresh."""
         return self._sessions.get(problem.op, dict(problem.dims), protocol, seed)
 
-    def _smaller(self, plan: Plan, session: Session, job: TrialJob) -> tuple[Plan, Session] | None:
-        """The same candidate on the problem's smaller twin, if it has one and runs it from the same artifacts."""
-        twin = smaller_problem(session.op, session.problem)
+    def _on_twin(self, plan: Plan, session: Session, job: TrialJob) -> tuple[Plan, Session] | None:
+        """The candidate's plan on the problem's twin with the twin's session; None without a twin or its artifacts."""
+        twin = twin_of(session.op, session.problem)
         if twin is None:
             return None
         there = self.session(twin, session.protocol, job.seed)
-        plan_there = smaller_plan(plan.candidate, there, _by_key(job.entrant))
+        plan_there = plan_on_twin(plan.candidate, there, _by_key(job.entrant))
         return None if plan_there is None else (plan_there, there)
 
     def _plan(self, session: Session, entrant: Entrant) -> Plan:
@@ -194,7 +195,7 @@ class Worker:
         if outcome.status != "out_of_memory":
             op = self._catalog.op(job.op)
             problem = op.problem_of(job.dims)
-            for each in (problem, smaller_problem(op, problem)):
+            for each in (problem, twin_of(op, problem)):
                 if each is not None:
                     self._sessions.drop(each)
             return

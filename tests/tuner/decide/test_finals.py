@@ -27,9 +27,10 @@ from registry.tuner.decide.judge import (
 from registry.tuner.decide.noise import Noise, Pair
 from registry.tuner.events import Event, FinalsStarted, Note, Result
 from registry.tuner.jobs import BlockJob, Entrant, Outcome, Timed
+from registry.tuner.limits import Budget
 from registry.tuner.measure.protocol import Protocol
 from registry.tuner.planning.problems import ProblemPlan, plan
-from registry.tuner.search.problem_search import Budget, ProblemSearch
+from registry.tuner.search.problem_search import ProblemSearch
 from registry.tuner.storing import Recorder
 from tuning_db import Store
 

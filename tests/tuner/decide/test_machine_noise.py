@@ -15,9 +15,10 @@ from registry.problem import Problem
 from registry.tuner.decide.machine_noise import aa_job, aa_of, default_job, earlier_noise
 from registry.tuner.decide.noise import PAIRS_PER_DECADE, Noise, Pair
 from registry.tuner.jobs import BlockJob, Entrant, Outcome, Timed
+from registry.tuner.limits import Budget
 from registry.tuner.measure.protocol import Protocol
 from registry.tuner.planning.problems import plan
-from registry.tuner.search.problem_search import Budget, ProblemSearch
+from registry.tuner.search.problem_search import ProblemSearch
 from registry.tuner.workers.worker import Worker
 from tuning_db import Environment, Store
 

@@ -9,11 +9,13 @@ from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate, build
 from registry.errors import RegistryError
 from registry.tuner.jobs import Entrant, Outcome, TrialJob
+from registry.tuner.limits import Budget
 from registry.tuner.measure.protocol import Protocol
 from registry.tuner.planning.problems import plan
-from registry.tuner.planning.twin import LARGE_BYTES, smaller_plan, smaller_problem
-from registry.tuner.search.problem_search import Budget, ProblemSearch
+from registry.tuner.planning.twin import LARGE_BYTES, twin_of
+from registry.tuner.search.problem_search import ProblemSearch
 from registry.tuner.verify.session import Session
+from registry.tuner.verify.twin_plan import plan_on_twin
 from registry.tuner.workers.worker import Worker
 
 CPU = Device.of("cpu")
@@ -23,12 +25,12 @@ LARGE = {"rows": 8192, "cols": 128256, "dtype": "bfloat16"}
 
 def test_a_problem_that_is_not_large_has_none(catalog: Catalog) -> None:
     op = catalog.op("softmax")
-    assert smaller_problem(op, op.problem_of({"rows": 64, "cols": 4096, "dtype": "float32"})) is None
+    assert twin_of(op, op.problem_of({"rows": 64, "cols": 4096, "dtype": "float32"})) is None
 
 
 def test_the_twin_differs_in_its_largest_dynamic_dimension_which_stays_a_multiple_of_sixteen(catalog: Catalog) -> None:
     op = catalog.op("softmax")
-    twin = smaller_problem(op, op.problem_of(LARGE))
+    twin = twin_of(op, op.problem_of(LARGE))
     assert twin is not None
     assert {**twin.dims, "rows": 0} == {**LARGE, "rows": 0}
     assert int(twin.dims["rows"]) % 16 == 0
@@ -37,7 +39,7 @@ def test_the_twin_differs_in_its_largest_dynamic_dimension_which_stays_a_multipl
 
 def test_a_size_that_cannot_be_halved_so_often_has_no_twin(catalog: Catalog) -> None:
     op = catalog.op("square")
-    assert smaller_problem(op, op.problem_of({"n": 16 * (2**23 + 1), "dtype": "float32"})) is None
+    assert twin_of(op, op.problem_of({"n": 16 * (2**23 + 1), "dtype": "float32"})) is None
 
 
 def test_a_search_asks_for_what_the_twin_needs_beside_its_own_variants(catalog: Catalog) -> None:
@@ -56,17 +58,17 @@ def test_a_search_asks_for_what_the_twin_needs_beside_its_own_variants(catalog: 
 def test_it_runs_from_the_artifacts_at_hand_or_not_at_all(catalog: Catalog) -> None:
     op = catalog.op("square")
     problem = op.problem_of({"n": 2**25, "dtype": "float32"})
-    twin = smaller_problem(op, problem)
+    twin = twin_of(op, problem)
     assert twin is not None
     implementation = catalog.implementation("square", "cpp.blocks")
     candidate = Candidate(implementation, implementation.default(problem, CPU))
     there = Session(op, twin, CPU, Protocol.of(CPU), 0)
-    assert smaller_plan(candidate, there, {}) is None
+    assert plan_on_twin(candidate, there, {}) is None
     try:
         built = build(op, candidate, twin, there.arguments, CPU)
     except RegistryError:
         pytest.skip("no C++ compiler")
-    found = smaller_plan(candidate, there, {artifact.variant.key: artifact for artifact in built.artifacts})
+    found = plan_on_twin(candidate, there, {artifact.variant.key: artifact for artifact in built.artifacts})
     assert found is not None
     assert found.problem == twin
 
@@ -75,7 +77,7 @@ def test_after_a_wrong_candidate_the_twins_inputs_are_made_anew_too(catalog: Cat
     """It may have written to them, and the next candidate must not be blamed."""
     op, protocol = catalog.op("square"), Protocol.of(CPU)
     problem = op.problem_of({"n": 2**25, "dtype": "float32"})
-    twin = smaller_problem(op, problem)
+    twin = twin_of(op, problem)
     assert twin is not None
     worker = Worker(catalog, CPU)
     before = [worker.session(each, protocol, seed=0) for each in (problem, twin)]

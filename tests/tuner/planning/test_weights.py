@@ -11,9 +11,9 @@ from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.problem import Problem
 from registry.tuner.events import Result, Saving
+from registry.tuner.limits import DEFAULT_SECONDS, DEFAULT_TRIALS, Budget
 from registry.tuner.planning.problems import ProblemPlan
 from registry.tuner.planning.weights import BATCH, Weights, default_us, floor_us, weigh
-from registry.tuner.search.problem_search import DEFAULT_SECONDS, DEFAULT_TRIALS, Budget
 from tuning_db import Interval
 
 CPU = Device.of("cpu")

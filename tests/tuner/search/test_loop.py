@@ -20,11 +20,11 @@ from registry.problem import Problem
 from registry.space import Config, Space
 from registry.tuner.events import Event, TrialDone
 from registry.tuner.jobs import Built, Outcome, TrialJob
-from registry.tuner.limits import Limits
+from registry.tuner.limits import Budget, Limits
 from registry.tuner.measure.protocol import Protocol
 from registry.tuner.planning.problems import Choice, ProblemPlan
 from registry.tuner.search.loop import SearchLoop
-from registry.tuner.search.problem_search import Budget, ProblemSearch
+from registry.tuner.search.problem_search import ProblemSearch
 from registry.tuner.storing import Recorder
 from registry.tuner.workers.crew import Crew
 from tuning_db import Store

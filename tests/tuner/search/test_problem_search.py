@@ -9,8 +9,9 @@ from registry.dispatch.plans.plan import Candidate
 from registry.implementation import Implementation, Run
 from registry.problem import Problem
 from registry.space import Config, Space
+from registry.tuner.limits import DEFAULT_TRIALS, Budget
 from registry.tuner.planning.problems import Choice, ProblemPlan
-from registry.tuner.search.problem_search import DEFAULT_TRIALS, Budget, ProblemSearch, Waiting
+from registry.tuner.search.problem_search import ProblemSearch, Waiting
 
 PROBLEM = Problem("softmax", {"rows": 64, "cols": 256, "dtype": "float32"})
 

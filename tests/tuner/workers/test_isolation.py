@@ -112,7 +112,7 @@ def is_left_over(stat: Path) -> bool:
         ("nonsense", "crash", "no message"),
         ("half", "crash", "exit code 1"),
         ("list", "crash", "no message"),
-        ("wrong", "crash", "nobody had asked"),
+        ("wrong", "crash", "belongs to no job"),
         ("children", "crash", "SIGABRT"),
         ("fills", "out_of_memory", "its limit is 2.00 GiB"),
         ("asks", "out_of_memory", "allocate"),

@@ -1,0 +1,32 @@
+"""The variants that a candidate needs compiled, for the problem that is tuned and for others that it may serve."""
+
+from __future__ import annotations
+
+from ...artifact import Variant
+from ...contract import Op
+from ...device import Device
+from ...dispatch.plans.plan import Candidate, signature_of
+from ...dispatch.plans.prepared import PreparedTensors
+from ...problem import Arguments, Problem
+
+
+def variants_of(
+    op: Op, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device
+) -> tuple[Variant, ...]:
+    """The candidate's variants for a problem that its implementation supports, with a config of its space."""
+    implementation, config = candidate.implementation, candidate.config
+    prepared = PreparedTensors(op, implementation, problem, config)
+    signature = signature_of(op, candidate, problem, arguments, device, prepared)
+    return implementation.variants(problem, config, device, signature)
+
+
+def variants_at(
+    op: Op, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device
+) -> tuple[Variant, ...] | None:
+    """The candidate's variants for any problem; None where it does not support the problem or the config is invalid."""
+    implementation, config = candidate.implementation, candidate.config
+    if any(True for _ in implementation.unsupported(problem, device)):
+        return None
+    if implementation.space(problem, device).violations(config):
+        return None
+    return variants_of(op, candidate, problem, arguments, device)

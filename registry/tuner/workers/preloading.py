@@ -1,0 +1,40 @@
+"""Imports that a run's children share: done once, in the template process that the children are forked from.
+
+Of a plugin the package is imported here, which must be light, and neither its kernels nor a plugin file: these may
+start threads or open a device, and a process that has done so cannot be forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+
+ENTRY = f"{__name__}:preload"
+"""What a template is told to call, see ``spawning.kept``."""
+
+# torch._dynamo takes seconds: torch imports it at the first call of a reference on tensors without data
+_MODULES = (
+    "numpy",
+    "torch._dynamo",
+    "registry.contracts",
+    "registry.tuner.workers.worker",
+    "registry.tuner.workers.compile_worker",
+)
+_TRITON = "registry.backends.triton"
+_OPTIONAL = ("triton", "triton.compiler", _TRITON)
+
+
+def preload() -> None:
+    """Import all that workers and compilers need, Triton and plugins as far as they are installed."""
+    for module in _MODULES:
+        importlib.import_module(module)
+    for module in _OPTIONAL:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    if _TRITON in sys.modules:
+        sys.modules[_TRITON].warm()
+    from ...discovery.catalog import Catalog
+
+    with contextlib.suppress(Exception):  # a broken plugin is reported by the children, which collect it again
+        Catalog().ops()

@@ -1,0 +1,81 @@
+"""A string that names a module, or something in one, names one that is there: after a move nothing else would tell.
+
+Strings are found by parsing every file, docstrings and code within strings too.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from registry.tuner.workers.integrity import WATCHED
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("registry", "kernel_registry", "tuning_db", "plugins", "benchmarks", "tests", "docs", "examples")
+PACKAGES = ("registry", "kernel_registry", "tuning_db", "registry_torch", "registry_triton", "registry_cuda", "registry_cpp", "benchmarks")  # fmt: skip
+DOTTED = re.compile(rf"(?<![\w./@-])((?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_]\w*)+)(?![\w-]|\.\w)")
+IMPORTED = re.compile(rf"from ((?:{'|'.join(PACKAGES)})(?:\.\w+)*) import (\w+(?:, \w+)*)")
+FILES = re.compile(r"\.(?:py|md|db|yaml|yml|jsonl|json|toml|html|log|gz|txt|csv)$")
+"""Ends of what is a file's name."""
+
+
+def strings() -> Iterator[tuple[str, str]]:
+    """Every string of every file, and where it stands."""
+    for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
+        if path == Path(__file__):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
+
+
+def named(text: str) -> Iterator[str]:
+    """The dotted names of ours in a text, those that code in it imports too."""
+    yield from (name for name in DOTTED.findall(text) if not FILES.search(name))
+    for module, names in IMPORTED.findall(text):
+        yield from (f"{module}.{name}" for name in names.split(", "))
+
+
+def is_there(name: str) -> bool:
+    """Whether a module has that name, or something in the innermost module that is named."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            module = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        found: object = module
+        for part in parts[count:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+
+
+def test_every_dotted_name_in_a_string_is_there() -> None:
+    everything = {name: place for place, text in strings() for name in named(text)}
+    assert len(everything) > 50
+    missing = [f"{place}: {name}" for name, place in sorted(everything.items()) if not is_there(name)]
+    assert not missing, "\n".join(missing)
+
+
+@pytest.mark.parametrize("watched", WATCHED)
+def test_what_integrity_watches_is_loaded_in_a_worker(watched: str) -> None:
+    importlib.import_module("registry.tuner.workers.worker")
+    assert find_spec(watched) is not None
+    assert any(name == watched or name.startswith(f"{watched}.") for name in sys.modules)
+
+
+def test_a_name_that_is_not_there_would_be_found() -> None:
+    assert list(named("run as ``python -m registry.tuner.keeper``, reads registry.yaml")) == ["registry.tuner.keeper"]
+    assert list(named("from registry.tuner import spawning, run")) == ["registry.tuner.spawning", "registry.tuner.run"]
+    assert not is_there("registry.tuner.keeper")
+    assert is_there("registry.tuner.limits.Limits")
