@@ -42,9 +42,9 @@ def _early_keeper(words: Sequence[str]) -> Any:
     if sys.platform != "linux" or "tune" not in words[:2] or {"-h", "--help", "--dry-run"} & {*words}:
         return None
     registry = find_spec("registry")
-    path = (
-        Path(registry.origin or "").parents[1].joinpath(*_KEEPER.split(".")).with_suffix(".py") if registry else Path()
-    )
+    if registry is None or registry.origin is None:
+        return None
+    path = Path(registry.origin).parents[1].joinpath(*_KEEPER.split(".")).with_suffix(".py")
     spec = spec_from_file_location("kernel_registry_keeper", path)
     if spec is None or spec.loader is None or not path.is_file():
         return None

@@ -63,6 +63,8 @@ class Implementation(ABC):
     returns_outputs functional code: it returns new tensors instead of writing into the host's
     any_rows        the run that ``bind`` returns serves every problem that differs in dynamic dimensions only: torch's
                     own operators do, what is compiled for a shape or remembers a size does not
+    preloads        ``module`` or ``module:function``: what a process imports (and calls) before it forks the processes
+                    that compile and run implementations of this kind; it starts no thread and opens no device
     """
 
     op: str
@@ -72,6 +74,7 @@ class Implementation(ABC):
     capturable: bool = True
     returns_outputs: bool = False
     any_rows: bool = False
+    preloads: ClassVar[tuple[str, ...]] = ()
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         """Every reason, for a person to read, why this problem cannot run here. The device type is checked before."""

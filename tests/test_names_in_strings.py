@@ -19,8 +19,9 @@ from registry.tuner.workers.integrity import WATCHED
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("registry", "kernel_registry", "tuning_db", "plugins", "benchmarks", "tests", "docs", "examples")
-PACKAGES = ("registry", "kernel_registry", "tuning_db", "registry_torch", "registry_triton", "registry_cuda", "registry_cpp", "benchmarks")  # fmt: skip
-DOTTED = re.compile(rf"(?<![\w./@-])((?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_]\w*)+)(?![\w-]|\.\w)")
+BOX = ("registry_torch", "registry_triton", "registry_cuda", "registry_cpp")
+PACKAGES = ("registry", "kernel_registry", "tuning_db", "benchmarks", *BOX)
+DOTTED = re.compile(rf"(?<![\w./@-])((?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_]\w*)+(?::[a-z_]\w*)?)(?![\w-]|\.\w)")
 IMPORTED = re.compile(rf"from ((?:{'|'.join(PACKAGES)})(?:\.\w+)*) import (\w+(?:, \w+)*)")
 FILES = re.compile(r"\.(?:py|md|db|yaml|yml|jsonl|json|toml|html|log|gz|txt|csv)$")
 """Ends of what is a file's name."""
@@ -45,7 +46,7 @@ def named(text: str) -> Iterator[str]:
 
 def is_there(name: str) -> bool:
     """Whether a module has that name, or something in the innermost module that is named."""
-    parts = name.split(".")
+    parts = name.replace(":", ".").split(".")
     for count in range(len(parts), 0, -1):
         try:
             module = importlib.import_module(".".join(parts[:count]))
@@ -76,6 +77,9 @@ def test_what_integrity_watches_is_loaded_in_a_worker(watched: str) -> None:
 
 def test_a_name_that_is_not_there_would_be_found() -> None:
     assert list(named("run as ``python -m registry.tuner.keeper``, reads registry.yaml")) == ["registry.tuner.keeper"]
-    assert list(named("from registry.tuner import spawning, run")) == ["registry.tuner.spawning", "registry.tuner.run"]
+    imported = list(named("from registry.tuner import spawning, run"))
+    assert imported[1:] == ["registry.tuner.spawning", "registry.tuner.run"]
+    assert list(named("call registry.tuner.run:tune")) == ["registry.tuner.run:tune"]
+    assert not is_there("registry.tuner.run:no_function")
     assert not is_there("registry.tuner.keeper")
     assert is_there("registry.tuner.limits.Limits")

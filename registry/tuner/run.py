@@ -30,7 +30,7 @@ from .processes import spawning
 from .search.loop import SearchLoop
 from .search.problem_search import ProblemSearch, by_distance
 from .storing import Recorder
-from .workers import preloading, warming
+from .workers import preloading
 from .workers.crew import Crew
 
 _WARMING_UP_S = 10.0
@@ -67,7 +67,7 @@ def tune(  # noqa: PLR0913  (an option each)
     try:
         with spawning.kept(preloading.ENTRY):
             plans = plan_problems(tuple(dict.fromkeys(problems)), catalog, device, implementations)
-            spawning.warm(*warming.wanted_by(plans))
+            spawning.warm(*preloading.preloads_of(plans))
             with Store.open(database) as store:
                 settings = Settings(budget or Budget(), limits or Limits(), regime, retune)
                 return TuningRun(plans, catalog, device, store, settings, observer, counts or {}).run()

@@ -40,6 +40,7 @@ class InductorImplementation(Implementation):
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
     returns_outputs = True
+    preloads: ClassVar[tuple[str, ...]] = (*inductor_artifact.MODULES, "registry.backends.inductor.warm:warm")
 
     @abstractmethod
     def function(self, *values: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:

@@ -51,6 +51,8 @@ class TritonImplementation(Implementation):
     follows from a dynamic dimension should be. Under ``TRITON_INTERPRET=1`` the kernels run on CPU tensors.
     """
 
+    preloads: ClassVar[tuple[str, ...]] = (f"{__name__}:build_utilities",)
+
     device_types: ClassVar[frozenset[str]] = frozenset({"cuda", "cpu"}) if INTERPRETED else frozenset({"cuda"})
 
     @abstractmethod

@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+from collections.abc import Iterable
+
+from ..planning.problems import ProblemPlan
 
 ENTRY = f"{__name__}:preload"
 """What a template is told to call, see ``spawning.kept``."""
@@ -23,6 +26,12 @@ _MODULES = (
 )
 _TRITON = "registry.backends.triton"
 _OPTIONAL = ("triton", "triton.compiler", _TRITON)
+
+
+def preloads_of(plans: Iterable[ProblemPlan]) -> tuple[str, ...]:
+    """What the implementations that take part in these plans want imported before their processes are forked."""
+    everything = [choice.implementation.preloads for plan in plans for choice in plan.supported]
+    return tuple(dict.fromkeys(entry for entries in everything for entry in entries))
 
 
 def preload() -> None:

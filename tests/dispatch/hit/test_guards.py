@@ -101,7 +101,7 @@ def test_the_fast_ways_do_not_depend_on_where_the_import_stands(state: str) -> N
         "from torch._subclasses.fake_tensor import FakeTensorMode\n"
         "doubles = lambda: contextlib.nullcontext(torch.set_default_dtype(torch.float64))\n"
         f"with {state}:\n"
-        "    from registry.dispatch import torch_private\n"
+        "    from registry.dispatch.torch_side import torch_private\n"
         "print(torch_private.NATIVE_GUARD, torch_private.NATIVE_ALLOCATOR)\n"
     )
     done = fresh.run("-c", code)
@@ -165,7 +165,7 @@ def test_without_a_private_part_of_torch_calls_are_right_and_slow(name: str) -> 
         "from torch.autograd import forward_ad\n"
         f"kept = {name}; delattr({owner}, {part!r})\n"
         "import registry\n"
-        "from registry.dispatch import torch_private\n"
+        "from registry.dispatch.torch_side import torch_private\n"
         f"setattr({owner}, {part!r}, kept)\n"
         f"assert torch_private.transforming() is {part == '_functorch'}\n"
         "x = torch.randn(4, 8, requires_grad=True)\n"

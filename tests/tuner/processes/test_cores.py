@@ -48,7 +48,7 @@ def test_only_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -
 def test_a_process_is_bound_to_what_its_argument_names() -> None:
     here = sorted(os.sched_getaffinity(0))
     for given, expected in (((), here), (here[-1:], here[-1:])):
-        code = f"from registry.tuner import cores; import os; cores.bind_to({cores.as_argument(given)!r})"
+        code = f"from registry.tuner.processes import cores; import os; cores.bind_to({cores.as_argument(given)!r})"
         code += "; print(sorted(os.sched_getaffinity(0)))"
         done = fresh.run("-c", code)
         assert (done.returncode, done.stdout.strip()) == (0, str(expected)), done.stderr

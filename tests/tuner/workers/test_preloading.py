@@ -12,7 +12,7 @@ from registry.discovery.catalog import Catalog
 from registry.problem import Problem
 from registry.tuner.planning.problems import plan
 from registry.tuner.processes.process import Child
-from registry.tuner.workers import warming
+from registry.tuner.workers.preloading import preloads_of
 
 PROBLEM = Problem("square", {"n": 4000, "dtype": "float32"})
 
@@ -21,18 +21,19 @@ PROBLEM = Problem("square", {"n": 4000, "dtype": "float32"})
 def test_only_what_a_candidate_needs_is_wanted(implementation: str, wanted: bool) -> None:
     plans = plan([PROBLEM], Catalog(), Device.of("cpu"), [implementation])
     assert plans[0].supported
-    assert ("registry.backends.inductor.warm:warm" in warming.wanted_by(plans)) is wanted
-    assert not any("triton:" in entry for entry in warming.wanted_by(plans))  # which runs no candidate on a CPU
+    assert ("registry.backends.inductor.warm:warm" in preloads_of(plans)) is wanted
+    assert not any("build_utilities" in entry for entry in preloads_of(plans))  # which runs no candidate on a CPU
 
 
 WARMED = """
 import importlib, os, torch
-from registry.tuner.workers import warming
+from registry.backends.inductor import InductorImplementation
+from registry.backends.triton import TritonImplementation
 from registry.tuner.processes.process import Parent
 
 def main(arguments):
     parent = Parent(int(arguments[0]), int(arguments[1]))
-    for entry in (*warming.FOR_INDUCTOR, *warming.FOR_TRITON):
+    for entry in (*InductorImplementation.preloads, *TritonImplementation.preloads):
         name, _, function = entry.partition(":")
         module = importlib.import_module(name)
         if function:
