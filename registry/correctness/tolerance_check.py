@@ -34,19 +34,17 @@ _NOT_THE_OPS = (torch.OutOfMemoryError, torch.AcceleratorError)
 """Faults of a GPU that say nothing about the op."""
 
 
-def is_in_the_box(op: Op) -> bool:
-    """Those ops are checked by the tests; whoever starts a process need not wait for it."""
+def refuse_blind(op: Op) -> bool:
+    """Raise InvalidDefinitionError if the op's tolerance accepts, on all its examples, a result that nobody computed.
+
+    Returns whether the examples show anything: not so without examples, or where the op fails on all of them. A right
+    op is remembered in the user's cache by its source, so that it is looked at once a machine. The ops in the box are
+    right: their tests look at them.
+    """
     from ..contracts import BOX
 
-    return any(op is ours for ours in BOX)
-
-
-def refuse_blind(op: Op) -> bool:
-    """Raise InvalidDefinitionError if the op's tolerance accepts what was not computed on all its examples.
-
-    Returns whether there was anything to see: without examples, or where the op fails on all of them, there is not.
-    What was found right is remembered in the user's cache, by the op's source.
-    """
+    if any(op is ours for ours in BOX):
+        return True
     known = known_of(op)
     if known.examples is None:
         known.examples = _examples_show(op)
@@ -61,7 +59,7 @@ def refuse_unseen(op: Op, problem: Problem, device: torch.device) -> None:
     of its dtype has shown the op to be right, no other is looked at. A problem whose right result is itself zero,
     constant or the same for other inputs decides nothing.
     """
-    if is_in_the_box(op) or refuse_blind(op) or _is_known_sound(op, _dtype(problem)):
+    if refuse_blind(op) or _is_known_sound(op, _dtype(problem)):
         return
     small = _smaller(op, problem)
     looks = ((small, device), (problem, device), (small, _CPU))

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..contract import Op
-from ..correctness.tolerance_check import is_in_the_box, refuse_blind
 from ..errors import InvalidDefinitionError
 from ..implementation import Implementation
 from .backward_check import check_backward
@@ -17,8 +16,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)+\Z")
 
 
 def check_new_op(op: Any, known: Mapping[str, Op], *, bare: bool = True) -> None:
-    """Raise InvalidDefinitionError unless ``op`` is an Op of a free name, whose tolerance tells right from nothing
-    and which fits its backward op.
+    """Raise InvalidDefinitionError unless ``op`` is an Op of a free name that fits its backward op.
 
     Bare names may be kept for the box.
     """
@@ -31,8 +29,6 @@ def check_new_op(op: Any, known: Mapping[str, Op], *, bare: bool = True) -> None
             f"it defines {op.name!r}, but bare names belong to the ops in the box: name it vendor::{op.name}"
         )
     check_backward(op, known)
-    if not is_in_the_box(op):
-        refuse_blind(op)
 
 
 def check_implementation_of(

@@ -11,6 +11,7 @@ from typing import Any
 
 from tuning_db import Store, TuningDBError
 
+from ..correctness.tolerance_check import refuse_blind
 from ..device import Device
 from ..discovery.catalog import Catalog
 from ..dispatch.plans.plan import Candidate
@@ -62,11 +63,14 @@ def tune(  # noqa: PLR0913  (an option each)
     Problems that have a valid winner for this hardware, software, regime and source are reported and left alone, unless
     ``retune``. Dispatch runs winners of the regime ``cold``. Ctrl-C ends the run in order: what was measured is stored.
     ``counts``: how often a program calls each problem; what takes most of its time is then tuned first, and longest.
-    Raises StoreError when the database cannot be used, UnknownNameError for an implementation that nobody has.
+    Raises StoreError when the database cannot be used, UnknownNameError for an implementation that nobody has, and
+    InvalidDefinitionError for an op whose tolerance accepts a result that nobody computed.
     """
     try:
         with spawning.kept(preloading.ENTRY):
             plans = plan_problems(tuple(dict.fromkeys(problems)), catalog, device, implementations)
+            for op in dict.fromkeys(plan.op for plan in plans):
+                refuse_blind(op)
             spawning.warm(*preloading.preloads_of(plans))
             with Store.open(database) as store:
                 settings = Settings(budget or Budget(), limits or Limits(), regime, retune)

@@ -1,4 +1,4 @@
-"""An op whose tolerance accepts what nobody computed is refused when it is registered."""
+"""An op whose tolerance accepts what nobody computed is refused by check_op and before it is first tuned."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from typing import Any
 import pytest
 import torch
 
+from registry.artifact import Built
 from registry.contract import Op, Tolerance
 from registry.contracts import BOX, GEMM_INT4, RMS_NORM, SOFTMAX, SQUARE
 from registry.correctness import tolerance_check as contract_check
 from registry.correctness import tolerance_notes as contract_notes
 from registry.correctness.tolerance_check import blind_spots, refuse_blind, refuse_unseen
+from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.errors import CheckError, InvalidArgumentError, InvalidDefinitionError
+from registry.implementation import Implementation, Run
 from registry.problem import Problem, Value
+from registry.space import Config
 from registry.testing import check_op
+from registry.tuner.run import tune
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
@@ -84,6 +89,18 @@ def examples(op: Op) -> list[Problem]:
     return [op.problem_of(dims) for dims in op.examples]
 
 
+class Squaring(Implementation):
+    """acme::blind by torch."""
+
+    op = "acme::blind"
+    name = "acme.square"
+    device_types = frozenset({"cpu"})
+    returns_outputs = True
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        return lambda outputs, values, scratch: torch.square(*values)
+
+
 @pytest.mark.parametrize("op", BOX, ids=lambda op: op.name)
 def test_the_ops_in_the_box_tell_right_from_nothing(op: Op) -> None:
     assert blind_spots(op, examples(op)) == []
@@ -93,7 +110,7 @@ def test_the_ops_in_the_box_tell_right_from_nothing(op: Op) -> None:
 @pytest.mark.parametrize(("rtol", "atol"), [(1.0, 0.0), (0.0, 1e30)])
 def test_a_tolerance_that_accepts_zeros_is_refused(op: Op, rtol: float, atol: float) -> None:
     with pytest.raises(InvalidDefinitionError, match="accepts an all-zero output as y") as raised:
-        Catalog(entry_points=()).define(with_tolerance(op, rtol, atol))
+        refuse_blind(with_tolerance(op, rtol, atol))
     assert all(dtype in str(raised.value) for dtype in op.tolerance.rtol if dtype != "float32" or op is not GEMM_INT4)
 
 
@@ -128,7 +145,9 @@ def test_one_dtype_that_is_blind_is_enough() -> None:
     ]
 
 
-def test_an_op_of_a_plugin_is_refused_and_the_plugin_told(tmp_path: Path) -> None:
+def test_an_op_of_a_plugin_is_looked_at_before_it_is_tuned_and_not_when_it_is_loaded(
+    tmp_path: Path, looks: Looks
+) -> None:
     file = tmp_path / "blind.py"
     file.write_text(
         "from dataclasses import replace\n"
@@ -141,8 +160,18 @@ def test_an_op_of_a_plugin_is_refused_and_the_plugin_told(tmp_path: Path) -> Non
         "    few = SQUARE.examples[:2]\n"
         "    return [replace(SQUARE, name='acme::blind', schema=schema, tolerance=TOLERANCE, examples=few)]\n"
     )
-    with pytest.raises(Exception, match="its tolerance accepts an all-zero output"):
-        Catalog(entry_points=()).load_file(file)
+    catalog = Catalog(entry_points=())
+    catalog.load_file(file)
+    assert not looks.seen
+    op = catalog.op("acme::blind")
+    catalog.register(Squaring())
+    problem, database = op.problem_of({"n": 100, "dtype": "float32"}), tmp_path / "tuning.db"
+    with pytest.raises(InvalidDefinitionError, match="its tolerance accepts an all-zero output"):
+        tune([problem], catalog=catalog, device=Device.of("cpu"), database=str(database))
+    assert looks.seen
+    assert not database.exists()
+    with pytest.raises(CheckError, match="its tolerance accepts an all-zero output"):
+        check_op(op)
 
 
 def test_what_was_found_right_is_not_looked_at_again(own_cache: Path) -> None:
