@@ -1,10 +1,10 @@
 """`tune` beside `triton.autotune`: the same Triton kernels and configurations, the same problems, cold caches.
 
-    python -m benchmarks.against_autotune [--shapes benchmarks/against_autotune.yaml]
+    python -m benchmarks.against_autotune [--shapes benchmarks/shapes/against_autotune.yaml]
 
 Each goes in a process of its own with an empty cache. triton.autotune searches every configuration of every
 implementation and keeps what its do_bench found fastest; `tune` runs as a user runs it, with verification and finals.
-Then both winners race under benchmarks/device_timing.py. Implementations of several launches are left out of both:
+Then both winners race under benchmarks.racing.device_timing. Implementations of several launches are left out of both:
 triton.autotune tunes one kernel.
 """
 
@@ -33,7 +33,7 @@ from registry.space import Config
 from registry.tuner.shapes.shapes import all_problems, load_shapes
 from tuning_db import Store
 
-from .device_timing import Race, ratio
+from .racing.device_timing import Race, ratio
 
 HERE = Path(__file__).resolve().parent
 IMPLEMENTATIONS = ("triton.row", "triton.online")
@@ -145,7 +145,7 @@ def compare(theirs: Mapping[str, tuple[str, Config]], database: Path) -> list[st
 def main() -> int:
     """Run both, then compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=Path, default=HERE / "against_autotune.yaml")
+    parser.add_argument("--shapes", type=Path, default=HERE / "shapes" / "against_autotune.yaml")
     parser.add_argument("--only-autotune", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only_autotune:

@@ -33,7 +33,7 @@ from registry.implementation import Run
 from registry.space import Config
 
 from .arguments import output_file
-from .dispatch_rivals import BY_HAND, ways
+from .racing.dispatch_rivals import BY_HAND, ways
 
 ROUNDS = 101
 CALLS = 50

@@ -1,12 +1,13 @@
 """Are the stored winners really the fastest? An independent answer, in a process and with timing code of its own.
 
-    tune --shapes benchmarks/truth.yaml --db truth.db
+    tune --shapes benchmarks/shapes/truth.yaml --db truth.db
     python -m benchmarks.truth --db truth.db [--write benchmarks/results/h200]
 
 For every tuned problem it times the stored winner, the default, the best few candidates of every implementation that
-the run measured, and other projects' kernels (benchmarks/peers.py), with benchmarks/device_timing.py. It says how far
-the winner is from the best candidate, how far from the best peer, and whether the stored interval of default over
-winner holds its own ratio. A peer that is faster is a kernel that is missing here; a candidate, a wrong winner.
+the run measured, and other projects' kernels (benchmarks.racing.peers), with benchmarks.racing.device_timing. It says
+how far the winner is from the best candidate and from the best peer, and whether the stored interval of default over
+winner holds the ratio measured here. A faster peer shows that a kernel is missing here, a faster candidate that the
+winner is wrong.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from registry import Device, Op, Problem
 from registry.dispatch.plans.plan import Candidate, build
 from tuning_db import CandidateKey, Decision, Store, Trial
 
-from . import peers
 from .arguments import output_folder
-from .device_timing import Call, Race, ratio
+from .racing import peers
+from .racing.device_timing import Call, Race, ratio
 
 ROUNDS = 40
 EACH = 2

@@ -6,7 +6,8 @@
 ``--tune`` makes both databases first: seen.db holds winners of unseen_seen.yaml only, own.db those of unseen_own.yaml.
 For every problem of own.db dispatch is asked, with seen.db as its database, what it runs; that must be a nearest
 winner. It then races the problem's own winner, the winner of the nearest tuned problem on the other side, the default
-and torch, with benchmarks/device_timing.py (on a CPU: in turns, by the clock). Exits with 1 when a target is missed.
+and torch, with benchmarks.racing.device_timing (on a CPU: in turns, by the clock). Exits with 1 when a target is
+missed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from registry.dispatch.plans.plan import Candidate, build
 from tuning_db import Decision, Store
 
 from .arguments import output_folder
-from .device_timing import Call, Race, ratio
+from .racing.device_timing import Call, Race, ratio
 
 HERE = Path(__file__).parent
 ROUNDS = 40
@@ -301,9 +302,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seen", help="database with the winners of tuned problems only")
     parser.add_argument("--own", help="database with the unseen problems' own winners")
     parser.add_argument(
-        "--seen-shapes", type=Path, default=HERE / "unseen_seen.yaml", help="what --tune tunes into --seen"
+        "--seen-shapes", type=Path, default=HERE / "shapes" / "unseen_seen.yaml", help="what --tune tunes into --seen"
     )
-    parser.add_argument("--own-shapes", type=Path, default=HERE / "unseen_own.yaml", help="and into --own")
+    parser.add_argument("--own-shapes", type=Path, default=HERE / "shapes" / "unseen_own.yaml", help="and into --own")
     parser.add_argument("--trials", help="passed on to tune")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--write", type=output_folder, help="folder for unseen_shapes.json and unseen_shapes.md")

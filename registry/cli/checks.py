@@ -18,7 +18,7 @@ from typing import Any
 from tuning_db import MissingDatabaseError, Store, TuningDBError
 
 from ..errors import RegistryError
-from . import text
+from .display import text
 
 OK, ABSENT, FAULT = "ok", "absent", "fault"
 

@@ -8,7 +8,7 @@ import typer
 
 from tuning_db import Store
 
-from . import text
+from .display import text
 from .options import Database, split
 from .stored import stored_facts
 

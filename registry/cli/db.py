@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tuning_db import Store
 
-from . import text
+from .display import text
 from .options import Database
 
 

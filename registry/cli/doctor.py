@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 import typer
 
-from . import text
 from .checks import FAULT, Check, checks
+from .display import text
 from .options import Database, Json
 
 _MARKS = {"ok": "ok   ", "absent": "-    ", FAULT: "FAULT"}

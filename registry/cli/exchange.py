@@ -12,7 +12,7 @@ import typer
 from tuning_db import ExchangeError, Store
 
 from ..errors import RegistryError, UnknownNameError
-from . import text
+from .display import text
 from .options import Database, check_stored_op
 
 

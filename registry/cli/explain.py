@@ -9,7 +9,7 @@ import typer
 import yaml
 
 from ..errors import InvalidArgumentError
-from . import text
+from .display import text
 from .options import Database, DeviceName, Json, Plugins, catalog_with, check_database
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import text
+from .display import text
 from .options import Json, Plugins, catalog_with
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import warnings
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from . import text
+from .display import text
 from .options import Json, Plugins, catalog_with
 
 if TYPE_CHECKING:

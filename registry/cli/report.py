@@ -13,7 +13,7 @@ import typer
 from tuning_db import Store
 
 from ..errors import RegistryError
-from . import text
+from .display import text
 from .options import Database, split
 from .stored import stored_facts
 

@@ -10,8 +10,8 @@ import typer
 from tuning_db import Store
 
 from ..errors import RegistryError, UnknownNameError
-from . import text
-from .closing import COMPILED, TORCH, verdict, with_reason
+from .display import text
+from .display.winners_table import COMPILED, TORCH, verdict, with_reason
 from .options import Database, Json, check_stored_op, split
 
 if TYPE_CHECKING:

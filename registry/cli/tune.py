@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..problem import Problem
     from ..tuner.events import Result
     from ..tuner.run import Budget
-    from .progress import Display
+    from .display.progress import Display
 
 UNDECIDED = 1
 SEVERAL = "Repeatable, or separated by commas."
@@ -125,7 +125,7 @@ def _work(
 
 def _show_plan(work: _Work, *, json: bool) -> None:
     from ..tuner.planning.problems import plan
-    from .dry_run import show
+    from .display.dry_run import show
 
     show(plan(work.problems, work.catalog, work.device, work.implementations), work.device, json=json)
 
@@ -151,7 +151,7 @@ def _run(
 
 def _tell(results: tuple[Result, ...], display: Display, *, json: bool) -> None:
     if json:
-        from .progress import say_results
+        from .display.progress import say_results
 
         say_results(results)
     else:
@@ -164,7 +164,7 @@ def _check_positive(option: str, value: float | None) -> None:
 
 
 def _display(json: bool) -> Display:
-    from .progress import JsonLines, LiveDisplay, PlainLines
+    from .display.progress import JsonLines, LiveDisplay, PlainLines
 
     if json:
         return JsonLines()
@@ -172,11 +172,11 @@ def _display(json: bool) -> Display:
 
 
 def _conclude(results: tuple[Result, ...], display: Display) -> None:
-    from . import changes, closing, text
+    from .display import changes, text, winners_table
 
     if results:
         text.say()
-        closing.print_results(results)
+        winners_table.print_results(results)
         text.say()
     if any(result.incumbent for result in results):
         changes.print_changes(results)

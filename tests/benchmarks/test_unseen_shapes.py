@@ -18,7 +18,7 @@ SLOW: dict[str, Value] = {"unroll": 2, "recompute": True, "stream": False, "thre
 
 
 def problems(name: str) -> list[Problem]:
-    shapes = load_shapes(unseen_shapes.HERE / name, registry.api.dispatcher.catalog, [])
+    shapes = load_shapes(unseen_shapes.HERE / "shapes" / name, registry.api.dispatcher.catalog, [])
     return list(all_problems(shapes))
 
 

@@ -1,0 +1,1 @@
+"""Plans: bound, launch-ready candidates, and the prepared weights that they read."""

@@ -1,0 +1,1 @@
+"""The side of PyTorch: operators, gradients, capture and tracing, and the one module that uses torch's private API."""

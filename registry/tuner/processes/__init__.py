@@ -1,0 +1,1 @@
+"""Processes: starting, watching and ending child processes. Nothing here knows of tuning."""

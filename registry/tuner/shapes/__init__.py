@@ -1,0 +1,1 @@
+"""Shapes files: the YAML grammar by which a user names problems."""

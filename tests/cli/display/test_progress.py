@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from registry.cli import progress, text
-from registry.cli.changes import print_changes, run_lines
-from registry.cli.closing import print_results, speedup_over
-from registry.cli.progress import JsonLines, LiveDisplay, PlainLines, say_results
+from registry.cli.display import progress, text
+from registry.cli.display.changes import print_changes, run_lines
+from registry.cli.display.progress import JsonLines, LiveDisplay, PlainLines, say_results
+from registry.cli.display.winners_table import print_results, speedup_over
 from registry.problem import Problem
 from registry.tuner.events import (
     Event,
@@ -151,7 +151,9 @@ def test_the_live_display_counts_what_failed() -> None:
     assert "4 trials, 2 crash, 1 wrong_result" in screen.getvalue()
 
 
-def test_the_closing_table_has_a_line_a_problem_and_never_wraps_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_winners_table_has_a_line_a_problem_and_never_wraps_in_a_pipe(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     print_results([RESULT, FAILED])
     header, first, second = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["problem", "winner", "config"]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from registry.cli.changes import saving_line
+from registry.cli.display.changes import saving_line
 from registry.tuner.events import Saving
 
-from .conftest import Command
+from ..conftest import Command
 
 
 @pytest.mark.usefixtures("own_lock")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from . import text
 
 if TYPE_CHECKING:
-    from ..device import Device
-    from ..tuner.planning.problems import Choice, ProblemPlan
+    from ...device import Device
+    from ...tuner.planning.problems import Choice, ProblemPlan
 
 
 def show(plans: Sequence[ProblemPlan], device: Device, *, json: bool) -> None:

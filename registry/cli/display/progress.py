@@ -18,9 +18,9 @@ from rich.text import Text
 
 from tuning_db import Interval
 
-from ..problem import Problem
-from ..tuner import events
-from . import changes, closing, text
+from ...problem import Problem
+from ...tuner import events
+from . import changes, text, winners_table
 
 SECONDS_BETWEEN_LINES = 10.0
 SHOWN_AT_ONCE = 8
@@ -218,10 +218,10 @@ def _started(event: events.RunStarted) -> str:
 def _decided(result: events.Result) -> str:
     problem = text.named(result.problem.op, result.problem.dims)
     if result.verdict == "none":
-        return f"{problem}: {closing.why_none(result)} ({closing.statuses(result)})"
+        return f"{problem}: {winners_table.why_none(result)} ({winners_table.statuses(result)})"
     verdict = ": ".join(part for part in (result.verdict, result.reason) if part)
     against = f", incumbent / winner {changes.interval(result)}" if result.ratio is not None else ""
     return (
         f"{problem}: {result.implementation} {text.pairs(result.config)}: {text.microseconds(result.median_us)} µs, "
-        f"{text.ratio(result.fraction_of_floor)} of floor{against}, {verdict} ({closing.statuses(result)})"
+        f"{text.ratio(result.fraction_of_floor)} of floor{against}, {verdict} ({winners_table.statuses(result)})"
     )

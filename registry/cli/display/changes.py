@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..tuner.events import Result, RunEnded, Saving
+from ...tuner.events import Result, RunEnded, Saving
 from . import text
 
 TORCH_COMPILE = "inductor"

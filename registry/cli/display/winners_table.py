@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..tuner.events import Result
+from ...tuner.events import Result
 from . import text
 
 TORCH = "torch.native"
