@@ -1,6 +1,7 @@
 # make tune    tune this machine: configs/llm.yaml on a GPU, configs/cpu.yaml without one
 # make test    lint, types, layers and tests, in an environment made from scratch; prints what a call costs above its plan
 # make lint    the checks alone
+# make sizes   layers, files per folder, the longest files and functions, lines of code
 # make bench   what the README's numbers come from
 #
 # Everything happens in .venv, made anew only when pyproject.toml changes. PYTHON chooses the interpreter (3.11 or newer).
@@ -13,7 +14,7 @@ STAMP  := $(VENV)/.installed
 SHAPES ?= $(shell $(BIN)/python -c 'import torch; print("configs/llm.yaml" if torch.cuda.is_available() else "configs/cpu.yaml")')
 JOBS   ?= 2
 
-.PHONY: tune test lint bench docs clean
+.PHONY: tune test lint sizes bench docs clean
 
 tune: $(STAMP)
 	$(BIN)/tune --shapes $(SHAPES) $(addprefix --op ,$(OP)) $(ARGS)
@@ -28,6 +29,9 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+sizes: $(STAMP)
+	$(BIN)/python -m benchmarks.sizes
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
