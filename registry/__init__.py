@@ -9,6 +9,7 @@ Importing this package loads neither Triton, nor a plugin, nor the database or t
 from .api import (
     call,
     configure,
+    define,
     explain,
     implementations,
     op,
@@ -88,6 +89,7 @@ __all__ = [
     "Value",
     "call",
     "configure",
+    "define",
     "defines",
     "explain",
     "implementations",

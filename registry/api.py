@@ -33,6 +33,7 @@ op = dispatcher.op
 explain = dispatcher.explain
 using = dispatcher.using
 register = dispatcher.register
+define = dispatcher.define
 reload = dispatcher.reload
 record = dispatcher.recorder.record
 weights_changed = prepared.weights_changed

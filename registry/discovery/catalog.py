@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,13 @@ from .hooks import DEFINES, PROJECT, defines, definitions, hook_of, specificatio
 from .loading import GUARDED, attach, called, describe, file_module, import_file
 from .plugin import DISTRIBUTION, Faults, Hook, Permissions, Plugin, PluginReport
 from .registration import check_implementation_of, check_new_op, same_definition
+
+_LOADING: ContextVar[Catalog | None] = ContextVar("_LOADING", default=None)
+
+
+def loading_catalog() -> Catalog | None:
+    """The catalog that is loading a plugin file at the moment: ``registry.register`` in that file is meant for it."""
+    return _LOADING.get()
 
 
 class _Box:
@@ -53,6 +61,7 @@ class Catalog:
         self._permissions = Permissions(environ)
         self._lock = threading.RLock()
         self._loaded = self._busy = False
+        self._adopting: Plugin | None = None
         self._faults = Faults(self._permissions)
         self._reset()
 
@@ -110,11 +119,12 @@ class Catalog:
             self.generation += 1
 
     def define(self, op: Op) -> None:
-        """Add an op. Raises InvalidDefinitionError when the name is taken."""
+        """Add an op. Raises InvalidDefinitionError when its name, or what stands before ``::`` in it, is taken."""
         self._load()
         with self._lock:
-            check_new_op(op, self._ops)
-            self._add_op(self._by_hand(), op)
+            owner = self._by_hand()
+            check_new_op(op, self._ops, owner, self._plugins)
+            self._add_op(owner, op)
             self.generation += 1
 
     def load_file(self, path: str | Path) -> None:
@@ -127,12 +137,16 @@ class Catalog:
         with self._lock:
             if str(file) in self.files:
                 return
-            plugin = Plugin(str(file))
+            plugin = Plugin.of_file(file)
+            self._adopting, loading = plugin, _LOADING.set(self)
             try:
                 self._adopt_file(plugin, file)
             except RegistryError as fault:
                 self._withdraw(plugin)
                 raise PluginError(f"plugin file {path}: {fault.message}", hint=fault.hint) from fault
+            finally:
+                self._adopting = None
+                _LOADING.reset(loading)
             self.files = (*self.files, str(file))
             self.generation += 1
 
@@ -205,11 +219,10 @@ class Catalog:
             self._faults.of(plugin, describe(fault), fault)
 
     def _collect_ops(self, plugin: Plugin) -> None:
-        bare = plugin.distribution == DISTRIBUTION
         for hook in plugin.hooks.get(DEFINES, ()):
             for op in self._called(plugin, hook, "its ops"):
                 try:
-                    check_new_op(op, self._ops, bare=bare)
+                    check_new_op(op, self._ops, plugin, self._plugins)
                 except InvalidDefinitionError as fault:
                     self._faults.of(plugin, fault.message, fault)
                 else:
@@ -282,6 +295,9 @@ class Catalog:
     # --- files and what is added by hand
 
     def _by_hand(self) -> Plugin:
+        """The plugin to which belongs what is added by a call: the file that is being loaded, if any."""
+        if self._adopting is not None:
+            return self._adopting
         name = "registry.register"
         for plugin in self._plugins:
             if plugin.name == name:
@@ -298,7 +314,7 @@ class Catalog:
             )
         for hook in plugin.hooks.get(DEFINES, ()):
             for op in called(hook, "its ops"):
-                check_new_op(op, self._ops)
+                check_new_op(op, self._ops, plugin, self._plugins)
                 self._add_op(plugin, op)
         for name in self._inactive(plugin):
             raise UnknownNameError("op", name, self._ops)
@@ -319,6 +335,8 @@ class Catalog:
         if self._manager.has_plugin(plugin.name):
             self._manager.unregister(name=plugin.name)
         sys.modules.pop(file_module(Path(plugin.name)), None)
+        for op, name in plugin.implementations:
+            self._found[op] = {other: one for other, one in self._found.get(op, {}).items() if other != name}
         for op in plugin.ops:
             del self._ops[op]
             self._found.pop(op, None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from ..errors import PluginError, UnknownNameError
@@ -73,7 +75,13 @@ class PluginReport:
 
 @dataclass(eq=False)
 class Plugin:
-    """One plugin while the host works with it. ``hooks``: its functions by the name of the hook they implement."""
+    """One plugin while the host works with it.
+
+    vendors  what may stand before ``::`` in the names of its ops: for an entry point its name, and what follows
+             ``registry_`` in the name of its import package; for a file the same of its name. Empty for the box and
+             for what is defined by hand
+    hooks    its functions by the name of the hook they implement
+    """
 
     name: str
     distribution: str = ""
@@ -81,6 +89,8 @@ class Plugin:
     api_version: int | None = None
     load_ms: float = 0.0
     blocked: bool = False
+    vendors: frozenset[str] = frozenset()
+    is_file: bool = False
     hooks: Mapping[str, tuple[Hook, ...]] = field(default_factory=dict)
     ops: list[str] = field(default_factory=list)
     implementations: list[tuple[str, str]] = field(default_factory=list)
@@ -96,8 +106,15 @@ class Plugin:
             origin = entry_point.dist
             if origin is not None and id(origin) not in known:
                 known[id(origin)] = origin.name, origin.version
-            offered.append((cls(entry_point.name, *known.get(id(origin), ("", ""))), entry_point))
+            plugin = cls(entry_point.name, *known.get(id(origin), ("", "")))
+            plugin.vendors = frozenset({_vendor(entry_point.name), _vendor(entry_point.module.partition(".")[0])})
+            offered.append((plugin, entry_point))
         return offered
+
+    @classmethod
+    def of_file(cls, file: Path) -> Plugin:
+        """The plugin that a file is. Its name is the path."""
+        return cls(str(file), vendors=frozenset({_vendor(file.stem)}), is_file=True)
 
     @classmethod
     def in_the_box(cls, name: str) -> Plugin:
@@ -106,6 +123,11 @@ class Plugin:
             return cls(name, DISTRIBUTION, version(DISTRIBUTION), API_VERSION)
         except PackageNotFoundError:
             return cls(name, DISTRIBUTION, "", API_VERSION)
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether an entry point names it."""
+        return bool(self.vendors) and not self.is_file
 
     @property
     def implemented_ops(self) -> tuple[str, ...]:
@@ -130,6 +152,11 @@ class Plugin:
             fault="; ".join(self.faults),
             blocked=self.blocked,
         )
+
+
+def _vendor(name: str) -> str:
+    """``registry_acme-kernels`` -> ``acme_kernels``."""
+    return re.sub(r"[^a-z0-9_]", "_", name.lower()).removeprefix("registry_")
 
 
 class Faults:

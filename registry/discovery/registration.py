@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ..contract import Op
@@ -11,24 +11,49 @@ from ..errors import InvalidDefinitionError
 from ..implementation import Implementation
 from .backward_check import check_backward
 from .hooks import DEFINES
+from .plugin import DISTRIBUTION, Plugin
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)+\Z")
 
 
-def check_new_op(op: Any, known: Mapping[str, Op], *, bare: bool = True) -> None:
-    """Raise InvalidDefinitionError unless ``op`` is an Op of a free name that fits its backward op.
+def check_new_op(op: Any, known: Mapping[str, Op], owner: Plugin, plugins: Sequence[Plugin]) -> None:
+    """Raise InvalidDefinitionError unless ``op`` is an Op that ``owner`` may name so and that fits its backward op.
 
-    Bare names may be kept for the box.
+    ``known`` are the ops so far, ``plugins`` all that were found.
     """
     if not isinstance(op, Op):
         raise InvalidDefinitionError(f"it defines {op!r}, expected a registry.Op")
-    if op.hook == DEFINES or any(op.hook == other.hook for other in known.values()):
-        raise InvalidDefinitionError(f"it defines {op.name!r}, a name that is taken")
-    if not bare and "::" not in op.name:
-        raise InvalidDefinitionError(
-            f"it defines {op.name!r}, but bare names belong to the ops in the box: name it vendor::{op.name}"
-        )
+    for other in known.values():
+        if op.hook == other.hook:
+            holder = next((plugin for plugin in plugins if other.name in plugin.ops), owner)
+            shown = "" if other.name == op.name else f" as {other.name!r}"
+            raise InvalidDefinitionError(f"it defines {op.name!r}, a name that is taken by {holder}{shown}")
+    if op.hook == DEFINES:
+        raise InvalidDefinitionError(f"it defines {op.name!r}, a name that is taken by the plugin contract")
+    if owner.distribution != DISTRIBUTION:
+        _check_vendor(op.name, owner, plugins)
     check_backward(op, known)
+
+
+def _check_vendor(name: str, owner: Plugin, plugins: Sequence[Plugin]) -> None:
+    """Raise InvalidDefinitionError if ``owner``, which is not of the box, may not define an op of that name.
+
+    An installed plugin defines ops of its own vendor only. A file, and what is defined by hand, may take any vendor
+    that no installed plugin has, and a file also that of its own name: a plugin under development.
+    """
+    vendor, _, bare = name.rpartition("::")
+    if not vendor:
+        raise InvalidDefinitionError(
+            f"it defines {name!r}, but bare names belong to the ops in the box: name it vendor::{bare}"
+        )
+    if vendor in owner.vendors:
+        return
+    for plugin in plugins:
+        if plugin.is_installed and not plugin.blocked and vendor in plugin.vendors:
+            raise InvalidDefinitionError(f"it defines {name!r}, but ops of {vendor}:: belong to {plugin}")
+    if owner.is_installed:
+        own = " or ".join(sorted(f"{vendor}::{bare}" for vendor in owner.vendors))
+        raise InvalidDefinitionError(f"it defines {name!r}, but the ops of this plugin are named after it: {own}")
 
 
 def check_implementation_of(

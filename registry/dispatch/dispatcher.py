@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from ..api_checks import database_of, name_of_op
 from ..contract import Op
 from ..device import Device
-from ..discovery.catalog import Catalog
+from ..discovery.catalog import Catalog, loading_catalog
 from ..errors import RegistryError
 from ..implementation import Implementation
 from ..problem import Problem
@@ -132,9 +132,22 @@ class Dispatcher:
         return self.forcing.using(forced)
 
     def register(self, implementation: Implementation) -> None:
-        """Add an implementation; see ``Catalog.register``."""
-        self.catalog.register(implementation)
-        self.forget()
+        """Add an implementation of a known op to this process; in a file that is loaded as a plugin, to the plugin.
+
+        Raises UnknownNameError for an op that nobody defines, InvalidDefinitionError for a faulty implementation. One
+        that was added so may be added again when its class was defined anew, as in a notebook.
+        """
+        (loading_catalog() or self.catalog).register(implementation)
+        self._follow()
+
+    def define(self, op: Op) -> None:
+        """Add an op named ``vendor::name`` to this process; in a file that is loaded as a plugin, to the plugin.
+
+        Raises InvalidDefinitionError when the name is taken, or the vendor is an installed plugin's: the message says
+        whose.
+        """
+        (loading_catalog() or self.catalog).define(op)
+        self._follow()
 
     def configure(self, *, database: str | Path | Keep | None = KEEP, mode: Mode | Keep = KEEP) -> None:
         """Take winners from another database, or let other things answer, from now on; what is not given stays.

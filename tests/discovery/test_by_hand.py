@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import registry
 from registry.artifact import Built
 from registry.contract import Op
 from registry.device import Device
@@ -101,8 +103,69 @@ def test_a_defined_op_is_there_and_its_name_is_taken(bare: Catalog, op: Op) -> N
     assert "mine::row_sum" in bare.ops()
     assert bare.implementations("mine::row_sum") == ()
     assert bare.generation > before
-    with pytest.raises(InvalidDefinitionError, match="taken"):
+    with pytest.raises(InvalidDefinitionError, match=r"taken by plugin .registry.register."):
         bare.define(op)
+    for name in ("vendor::a__b", "vendor__a::b"):
+        taken = replace(op, name=name, schema=op.schema.replace("mine::row_sum", name))
+        if name == "vendor::a__b":
+            bare.define(taken)
+    with pytest.raises(InvalidDefinitionError, match=r"'vendor__a::b', a name that is taken .* as 'vendor::a__b'"):
+        bare.define(taken)
+
+
+def test_what_is_defined_by_hand_takes_no_name_of_the_box_or_of_an_installed_plugin(site: Any, op: Op) -> None:
+    site.add("acme-kernels", {"mine": "registry_mine"}, registry_mine="")
+    with pytest.raises(InvalidDefinitionError, match=r"ops of mine:: belong to plugin 'mine' \(acme-kernels 1.0\)"):
+        Catalog(site.entry_points, {}).define(op)
+    Catalog(site.entry_points, {"KERNEL_REGISTRY_BLOCK": "mine"}).define(op)
+    with pytest.raises(InvalidDefinitionError, match="bare names belong to the ops in the box: name it vendor::total"):
+        Catalog([], {}).define(replace(op, name="total", schema="total(Tensor x) -> Tensor y"))
+
+
+@pytest.mark.parametrize(("file", "free"), [("mine.py", True), ("registry_mine.py", True), ("kernels.py", False)])
+def test_a_file_may_be_the_plugin_of_its_name_that_is_installed_too(
+    site: Any, tmp_path: Path, header: str, row_sum: str, file: str, free: bool
+) -> None:
+    site.add("acme-kernels", {"mine": "registry_mine"}, registry_mine="")
+    path = tmp_path / file
+    path.write_text(f"{header}{row_sum}\n@defines\ndef ops(): return [row_sum('mine::row_sum')]")
+    catalog = Catalog(site.entry_points, {})
+    if free:
+        catalog.load_file(path)
+        assert catalog.plugins()[-1].ops == ("mine::row_sum",)
+    else:
+        with pytest.raises(PluginError, match="ops of mine:: belong to plugin 'mine'"):
+            catalog.load_file(path)
+
+
+BY_CALLS = """
+import registry
+registry.define(row_sum("mine::row_sum"))
+registry.register(Made("mine::row_sum", "mine.loop"))
+registry.register(Made("square", "mine.square"))
+"""
+
+
+def test_a_file_that_defines_and_registers_by_calls_is_a_plugin_in_every_process(
+    bare: Catalog, write: Callable[[str], Path], row_sum: str
+) -> None:
+    path = write(row_sum + BY_CALLS)
+    for catalog in (bare, Catalog([], {})):
+        catalog.load_file(path)
+        sys.modules.pop(file_module(path))
+        assert catalog.plugins()[-1].ops == ("mine::row_sum",)
+        assert [found.name for found in catalog.implementations("mine::row_sum")] == ["mine.loop"]
+        assert [found.name for found in catalog.implementations("square")] == ["mine.square"]
+    assert "mine::row_sum" not in registry.ops(), "it is the loading catalog's"
+
+
+def test_nothing_stays_of_a_file_that_fails_after_its_calls(
+    bare: Catalog, write: Callable[[str], Path], row_sum: str
+) -> None:
+    with pytest.raises(PluginError, match="ZeroDivisionError"):
+        bare.load_file(write(row_sum + BY_CALLS + "1 / 0"))
+    assert "mine::row_sum" not in bare.ops()
+    assert bare.implementations("square") == ()
 
 
 def test_a_file_is_a_plugin(bare: Catalog, write: Callable[[str], Path], row_sum: str) -> None:

@@ -235,8 +235,13 @@ def test_ops_are_collected_before_implementations_whatever_the_order(site: Any, 
     ("ops", "expected"),
     [
         ("[row_sum('row_sum')]", "bare names belong to the ops in the box: name it vendor::row_sum"),
-        ("[row_sum('softmax')]", "defines 'softmax', a name that is taken"),
-        ("[row_sum('a__b::c'), row_sum('a::b__c')]", "defines 'a::b__c', a name that is taken"),
+        (
+            "[row_sum('softmax')]",
+            r"defines 'softmax', a name that is taken by plugin .registry.contracts. .kernel-reg",
+        ),
+        ("[row_sum('kernel_registry_ops')]", "a name that is taken by the plugin contract"),
+        ("[row_sum('zeta::row_sum')]", "but the ops of this plugin are named after it: .* or good::row_sum"),
+        ("[row_sum('good::a'), row_sum('good::a')]", r"'good::a', a name that is taken by plugin 'good' \(acme 1.0\)"),
         ("['acme::row_sum']", "expected a registry.Op"),
         ("[row_sum('Acme::RowSum')]", "InvalidDefinitionError|op name 'Acme::RowSum'"),
         ("1 / 0", "its ops: ZeroDivisionError"),
@@ -247,6 +252,26 @@ def test_a_bad_op_is_refused_and_the_rest_stays(site: Any, row_sum: str, ops: st
     catalog = _catalog(site)
     with pytest.warns(PluginWarning, match=expected):
         assert _names(catalog, "softmax") == ["good.one", "good.two"]
+
+
+DEFINING = "@defines\ndef f(): return [row_sum({!r})]"
+
+
+def test_an_op_of_another_plugins_vendor_is_refused_and_the_holder_named(site: Any, row_sum: str) -> None:
+    site.add("zeta-kernels", {"zeta": "registry_zeta"}, registry_zeta=row_sum + DEFINING.format("zeta::row_sum"))
+    site.add("acme", {"acme": "acme_plugin"}, acme_plugin=row_sum + DEFINING.format("zeta::other"))
+    catalog = _catalog(site)
+    with pytest.warns(
+        PluginWarning, match=r"defines 'zeta::other', but ops of zeta:: belong to plugin 'zeta' \(zeta-kernels 1.0\)"
+    ):
+        assert "zeta::row_sum" in catalog.ops()
+    assert "zeta::other" not in catalog.ops()
+
+
+def test_a_vendor_is_also_what_follows_registry_in_the_name_of_the_package(site: Any, row_sum: str) -> None:
+    source = row_sum + "@defines\ndef f(): return [row_sum('acme::one'), row_sum('fast_kernels::two')]"
+    site.add("acme", {"Fast-Kernels": "registry_acme"}, registry_acme=source)
+    assert _report(_catalog(site), "Fast-Kernels").ops == ("acme::one", "fast_kernels::two")
 
 
 def test_the_allow_list_and_the_block_list_act_before_import(site: Any) -> None:
