@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class RegistryError(Exception):
@@ -25,14 +25,28 @@ def _near(name: str, names: list[str]) -> list[str]:
     return [other for other, alike in zip(near, likeness, strict=True) if alike > likeness[0] - 0.25]
 
 
-class UnknownNameError(RegistryError, LookupError):
-    """An op, implementation, dimension or attribute that nobody defined."""
+def folded(faults: Iterable[tuple[str, str]], group: Callable[[str], str] | None = None) -> list[str]:
+    """A line for each distinct fault, ``place: fault``: the first place stands for all, ``(x 12)`` counts them.
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    Faults whose places differ in ``group(place)`` are told apart.
+    """
+    places: dict[tuple[str, str], list[str]] = {}
+    for place, fault in faults:
+        places.setdefault((group(place) if group else "", fault), []).append(place)
+    return [
+        f"{found[0] and f'{found[0]}: '}{fault}{f' (x {len(found)})' if len(found) > 1 else ''}"
+        for (_, fault), found in places.items()
+    ]
+
+
+class UnknownNameError(RegistryError, LookupError):
+    """An op, implementation, dimension or attribute that nobody defined; ``context`` says where it was named."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], context: str = "") -> None:
         names = sorted(known)
         near = _near(name, names) if isinstance(name, str) else []
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
-        super().__init__(f"unknown {kind} {name!r}", hint=hint)
+        super().__init__(f"unknown {kind} {name!r}{context and f' {context}'}", hint=hint)
         self.kind = kind
         self.name = name
 
@@ -47,6 +61,10 @@ class ArgumentTypeError(InvalidArgumentError, TypeError):
 
 class InvalidDefinitionError(RegistryError, TypeError):
     """An op or implementation that breaks the contract; raised when it is registered."""
+
+
+class MisnamedError(UnknownNameError, InvalidDefinitionError):
+    """A launch or a space that names an argument, option, constant or parameter that does not exist."""
 
 
 class WrongAnswerError(InvalidDefinitionError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,9 @@ from typing import Any, ClassVar
 import torch
 
 from .artifact import Artifact, Built, Signature, Target, Variant
+from .author_code import outer_frame, shown
 from .device import Device
+from .errors import InvalidDefinitionError
 from .fingerprint import fingerprint
 from .problem import Problem, TensorSpec
 from .source_files import sources_of
@@ -37,7 +40,7 @@ class Launch:
     """One kernel launch as data: it can be compiled elsewhere, shared between problems, hashed, and run without a JIT.
 
     args      names of inputs, outputs, scratch or prepared tensors, or of number attributes; or literal numbers
-    grid      up to three extents
+    grid      a tuple of up to three ints, none negative
     constants what the kernel is compiled with
     options   the compiler's: num_warps, num_stages (Triton); a CUDA or C++ backend documents its own
     cluster, shared_bytes   CUDA only
@@ -50,6 +53,39 @@ class Launch:
     options: Mapping[str, Any] = field(default_factory=dict)
     cluster: tuple[int, ...] = ()
     shared_bytes: int = 0
+    line: tuple[str, int] = field(default=("", 0), init=False, compare=False, repr=False)
+    """File and line of the author's code that made the launch."""
+
+    def __post_init__(self) -> None:
+        frame = outer_frame(sys._getframe(1))
+        object.__setattr__(self, "line", (frame.f_code.co_filename, frame.f_lineno))
+        if isinstance(self.grid, list):
+            object.__setattr__(self, "grid", tuple(self.grid))
+        if type(self.grid) is not tuple or not all(_is_extent(extent) for extent in self.grid) or len(self.grid) > 3:
+            hint = "launch() computes it from problem and config" if callable(self.grid) else "e.g. (problem.rows,)"
+            raise self.fault(
+                f"the grid is {self.grid!r:.80}, expected a tuple of up to three ints, none negative", hint
+            )
+        if not isinstance(self.args, tuple | list):
+            raise self.fault(f"args is {self.args!r:.80}, expected a tuple", f"e.g. ({self.args!r:.40},)")
+        for name, given in (("constants", self.constants), ("options", self.options)):
+            if not isinstance(given, Mapping):
+                raise self.fault(f"{name} is {given!r:.80}, expected a mapping of names to values")
+
+    @property
+    def place(self) -> str:
+        """``"kernels.py:12"``: where the author's code makes the launch."""
+        return shown(*self.line)
+
+    def fault(self, text: str, hint: str = "") -> InvalidDefinitionError:
+        """An error about the launch, which says where it is made."""
+        return InvalidDefinitionError(f"Launch at {self.place}: {text}", hint=hint)
+
+
+def _is_extent(given: Any) -> bool:
+    if type(given) is int:
+        return given >= 0
+    return hasattr(given, "__index__") and not isinstance(given, bool)
 
 
 class Implementation(ABC):
@@ -86,7 +122,7 @@ class Implementation(ABC):
 
     def default(self, problem: Problem, device: Device) -> Config:
         """A configuration of the space that is decent without any tuning."""
-        return self.space(problem, device).configs[0]
+        return self.space(problem, device).first()
 
     def preference(self, problem: Problem, device: Device) -> float:
         """The declared heuristic: where nothing is tuned the highest runs first. torch's own op is 0."""

@@ -4,17 +4,43 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from .errors import InvalidDefinitionError
+from .author_code import at, where_called
+from .errors import InvalidDefinitionError, MisnamedError, UnsupportedError
 from .problem import Value, canonical_json
 
 Config = Mapping[str, Any]
 """One point of a space: parameter name -> int, float, str or bool."""
 
 Constraint = Callable[[Config], bool]
+
+
+_PLAIN = (bool, int, float, str)
+
+
+def _domain(name: str, given: Iterable[Value]) -> tuple[Value, ...]:
+    """The values of a parameter, checked. Raises InvalidDefinitionError with the author's line."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        fault, hint = f"is {given!r}", f"expected the values to choose from, e.g. {name}=[{given!r}]"
+    elif not (values := tuple(given)):
+        fault, hint = "is empty", "expected at least one value"
+    elif odd := [value for value in values if not _is_plain(value)]:
+        kind = type(odd[0])
+        fault = f"holds {odd[0]!r:.80}, a {kind.__module__}.{kind.__qualname__}".replace(" a builtins.", " a ")
+        hint = "a value is a plain int, finite float, str or bool: name others by a text, and translate it in launch()"
+    elif len({canonical_json(value) for value in values}) != len(values):
+        fault, hint = f"repeats a value: {list(values)}", "name each value once"
+    else:
+        return values
+    raise InvalidDefinitionError(f"space: the domain of {name!r} {fault} ({where_called()})", hint=hint)
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) in _PLAIN and (type(value) is not float or math.isfinite(value))
 
 
 def config_key(config: Config) -> str:
@@ -29,13 +55,8 @@ class Space:
     """
 
     def __init__(self, **domains: Iterable[Value]) -> None:
-        self.domains: Mapping[str, tuple[Value, ...]] = {name: tuple(values) for name, values in domains.items()}
+        self.domains: Mapping[str, tuple[Value, ...]] = {name: _domain(name, given) for name, given in domains.items()}
         self.constraints: Mapping[str, Constraint] = {}
-        for name, values in self.domains.items():
-            if not values:
-                raise InvalidDefinitionError(f"space: the domain of {name!r} is empty")
-            if len({canonical_json(value) for value in values}) != len(values):
-                raise InvalidDefinitionError(f"space: the domain of {name!r} repeats a value: {list(values)}")
 
     def require(self, name: str, constraint: Constraint) -> Space:
         """This space with one more constraint; ``name`` says for a person what must hold."""
@@ -50,9 +71,26 @@ class Space:
 
     @cached_property
     def configs(self) -> tuple[Config, ...]:
-        """Every valid configuration, in the order of the domains."""
-        constraints = self.constraints.values()
-        return tuple(config for config in self._points() if all(holds(config) for holds in constraints))
+        """Every valid configuration, in the order of the domains. Raises InvalidDefinitionError, as ``violations``."""
+        return tuple(config for config in self._points() if self._holds(config))
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the constraints exclude every configuration."""
+        return not any(map(self._holds, self._points()))
+
+    def first(self) -> Config:
+        """The first valid configuration. Raises UnsupportedError when there is none, with the constraints' names."""
+        found = next(filter(self._holds, self._points()), None)
+        if found is None:
+            raise UnsupportedError(self.why_empty())
+        return found
+
+    def why_empty(self) -> str:
+        """How many configurations each constraint of a space without a valid one excludes, as a text."""
+        excluded = Counter(name for config in self._points() for name in self._broken(config))
+        shown = ", ".join(f"{name!r} excludes {count}" for name, count in excluded.most_common())
+        return f"its space has no valid configuration: of {self.product}, {shown}"
 
     def __iter__(self) -> Iterator[Config]:
         return iter(self.configs)
@@ -64,7 +102,10 @@ class Space:
         return isinstance(config, Mapping) and not self.violations(config)
 
     def violations(self, config: Config) -> list[str]:
-        """Why ``config`` is no point of this space: every reason, empty when it is one."""
+        """Why ``config`` is no point of this space: every reason, empty when it is one.
+
+        Raises InvalidDefinitionError when a constraint reads an unknown parameter, raises, or answers nothing.
+        """
         reasons = [f"parameter {name!r} is missing" for name in self.domains if name not in config]
         reasons += [f"unknown parameter {name!r}" for name in config if name not in self.domains]
         reasons += [
@@ -75,7 +116,27 @@ class Space:
         return reasons or self._broken(config)
 
     def _broken(self, config: Config) -> list[str]:
-        return [name for name, holds in self.constraints.items() if not holds(config)]
+        return [name for name, holds in self.constraints.items() if not self._answer(name, holds, config)]
+
+    def _holds(self, config: Config) -> bool:
+        return all(self._answer(name, holds, config) for name, holds in self.constraints.items())
+
+    def _answer(self, name: str, holds: Constraint, config: Config) -> bool:
+        try:
+            answer = holds(config)
+        except KeyError as fault:
+            if (unknown := fault.args[0]) in self.domains:
+                raise
+            raise MisnamedError(
+                "parameter", str(unknown), self.domains, f"in the constraint {name!r}{at(holds)}"
+            ) from None
+        except Exception as fault:
+            told = f"space: the constraint {name!r} raised {type(fault).__name__}: {fault}{at(holds)}"
+            raise InvalidDefinitionError(told) from fault
+        if answer is None:
+            told = f"space: the constraint {name!r} returned None, expected True or False{at(holds)}"
+            raise InvalidDefinitionError(told, hint="is a return missing?")
+        return answer
 
     @cached_property
     def _domain_keys(self) -> dict[str, frozenset[str]]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 
+from . import answers
 from .contract import Op, as_tuple
 from .correctness import numerics
 from .correctness.bits import disturb, same_bits
@@ -28,7 +29,7 @@ from .correctness.poisoned_layouts import (
 from .correctness.tolerance_check import blind_spots
 from .device import Device
 from .dispatch.plans.plan import Candidate, Plan, build
-from .errors import CheckError, RegistryError
+from .errors import CheckError, RegistryError, UnsupportedError, folded
 from .implementation import Implementation, Tensors
 from .problem import Problem, TensorSpec, Value
 from .space import Config
@@ -38,7 +39,10 @@ SEED = 1234
 
 @dataclass(frozen=True)
 class Report:
-    """What was checked, what was skipped and why, what failed: a line each."""
+    """The result of a check: a line for each subject that was checked, and for each reason to skip and each failure.
+
+    A reason or failure that several subjects share is one line with their count, ``(x 12)``.
+    """
 
     subject: str
     checked: tuple[str, ...]
@@ -65,19 +69,20 @@ class _Notes:
 
     subject: str
     checked: list[str] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    failures: list[tuple[str, str]] = field(default_factory=list)
 
-    def add(self, what: str, faults: Iterable[str]) -> None:
-        """``what`` was checked and has these faults."""
-        self.checked.append(what)
-        self.failures += [f"{what}: {fault}" for fault in faults]
+    def add(self, subject: str, faults: Iterable[str]) -> None:
+        """Note that ``subject`` was checked and has these faults."""
+        self.checked.append(subject)
+        self.failures += [(subject, fault) for fault in faults]
 
     def report(self) -> Report:
         """The report; raises CheckError when something failed, or when there was nothing to check."""
         if not self.checked:
-            self.failures.append("nothing was checked")
-        report = Report(self.subject, tuple(self.checked), tuple(self.skipped), tuple(self.failures))
+            self.failures.append(("", "nothing was checked"))
+        failures, skipped = folded(self.failures, _layout_in), folded(self.skipped, _layout_in)
+        report = Report(self.subject, tuple(self.checked), tuple(skipped), tuple(failures))
         if not report.ok:
             raise CheckError(str(report))
         return report
@@ -95,7 +100,7 @@ def check_op(op: Op, *, problems: Sequence[Problem | Mapping[str, Value]] | None
     checked = _problems(op, problems)
     for problem in checked:
         notes.add(str(problem), _guarded(_op_faults(op, problem)))
-    notes.failures += blind_spots(op, _problems(op, None) or checked)
+    notes.failures += [("", spot) for spot in blind_spots(op, _problems(op, None) or checked)]
     return notes.report()
 
 
@@ -122,18 +127,18 @@ def check_implementation(
     there = _device(implementation, device)
     notes = _Notes(f"{implementation.name} of {op.name} on {there}")
     if implementation.op != op.name:
-        notes.failures.append(f"it implements {implementation.op!r}, not {op.name!r}")
+        notes.failures.append(("", f"it implements {implementation.op!r}, not {op.name!r}"))
     for problem in _problems(op, problems):
-        if reasons := _reasons(implementation, problem, there):
-            notes.skipped.append(f"{problem}: {reasons}")
-            continue
-        chosen, faults = _configs(implementation, problem, there, configs)
-        notes.failures += [f"{problem}: {fault}" for fault in faults]
-        for config in chosen:
+        for config in _configs(notes, implementation, problem, there, configs):
             candidate = Candidate(implementation, config)
             for layout in LAYOUTS:
                 _check_layout(notes, op, candidate, problem, there, layout)
     return notes.report()
+
+
+def _layout_in(subject: str) -> str:
+    """The layout that a subject names: a fault of one layout only is told apart."""
+    return next((layout for layout in LAYOUTS if f" {layout} " in subject), "")
 
 
 def _problems(op: Op, given: Sequence[Problem | Mapping[str, Value]] | None) -> list[Problem]:
@@ -151,22 +156,27 @@ def _device(implementation: Implementation, device: Device | torch.device | str 
     return Device.of(device)
 
 
-def _reasons(implementation: Implementation, problem: Problem, device: Device) -> str:
-    if device.type not in implementation.device_types:
-        return f"it runs on {', '.join(sorted(implementation.device_types))}, not on {device.type}"
-    return "; ".join(implementation.unsupported(problem, device))
-
-
 def _configs(
-    implementation: Implementation, problem: Problem, device: Device, which: Literal["default", "all"]
-) -> tuple[list[Config], list[str]]:
-    space = implementation.space(problem, device)
-    if not space.configs:
-        return [], ["its space has no valid configuration; unsupported() should have given a reason"]
-    default = implementation.default(problem, device)
-    if violations := space.violations(default):
-        return list(space.configs) if which == "all" else [], [f"its default is not in its space: {violations[0]}"]
-    return list(space.configs) if which == "all" else [default], []
+    notes: _Notes, implementation: Implementation, problem: Problem, device: Device, which: Literal["default", "all"]
+) -> Sequence[Config]:
+    """The configurations to check; notes why there is none, or what is wrong with the answers of the implementation."""
+    question: str = "unsupported"
+    configs: Sequence[Config] = ()
+    try:
+        if reasons := answers.refusals(implementation, problem, device):
+            notes.skipped.append((str(problem), "; ".join(reasons)))
+            return ()
+        question = "space"
+        configs = implementation.space(problem, device).configs if which == "all" else ()
+        question = "default"
+        default = answers.default_config(implementation, problem, device)
+    except UnsupportedError as fault:
+        notes.failures.append((str(problem), f"{fault.message}; unsupported() should have given a reason"))
+    except Exception as fault:
+        notes.failures.append((str(problem), answers.fault_text(implementation, question, fault)))
+    else:
+        return configs or (default,)
+    return configs
 
 
 def _guarded(faults: Iterator[str]) -> Iterator[str]:
@@ -174,7 +184,7 @@ def _guarded(faults: Iterator[str]) -> Iterator[str]:
     try:
         yield from faults
     except RegistryError as fault:
-        yield fault.message
+        yield f"{fault.message}{fault.hint and f' ({fault.hint})'}"
     except Exception as fault:
         yield f"raised {type(fault).__name__}: {str(fault).strip() or 'no message'}"
 
@@ -190,11 +200,16 @@ def _check_layout(
     if is_contiguous_by_another_name(layout, arguments.tensors.values()):
         return
     posed = op.problem(arguments)
-    what = f"{problem} {layout} {candidate}"
-    if reasons := "; ".join(candidate.implementation.unsupported(posed, device)):
-        notes.skipped.append(f"{what}: {reasons}")
+    subject = f"{problem} {layout} {candidate}"
+    try:
+        reasons = answers.refusals(candidate.implementation, posed, device)
+    except Exception as fault:
+        notes.failures.append((subject, answers.fault_text(candidate.implementation, "unsupported", fault)))
         return
-    notes.add(what, _guarded(_candidate_faults(op, candidate, posed, device, layout, kinds)))
+    if reasons:
+        notes.skipped.append((subject, "; ".join(reasons)))
+        return
+    notes.add(subject, _guarded(_candidate_faults(op, candidate, posed, device, layout, kinds)))
 
 
 class _Given:

@@ -16,7 +16,16 @@ from .forcing import Forced
 from .mode import REFERENCE_MODE, Mode
 from .plans.prepared import prepared_bytes
 from .resolve.candidates import Plans, Resolved
-from .resolve.resolution import Choice, Situation, Step, changed_software, choices, preference_of, refusals
+from .resolve.resolution import (
+    Choice,
+    Situation,
+    Step,
+    changed_software,
+    choices,
+    default_of,
+    preference_of,
+    refusals,
+)
 from .resolve.tuning_command import tune_command
 
 
@@ -143,6 +152,8 @@ def _reasons(name: str, situation: Situation, choice: Choice, aside: Mapping[str
     failed = [f"put aside: {reason}" for key, reason in aside.items() if key.split(" ")[0] == name]
     if failed:
         return tuple(failed)
+    if isinstance(none := default_of(implementation, situation.problem, situation.device), str):
+        return (none,)
     return (f"supported, not chosen: {_comparison(name, implementation, situation, choice)}",)
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
-from pathlib import Path
-from types import FrameType
 
-_OURS = f"{Path(__file__).parents[1]}{os.sep}"
+from ..author_code import outer_frame
 
 
 class DispatchWarning(RuntimeWarning):
@@ -17,7 +14,7 @@ class DispatchWarning(RuntimeWarning):
 
 def warn_caller(text: str) -> None:
     """Warn at the innermost line outside of this package: how deep that is depends on the path a call took."""
-    frame = _caller(sys._getframe(1))
+    frame = outer_frame(sys._getframe(1))
     warnings.warn_explicit(
         text,
         DispatchWarning,
@@ -26,10 +23,3 @@ def warn_caller(text: str) -> None:
         module=frame.f_globals.get("__name__", "<unknown>"),
         registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )
-
-
-def _caller(frame: FrameType) -> FrameType:
-    """The outermost frame where all of them are this package's, as in its own commands."""
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
-        frame = frame.f_back
-    return frame

@@ -159,12 +159,12 @@ def test_a_dry_run_lists_candidates_and_why_others_are_out(command: Command, sha
     told = command("tune", "--shapes", shapes, "--device", "cpu", "--dry-run")
     assert told.code == 0
     assert "square n=4096 dtype=float32" in told.out
-    assert "out: does not run on cpu" in told.out
+    assert "out: it runs on cuda, not on cpu" in told.out
     assert not (tmp_path / "tuning.db").exists()
     (data,) = json.loads(command("tune", "--shapes", shapes, "--device", "cpu", "--dry-run", "--json").out)
     reasons = {one["name"]: one["unsupported"] for one in data["implementations"]}
     assert reasons["torch.native"] == []
-    assert reasons["triton.block"] == ["does not run on cpu"]
+    assert reasons["triton.block"] == ["it runs on cuda, not on cpu"]
 
 
 def test_what_does_not_fit_the_device_is_skipped_with_a_reason(command: Command, tmp_path: Path) -> None:

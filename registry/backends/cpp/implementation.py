@@ -20,6 +20,7 @@ from ...implementation import Implementation, Launch, RowsRun, Run
 from ...problem import Problem, TensorSpec
 from ...space import Config
 from ...symbolic import is_symbolic, settled, text_of
+from ..launch_checks import argument_of, launches_of
 from ..written_run import no_memory
 from .compiler import NoCompiler, build, find_compiler, load
 
@@ -69,9 +70,8 @@ class CppImplementation(Implementation):
             yield compiler.reason
 
     def launches(self, problem: Problem, config: Config, device: Device) -> tuple[Launch, ...]:
-        """What ``launch`` says, as a tuple."""
-        said = self.launch(problem, config, device)
-        return (said,) if isinstance(said, Launch) else tuple(said)
+        """The launches of a problem with a configuration, in order."""
+        return launches_of(self, self.launch(problem, config, device))
 
     def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
         """One a launch: the source, the macros, the flags and the kinds of the arguments."""
@@ -120,13 +120,11 @@ class CppImplementation(Implementation):
     def _variant(self, launch: Launch, signature: Signature) -> Variant:
         kernel = launch.kernel
         if not isinstance(kernel, CppKernel):
-            raise InvalidDefinitionError(
-                f"{self.name}: Launch.kernel is a {type(kernel).__name__}", hint="expected CppKernel(source, name)"
-            )
+            raise launch.fault(f"the kernel is a {type(kernel).__name__}", "expected CppKernel(source, name)")
         spec = {
             "defines": {name: self._define(name, value) for name, value in launch.constants.items()},
             "flags": [str(flag) for flag in launch.options.get("flags", ())],
-            "arguments": "".join(self._kind(argument, signature) for argument in launch.args),
+            "arguments": "".join(self._kind(launch, argument, signature) for argument in launch.args),
         }
         return Variant("cpp", kernel.name, spec, kernel.source)
 
@@ -135,24 +133,17 @@ class CppImplementation(Implementation):
             raise InvalidDefinitionError(f"{self.name}: the constant {name!r} is no C++ identifier")
         return str(int(value)) if isinstance(value, bool) else str(settled(value))
 
-    def _kind(self, argument: object, signature: Signature) -> str:
+    def _kind(self, launch: Launch, argument: object, signature: Signature) -> str:
         value: object = argument
         if isinstance(argument, str):
-            try:
-                value = signature[argument]
-            except KeyError:
-                raise InvalidDefinitionError(
-                    f"{self.name}: the launch names {argument!r}, which nobody knows"
-                ) from None
+            value = argument_of(launch, f"kernel {launch.kernel.name}", argument, signature)
         if value is None or isinstance(value, TensorSpec):
             return "p"
         if isinstance(value, int):
             return "i"
         if isinstance(value, float):
             return "d"
-        raise InvalidDefinitionError(
-            f"{self.name}: argument {argument!r} is a {type(value).__name__}", hint="expected a tensor or a number"
-        )
+        raise launch.fault(f"argument {argument!r} is a {type(value).__name__}", "expected a tensor or a number")
 
 
 @lru_cache(maxsize=1)

@@ -130,9 +130,7 @@ def block_of(launch: Launch) -> tuple[int, int, int]:
         return block, 1, 1
     if isinstance(block, list | tuple) and 1 <= len(block) <= 3:
         return _three(block)
-    raise InvalidDefinitionError(
-        f"launch of {launch.kernel}: option block={block!r}", hint="expected threads per block"
-    )
+    raise launch.fault(f"kernel {launch.kernel}: option block={block!r}", "expected threads per block")
 
 
 def kind_of(name: str, argument: Any, signature: Signature) -> tuple[str, int]:

@@ -17,7 +17,7 @@ from ...artifact import Artifact, Built, Signature, Target, Variant
 from ...device import Device
 from ...errors import (
     CompileError,
-    InvalidDefinitionError,
+    MisnamedError,
     NotLaunchedError,
     NotReadyError,
     OutOfResourcesError,
@@ -29,6 +29,7 @@ from ...space import Config
 from ...symbolic import settled
 from .. import estimate
 from ..kernel_text import fingerprint_with_kernels
+from ..launch_checks import launches_of, refuse_empty
 from . import launch as cuda_launch
 from . import nvrtc
 from .frame import block_of
@@ -141,6 +142,7 @@ class CudaImplementation(Implementation):
         return cuda_launch.bind_rows(kernels, names, launches, built.signature, device.index, misaligned)
 
     def _kernels(self, launches: Sequence[Launch], device: Device, built: Built) -> list[cuda_launch.Kernel]:
+        refuse_empty(launches, built.signature)
         kernels = []
         for launch, artifact in zip(launches, built.artifacts, strict=True):
             _check_launch(self.name, launch, device)
@@ -161,17 +163,14 @@ class CudaImplementation(Implementation):
         return fingerprint_with_kernels(self.sources())
 
     def _launches(self, problem: Problem, config: Config, device: Device) -> tuple[Launch, ...]:
-        made = self.launch(problem, config, device)
-        return (made,) if isinstance(made, Launch) else tuple(made)
+        return launches_of(self, self.launch(problem, config, device))
 
     def _variant(self, launch: Launch) -> Variant:
         kernel, options = launch.kernel, {name: settled(value) for name, value in launch.options.items()}
         if not isinstance(kernel, CudaKernel):
-            raise InvalidDefinitionError(f"{self.name}: Launch.kernel is {kernel!r}", hint="expected a CudaKernel")
-        if unknown := sorted(options.keys() - _OPTIONS):
-            raise InvalidDefinitionError(
-                f"{self.name}: unknown option {', '.join(unknown)}", hint=f"known: {', '.join(sorted(_OPTIONS))}"
-            )
+            raise launch.fault(f"the kernel is {kernel!r:.80}", "expected a CudaKernel")
+        for name in sorted(options.keys() - _OPTIONS):
+            raise MisnamedError("option", name, _OPTIONS, f"in the Launch at {launch.place} of {self.name}")
         block = [settled(extent) for extent in block_of(launch)]
         options.pop("block")
         spec = {

@@ -8,6 +8,7 @@ import re
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
 from ...artifact import Artifact, Built, Signature, Target, Variant
+from ...author_code import where_defined, where_written
 from ...device import Device
 from ...errors import (
     CompileError,
@@ -28,14 +30,16 @@ from ...errors import (
 from ...implementation import Implementation, Launch, RowsRun, Run, Tensors
 from ...paths import cache_folder
 from ...problem import Problem
+from ...source_files import sources_of
 from ...space import Config
 from ..estimate import shared_limit
 from ..kernel_limit import check_room
+from ..launch_checks import launches_of, refuse_empty
 from . import cubin
 from . import stored as triton_stored
 from .launch import BoundLaunch, device_rows_run, device_run, full_grid, interpreted_rows_run, interpreted_run, load
 from .stored import build_launcher, kernel_from, path_of
-from .variant import INTERPRETED, gpu_target, operands, source_of, unaligned, variant_of
+from .variant import INTERPRETED, check_options, find_kernel, gpu_target, operands, source_of, unaligned, variant_of
 
 __all__ = ["INTERPRETED", "Launch", "TritonImplementation"]
 
@@ -61,8 +65,7 @@ class TritonImplementation(Implementation):
 
     def launches(self, problem: Problem, config: Config, device: Device) -> tuple[Launch, ...]:
         """``launch`` as a tuple."""
-        given = self.launch(problem, config, device)
-        return (given,) if isinstance(given, Launch) else tuple(given)
+        return launches_of(self, self.launch(problem, config, device))
 
     def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
         """One variant a launch; none in the interpreter, which compiles nothing."""
@@ -110,7 +113,10 @@ class TritonImplementation(Implementation):
     def _bound(self, problem: Problem, config: Config, device: Device, built: Built) -> list[BoundLaunch]:
         launches = self.launches(problem, config, device)
         title = f"{self.name} of {self.op}"
+        refuse_empty(launches, built.signature)
         if INTERPRETED:
+            for launch in launches:
+                check_options(launch)
             return [_bound(launch, None, built.signature, title) for launch in launches]
         if device.type != "cuda":
             raise DeviceError(f"{title} runs on a GPU, not on {device}", hint="TRITON_INTERPRET=1 runs it on the CPU")
@@ -212,9 +218,24 @@ def _compiled(variant: Variant, target: Target) -> Any:
 def _refusal(variant: Variant, target: Target, fault: Exception) -> CompileError:
     text = str(fault) if not isinstance(fault, CompilationError) else f"{fault}\n{fault.__cause__ or ''}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    message = f"{variant.kernel} for {target.architecture}: {type(fault).__name__}: {' | '.join(lines[:6])[:600]}"
+    place = _place(variant, fault)
+    message = (
+        f"{place}{variant.kernel} for {target.architecture}: {type(fault).__name__}: {' | '.join(lines[:6])[:600]}"
+    )
     exhausted = isinstance(fault, OutOfResources) or re.search(r"too much shared data|out of resource", text)
     return OutOfResourcesError(message) if exhausted else CompileError(message)
+
+
+def _place(variant: Variant, fault: BaseException | None) -> str:
+    """``"kernels.py:12: "``: the line of a kernel, or of a function that it calls, which the compiler refuses."""
+    kernel = find_kernel(variant.kernel)
+    modules = [module for module in sources_of(kernel.fn) if isinstance(module, ModuleType)]
+    place = ""
+    while fault is not None:
+        if isinstance(fault, CompilationError) and fault.src and hasattr(fault.node, "lineno"):
+            place = where_written(fault.src, fault.node.lineno, modules) or place
+        fault = fault.__cause__
+    return f"{place or where_defined(kernel)}: "
 
 
 def _resources(kernel: Any) -> dict[str, int]:

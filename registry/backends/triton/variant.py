@@ -17,12 +17,14 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, KernelInterface
 
 from ...artifact import Signature, Target, Variant
-from ...errors import InvalidDefinitionError, UnknownNameError
+from ...author_code import at, where_defined
+from ...errors import InvalidDefinitionError, MisnamedError
 from ...fingerprint import fingerprint
 from ...implementation import Launch
 from ...problem import FULL_ALIGNMENT, TensorSpec
 from ...source_files import sources_of
 from ...symbolic import settled
+from ..launch_checks import argument_of
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter, on CPU tensors: decided once, by ``TRITON_INTERPRET`` at import."""
@@ -69,16 +71,24 @@ def kernel_identity(kernel: Any) -> str:
         raise InvalidDefinitionError(f"{kernel!r} is no Triton kernel", hint="expected a @triton.jit function")
     if hasattr(kernel, "configs") or hasattr(kernel, "values"):
         raise InvalidDefinitionError(
-            f"kernel {kernel.fn} is wrapped by triton.autotune or triton.heuristics",
+            f"kernel {_jit_name(kernel)} is wrapped by triton.autotune or triton.heuristics",
             hint="pass the @triton.jit function itself and list the parameters in space()",
         )
     function = kernel.fn
     if "<locals>" in function.__qualname__:
         raise InvalidDefinitionError(
-            f"kernel {function.__qualname__} is defined inside a function",
+            f"kernel {function.__qualname__} is defined inside a function{at(kernel)}",
             hint="define it at the top of a module, so that another process can find it",
         )
     return f"{function.__module__}:{function.__qualname__}"
+
+
+def _jit_name(kernel: Any) -> str:
+    """Name and place of the innermost ``@triton.jit`` function of a wrapped kernel."""
+    while hasattr(kernel, "fn") and not isinstance(kernel, JITFunction):
+        kernel = kernel.fn
+    function = getattr(kernel, "fn", kernel)
+    return f"{function.__qualname__} ({where_defined(function)})"
 
 
 def find_kernel(identity: str) -> Any:
@@ -95,10 +105,12 @@ def operands(launch: Launch, signature: Signature) -> tuple[Operand, ...]:
     kernel_identity(launch.kernel)
     names: list[str] = launch.kernel.arg_names
     free = [name for name in names if name not in launch.constants]
-    if unknown := [name for name in launch.constants if name not in names]:
-        raise InvalidDefinitionError(f"{_title(launch)} has no parameter {', '.join(unknown)}; it has {names}")
+    for name in launch.constants:
+        if name not in names:
+            hint = MisnamedError("parameter", name, names).hint
+            raise launch.fault(f"{_title(launch)} has no parameter {name}; it has {names}", hint)
     if len(free) != len(launch.args):
-        raise InvalidDefinitionError(
+        raise launch.fault(
             f"{_title(launch)} takes {len(free)} arguments ({', '.join(free)}) beside its constants,"
             f" but the launch has {len(launch.args)}: {list(launch.args)}"
         )
@@ -112,7 +124,7 @@ def operands(launch: Launch, signature: Signature) -> tuple[Operand, ...]:
 
 
 def _title(launch: Launch) -> str:
-    return f"kernel {launch.kernel.fn.__qualname__}"
+    return f"kernel {launch.kernel.fn.__qualname__}{at(launch.kernel)}"
 
 
 def _operand(launch: Launch, parameter: str, argument: str | int | float, signature: Signature) -> Operand:
@@ -123,7 +135,7 @@ def _operand(launch: Launch, parameter: str, argument: str | int | float, signat
         return Operand(parameter, "constant", "constexpr", value=None)
     if isinstance(value, TensorSpec):
         if value.dtype not in _POINTERS:
-            raise InvalidDefinitionError(f"{_title(launch)}: {argument} has dtype {value.dtype}, which Triton has not")
+            raise launch.fault(f"{_title(launch)}: {argument} has dtype {value.dtype}, which Triton has not")
         aligned = value.alignment >= FULL_ALIGNMENT and _specialised(launch, parameter)
         return Operand(parameter, "tensor", "*" + _POINTERS[value.dtype], group, place, aligned=aligned)
     number = _number(launch, Operand(parameter, "number", "", value=value))
@@ -140,8 +152,7 @@ def _find(launch: Launch, name: str, signature: Signature) -> tuple[str, int, An
     ):
         if name in values:
             return group, list(values).index(name), values[name]
-    known = [*signature.outputs, *arguments, *signature.scratch]
-    raise UnknownNameError(f"argument of {_title(launch)}", name, known)
+    return "", 0, argument_of(launch, _title(launch), name, signature)
 
 
 def _number(launch: Launch, operand: Operand) -> Operand:
@@ -151,8 +162,8 @@ def _number(launch: Launch, operand: Operand) -> Operand:
     if isinstance(value, float):
         return replace(operand, type="fp32")
     if not isinstance(value, int):
-        raise InvalidDefinitionError(
-            f"{_title(launch)}: {operand.parameter} is {value!r}", hint="an argument is a tensor's name or a number"
+        raise launch.fault(
+            f"{_title(launch)}: {operand.parameter} is {value!r}", "an argument is a tensor's name or a number"
         )
     kind = "i32" if -(2**31) <= value < 2**31 else "i64"
     # in this order: a size that stands for many must not be asked for what nobody wants to know
@@ -183,11 +194,19 @@ def variant_of(launch: Launch, signature: Signature, target: Target) -> Variant:
 def _options(launch: Launch, target: Target) -> dict[str, Any]:
     """The launch's compiler options, less those that are constants: a launch may pass its whole configuration."""
     known = _option_names(target)
-    options = {name: settled(value) for name, value in launch.options.items() if name in known}
+    check_options(launch, known)
+    return {**_PINNED, **{name: settled(value) for name, value in launch.options.items() if name in known}}
+
+
+def check_options(launch: Launch, known: frozenset[str] | None = None) -> None:
+    """Raise MisnamedError for a compiler option that is neither known nor a constant of the launch.
+
+    Without ``known`` the options of any GPU count: the interpreter compiles nothing, and is to refuse a misspelt one.
+    """
+    known = known or _option_names(Target("cuda", "sm_90")) | _option_names(Target("hip", "gfx942", 64))
     for name in launch.options:
         if name not in known and name not in launch.constants:
-            raise UnknownNameError(f"Triton option of {_title(launch)}", name, known)
-    return {**_PINNED, **options}
+            raise MisnamedError("Triton option", name, known, f"in the Launch at {launch.place}")
 
 
 @lru_cache(maxsize=16)
@@ -200,8 +219,8 @@ def _encode(launch: Launch, value: Any) -> Any:
         return {"dtype": str(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return settled(value)
-    raise InvalidDefinitionError(
-        f"{_title(launch)}: constant {value!r}", hint="a constant is None, a bool, an int, a float, a str or a tl.dtype"
+    raise launch.fault(
+        f"{_title(launch)}: constant {value!r}", "a constant is None, a bool, an int, a float, a str or a tl.dtype"
     )
 
 

@@ -10,8 +10,11 @@ from typing import Any
 import torch
 
 from ...artifact import Artifact, Built, Signature
+from ...author_code import at_method
 from ...contract import Op, as_tuple
+from ...correctness.numerics import overlap
 from ...device import Device
+from ...errors import InvalidDefinitionError
 from ...implementation import Implementation, Run, Tensors
 from ...problem import Arguments, Problem, TensorSpec
 from ...space import Config, config_key
@@ -76,10 +79,34 @@ class Plan:
     def into(self, outputs: Tensors, values: tuple[Any, ...]) -> Tensors:
         """Run once into ``outputs`` and return what now holds the result."""
         scratch = tuple(spec.empty() for spec in self.signature.scratch.values())
-        returned = self.run(outputs, self.prepared.extend(values), scratch)
-        if not self.candidate.implementation.returns_outputs:
-            return outputs
-        return as_tuple(returned)
+        return self.checked_run(outputs, self.prepared.extend(values), scratch)
+
+    def checked_run(self, outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> Tensors:
+        """Run once and return what holds the result. Raises InvalidDefinitionError for a result that is ignored."""
+        returned = self.run(outputs, arguments, scratch)
+        if self.candidate.implementation.returns_outputs:
+            return as_tuple(returned)
+        refuse_ignored(self.candidate.implementation, returned, (*outputs, *arguments, *scratch))
+        return outputs
+
+
+def refuse_ignored(implementation: Implementation, returned: Any, given: tuple[Any, ...]) -> None:
+    """Raise InvalidDefinitionError when a run returned new tensors and its implementation does not say so.
+
+    What shares memory with a tensor that the run was given, as ``torch.add(x, y, out=z)`` returns ``z``, is allowed.
+    """
+    tensors = [
+        value for value in (returned if isinstance(returned, tuple | list) else (returned,)) if _is_tensor(value)
+    ]
+    if any(not any(overlap(tensor, one) for one in given if _is_tensor(one)) for tensor in tensors):
+        raise InvalidDefinitionError(
+            f"{implementation.name}: run returned a tensor that is ignored{at_method(implementation, 'bind')}:"
+            " say returns_outputs = True, or write into the outputs that run is given"
+        )
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() > 0
 
 
 def _device_of(signature: Signature) -> torch.device:

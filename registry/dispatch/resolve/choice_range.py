@@ -12,6 +12,7 @@ from typing import Any
 
 from tuning_db import Decision
 
+from ...answers import is_config, is_preference
 from ...device import Device
 from ...implementation import Implementation
 from ...problem import Problem
@@ -24,8 +25,6 @@ from .resolution import (
     Situation,
     choices,
     default_of,
-    is_config,
-    is_preference,
     preference_of,
     refusals,
     usable,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from tuning_db import Decision
 
+from ... import answers
 from ...contract import Op
 from ...device import Device
 from ...discovery.catalog import Catalog
-from ...errors import RegistryError, UnsupportedError, WrongAnswerError
+from ...errors import RegistryError, UnsupportedError
 from ...implementation import Implementation
 from ...problem import Problem
 from ...space import Config
@@ -71,7 +71,12 @@ def choices(situation: Situation, forced: Forced | None, misses: list[str]) -> I
     yield from exact_choices(situation, misses)
     yield from nearest_choices(situation, misses)
     yield from default_choices(situation, misses)
-    yield Choice("reference", None, "no implementation can run it")
+    yield Choice("reference", None, why_reference(situation))
+
+
+def why_reference(situation: Situation) -> str:
+    """Why torch's reference answers: nobody implements the op, or no implementation runs the problem."""
+    return "no implementation can run it" if situation.implementations else answers.no_implementation(situation.op.name)
 
 
 def forced_choice(situation: Situation, forced: Forced, misses: list[str]) -> Choice:
@@ -185,60 +190,30 @@ def violations(implementation: Implementation, config: Config, situation: Situat
 
 
 def refusals(implementation: Implementation, problem: Problem, device: Device) -> list[str]:
-    """Every reason why an implementation cannot run a problem on a device; empty when it can."""
-    if device.type not in implementation.device_types:
-        return [f"it does not run on {device.type}"]
-    reasons = asked(
-        implementation, "unsupported", lambda: [str(reason) for reason in implementation.unsupported(problem, device)]
-    )
+    """Every reason why an implementation cannot run a problem on a device, a fault of asking among them."""
+    reasons = asked(implementation, "unsupported", lambda: list(answers.refusals(implementation, problem, device)))
     return [reasons] if isinstance(reasons, str) else reasons
 
 
 def preference_of(implementation: Implementation, problem: Problem, device: Device) -> float | str:
-    """What an implementation declares for a problem as a finite number, or the fault of asking."""
-    return asked(implementation, "preference", partial(declared_preference, implementation, problem, device))
-
-
-def declared_preference(implementation: Implementation, problem: Problem, device: Device) -> float:
-    """The same. Raises WrongAnswerError, and whatever asking raises."""
-    given = implementation.preference(problem, device)
-    if not is_preference(given):
-        raise WrongAnswerError(f"{implementation.name}: preference() returned {given!r:.80}, expected a finite number")
-    return float(given)
-
-
-def is_preference(given: Any) -> bool:
-    """Whether implementations can be ranked by it; numpy's numbers and torch's are good, too."""
-    return not isinstance(given, str | bytes) and hasattr(given, "__float__") and math.isfinite(given)
+    """The declared preference of an implementation for a problem, or the fault of asking."""
+    return asked(implementation, "preference", partial(answers.declared_preference, implementation, problem, device))
 
 
 def default_of(implementation: Implementation, problem: Problem, device: Device) -> Config | str:
-    """An implementation's default configuration, or the fault of asking."""
-
-    def ask() -> Config:
-        given = implementation.default(problem, device)
-        if not is_config(given):
-            told = f"{implementation.name}: default() returned {given!r:.80}, expected a mapping of parameters"
-            raise WrongAnswerError(told)
-        return given
-
-    return asked(implementation, "default", ask)
+    """The default configuration of an implementation, or why it has none: no valid one, or the fault of asking."""
+    return asked(implementation, "default", partial(answers.default_config, implementation, problem, device))
 
 
-def is_config(given: Any) -> bool:
-    """Whether it may be a configuration."""
-    return isinstance(given, Mapping)
-
-
-def asked(implementation: Implementation, what: str, ask: Callable[[], _Answer]) -> _Answer | str:
-    """An implementation's answer, or the fault of asking: a stranger's mistake must not stop the call."""
+def asked(implementation: Implementation, question: str, ask: Callable[[], _Answer]) -> _Answer | str:
+    """The answer of an implementation, or the fault of asking it, which is warned of once: it must not stop a call."""
     try:
         return ask()
-    except WrongAnswerError as fault:
-        text = fault.message
+    except UnsupportedError as refusal:
+        return refusal.message
     except Exception as fault:
-        text = f"{implementation.name}: {what}() raised {type(fault).__name__}: {fault}"
-    if _first_time(implementation, what):
+        text = answers.fault_text(implementation, question, fault)
+    if _first_time(implementation, question):
         warn_caller(text)
     return text
 
@@ -247,15 +222,15 @@ _MOST_TOLD = 256
 _told: dict[int, tuple[weakref.ref[Implementation], set[str]]] = {}
 
 
-def _first_time(implementation: Implementation, what: str) -> bool:
-    """Whether that fault of an implementation was not told yet: it comes with every shape, in words of its own."""
+def _first_time(implementation: Implementation, question: str) -> bool:
+    """True if no fault of asking an implementation ``question`` was told yet: every shape brings one, worded anew."""
     known = _told.get(id(implementation))
     if known is None or known[0]() is not implementation:
         if len(_told) >= _MOST_TOLD:
             _told.clear()
         known = _told[id(implementation)] = weakref.ref(implementation), set()
-    first = what not in known[1]
-    known[1].add(what)
+    first = question not in known[1]
+    known[1].add(question)
     return first
 
 

@@ -8,11 +8,11 @@ from functools import cached_property
 
 import torch
 
+from ... import answers
 from ...contract import Op
 from ...device import Device
 from ...discovery.catalog import Catalog
 from ...dispatch.plans.plan import Candidate
-from ...dispatch.resolve.resolution import declared_preference
 from ...errors import UnknownNameError
 from ...implementation import Implementation
 from ...problem import Arguments, Problem
@@ -110,32 +110,28 @@ def _plan_one(problem: Problem, catalog: Catalog, device: Device, wanted: frozen
     everything = [_choice(implementation, problem, device) for implementation in catalog.implementations(op.name)]
     choices = tuple(choice for choice in everything if not wanted or choice.implementation.name in wanted)
     others = tuple(choice for choice in everything if choice not in choices)
-    skipped = "" if any(choice.supported for choice in choices) else _why_none(choices, device)
+    skipped = "" if any(choice.supported for choice in choices) else _why_none(op, choices, device)
     return ProblemPlan(problem, op, device, choices, others, skipped)
 
 
-def _why_none(choices: Sequence[Choice], device: Device) -> str:
+def _why_none(op: Op, choices: Sequence[Choice], device: Device) -> str:
+    if not choices:
+        return answers.no_implementation(op.name)
     reasons = "; ".join(f"{choice.implementation.name}: {', '.join(choice.unsupported)}" for choice in choices)
     return f"no implementation supports it on {device}: {reasons}"
 
 
 def _choice(implementation: Implementation, problem: Problem, device: Device) -> Choice:
+    question = "unsupported"
     try:
-        return _choice_of(implementation, problem, device)
+        if reasons := answers.refusals(implementation, problem, device):
+            return Choice(implementation, unsupported=reasons)
+        question = "space"
+        configs = implementation.space(problem, device).configs
+        question = "default"
+        default = answers.default_config(implementation, problem, device)
+        question = "preference"
+        preference = answers.declared_preference(implementation, problem, device)
     except Exception as fault:  # a stranger's code; a fault in it takes only itself out
-        return Choice(implementation, unsupported=(f"it fails to say: {type(fault).__name__}: {fault}",))
-
-
-def _choice_of(implementation: Implementation, problem: Problem, device: Device) -> Choice:
-    if device.type not in implementation.device_types:
-        return Choice(implementation, unsupported=(f"does not run on {device.type}",))
-    if reasons := tuple(implementation.unsupported(problem, device)):
-        return Choice(implementation, unsupported=reasons)
-    configs = implementation.space(problem, device).configs
-    if not configs:
-        return Choice(implementation, unsupported=("no configuration satisfies its constraints",))
-    default = implementation.default(problem, device)
-    if default not in configs:
-        return Choice(implementation, unsupported=(f"its default {dict(default)} is not in its space",))
-    preference = declared_preference(implementation, problem, device)
+        return Choice(implementation, unsupported=(answers.fault_text(implementation, question, fault),))
     return Choice(implementation, configs, default, preference=preference)

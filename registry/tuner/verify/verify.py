@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...contract import Op, as_tuple
+from ...contract import Op
 from ...correctness.bits import having_same_bits
 from ...correctness.numerics import output_faults, overlap, poison
 from ...dispatch.plans.plan import Plan
@@ -212,8 +212,7 @@ def run_poisoned(plan: Plan, values: tuple[Any, ...]) -> Tensors:
     outputs = () if functional else plan.allocate()
     scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
     poison((*outputs, *scratch))
-    returned = plan.run(outputs, plan.prepared.extend(values), scratch)
-    return as_tuple(returned) if functional else outputs
+    return plan.checked_run(outputs, plan.prepared.extend(values), scratch)
 
 
 def check_unchanged(op: Op, values: tuple[Any, ...], pristine: tuple[Any, ...], checks: Checks) -> None:

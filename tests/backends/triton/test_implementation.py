@@ -148,7 +148,7 @@ def test_a_launch_that_does_not_fit_its_kernel_is_refused(launch: Launch, messag
 
 
 def test_an_unknown_argument_or_option_is_refused_with_the_nearest_names() -> None:
-    with pytest.raises(UnknownNameError, match="unknown argument of kernel refuses 'xx'"):
+    with pytest.raises(UnknownNameError, match=r"unknown argument 'xx' of kernel refuses .*triton_kernels\.py:"):
         _compile(Launch(kernels.refuses, (1,), ("y", "xx"), {"SIZE": 65}))
     with pytest.raises(UnknownNameError, match="did you mean num_warps"):
         _compile(Launch(kernels.refuses, (1,), ("y", "x"), {"SIZE": 65}, {"num_warp": 4}))

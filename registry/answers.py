@@ -1,0 +1,89 @@
+"""The answers of an implementation to the host's questions, checked: a stranger's mistake is told with its line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .author_code import at_method
+from .device import Device
+from .errors import UnsupportedError, WrongAnswerError
+from .implementation import Implementation
+from .problem import Problem
+from .space import Config
+
+HOW_TO_IMPLEMENT = (
+    "give an Implementation to registry.register(), or name a file that has one by --plugin"
+    " (docs/writing-a-plugin.md shows how to write it)"
+)
+
+
+def refusals(implementation: Implementation, problem: Problem, device: Device) -> tuple[str, ...]:
+    """Every reason why an implementation cannot run a problem on a device; empty when it can.
+
+    Raises WrongAnswerError when ``unsupported`` returns anything but an iterable of texts, and whatever it raises.
+    """
+    if device.type not in implementation.device_types:
+        return (f"it runs on {', '.join(sorted(implementation.device_types))}, not on {device.type}",)
+    given = implementation.unsupported(problem, device)
+    reasons = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping) else None
+    if reasons is None or not all(isinstance(reason, str) for reason in reasons):
+        shown = given if reasons is None else list(reasons)
+        raise _wrong(implementation, "unsupported", shown, "reasons: yield each as a text, and nothing where it runs")
+    return reasons
+
+
+def default_config(implementation: Implementation, problem: Problem, device: Device) -> Config:
+    """The default configuration of an implementation.
+
+    Raises UnsupportedError when no configuration of its space is valid, WrongAnswerError when ``default`` returns no
+    point of the space, and whatever ``space`` and ``default`` raise.
+    """
+    space = implementation.space(problem, device)
+    if space.is_empty:
+        raise UnsupportedError(f"{implementation.name}: {space.why_empty()}")
+    given = implementation.default(problem, device)
+    if not is_config(given):
+        raise _wrong(implementation, "default", given, "a mapping of the space's parameters to values")
+    if violations := space.violations(given):
+        place = at_method(implementation, "default")
+        told = f"its default is not in its space: {'; '.join(violations)}"
+        raise WrongAnswerError(f"{implementation.name}: {told}{place}")
+    return given
+
+
+def declared_preference(implementation: Implementation, problem: Problem, device: Device) -> float:
+    """The declared preference of an implementation. Raises WrongAnswerError, and whatever asking raises."""
+    given = implementation.preference(problem, device)
+    if not is_preference(given):
+        raise _wrong(implementation, "preference", given, "a finite number")
+    return float(given)
+
+
+def is_preference(given: Any) -> bool:
+    """Whether implementations can be ranked by ``given``: a finite number, also one of numpy or torch."""
+    return not isinstance(given, str | bytes) and hasattr(given, "__float__") and math.isfinite(given)
+
+
+def is_config(given: Any) -> bool:
+    """Whether ``given`` may be a configuration."""
+    return isinstance(given, Mapping)
+
+
+def no_implementation(op: str) -> str:
+    """The reason why an op that nobody implements is not tuned, and how to add an implementation."""
+    return f"nobody implements {op}: {HOW_TO_IMPLEMENT}"
+
+
+def fault_text(implementation: Implementation, question: str, fault: BaseException) -> str:
+    """What asking an implementation ``question``, the name of a method, ended in: with the line of its code."""
+    if isinstance(fault, WrongAnswerError | UnsupportedError):
+        return fault.message
+    place = at_method(implementation, question, fault)
+    return f"{implementation.name}: {question}() raised {type(fault).__name__}: {fault}{place}"
+
+
+def _wrong(implementation: Implementation, question: str, given: Any, expected: str) -> WrongAnswerError:
+    place = at_method(implementation, question)
+    return WrongAnswerError(f"{implementation.name}: {question}() returned {given!r:.80}, expected {expected}{place}")

@@ -1,0 +1,119 @@
+"""File and line of an author's code, as messages show them: of definitions, of calls, of faults, of kernel text."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+_OURS = f"{Path(__file__).parent}{os.sep}"
+_WRAPPED = ("func", "__func__", "fget", "fn", "__wrapped__")
+_KERNEL_FILES = frozenset({".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".cuh"})
+
+
+def where_defined(thing: Any) -> str:
+    """``"kernels.py:12"``: where a class, function, method, property or kernel is defined; "" where nobody knows.
+
+    An object that is none of these stands for its class.
+    """
+    code = _code(thing)
+    if code is not None:
+        return shown(code.co_filename, code.co_firstlineno)
+    definition = thing if isinstance(thing, type) else type(thing)
+    try:
+        _, line = inspect.getsourcelines(definition)
+        return shown(inspect.getfile(definition), line)
+    except (OSError, TypeError):
+        return ""
+
+
+def at(thing: Any) -> str:
+    """`` (kernels.py:12)``, to stand behind a name in a message; "" where the definition is not known."""
+    return _behind(where_defined(thing))
+
+
+def at_method(owner: object, name: str, fault: BaseException | None = None) -> str:
+    """As ``at``, of a method of ``owner``, and there of the line that raised ``fault``.
+
+    A method that the class has from this package is not the author's: the class itself is named then.
+    """
+    if fault is not None and (line := where_raised(fault, type(owner))):
+        return _behind(line)
+    method = getattr(owner, name, None)
+    code = _code(method)
+    if code is None or code.co_filename.startswith(_OURS):
+        return at(type(owner))
+    return _behind(where_defined(method))
+
+
+def _behind(place: str) -> str:
+    return f" ({place})" if place else ""
+
+
+def where_called() -> str:
+    """``"kernels.py:12"``: the innermost line on the stack that is not this package's."""
+    frame = outer_frame(sys._getframe(1))
+    return shown(frame.f_code.co_filename, frame.f_lineno)
+
+
+def outer_frame(frame: FrameType) -> FrameType:
+    """The innermost frame from ``frame`` outwards that is not this package's; the outermost where all of them are."""
+    # the constructor of a dataclass is compiled from text that has no file
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_OURS, "<string>")):
+        frame = frame.f_back
+    return frame
+
+
+def where_raised(fault: BaseException, definition: type) -> str:
+    """The last line that ``fault`` went through in the file that defines a class; "" where it came from elsewhere."""
+    place, trace = "", fault.__traceback__
+    file = getattr(sys.modules.get(definition.__module__), "__file__", None)
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            place = shown(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        trace = trace.tb_next
+    return place
+
+
+def where_written(text: str, line: int, modules: Iterable[ModuleType]) -> str:
+    """``"kernels.py:40"``: where line ``line`` (from 1) of kernel text stands, in a module or a file beside it."""
+    wanted = text.splitlines()[line - 1 : line]
+    for path in _files(modules):
+        held = path.read_text(errors="replace")
+        if (start := held.find(text)) >= 0:
+            return shown(str(path), held.count("\n", 0, start) + line)
+        if held and wanted and (start := text.find(held)) >= 0:
+            first = text.count("\n", 0, start)
+            if first < line <= first + len(held.splitlines()):
+                return shown(str(path), line - first)
+    return ""
+
+
+def shown(file: str, line: int) -> str:
+    """File and line as a person reads them: relative to the current folder, or with the name of the file's folder."""
+    path = Path(file)
+    if path.is_absolute():
+        path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else Path(path.parent.name, path.name)
+    return f"{path}:{line}"
+
+
+def _code(thing: Any) -> CodeType | None:
+    if isinstance(thing, partial):
+        return _code(thing.func)
+    for attribute in _WRAPPED:
+        thing = getattr(thing, attribute, thing) if not isinstance(thing, type) else thing
+    found = getattr(thing, "__code__", None)
+    return found if isinstance(found, CodeType) and isinstance(thing, Callable) else None  # type: ignore[arg-type]
+
+
+def _files(modules: Iterable[ModuleType]) -> Iterable[Path]:
+    for module in modules:
+        file = Path(getattr(module, "__file__", None) or os.devnull)
+        if file.is_file():
+            yield file
+            yield from (each for each in sorted(file.parent.iterdir()) if each.suffix in _KERNEL_FILES)

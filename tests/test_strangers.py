@@ -1,0 +1,256 @@
+"""The mistakes of a plugin file's author: each message has the line of the file, what is wrong, and the remedy."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from registry.cli import app
+from registry.cli.main import new_registry_app
+from registry.cli.tune import new_tune_app
+from registry.contracts import SQUARE
+from registry.device import Device
+from registry.discovery.catalog import Catalog
+from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.warning import DispatchWarning
+from registry.errors import CheckError
+from registry.implementation import Implementation
+from registry.testing import check_implementation
+from registry.tuner.planning.problems import plan
+
+PROBLEM = {"n": 1000, "dtype": "float32"}
+HEAD = """\
+import torch
+import registry
+from registry import Implementation, Launch, Space
+from registry.backends import CppImplementation, CppKernel
+
+KERNEL = CppKernel(r'''
+void square(float *y, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) y[i] = x[i] * x[i];
+}
+''', "square")
+"""
+PYTHON = """
+class Mine(Implementation):
+    op, name, device_types = "square", "mine.one", frozenset({"cpu"})
+    def preference(self, problem, device):
+        return 99.0
+    def bind(self, problem, config, device, built):
+        def run(outputs, arguments, scratch):
+            torch.mul(arguments[0], arguments[0], out=outputs[0])
+        return run
+"""
+CPP = """
+class Mine(CppImplementation):
+    op, name = "square", "mine.one"
+    def launch(self, problem, config, device):
+        return Launch(KERNEL, (1,), ("y", "x", problem.n))
+"""
+TAIL = """
+
+@registry.implements("square")
+def mine():
+    return [Mine()]
+"""
+
+
+def stranger(folder: Path, body: str) -> tuple[Catalog, Implementation, Path]:
+    """A catalog with a plugin file whose class has this body, the implementation, and the file."""
+    file = folder / "kernels.py"
+    file.write_text(HEAD + body + TAIL)
+    catalog = Catalog()
+    catalog.load_file(file)
+    return catalog, catalog.implementation("square", "mine.one"), file
+
+
+def line_of(file: Path, text: str) -> str:
+    """``kernels.py:12``: the only line that holds a text."""
+    (line,) = [number for number, held in enumerate(file.read_text().splitlines(), 1) if text in held]
+    return f"{file.name}:{line}"
+
+
+def checked(implementation: Implementation) -> str:
+    with pytest.raises(CheckError) as raised:
+        check_implementation(implementation, SQUARE, problems=[PROBLEM, {**PROBLEM, "n": 64}], device="cpu")
+    return str(raised.value)
+
+
+UNSUPPORTED = PYTHON + "    def unsupported(self, problem, device):\n        {}\n"
+SPACE = PYTHON + "    def space(self, problem, device):\n        {}\n"
+EXPECTED = "expected reasons: yield each as a text"
+
+ANSWERS = {
+    "text": (UNSUPPORTED, 'return "too wide"', "unsupported() returned 'too wide', " + EXPECTED, "def unsupported"),
+    "None": (UNSUPPORTED, "return None", "unsupported() returned None, " + EXPECTED, "def unsupported"),
+    "True": (UNSUPPORTED, "return True", "unsupported() returned True, " + EXPECTED, "def unsupported"),
+    "numbers": (UNSUPPORTED, "yield 7", "unsupported() returned [7], " + EXPECTED, "def unsupported"),
+    "raises": (UNSUPPORTED, "return [problem.cols]", "unsupported() raised AttributeError:", "[problem.cols]"),
+    "dtype": (SPACE, "return Space(ACC=[torch.float32])", "holds torch.float32, a torch.dtype", "Space(ACC"),
+    "function": (SPACE, "return Space(ACT=[len])", "holds <built-in function len>", "Space(ACT"),
+    "numpy": (SPACE, "import numpy; return Space(B=[numpy.int64(4)])", "a numpy.int64", "Space(B="),
+    "tuple": (SPACE, "return Space(TILE=[(64, 64)])", "holds (64, 64), a tuple", "Space(TILE"),
+    "no list": (SPACE, "return Space(B=4)", "the domain of 'B' is 4", "Space(B=4)"),
+    "letters": (SPACE, 'return Space(L="row")', "the domain of 'L' is 'row'", "Space(L="),
+    "constraint": (
+        SPACE, 'return Space(num_warps=[1]).require("few", lambda c: c["num_warp"] < 9)',
+        "unknown parameter 'num_warp' in the constraint 'few'", "lambda c:",
+    ),
+    "astray": (
+        PYTHON, "    def space(self, problem, device):\n        return Space(B=[4])\n"
+        "    def default(self, problem, device):\n        return {'B': 8}\n",
+        "its default is not in its space: B=8 is not one of [4]", "def default",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "slip", "message", "place"), ANSWERS.values(), ids=list(ANSWERS))
+def test_a_wrong_answer_is_told_with_its_line_and_takes_out_only_itself(
+    tmp_path: Path, body: str, slip: str, message: str, place: str
+) -> None:
+    catalog, implementation, file = stranger(tmp_path, body.replace("{}", slip) if "{}" in body else body + slip)
+    line = line_of(file, place)
+    told = checked(implementation)
+    assert message in told
+    assert line in told
+    assert "(x 2)" in told
+    dispatcher, x = Dispatcher(catalog, database=str(tmp_path / "tuning.db")), torch.randn(1000)
+    with pytest.warns(DispatchWarning, match=re.escape(message)) as warned:
+        torch.testing.assert_close(dispatcher.call("square", x), x * x)
+    assert len(warned) == 1
+    assert line in str(warned[0].message)
+    (reason,) = [other.reasons[0] for other in dispatcher.explain("square", x).others if other.name == "mine.one"]
+    (planned,) = plan([SQUARE.problem_of(PROBLEM)], catalog, Device.of("cpu"))
+    (choice,) = [choice for choice in planned.choices if choice.implementation is implementation]
+    assert not choice.supported
+    assert message in reason
+    assert message in choice.unsupported[0]
+    assert line in choice.unsupported[0]
+
+
+def test_explain_and_a_dry_run_agree_that_no_configuration_is_valid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    constraints = '.require("fits", lambda c: c["B"] > 9).require("even", lambda c: c["B"] % 2 == 0)'
+    _, implementation, file = stranger(tmp_path, SPACE.replace("{}", f"return Space(B=[3, 4]){constraints}"))
+    reason = "its space has no valid configuration: of 2, 'fits' excludes 2, 'even' excludes 1"
+    assert f"{reason}; unsupported() should have given a reason (x 2)" in checked(implementation)
+    shapes = tmp_path / "shapes.yaml"
+    shapes.write_text("square:\n  - {n: 1000, dtype: float32}\n")
+    dry = ["--shapes", str(shapes), "--device", "cpu", "--dry-run", "--plugin", str(file)]
+    assert app.run(new_tune_app(), "tune", dry) == 0
+    assert f"out: mine.one: {reason}" in capsys.readouterr().out
+    asked = ["explain", "square", "n=1000", "dtype=float32", "--device", "cpu", "--plugin", str(file)]
+    assert app.run(new_registry_app(), "registry", asked) == 0
+    told = capsys.readouterr()
+    assert f"not    mine.one: mine.one: {reason}" in told.out
+    assert "warning" not in told.err
+
+
+LAUNCHES = {
+    "int": ("Launch(KERNEL, 4, ('y', 'x', problem.n))", "the grid is 4, expected a tuple of up to three ints"),
+    "lambda": ("Launch(KERNEL, lambda meta: (1,), ('y',))", "launch() computes it from problem and config"),
+    "fraction": ("Launch(KERNEL, (problem.n / 64,), ('y',))", "expected a tuple of up to three ints, none negative"),
+    "negative": ("Launch(KERNEL, (-1,), ('y',))", "the grid is (-1,), expected a tuple of up to three ints"),
+    "letters": ("Launch(KERNEL, (1,), 'yx')", "args is 'yx', expected a tuple"),
+    "misspelt": ("Launch(KERNEL, (1,), ('y', 'xx', problem.n))", "unknown argument 'xx' of kernel square"),
+    "nothing": ("None", "launch() returned None, expected a Launch or several in order"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("launch", "message"), LAUNCHES.values(), ids=list(LAUNCHES))
+def test_a_launch_that_cannot_be_is_told_with_its_line(tmp_path: Path, launch: str, message: str) -> None:
+    body = CPP.replace('Launch(KERNEL, (1,), ("y", "x", problem.n))', launch)
+    _, implementation, file = stranger(tmp_path, body)
+    told = checked(implementation)
+    assert message in told
+    assert line_of(file, "def launch" if launch == "None" else "Launch(KERNEL") in told
+
+
+def test_a_result_that_is_ignored_is_told_by_the_check_and_by_the_tuner(tmp_path: Path) -> None:
+    body = PYTHON.replace("torch.mul(arguments[0], arguments[0], out=outputs[0])", "return arguments[0] ** 2")
+    _, implementation, file = stranger(tmp_path, body)
+    message = "mine.one: run returned a tensor that is ignored"
+    told = checked(implementation)
+    assert message in told
+    assert f"({file.parent.name}/{line_of(file, 'def bind')}): say returns_outputs = True" in told
+    shapes, database = tmp_path / "shapes.yaml", tmp_path / "tuning.db"
+    shapes.write_text("square:\n  - {n: 1000, dtype: float32}\n")
+    options = ["--shapes", str(shapes), "--device", "cpu", "--plugin", str(file), "--implementations", "mine.one"]
+    assert app.run(new_tune_app(), "tune", [*options, "--db", str(database)]) == 1
+    from tuning_db import Store
+
+    with Store.open(str(database)) as store:
+        (trial,) = store.trials(op="square")
+    assert trial.status == "error"
+    assert message in trial.message
+
+
+def test_a_result_that_is_an_output_may_be_returned(tmp_path: Path) -> None:
+    body = PYTHON.replace("torch.mul(", "return torch.mul(")
+    _, implementation, _ = stranger(tmp_path, body)
+    assert check_implementation(implementation, SQUARE, problems=[PROBLEM], device="cpu").ok
+
+
+TRITON = (
+    """\
+import registry, triton, triton.language as tl
+from registry import Launch, Space
+from registry.backends import TritonImplementation
+
+@triton.jit
+def squared(y, x, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < n)
+    tl.store(y + at, value * value, mask=at < n)
+
+class Mine(TritonImplementation):
+    op, name = "square", "mine.one"
+    def launch(self, problem, config, device):
+        return Launch(squared, (-(-problem.n // 64),), ("y", "x", problem.n), {"BLOCK": 64}, {"num_warps": 4})
+"""
+    + TAIL
+)
+CHECK = """\
+import sys
+from registry.contracts import SQUARE
+from registry.discovery.catalog import Catalog
+from registry.errors import CheckError
+from registry.testing import check_implementation
+
+for file in sys.argv[1:]:
+    catalog = Catalog()
+    catalog.load_file(file)
+    try:
+        mine = catalog.implementation("square", "mine.one")
+        check_implementation(mine, SQUARE, problems=[{"n": 1000, "dtype": "float32"}], device="cpu")
+    except CheckError as fault:
+        print(fault)
+    print("-----")
+"""
+TRITON_SLIPS = [
+    ('"num_warps"', '"num_warp"', ["unknown Triton option 'num_warp'", "did you mean num_warps"]),
+    ("(-(-problem.n // 64),)", "(problem.n // 4096,)", ["the grid is (0,), so that nothing runs"]),
+    ("(-(-problem.n // 64),)", "lambda meta: (16,)", ["launch() computes it from problem and config"]),
+    ('("y", "x", problem.n)', '("y", "z", problem.n)', ["unknown argument 'z' of kernel squared"]),
+    ('("y", "x", problem.n)', '("y", "x")', ["takes 3 arguments (y, x, n) beside its constants"]),
+    ('{"BLOCK": 64}', '{"BLOK": 64}', ["has no parameter BLOK", "did you mean BLOCK?"]),
+]
+
+
+def test_a_slip_in_a_triton_launch_is_told_under_the_interpreter(tmp_path: Path) -> None:
+    files = [tmp_path / f"kernels{number}.py" for number in range(len(TRITON_SLIPS))]
+    for file, (right, slip, _) in zip(files, TRITON_SLIPS, strict=True):
+        file.write_text(TRITON.replace(right, slip))
+    environ = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", CHECK, *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
+    for told, file, (_, _, messages) in zip(done.stdout.split("-----")[:-1], files, TRITON_SLIPS, strict=True):
+        assert all(message in told for message in messages), told
+        assert line_of(file, "return Launch") in told
