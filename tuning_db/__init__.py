@@ -1,4 +1,4 @@
-"""What was measured, where, and what won: the tuner's store.
+"""The tuner's store: trials, the decisions made from them and the winners, in SQLite or PostgreSQL.
 
 Importing this package loads neither SQLAlchemy nor alembic; the first use of :class:`Store` does.
 """
@@ -20,7 +20,8 @@ from .errors import (
     TuningDBError,
     UnreachableDatabaseError,
 )
-from .records import CandidateKey, Decision, Environment, Final, Interval, ProblemKey, Protocol, Run, Statistics, Trial
+from .identities import CandidateKey, Environment, ProblemKey, Protocol
+from .records import Decision, Final, Interval, Run, Statistics, Trial
 
 if TYPE_CHECKING:
     from .store import Store

@@ -1,4 +1,4 @@
-"""Opens a database: finds it, proves that it is ours and readable, migrates it if asked, survives a fork."""
+"""Opens a database: checks its schema, migrates it on request, and makes new connections after a fork."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .location import Location
 from .schema import LATEST, State, check_readable, migrate, read_state
 
 CONNECT_SECONDS = 10
-"""How long a server may take to answer."""
+"""Seconds that a server may take to accept a connection."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A database that is ready: ``reader`` begins plain transactions, ``writer`` those that lock at once.
+    """An open database: ``reader`` begins plain transactions, ``writer`` transactions that take the write lock at once.
 
-    ``found``: the version of its schema before it was opened, ``version`` the one now.
+    ``found`` is the version of its schema before it was opened, ``version`` the one now.
     """
 
     location: Location
@@ -36,10 +36,10 @@ class Opened:
 
 
 def open_database(location: Location, *, create: bool, upgrade: bool) -> Opened:
-    """Opens what is at ``location``.
+    """Opens the database at ``location``.
 
-    Without ``create`` a database that is not there is a MissingDatabaseError. With ``upgrade`` an older schema is
-    migrated; without it, it is read as it is, or refused with OutdatedSchemaError.
+    Without ``create`` a missing database is a MissingDatabaseError. With ``upgrade`` an older schema is migrated;
+    without ``upgrade`` it is read unchanged, or refused with OutdatedSchemaError.
     """
     with told_of(location.shown):
         opened = _open_server(location, create, upgrade) if location.server else _open_file(location, create, upgrade)
@@ -48,9 +48,9 @@ def open_database(location: Location, *, create: bool, upgrade: bool) -> Opened:
 
 
 def upgrade_database(location: Location) -> tuple[int, int]:
-    """Migrates what is at ``location``, all or nothing; returns the versions of its schema before and now.
+    """Migrates the database at ``location`` in one transaction; returns the versions of its schema before and now.
 
-    Raises MissingDatabaseError where there is none, ReadOnlyDatabaseError where it is behind and cannot be written.
+    Raises MissingDatabaseError where there is none, ReadOnlyDatabaseError where an older one cannot be written.
     """
     hint = "make file and folder writable, then run it again"
     try:
@@ -112,7 +112,7 @@ def _open_server(location: Location, create: bool, upgrade: bool) -> Opened:
 
 
 def _migrate(engine: Engine, shown: str) -> None:
-    """One transaction around version check, migration and stamp, so that processes racing here all succeed."""
+    """Checks the version, migrates and stamps in one transaction, so that processes migrating at once all succeed."""
     try:
         with engine.begin() as connection:
             migrate(connection, shown)
@@ -125,7 +125,7 @@ _inherited: list[Pool] = []
 
 
 def _after_fork() -> None:
-    """A forked child must neither use nor close its parent's connections: they are kept aside, and new ones made."""
+    """Gives a forked child new connections and keeps its parent's, which it must neither use nor close."""
     for engine in list(_engines):
         _inherited.append(engine.pool)
         engine.dispose(close=False)

@@ -1,4 +1,4 @@
-"""The store's exceptions: each says what was given, what was expected and, as ``hint``, what to do next."""
+"""The store's exceptions. Each message says what was given and what was expected, ``hint`` says what to do next."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ class TuningDBError(Exception):
 
 
 class MissingDatabaseError(TuningDBError):
-    """There is no database at that place, or one without any table, and it was not to be created."""
+    """No database was found, or one without tables, and none was to be created."""
 
 
 class UnreachableDatabaseError(TuningDBError):
-    """A place that cannot be opened: no such server, no permission, a folder instead of a file, a bad URL."""
+    """The database cannot be opened: no such server, no permission, a folder instead of a file, a bad URL."""
 
 
 class CorruptedDatabaseError(TuningDBError):
-    """A file that is not SQLite, or is damaged."""
+    """The file is not a SQLite database, or is damaged."""
 
 
 class ForeignDatabaseError(TuningDBError):
-    """A sound database that belongs to another application."""
+    """The database is intact but belongs to another application."""
 
 
 class NewerSchemaError(TuningDBError):
-    """A database written by a newer version of this package."""
+    """The database was written by a newer version of this package."""
 
 
 class OutdatedSchemaError(TuningDBError):
-    """A database of an older schema that this version cannot read without migrating it."""
+    """The database has an older schema, which must be migrated before it is read or written."""
 
 
 class ReadOnlyDatabaseError(TuningDBError):
-    """A write to a database that can only be read."""
+    """A write was tried on a database that can only be read."""
 
 
 class BusyDatabaseError(TuningDBError):
-    """Another process held the database for longer than the busy timeout."""
+    """Another process held the database's lock for longer than the busy timeout."""
 
 
 class InvalidRecordError(TuningDBError, ValueError):
-    """Data that cannot be stored: a type JSON does not have, a number that is not finite, an unknown run."""
+    """A record cannot be stored: a type that JSON lacks, a number that is not finite, an unknown run."""
 
 
 class ExchangeError(TuningDBError, ValueError):
-    """A line of an exchange file that cannot be read; the message holds its number and its fault."""
+    """A line of an exchange file cannot be read; the message holds its number and its fault."""

@@ -28,7 +28,7 @@ class _Line(BaseModel):
 
 
 class HeaderLine(_Line):
-    """What the file is; always the first line."""
+    """The first line of a file: its format and the format's version."""
 
     kind: Literal["header"] = "header"
     format: Literal["kernel-registry tuning results"] = "kernel-registry tuning results"
@@ -72,7 +72,7 @@ _LINES: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kin
 
 @dataclass
 class Parsed:
-    """A whole file, valid line by line, with the numbers of the lines."""
+    """A file whose lines are all valid; trials, decisions and winners stand beside their line numbers."""
 
     runs: list[RunLine] = field(default_factory=list)
     trials: list[tuple[int, TrialLine]] = field(default_factory=list)
@@ -87,7 +87,7 @@ def line(content: Line) -> str:
 
 
 def parse(stream: Iterable[str]) -> Parsed:
-    """Reads a file whole. Raises ExchangeError with the number and the fault of the first bad line."""
+    """Parses all lines of a file. Raises ExchangeError with the number and the fault of the first bad line."""
     parsed = Parsed()
     lines = _numbered(stream)
     first = next(lines, (1, None))[1]
@@ -126,7 +126,7 @@ def _numbered(stream: Iterable[str]) -> Iterator[tuple[int, Line]]:
 
 
 def _fault(fault: ValidationError) -> str:
-    """``trial.candidate.config: Field required``: where and what, of the first fault."""
+    """The place and the message of the first fault: ``trial.candidate.config: Field required``."""
     first = fault.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"][1:])
     what = first["msg"].removeprefix("Value error, ").splitlines()[0]

@@ -1,4 +1,4 @@
-"""Turns what a driver raises into the store's own errors, naming the database and what to do."""
+"""Translates exceptions of SQLAlchemy and of drivers into the store's own, which name the database and a remedy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sqlite_code(fault: BaseException | None) -> int | None:
 
 @contextmanager
 def told_of(shown: str) -> Iterator[None]:
-    """Raises what SQLAlchemy or a driver raises inside as a TuningDBError about the database at ``shown``."""
+    """Context in which exceptions of SQLAlchemy and drivers become TuningDBErrors about the database at ``shown``."""
     try:
         yield
     except DBAPIError as fault:
@@ -73,7 +73,7 @@ def _translated(shown: str, fault: BaseException | None) -> TuningDBError:
 
 
 def _lost(fault: BaseException | None, state: str | None) -> bool:
-    """A server that did not answer (no SQLSTATE), refused the login (28), lacks the database (3D) or went away."""
+    """True if the server did not answer (no SQLSTATE), refused the login (28), lacks the database (3D) or went away."""
     if type(fault).__name__ != "OperationalError" or isinstance(fault, sqlite3.Error):
         return False
     return state is None or state[:2] in {"08", "28", "3D", "57"}

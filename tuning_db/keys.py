@@ -1,4 +1,4 @@
-"""What makes two things the same: SHA-256 of canonical JSON (sorted, typed: ``true`` is not ``1``)."""
+"""Keys: SHA-256 of canonical JSON, which is sorted and typed (``true`` is not ``1``); and values that JSON can hold."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plain(value: object, where: str, *, lenient: bool = False) -> Any:
 
 
 def plain_mapping(value: Mapping[str, Any], where: str, *, lenient: bool = False) -> dict[str, Any]:
-    """:func:`plain` for a mapping at the top."""
+    """A copy of the mapping ``value``, made by :func:`plain`. Raises InvalidRecordError for any other type."""
     if not isinstance(value, Mapping):
         raise InvalidRecordError(f"{where} is a {type(value).__name__}, expected a mapping")
     return {_name(name, where): plain(item, f"{where}[{name!r}]", lenient=lenient) for name, item in value.items()}

@@ -1,4 +1,4 @@
-"""Where a store is: a SQLite file or a PostgreSQL server, told as a path or as an SQLAlchemy URL."""
+"""The place of a database: a SQLite file or a PostgreSQL server, given as a path or as an SQLAlchemy URL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError
 from .errors import UnreachableDatabaseError
 
 VARIABLE = "KERNEL_REGISTRY_DB"
-"""The environment variable that takes the place of the default file: a path or a URL."""
+"""Environment variable that names the database in place of the default file: a path or a URL."""
 
 _EXPECTED = "give a path, sqlite:///path/to/file.db or postgresql://user@host/database"
 _SECRETS = frozenset({"password", "sslpassword"})
@@ -30,14 +30,14 @@ class Location:
 
 
 def default_path() -> Path:
-    """The file that is used when nobody names another: ``tuning.db`` in the user's data folder."""
+    """The default database: ``tuning.db`` in the user's data folder."""
     return platformdirs.user_data_path("kernel-registry") / "tuning.db"
 
 
 def locate(given: str | Path | None = None) -> Location:
-    """The place that ``given`` names, else ``KERNEL_REGISTRY_DB``, else the default file.
+    """The location that ``given`` names, else ``KERNEL_REGISTRY_DB``, else the default file.
 
-    Raises UnreachableDatabaseError for a URL that cannot be read, or that is of another kind of database.
+    Raises UnreachableDatabaseError for a URL that cannot be read or names another kind of database.
     """
     given = given or os.environ.get(VARIABLE) or default_path()
     if isinstance(given, Path) or "://" not in given:

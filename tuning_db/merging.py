@@ -1,4 +1,4 @@
-"""Moves results between a database and the exchange format, each way in one transaction."""
+"""Export and import: moves results between a database and the exchange format, each in one transaction."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from . import reading, writing
 from .errors import ExchangeError
 from .exchange import DecisionLine, HeaderLine, Line, Parsed, RunLine, TrialLine, WinnerLine
+from .identity_rows import chunks, identities_of
 from .models import DecisionRow, FinalRow, HardwareRow, ProblemRow, ProtocolRow, RunRow, TrialRow, WinnerRow
 from .records import Decision
 
@@ -32,9 +33,10 @@ def exported(session: Session, op: str | None, hardware_keys: Collection[str] | 
 
 
 def exported_winners(session: Session, op: str | None, hardware_keys: Collection[str] | None) -> Iterator[Line]:
-    """What holds, sorted by problem: header, the runs of it, each decision without its finals and that it is a winner.
+    """Every line of an export of winners, sorted by problem: header, their runs, then each decision and that it is a
+    winner.
 
-    No trial is among it, so that it is small: for those who dispatch and do not search.
+    Trials and finals are left out, so that the file stays small for users who only dispatch.
     """
     query = reading.select_winners()
     if op is not None:
@@ -43,7 +45,7 @@ def exported_winners(session: Session, op: str | None, hardware_keys: Collection
         query = query.where(HardwareRow.key.in_(sorted(hardware_keys)))
     found = sorted(reading.decisions_of(session, query), key=lambda pair: _place(pair[1]))
     yield HeaderLine()
-    for chunk in writing.chunks({uid for uid, _ in found}):
+    for chunk in chunks({uid for uid, _ in found}):
         for run in reading.runs_of(session, reading.select_runs().where(RunRow.id.in_(chunk)).order_by(RunRow.id)):
             yield RunLine(run=run)
     for uid, decision in found:
@@ -52,7 +54,7 @@ def exported_winners(session: Session, op: str | None, hardware_keys: Collection
 
 
 def _place(decision: Decision) -> tuple[object, ...]:
-    """Numbers are sorted as such: what belongs together stands together, and two exports can be compared."""
+    """Sort key of a decision: op, dimensions (numbers by size, before text), environment, regime, uid."""
     dims = [
         (0, value, "") if isinstance(value, int | float) else (1, 0, value)
         for _, value in sorted(decision.problem.dims.items())
@@ -61,7 +63,7 @@ def _place(decision: Decision) -> tuple[object, ...]:
 
 
 def merge(session: Session, parsed: Parsed) -> int:
-    """Adds what is new and returns how many records that were. Raises ExchangeError for a reference to nothing."""
+    """Adds the records that are new; returns their number. Raises ExchangeError for a reference to a missing record."""
     taken = {
         *_present(session, RunRow.id, (content.run.uid for content in parsed.runs)),
         *_present(session, TrialRow.uid, (content.trial.uid for _, content in parsed.trials)),
@@ -73,7 +75,7 @@ def merge(session: Session, parsed: Parsed) -> int:
     decisions = {content.decision.uid: content for _, content in parsed.decisions if content.decision.uid not in taken}
     bare = _without_finals(session, {content.decision.uid for _, content in parsed.decisions if content.finals})
     late = {content.decision.uid: content for _, content in parsed.decisions if content.decision.uid in bare}
-    identities = writing.identities_of(
+    identities = identities_of(
         session,
         [content.trial for content in trials.values()],
         [(content.decision, content.finals) for content in (*decisions.values(), *late.values())],
@@ -113,16 +115,16 @@ def _chosen(query: Select[Any], op: str | None, hardware_keys: Collection[str] |
 
 def _present(session: Session, column: InstrumentedAttribute[str], uids: Iterable[str]) -> set[str]:
     found: set[str] = set()
-    for chunk in writing.chunks(set(uids)):
+    for chunk in chunks(set(uids)):
         found |= set(session.execute(select(column).where(column.in_(chunk))).scalars())
     return found
 
 
 def _without_finals(session: Session, uids: Iterable[str]) -> dict[str, int]:
-    """Row numbers of the decisions that are here without their finals, as an export of winners brings them."""
+    """uid -> row number of the decisions among ``uids`` that are stored without finals, as winners are imported."""
     found: dict[str, int] = {}
     held = select(FinalRow.decision_id).where(FinalRow.decision_id == DecisionRow.id).exists()
-    for chunk in writing.chunks(set(uids)):
+    for chunk in chunks(set(uids)):
         rows = session.execute(select(DecisionRow.uid, DecisionRow.id).where(DecisionRow.uid.in_(chunk), ~held))
         found |= {row.uid: row.id for row in rows}
     return found
@@ -141,7 +143,10 @@ def _check_runs(session: Session, parsed: Parsed, added: Iterable[str]) -> None:
 
 
 def _crown(session: Session, number: int, uid: str) -> bool:
-    """Makes a decision the winner unless a later one is. Clocks decide, then uids, so that merges commute."""
+    """Makes a decision the winner unless a later one is; returns whether it did.
+
+    The later ``created`` counts as later, then the greater uid, so that imports in any order end in the same database.
+    """
     new = session.execute(select(DecisionRow).where(DecisionRow.uid == uid)).scalar_one_or_none()
     if new is None:
         raise ExchangeError(

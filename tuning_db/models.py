@@ -1,8 +1,8 @@
 """The tables: one fixed schema for all ops. JSON columns are read whole, never queried.
 
-Identities (hardware, problem, candidate, ...) are stored once, under ``key``, the SHA-256 of what they are. Records
-that point at one another across merges (a decision at its trial and its predecessor) do so by ``uid``, so that a part
-of a database can be imported without the rest. Trials, decisions and finals are only ever added.
+Identities (hardware, problem, candidate, ...) are stored once, under ``key``, their SHA-256. Records that refer to one
+another across databases (a decision to its trial and its predecessor) do so by ``uid``, so that a part of a database
+can be imported without the rest. Trials, decisions and finals are only ever added.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 SERIAL = BigInteger().with_variant(Integer, "sqlite")
-"""Row numbers of the tables that grow with every measurement (SQLite's rowid needs the name INTEGER)."""
+"""Type of the row numbers of tables that grow with every measurement (SQLite's rowid needs the name INTEGER)."""
 
 VERSION_TABLE = "tuning_db_version"
-"""Where the schema's version is stamped; its presence is what makes a database ours."""
+"""The table that holds the schema's version. A database that has it is one of ours."""
 
 
 NAMES = {
@@ -27,21 +27,21 @@ NAMES = {
     "fk": "fk_%(table_name)s_%(column_0_N_name)s",
     "pk": "pk_%(table_name)s",
 }
-"""Names of constraints and indexes, so that a later migration can name what it changes."""
+"""Patterns for the names of constraints and indexes, so that a later migration can refer to them."""
 
 
 class Instant(TypeDecorator[datetime]):
-    """An instant, aware and in UTC on the Python side, whether or not the database keeps time zones."""
+    """Column type of an instant: a datetime in UTC on the Python side, whether or not the database keeps time zones."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """SQLite drops the zone, so what it gets is UTC already."""
+        """``value`` in UTC, because SQLite does not store the time zone."""
         return None if value is None else value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """What comes back without a zone is UTC; a server answers in the session's zone."""
+        """``value`` in UTC: SQLite answers without a zone, a server in the zone of its session."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
@@ -70,7 +70,7 @@ class Keyed(Table):
 
 
 class HardwareRow(Keyed):
-    """A hardware identity."""
+    """A hardware identity as JSON."""
 
     __tablename__ = "hardware"
 
@@ -78,7 +78,7 @@ class HardwareRow(Keyed):
 
 
 class SoftwareRow(Keyed):
-    """Versions of driver, CUDA, torch, triton, compiler."""
+    """A software identity as JSON: versions of driver, CUDA, torch, triton, compiler."""
 
     __tablename__ = "software"
 
@@ -86,7 +86,7 @@ class SoftwareRow(Keyed):
 
 
 class ProtocolRow(Keyed):
-    """How something was timed."""
+    """A protocol: the regime ("cold", "hot") and every other detail of timing."""
 
     __tablename__ = "protocol"
 
@@ -95,7 +95,7 @@ class ProtocolRow(Keyed):
 
 
 class ProblemRow(Keyed):
-    """An op at one version with its dimensions; ``static_key`` finds neighbours."""
+    """A problem: an op at one version with its dimensions. Neighbours have equal ``static_key``."""
 
     __tablename__ = "problem"
     __table_args__ = (Index("problem_neighbours", "op", "static_key"),)
@@ -107,7 +107,7 @@ class ProblemRow(Keyed):
 
 
 class ImplementationRow(Keyed):
-    """An implementation of an op, as its source was."""
+    """An implementation of an op, with the fingerprint of its source."""
 
     __tablename__ = "implementation"
 
@@ -215,7 +215,7 @@ class FinalRow(Table):
 
 
 class WinnerRow(Table):
-    """The decision that holds now; the only rows that change."""
+    """The decision that is the winner now. The only rows that change."""
 
     __tablename__ = "winner"
 

@@ -1,4 +1,4 @@
-"""Which file system a path lies on: SQLite's WAL needs memory shared by everyone who opens the file."""
+"""The type of the file system that a path lies on: SQLite's WAL needs memory shared by all who open the file."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def file_system(path: Path, table: str) -> str | None:
 
 
 def _unescaped(field: str) -> str:
-    """Blanks and backslashes in mount points are written as three octal digits."""
+    """``field`` of a mountinfo table with its octal escapes (``\\040`` is a blank) replaced."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

@@ -1,4 +1,4 @@
-"""From rows to records: the queries, one joined SELECT each."""
+"""Queries, one joined SELECT each, and the records made of their rows."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from sqlalchemy import Select, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from . import first_version
+from .identities import CandidateKey, Environment, ProblemKey, Protocol
 from .models import (
     CandidateRow,
     DecisionRow,
@@ -23,7 +24,7 @@ from .models import (
     TrialRow,
     WinnerRow,
 )
-from .records import CandidateKey, Decision, Environment, Final, Interval, ProblemKey, Protocol, Role, Run, Trial
+from .records import Decision, Final, Interval, Role, Run, Trial
 
 SCHEMA_VERSION = "schema_version"
 """The name in a session's ``info`` under which the version of the database's schema stands."""
@@ -33,36 +34,41 @@ Parts = tuple[ProblemRow, CandidateRow, ImplementationRow, HardwareRow, Software
 
 
 def select_trials() -> Select[Any]:
-    """Trials with everything they name: rows of (TrialRow, \\*Parts), for :func:`trials_of`."""
+    """Query of trials with all that they refer to: rows of (TrialRow, \\*Parts), for :func:`trials_of`."""
     return _with_parts(cast("Select[Any]", select(TrialRow, *_PARTS)), TrialRow)
 
 
 def select_decisions() -> Select[Any]:
-    """Decisions with everything they name: rows of (DecisionRow, \\*Parts), for :func:`decisions_of`."""
+    """Query of decisions with all that they refer to: rows of (DecisionRow, \\*Parts), for :func:`decisions_of`."""
     return _with_parts(cast("Select[Any]", select(DecisionRow, *_PARTS)), DecisionRow)
 
 
 def select_winners() -> Select[Any]:
-    """The decisions that hold now."""
+    """Query of the decisions that are winners now, for :func:`decisions_of`."""
     return select_decisions().join(WinnerRow, WinnerRow.decision_id == DecisionRow.id)
 
 
+def narrowed(query: Select[Any], *wanted: tuple[InstrumentedAttribute[Any], object | None]) -> Select[Any]:
+    """``query`` with the condition that each column has the value beside it; a value of None is no condition."""
+    return query.where(*(column == value for column, value in wanted if value is not None))
+
+
 def trials_of(session: Session, query: Select[Any]) -> Iterator[tuple[str, Trial]]:
-    """Each trial of a :func:`select_trials` query, with its run."""
+    """(uid of the run, trial) of each row of a :func:`select_trials` query."""
     shared = _Shared()
     for row, *parts in session.execute(query):
         yield row.run_id, _trial(row, *shared.of(cast(Parts, parts)))
 
 
 def numbered_trials_of(session: Session, query: Select[Any]) -> Iterator[tuple[int, Trial]]:
-    """Each trial of a :func:`select_trials` query, with its row number."""
+    """(row number, trial) of each row of a :func:`select_trials` query."""
     shared = _Shared()
     for row, *parts in session.execute(query):
         yield row.id, _trial(row, *shared.of(cast(Parts, parts)))
 
 
 def decisions_of(session: Session, query: Select[Any]) -> Iterator[tuple[str, Decision]]:
-    """Each decision of a :func:`select_decisions` query, with its run."""
+    """(uid of the run, decision) of each row of a :func:`select_decisions` query."""
     shared = _Shared()
     first = session.info.get(SCHEMA_VERSION) == 1
     for row, *parts in session.execute(first_version.without_new_columns(query) if first else query):
@@ -71,7 +77,7 @@ def decisions_of(session: Session, query: Select[Any]) -> Iterator[tuple[str, De
 
 
 def finals_of(session: Session, decision_uid: str) -> list[Final]:
-    """The measurements behind a decision, in the order they were given."""
+    """The finals of a decision, in the order of their measurement."""
     query = (
         select(FinalRow, CandidateRow, ImplementationRow)
         .join(DecisionRow, FinalRow.decision_id == DecisionRow.id)
@@ -84,14 +90,14 @@ def finals_of(session: Session, decision_uid: str) -> list[Final]:
 
 
 def runs_of(session: Session, query: Select[Any]) -> Iterator[Run]:
-    """Each run of a :func:`select_runs` query."""
+    """The run of each row of a :func:`select_runs` query."""
     for row, hardware, software in session.execute(query):
         environment = Environment(hardware.identity, software.identity)
         yield Run(row.id, environment, row.started, row.ended, row.details, row.summary)
 
 
 def select_runs() -> Select[Any]:
-    """Runs with their environments."""
+    """Query of runs with their environments, for :func:`runs_of`."""
     query = cast("Select[Any]", select(RunRow, HardwareRow, SoftwareRow))
     return query.join(HardwareRow, RunRow.hardware_id == HardwareRow.id).join(
         SoftwareRow, RunRow.software_id == SoftwareRow.id
@@ -110,7 +116,7 @@ def _with_parts(query: Select[Any], row: type[TrialRow] | type[DecisionRow]) -> 
 
 
 class _Shared:
-    """Builds what many rows name only once."""
+    """Builds each problem, candidate, environment and protocol once for all rows of a query that refer to it."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, int, int], Any] = {}

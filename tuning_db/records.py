@@ -1,138 +1,19 @@
-"""Plain data that goes into the store and comes out of it. Times are microseconds, instants are UTC."""
+"""Records: plain data that the store takes and returns. Times are microseconds, instants are UTC."""
 
 from __future__ import annotations
 
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from .errors import InvalidRecordError
-from .keys import canonical_json, digest, finite, plain_mapping, plain_text
-
-Value = int | float | str | bool
-"""What a dimension may be."""
+from .identities import CandidateKey, Environment, ProblemKey, Protocol, require_text, set_fields
+from .keys import finite, plain_mapping, plain_text
 
 Role = Literal["candidate", "copy", "floor"]
 """An entrant of the finals: a candidate, a second copy of the incumbent, or the device copy that is the floor."""
-
-
-class _Keyed(ABC):
-    """Equal by key, so that ``True`` and ``1`` differ, and hashable although it holds mappings."""
-
-    @property
-    @abstractmethod
-    def key(self) -> str:
-        """What makes it the same as another."""
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and isinstance(other, _Keyed) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-
-@dataclass(frozen=True, eq=False)
-class Environment(_Keyed):
-    """Where something was measured: what the hardware is, and the versions of the software."""
-
-    hardware: Mapping[str, Any]
-    software: Mapping[str, Any]
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-
-    def __post_init__(self) -> None:
-        _set(self, hardware=plain_mapping(self.hardware, "hardware"), software=plain_mapping(self.software, "software"))
-
-    @cached_property
-    def hardware_key(self) -> str:
-        """SHA-256 of the hardware identity."""
-        return digest(self.hardware)
-
-    @cached_property
-    def software_key(self) -> str:
-        """SHA-256 of the software identity."""
-        return digest(self.software)
-
-    @cached_property
-    def key(self) -> str:
-        """SHA-256 of both."""
-        return digest([self.hardware, self.software])
-
-
-@dataclass(frozen=True, eq=False)
-class Protocol(_Keyed):
-    """How something was timed. ``regime`` is what is compared ("cold"); ``details`` are everything else."""
-
-    regime: str
-    details: Mapping[str, Any] = field(default_factory=dict)
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-
-    def __post_init__(self) -> None:
-        _named(self.regime, "protocol.regime")
-        _set(self, details=plain_mapping(self.details, "protocol.details"))
-
-    @cached_property
-    def key(self) -> str:
-        """SHA-256 of regime and details."""
-        return digest({"regime": self.regime, "details": self.details})
-
-
-@dataclass(frozen=True, eq=False)
-class ProblemKey(_Keyed):
-    """One op, at one version, with named dimensions. ``static`` names the dimensions that neighbours share."""
-
-    op: str
-    op_version: int
-    dims: Mapping[str, Value]
-    static: tuple[str, ...] = ()
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-
-    def __post_init__(self) -> None:
-        _named(self.op, "problem.op")
-        dims = plain_mapping(self.dims, f"{self.op}: dims")
-        for name, value in dims.items():
-            if not isinstance(value, bool | int | float | str):
-                raise InvalidRecordError(f"{self.op}: dims[{name!r}] is {value!r}, expected a number, text or boolean")
-        unknown = sorted(set(self.static) - set(dims))
-        if unknown:
-            raise InvalidRecordError(f"{self.op}: static names {unknown}, which are not in dims {sorted(dims)}")
-        _set(self, dims=dims, static=tuple(sorted(set(self.static))))
-
-    @cached_property
-    def static_key(self) -> str:
-        """Canonical JSON of the static dimensions: neighbours have the same."""
-        return canonical_json({name: self.dims[name] for name in self.static})
-
-    @cached_property
-    def key(self) -> str:
-        """SHA-256 of op, version and dimensions; which of them are static is not part of it."""
-        return digest({"op": self.op, "op_version": self.op_version, "dims": self.dims})
-
-
-@dataclass(frozen=True, eq=False)
-class CandidateKey(_Keyed):
-    """An implementation, the fingerprint of its source, and one of its configs. The op is the problem's."""
-
-    implementation: str
-    fingerprint: str
-    config: Mapping[str, Any] = field(default_factory=dict)
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-
-    def __post_init__(self) -> None:
-        _named(self.implementation, "candidate.implementation")
-        _set(self, config=plain_mapping(self.config, f"{self.implementation}: config"))
-
-    @cached_property
-    def key(self) -> str:
-        """SHA-256 of all three."""
-        return digest({"implementation": self.implementation, "fingerprint": self.fingerprint, "config": self.config})
 
 
 def new_uid() -> str:
@@ -159,8 +40,8 @@ class Run:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        _named(self.uid, "run.uid")
-        _set(
+        require_text(self.uid, "run.uid")
+        set_fields(
             self,
             started=_utc(self.started, "run.started"),
             ended=None if self.ended is None else _utc(self.ended, "run.ended"),
@@ -173,7 +54,7 @@ class Run:
 class Trial:
     """One candidate tried on one problem. ``samples`` and ``median_us`` are microseconds.
 
-    ``details`` holds what is not compared (error figures, clocks); a nan or infinity in it is kept as text.
+    ``details`` holds values that are never compared (error figures, clocks); a nan or infinity among them becomes text.
     """
 
     problem: ProblemKey
@@ -194,9 +75,9 @@ class Trial:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        _named(self.status, "trial.status")
-        _named(self.uid, "trial.uid")
-        _set(
+        require_text(self.status, "trial.status")
+        require_text(self.uid, "trial.uid")
+        set_fields(
             self,
             message=plain_text(self.message),
             stop_reason=plain_text(self.stop_reason),
@@ -223,12 +104,12 @@ class Final:
     def __post_init__(self) -> None:
         if self.role not in {"candidate", "copy", "floor"}:
             raise InvalidRecordError(f"final.role is {self.role!r}, expected candidate, copy or floor")
-        _set(self, us=finite(self.us, "final.us"))
+        set_fields(self, us=finite(self.us, "final.us"))
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure with the interval it is known to lie in."""
+    """A value and the ``low`` and ``high`` end of its interval."""
 
     value: float
     low: float
@@ -244,13 +125,13 @@ class Interval:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the finals of one problem decided: the candidate that dispatch should run, and the evidence.
+    """The outcome of one problem's finals: the candidate that dispatch should run, and the evidence.
 
-    ``median_us`` is the candidate's time, ``floor_us`` that of a device copy of the same bytes. ``ratio`` with its
-    interval ``lo`` to ``hi`` compares it with the incumbent, ``aa`` is the noise of two copies of one candidate.
-    ``baselines`` maps other implementations to their time over the winner's, paired. ``default_ratio`` is the
-    default's, with the interval in which a remeasurement is expected to find it. ``ties`` names the candidates that
-    could not be told from the winner. ``previous`` is the uid of the decision it was compared against.
+    ``median_us`` is the candidate's time, ``floor_us`` that of a device copy of as many bytes. ``ratio`` is the
+    incumbent's time over the candidate's, with its interval ``lo`` to ``hi``; ``aa`` is the noise between two copies of
+    one candidate. ``baselines`` maps other implementations to their time over the candidate's, ``default_ratio`` is the
+    default's time over the candidate's with the interval in which another measurement is expected to find it. ``ties``
+    names the candidates that could not be told from this one. ``previous`` is the uid of the incumbent's decision.
     """
 
     problem: ProblemKey
@@ -275,11 +156,11 @@ class Decision:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        _named(self.uid, "decision.uid")
+        require_text(self.uid, "decision.uid")
         if self.median_us is None:
             raise InvalidRecordError("decision.median_us is None, expected microseconds")
         figures = {name: getattr(self, name) for name in ("median_us", "floor_us", "ratio", "lo", "hi", "aa")}
-        _set(
+        set_fields(
             self,
             **{name: finite(value, f"decision.{name}") for name, value in figures.items()},
             verdict=plain_text(self.verdict),
@@ -291,7 +172,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Statistics:
-    """How much a store holds. ``size_bytes`` is the file's, or the database's on a server."""
+    """The number of rows per kind of record. ``size_bytes`` is the size of the file, or of a server's database."""
 
     schema_version: int
     runs: int
@@ -301,16 +182,6 @@ class Statistics:
     decisions: int
     winners: int
     size_bytes: int
-
-
-def _set(record: object, **values: object) -> None:
-    for name, value in values.items():
-        object.__setattr__(record, name, value)
-
-
-def _named(value: str, where: str) -> None:
-    if not isinstance(value, str) or not value:
-        raise InvalidRecordError(f"{where} is {value!r}, expected text")
 
 
 def _sample(value: float, index: int) -> float:

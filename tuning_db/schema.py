@@ -1,4 +1,4 @@
-"""The schema's version: found at open, migrated by alembic when it is behind, never overwritten when it is ahead.
+"""The schema's version: read when a database is opened, migrated by alembic when it is older, refused when newer.
 
 Versions are numbers; alembic's revision 0001 is version 1.
 """
@@ -24,12 +24,12 @@ LATEST = 2
 """The version that this code writes."""
 
 READABLE = frozenset({1, 2})
-"""The versions whose rows this code can read as they are."""
+"""The versions that are read without migrating them."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 _ADVISORY_LOCK = 0x6B72_6462
-"""An arbitrary number, the same in every process: who holds it on a PostgreSQL server migrates."""
+"""Number of the advisory lock on a PostgreSQL server that a migrating process holds; any number would do."""
 
 _alembic = threading.Lock()
 """alembic keeps its environment in module globals, so two threads must not migrate at once."""
@@ -37,21 +37,21 @@ _alembic = threading.Lock()
 
 @dataclass(frozen=True)
 class State:
-    """What a database holds: our schema at ``version``, or nothing at all (version 0)."""
+    """The version of a database's schema; 0 when it has no tables of ours."""
 
     version: int
 
     @property
     def behind(self) -> bool:
-        """Whether a migration is needed before anything is written."""
+        """True if a migration is needed before anything is written."""
         return self.version < LATEST
 
 
 def read_state(connection: Connection, shown: str) -> State:
-    """Which schema is there.
+    """The state of the database behind ``connection``.
 
-    Raises ForeignDatabaseError for somebody else's tables, NewerSchemaError for a version this code does not know,
-    CorruptedDatabaseError when the stamp is gone.
+    Raises ForeignDatabaseError for another application's tables, NewerSchemaError for a version above LATEST,
+    CorruptedDatabaseError when the version is missing.
     """
     tables = set(inspect(connection).get_table_names())
     if VERSION_TABLE not in tables:
@@ -71,7 +71,7 @@ def read_state(connection: Connection, shown: str) -> State:
 
 
 def check_readable(state: State, shown: str) -> None:
-    """Raises when the database cannot be read without a migration: it is empty, or too old."""
+    """Raises MissingDatabaseError for an empty database, OutdatedSchemaError for one too old to be read unmigrated."""
     if state.version == 0:
         raise MissingDatabaseError(f"{shown} holds no tuning results yet", hint="run `tune` to make some")
     if state.version not in READABLE:
@@ -82,7 +82,7 @@ def check_readable(state: State, shown: str) -> None:
 
 
 def migrate(connection: Connection, shown: str) -> None:
-    """Brings the database to LATEST: version check, migration and stamp in the caller's one write transaction."""
+    """Migrates the database to LATEST: version check, migration and stamp, all in the caller's write transaction."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
     if not read_state(connection, shown).behind:
@@ -98,7 +98,10 @@ def migrate(connection: Connection, shown: str) -> None:
 
 
 def _refuse_foreign(connection: Connection, tables: set[str], shown: str) -> None:
-    """A file of another application is refused; on a server, whose databases are shared, only a clash of names is."""
+    """Raises ForeignDatabaseError for a file with other tables, and for a server on which a table has one of our names.
+
+    A server's database may be shared with other applications, a file may not.
+    """
     theirs = sorted(tables if connection.dialect.name == "sqlite" else tables & set(Table.metadata.tables))
     if theirs:
         named = ", ".join(theirs[:5]) + (", ..." if len(theirs) > 5 else "")

@@ -1,4 +1,4 @@
-"""SQLite: how a file is connected to, probed without touching it, and set to write-ahead logging."""
+"""SQLite files: connecting to one, checking one without changing it, setting write-ahead logging."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from .mounts import network_file_system
 from .schema import State, read_state
 
 BUSY_SECONDS = 60.0
-"""How long a statement waits for another process before it gives up."""
+"""Seconds that a statement waits for another process's lock."""
 
 WRITES = "tuning_db_writes"
-"""Execution option of the engine whose transactions take the write lock at once."""
+"""Execution option of an engine whose transactions take the write lock when they begin."""
 
 Result = TypeVar("Result")
 
 _MAGIC = b"SQLite format 3\0"
-"""How every SQLite file begins (an empty one, or one being made, has nothing or zeros there)."""
+"""The first bytes of every SQLite file (an empty file, or one being made, has none or zeros)."""
 
 _log = logging.getLogger("tuning_db")
 
 
 @dataclass(frozen=True)
 class Access:
-    """How a file is opened: SQLite's ``mode`` (ro, rw, rwc), and whether nobody else can be writing to it."""
+    """How a file is opened: SQLite's ``mode`` (ro, rw, rwc); ``immutable`` if no other process can be writing to it."""
 
     path: Path
     mode: str
@@ -45,14 +45,14 @@ class Access:
 
     @property
     def uri(self) -> str:
-        """SQLite's URI for it."""
+        """The file's URI for SQLite, with these options."""
         return f"file:{quote(str(self.path))}?mode={self.mode}" + ("&immutable=1" if self.immutable else "")
 
 
 def check_file(path: Path, shown: str, *, create: bool) -> bool:
-    """Whether there is a file at ``path``; with ``create``, its folder is made when it is missing.
+    """True if there is a file at ``path``; with ``create`` its folder is made when missing.
 
-    Raises MissingDatabaseError, or UnreachableDatabaseError for what can never be a database.
+    Raises MissingDatabaseError without ``create``, UnreachableDatabaseError for a path that can never be a database.
     """
     try:
         if path.is_dir():
@@ -77,7 +77,10 @@ def check_file(path: Path, shown: str, *, create: bool) -> bool:
 
 
 def _check_header(path: Path, shown: str) -> None:
-    """SQLite takes any file shorter than a page for an empty database, and would write over it."""
+    """Raises CorruptedDatabaseError for a file that does not begin as SQLite files do.
+
+    SQLite itself takes any file shorter than a page for an empty database, and would overwrite it.
+    """
     if not os.access(path, os.R_OK):
         raise UnreachableDatabaseError(f"{shown} cannot be opened: you may not read it", hint="check its permissions")
     with path.open("rb") as file:
@@ -90,10 +93,11 @@ def _check_header(path: Path, shown: str) -> None:
 
 
 def probe(path: Path, shown: str) -> tuple[Access, State]:
-    """Reads the schema of an existing file through a read-only connection, so that what is not ours stays untouched.
+    """Reads the schema of an existing file through a read-only connection, which leaves another application's file
+    unchanged.
 
-    Returns the access that worked. A log without an index in a folder where none can be made needs ``immutable``,
-    which is only safe while there is no -wal file beside it.
+    Returns the access that worked. A log without an index, in a folder where no index can be made, needs ``immutable``,
+    which is only safe while no -wal file lies beside the database.
     """
     access = Access(path, "ro")
     try:
@@ -112,12 +116,12 @@ def probe(path: Path, shown: str) -> tuple[Access, State]:
 
 
 def writable(path: Path) -> bool:
-    """Whether the file can be written: that takes a writable folder too, for its journal."""
+    """True if file and folder can be written: the journal is made in the folder."""
     return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
 
 
 def make_engine(access: Access, pool: type[Pool] = QueuePool, *, foreign_keys: bool = True) -> Engine:
-    """An engine in driver autocommit: every transaction begins explicitly, those that write with BEGIN IMMEDIATE.
+    """An engine in driver autocommit: every transaction begins explicitly, writing ones with BEGIN IMMEDIATE.
 
     A migration rebuilds tables and needs ``foreign_keys`` off, which SQLite only allows outside a transaction.
     """
@@ -132,9 +136,9 @@ def make_engine(access: Access, pool: type[Pool] = QueuePool, *, foreign_keys: b
 
 
 def set_journal(access: Access, shown: str) -> None:
-    """Write-ahead logging on a local file system, a rollback journal on a network one (with a warning).
+    """Sets write-ahead logging on a local file system, on a network file system a rollback journal, with a warning.
 
-    Another process may be doing the same: a lock is waited for, and what counts is the mode that is read back.
+    Another process may set the mode at the same time: its lock is waited for, and the mode that is read back counts.
     """
     network = network_file_system(access.path)
     if network is not None:
@@ -153,7 +157,7 @@ def set_journal(access: Access, shown: str) -> None:
 
 
 def patiently(action: Callable[[], Result], seconds: float = BUSY_SECONDS) -> Result:
-    """Repeats ``action`` while it raises SQLite's "locked": some locks do not wait for the busy timeout."""
+    """Repeats ``action`` while it raises SQLite's "locked", since some locks do not wait for the busy timeout."""
     deadline = time.monotonic() + seconds
     while True:
         try:

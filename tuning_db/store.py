@@ -1,4 +1,4 @@
-"""The store: what was measured, where, and what won. Every write is one short transaction."""
+"""The store: writes and reads runs, trials, decisions and winners. Every write is one short transaction."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from . import reading, writing
 from .engine import Opened, open_database, upgrade_database
 from .errors import OutdatedSchemaError, ReadOnlyDatabaseError, TuningDBError
 from .faults import told_of
+from .identities import Environment, ProblemKey, Protocol
+from .identity_rows import Known, identities_of
 from .keys import digest, plain_mapping
 from .location import locate
 from .models import (
@@ -28,7 +30,7 @@ from .models import (
     TrialRow,
     WinnerRow,
 )
-from .records import Decision, Environment, Final, ProblemKey, Protocol, Run, Statistics, Trial, new_uid, now
+from .records import Decision, Final, Run, Statistics, Trial, new_uid, now
 from .schema import LATEST
 
 if TYPE_CHECKING:
@@ -44,14 +46,15 @@ class Store:
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
         self._closed = False
-        self._known: writing.Known = {}
+        self._known: Known = {}
 
     @classmethod
     def open(cls, url: str | Path | None = None, *, create: bool = True, migrate: bool = True) -> Store:
-        """Opens the database at ``url`` (a path or an SQLAlchemy URL; else ``KERNEL_REGISTRY_DB``, else the default).
+        """Opens the database at ``url`` (a path or an SQLAlchemy URL; else ``KERNEL_REGISTRY_DB``, else the default
+        file).
 
-        ``create`` makes a database that is not there, else that is a MissingDatabaseError; ``migrate`` brings an
-        older schema up to date, else it is read as it is. A file that cannot be written opens for reading.
+        With ``create`` a missing database is made, else it is a MissingDatabaseError. With ``migrate`` an older schema
+        is brought up to date, else it is read unchanged. A file that cannot be written opens for reading.
         """
         return cls(open_database(locate(url), create=create, upgrade=migrate))
 
@@ -59,23 +62,23 @@ class Store:
     def upgrade(url: str | Path | None = None) -> tuple[int, int]:
         """Brings the schema of the database at ``url`` up to date; returns its versions before and now.
 
-        All of it in one transaction: a fault on the way leaves the database as it was. Raises ReadOnlyDatabaseError
-        where it is behind and cannot be written.
+        One transaction: a fault leaves the database unchanged. Raises ReadOnlyDatabaseError where an older database
+        cannot be written.
         """
         return upgrade_database(locate(url))
 
     @property
     def url(self) -> str:
-        """Where it is, for people: passwords are hidden."""
+        """The database's URL, with passwords hidden."""
         return self._opened.location.shown
 
     @property
     def read_only(self) -> bool:
-        """Whether writing is known to be impossible."""
+        """True if writing is known to be impossible."""
         return self._opened.read_only
 
     def close(self) -> None:
-        """Gives every connection back; the store cannot be used any more."""
+        """Closes every connection; the store cannot be used afterwards."""
         self._closed = True
         self._opened.reader.dispose()
 
@@ -93,40 +96,41 @@ class Store:
     # writing
 
     def start_run(self, environment: Environment, details: Mapping[str, Any] | None = None) -> str:
-        """Records that a tuning run starts here, and returns its uid."""
+        """Stores the start of a tuning run; returns the run's uid."""
         run = Run(new_uid(), environment, now(), details=details or {})
         with self._writing() as session:
-            identities = writing.identities_of(session, [], environments=[environment])
+            identities = identities_of(session, [], environments=[environment])
             writing.add_runs(session, identities, [run])
         return run.uid
 
     def end_run(self, run: str, details: Mapping[str, Any] | None = None) -> None:
-        """Records that a run ended, and what is known by then (A/A noise, power, clocks)."""
+        """Stores the end of a run, with its summary ``details`` (A/A noise, power, clocks)."""
         summary = plain_mapping(details or {}, "run.summary", lenient=True)
         with self._writing() as session:
             writing.require_run(session, run)
             session.execute(update(RunRow).where(RunRow.id == run).values(ended=now(), summary=summary))
 
     def add_trials(self, run: str, trials: Sequence[Trial]) -> None:
-        """Adds trials of a run; one whose uid is there already is passed over, so a retry is harmless."""
+        """Adds trials of a run. A trial whose uid is stored already is skipped, so a retry is harmless."""
         if not trials:
             return
         with self._writing() as session:
             writing.require_run(session, run)
-            identities = writing.identities_of(session, trials, known=self._known)
+            identities = identities_of(session, trials, known=self._known)
             writing.add_trials(session, identities, [(run, trial) for trial in trials])
         self._known |= identities.found
 
     def publish(self, run: str, decision: Decision, finals: Sequence[Final] = ()) -> bool:
-        """Stores a decision with its finals and makes it the winner if ``decision.previous`` still is.
+        """Stores a decision with its finals and makes it the winner if ``decision.previous`` still is; returns whether
+        it did.
 
-        Where its problem, environment and regime have no winner yet, it becomes the first, whatever ``previous``
-        says: that may be the winner under other software. False when somebody else published meanwhile: what was
-        measured is kept, the winner stays, and the finals must be run against the new one.
+        Where its problem, environment and regime have no winner yet it becomes the first, whatever ``previous`` says:
+        that may be the winner under other software. False if another process published meanwhile: the decision is kept,
+        the winner stays, and the finals must be run against the new winner.
         """
         with self._writing() as session:
             writing.require_run(session, run)
-            identities = writing.identities_of(session, [], [(decision, finals)])
+            identities = identities_of(session, [], [(decision, finals)])
             number = writing.add_decision(session, identities, run, decision, finals)
             references = identities.measured(decision)
             place = {name: references[name] for name in ("problem_id", "hardware_id", "software_id")}
@@ -134,16 +138,16 @@ class Store:
             return writing.swap_winner(session, place_regime, number, decision.previous)
 
     def load(self, stream: TextIO) -> int:
-        """Imports what :meth:`export` wrote and returns how many records were new.
+        """Imports a file that :meth:`export` wrote; returns the number of new records.
 
-        Every line is validated first: a bad one is an ExchangeError with its number and fault, and nothing is stored.
+        Every line is validated first: a bad one raises ExchangeError with its number and fault, and nothing is stored.
         """
         from .exchange import parse
 
         return self.merge(parse(stream))
 
     def merge(self, parsed: Parsed) -> int:
-        """The same of lines that were read and validated by ``exchange.parse`` before, when there was no store yet."""
+        """Imports lines that ``exchange.parse`` has read; returns the number of new records."""
         from .merging import merge
 
         with self._writing() as session:
@@ -154,9 +158,10 @@ class Store:
     def winner(
         self, problem: ProblemKey, hardware: Mapping[str, Any], software: Mapping[str, Any], regime: str = "cold"
     ) -> Decision | None:
-        """The decision that holds for exactly this problem on this hardware: under this software, else the newest.
+        """The winner of exactly this problem on this hardware: under this software, else under the newest other, else
+        None.
 
-        The caller sees from ``decision.environment.software`` which of the two it is.
+        ``decision.environment.software`` is the software it was measured under.
         """
         environment = Environment(hardware, software)
         query = (
@@ -182,25 +187,24 @@ class Store:
         hardware: Mapping[str, Any] | None = None,
         regime: str = "cold",
     ) -> list[Decision]:
-        """The decisions that hold, newest first: for listing, and for the search of the nearest tuned problem."""
-        query = reading.select_winners().where(WinnerRow.regime == regime)
-        if op is not None:
-            query = query.where(ProblemRow.op == op)
-        if op_version is not None:
-            query = query.where(ProblemRow.op_version == op_version)
-        if static_key is not None:
-            query = query.where(ProblemRow.static_key == static_key)
-        if hardware is not None:
-            query = query.where(HardwareRow.key == _key(hardware))
+        """The winners, newest first, all or those that have every given value."""
+        query = reading.narrowed(
+            reading.select_winners(),
+            (WinnerRow.regime, regime),
+            (ProblemRow.op, op),
+            (ProblemRow.op_version, op_version),
+            (ProblemRow.static_key, static_key),
+            (HardwareRow.key, None if hardware is None else _key(hardware)),
+        )
         return self._decisions(query.order_by(DecisionRow.created.desc(), DecisionRow.id.desc()))
 
     def history(self, problem: ProblemKey, hardware: Mapping[str, Any]) -> list[Decision]:
-        """Every decision ever made for this problem on this hardware, newest first."""
+        """Every decision about this problem on this hardware, newest first."""
         query = reading.select_decisions().where(ProblemRow.key == problem.key, HardwareRow.key == _key(hardware))
         return self._decisions(query.order_by(DecisionRow.created.desc(), DecisionRow.id.desc()))
 
     def finals(self, decision_uid: str) -> list[Final]:
-        """The measurements that a decision rests on, in the order they were given."""
+        """The finals of a decision, in the order of their measurement."""
         with self._reading() as session:
             return reading.finals_of(session, decision_uid)
 
@@ -214,30 +218,26 @@ class Store:
         status: str | None = None,
         limit: int | None = None,
     ) -> list[Trial]:
-        """Trials, newest first; an ``environment`` stands for its hardware and its software."""
-        query: Select[Any] = reading.select_trials().order_by(TrialRow.id.desc()).limit(limit)
-        if problem is not None:
-            query = query.where(ProblemRow.key == problem.key)
-        if op is not None:
-            query = query.where(ProblemRow.op == op)
-        if environment is not None:
-            query = query.where(
-                HardwareRow.key == environment.hardware_key, SoftwareRow.key == environment.software_key
-            )
-        if protocol is not None:
-            query = query.where(ProtocolRow.key == protocol.key)
-        if status is not None:
-            query = query.where(TrialRow.status == status)
+        """Trials, newest first, all or those that have every given value; at most ``limit``."""
+        query = reading.narrowed(
+            reading.select_trials().order_by(TrialRow.id.desc()).limit(limit),
+            (ProblemRow.key, problem and problem.key),
+            (ProblemRow.op, op),
+            (HardwareRow.key, environment and environment.hardware_key),
+            (SoftwareRow.key, environment and environment.software_key),
+            (ProtocolRow.key, protocol and protocol.key),
+            (TrialRow.status, status),
+        )
         with self._reading() as session:
             return [trial for _, trial in reading.trials_of(session, query)]
 
     def trials_since(
         self, number: int, problem: ProblemKey, environment: Environment, protocol: Protocol
     ) -> tuple[int, list[Trial]]:
-        """Trials of a problem that were stored after row ``number``, oldest first, and the number to ask with next.
+        """(last row number, trials) of a problem's trials stored after row ``number``, oldest first.
 
-        On a server a row with a smaller number can become visible later than one with a greater: ask with a number
-        some way back, and pass over uids that are known.
+        On a server a row with a smaller number can become visible after one with a greater: ask again with a number
+        some way back, and skip the uids that are known.
         """
         query = (
             reading.select_trials()
@@ -255,8 +255,11 @@ class Store:
         return max((row for row, _ in found), default=number), [trial for _, trial in found]
 
     def newest_trial(self, after: int = 0, run: str = "") -> tuple[int, bool]:
-        """The row number of the trial stored last (``after`` when none is newer), and whether any run but ``run`` has
-        stored one since row ``after``. It reads no more rows than there are new ones."""
+        """(row number of the last trial, or ``after``; True if a run other than ``run`` stored one after row
+        ``after``).
+
+        Reads only rows after ``after``.
+        """
         others = func.count(TrialRow.id).filter(TrialRow.run_id != run)
         query = select(func.max(TrialRow.id), others).where(TrialRow.id > after)
         with self._reading() as session:
@@ -270,7 +273,7 @@ class Store:
             return list(reading.runs_of(session, query))
 
     def statistics(self) -> Statistics:
-        """How much there is, for a person to see."""
+        """The number of rows per kind of record, and the size of the database."""
         tables = {
             "runs": RunRow,
             "trials": TrialRow,
@@ -287,7 +290,7 @@ class Store:
             return Statistics(schema_version=self._opened.version, size_bytes=self._size(session), **counts)
 
     def hardware(self) -> list[Mapping[str, Any]]:
-        """Every hardware identity that anything was measured on, in the order of their coming."""
+        """Every hardware identity that something was measured on, in the order in which they were stored."""
         with self._reading() as session:
             return [
                 dict(row.identity) for row in session.execute(select(HardwareRow).order_by(HardwareRow.id)).scalars()
@@ -301,9 +304,9 @@ class Store:
         hardware: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         winners_only: bool = False,
     ) -> int:
-        """Writes everything, or what concerns one op or some hardware, as JSON lines; returns how many records.
+        """Writes all records, or those of one op or some hardware, as JSON lines; returns their number.
 
-        ``winners_only`` leaves out trials, finals and what has been replaced.
+        ``winners_only`` leaves out trials, finals and decisions that were replaced.
         """
         from .exchange import line
         from .merging import exported, exported_winners
