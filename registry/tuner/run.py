@@ -17,19 +17,20 @@ from ..discovery.catalog import Catalog
 from ..dispatch.plans.plan import Candidate
 from ..errors import StoreError
 from ..problem import Problem
-from .decide.finals import Deciding, result_of
+from .decide.finals import Finals, result_of
 from .decide.machine_noise import aa_job, aa_of, default_job, earlier_noise
 from .decide.noise import Noise
 from .events import Event, Note, Observer, ProblemDecided, ProblemSkipped, Result, RunEnded, RunStarted
 from .jobs import BlockJob
 from .limits import Budget, Limits
 from .measure.protocol import REGIME, Protocol
+from .planning.distance import seeds_of
 from .planning.problems import ProblemPlan
 from .planning.problems import plan as plan_problems
 from .planning.weights import default_us, weigh
 from .processes import spawning
 from .search.loop import SearchLoop
-from .search.problem_search import ProblemSearch, by_distance
+from .search.state import SearchState
 from .storing import Recorder
 from .workers import preloading
 from .workers.crew import Crew
@@ -187,21 +188,19 @@ class TuningRun:
         with self._timed("search_seconds"):
             if self._device.type == "cpu":
                 self._end_noise()  # before anything compiles: both want the same cores
-            finished = self._loop.run(plans, self._begin)
+            searched = self._loop.run(plans, self._begin)
             self._end_noise()
-            self._loop.build(finished)
+            self._loop.build(searched)
+            finished = [search.findings for search in searched]
             if first:
                 self._begin_noise(default_job(finished, self._protocol))
                 self._end_noise()
-        deciding = Deciding(
-            self._recorder, self._device, self._protocol, self._observe, self._noise, self._earlier_noise
-        )
+        finals = Finals(self._recorder, self._device, self._protocol, self._observe, self._noise, self._earlier_noise)
         with self._timed("finals_seconds"):
-            crew, after_blocks = self._crew, [self._crew.dismiss_worker] if last else []
-            for result in deciding.run(finished, crew.run_blocks, crew.replace_worker, *after_blocks):
+            for result in finals.run(finished, self._crew, dismiss=last):
                 self._results.append(result)
                 self._observe(ProblemDecided(result))
-        self._noise = deciding.noise
+        self._noise = finals.noise
 
     def _begin_noise(self, job: BlockJob | None) -> None:
         """Have the worker measure what this machine shows of what enters as two."""
@@ -226,21 +225,21 @@ class TuningRun:
     def _default_us(self, plan: ProblemPlan) -> float | None:
         return default_us(self._recorder.winner(plan.op, plan.problem))
 
-    def _begin(self, plan: ProblemPlan, over: Sequence[ProblemSearch]) -> ProblemSearch:
+    def _begin(self, plan: ProblemPlan, over: Sequence[SearchState]) -> SearchState:
         """A problem's search, from its neighbours' winners on and with what is stored of it already told."""
-        seeds = by_distance(plan, [*_tuned_in_this_run(plan, over), *self._recorder.neighbours(plan)])
+        seeds = seeds_of(plan, [*_tuned_in_this_run(plan, over), *self._recorder.neighbours(plan)])
         stored = self._recorder.valid(plan, self._recorder.winner(plan.op, plan.problem))
         budget = self._weights.budget(plan.problem, self._settings.budget)
-        search = ProblemSearch(plan, budget, seeds, next(self._seeds), stored)
+        search = SearchState(plan, budget, seeds, next(self._seeds), stored)
         if not self._settings.retune:
             for candidate, trial in self._recorder.known_trials(plan):
-                search.remember_trial(candidate, trial.status, trial.median_us, trial.censored, trial.uid)
+                search.learn_stored(candidate, trial.status, trial.median_us, trial.censored, trial.uid)
         return search
 
 
-def _tuned_in_this_run(plan: ProblemPlan, over: Iterable[ProblemSearch]) -> list[tuple[Any, Candidate]]:
+def _tuned_in_this_run(plan: ProblemPlan, over: Iterable[SearchState]) -> list[tuple[Any, Candidate]]:
     return [
-        (search.plan.problem.dims, search.ranked()[0])
+        (search.plan.problem.dims, search.findings.ranked()[0])
         for search in over
-        if search.plan.op is plan.op and search.ranked()
+        if search.plan.op is plan.op and search.findings.ranked()
     ]

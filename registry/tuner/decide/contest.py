@@ -13,7 +13,7 @@ from tuning_db import Decision, Final, Interval
 from ...dispatch.plans.plan import Candidate
 from ..events import Incumbent
 from ..jobs import Answer, Entrant, Timed
-from ..search.problem_search import ProblemSearch
+from ..search.findings import Findings
 from .judge import ALPHA, FINALISTS, INCUMBENT_COPY, MOST_BLOCKS, Verdict, block_ratio, fastest, median_of, time_ratio
 from .noise import Noise
 
@@ -37,7 +37,7 @@ Met = Mapping[str, tuple[Candidate | None, Entrant]]
 class Contest:
     """The incumbent and the challengers of one problem, and their blocks so far."""
 
-    search: ProblemSearch
+    findings: Findings
     incumbent: Candidate
     previous: Decision | None
     challengers: list[Candidate]
@@ -52,9 +52,9 @@ class Contest:
     def early_entrants(self) -> list[Candidate]:
         """Who enters the pre-final: the challengers and, so that the ratios to all are known, the incumbent and the
         best of every other implementation. Of one that is far behind the search tells enough."""
-        times = {one.key: self.search.median_us(one.key) or math.inf for one in self.search.best_of_each()}
+        times = {one.key: self.findings.median_us(one.key) or math.inf for one in self.findings.best_of_each()}
         near = FAR * min(times.values(), default=math.inf)
-        best = [one for one in self.search.best_of_each() if times[one.key] <= near]
+        best = [one for one in self.findings.best_of_each() if times[one.key] <= near]
         everybody = [*self.challengers, self.incumbent, *best]
         return list({candidate.key: candidate for candidate in everybody}.values())
 
@@ -73,17 +73,17 @@ class Contest:
         In the first also the copy floor. The order is another one in every block: memory handed out in the same order
         would lie at the same addresses in every process.
         """
-        search = self.search
+        findings = self.findings
         entrants: dict[str, tuple[Candidate | None, Entrant]] = {
-            self.incumbent.key: (self.incumbent, search.entrant(self.incumbent)),
-            INCUMBENT_COPY: (self.incumbent, search.entrant(self.incumbent, "copy")),
+            self.incumbent.key: (self.incumbent, findings.entrant(self.incumbent)),
+            INCUMBENT_COPY: (self.incumbent, findings.entrant(self.incumbent, "copy")),
         }
         for candidate in self.challengers:
-            entrants.setdefault(candidate.key, (candidate, search.entrant(candidate)))
+            entrants.setdefault(candidate.key, (candidate, findings.entrant(candidate)))
         if block == 0:
             entrants[FLOOR] = (None, Entrant("", {}, (), "floor"))
         names = list(entrants)
-        random.Random(f"{search.seed} {block}").shuffle(names)
+        random.Random(f"{findings.seed} {block}").shuffle(names)
         return {name: entrants[name] for name in names}
 
     @property
@@ -104,7 +104,7 @@ class Contest:
     @property
     def incumbent_us(self) -> float:
         """What the incumbent took in the search; one that was not in it: in the finals that it was stored after."""
-        searched = self.search.median_us(self.incumbent.key)
+        searched = self.findings.median_us(self.incumbent.key)
         if searched is None and self.previous is not None:
             return self.previous.median_us
         assert searched is not None
@@ -132,8 +132,8 @@ class Contest:
 
     def disturbance(self, winner: str) -> str:
         """Why the finals cannot be believed, "" when they can: something else kept the device busy."""
-        searched, decided = self.search.median_us(winner), median_of(winner, self.blocks)
-        if searched is None or decided < DISTURBED[self.search.plan.device.type] * searched:
+        searched, decided = self.findings.median_us(winner), median_of(winner, self.blocks)
+        if searched is None or decided < DISTURBED[self.findings.plan.device.type] * searched:
             return ""
         return f"its finals were disturbed: {decided:.4g} µs for what took {searched:.4g} µs in the search"
 
@@ -141,7 +141,7 @@ class Contest:
         """Per other implementation its best candidate's time over the winner's, paired by rounds: of the blocks where
         it was in them, else of the pre-final; else, unpaired, of the search."""
         ratios: dict[str, float] = {}
-        entered = [self.incumbent, *self.challengers, *self.search.best_of_each()]
+        entered = [self.incumbent, *self.challengers, *self.findings.best_of_each()]
         for candidate in {candidate.key: candidate for candidate in entered}.values():
             name = candidate.implementation.name
             ratio = block_ratio(candidate.key, winner.key, self.blocks)
@@ -154,7 +154,7 @@ class Contest:
         return ratios
 
     def _searched_ratio(self, one: Candidate, other: Candidate) -> float | None:
-        mine, its = self.search.median_us(one.key), self.search.median_us(other.key)
+        mine, its = self.findings.median_us(one.key), self.findings.median_us(other.key)
         return mine / its if mine and its else None
 
     def default_ratio(self, winner: Candidate, noise: Noise) -> Interval | None:
@@ -162,7 +162,7 @@ class Contest:
 
         Of a winner that is the default its own copy tells, else nothing does.
         """
-        default = self.search.default()
+        default = self.findings.default()
         if default is None:
             return None
         name = default.key
@@ -186,7 +186,7 @@ class Contest:
         """The contest that follows when another run has published: the winner of this one, and the default, against
         the new ``incumbent`` (None when that cannot run here any more: then against the old one)."""
         holder = incumbent or self.incumbent
-        default = self.search.default()
+        default = self.findings.default()
         wanted = [winner, *([default] if default else [])]
         challengers = {candidate.key: candidate for candidate in wanted if candidate.key != holder.key}
-        return Contest(self.search, holder, previous, list(challengers.values()))
+        return Contest(self.findings, holder, previous, list(challengers.values()))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol as Shape
+from typing import Protocol as Typed
 
 from tuning_db import Decision, Final
 
@@ -18,7 +18,7 @@ from ..limits import PRE_FINALISTS
 from ..measure.protocol import Protocol
 from ..planning.problems import ProblemPlan
 from ..planning.twin import LARGE_BYTES
-from ..search.problem_search import ProblemSearch
+from ..search.findings import Findings
 from ..storing import Recorder
 from .contest import Contest, Met
 from .judge import (
@@ -42,21 +42,21 @@ one in a hundred. Who is farther is no contender."""
 CHANGED = "source or space changed, or gone"
 """Why a stored winner is out that could not even be tried. As ``registry results`` says it."""
 
-RunBlocks = Callable[[Sequence[BlockJob]], Sequence[Answer]]
+
+class BlockRunner(Typed):
+    """Runs blocks of the finals on a worker; ``workers.crew.Crew`` is one."""
+
+    def run_blocks(self, jobs: Sequence[BlockJob]) -> Sequence[Answer]:
+        """The answers of the jobs, in order, from the present worker."""
+
+    def replace_worker(self, *, last: bool) -> None:
+        """Have a process that has measured nothing yet; ``last``: no other follows soon."""
+
+    def dismiss_worker(self) -> None:
+        """Let the worker end: no block follows soon."""
 
 
-class FreshWorker(Shape):
-    """Replaces the worker that blocks run on; ``last``: no other follows soon."""
-
-    def __call__(self, *, last: bool) -> None:
-        """Have a process that has measured nothing yet."""
-
-
-def _nothing() -> None:
-    """Whoever needs the worker afterwards keeps it."""
-
-
-class Deciding:
+class Finals:
     """Finals of several problems together: a fresh worker runs one block of each.
 
     ``noise`` is what this run has seen so far: the machine's own, measured before any finals, and that of its earlier
@@ -78,84 +78,81 @@ class Deciding:
         self._protocol = protocol
         self._observe = observer
         self._contests: list[Contest] = []
-        self._lost: list[ProblemSearch] = []
+        self._without: list[Findings] = []
         self._mishaps: dict[Problem, str] = {}
         self._earlier = earlier or Noise()
         self.noise = noise or Noise()
 
     @property
-    def finals(self) -> int:
-        """Problems that have somebody to decide about."""
+    def contests(self) -> int:
+        """Problems whose finals are still to be decided."""
         return len(self._contests)
 
     @property
     def blocks(self) -> int:
-        """How many there are of the problem that has most."""
+        """Blocks of the problem that has most of them."""
         return max((contest.wanted for contest in self._contests), default=0)
 
-    def run(
-        self,
-        searches: Sequence[ProblemSearch],
-        run_blocks: RunBlocks,
-        fresh_worker: FreshWorker,
-        after_blocks: Callable[[], None] = _nothing,
-    ) -> Iterator[Result]:
-        """Hold the finals, publish, and say what became of each problem, one after another.
+    def run(self, searched: Sequence[Findings], runner: BlockRunner, *, dismiss: bool = False) -> Iterator[Result]:
+        """Hold the finals, publish, and return the result of each problem, one after another.
 
         Where another run has published meanwhile, finals against its winner follow, three at most in all; they begin
-        with a fresh worker. ``after_blocks``: called when the worker has nothing to do until then, if they follow.
+        with a fresh worker. ``dismiss``: let the worker end after the blocks, since nothing else needs it.
         """
-        self.prepare(searches, run_blocks)
+        self.prepare(searched, runner)
         for attempt in range(1, ATTEMPTS + 1):
             for number in range(self.blocks):
-                fresh_worker(last=number == self.blocks - 1)
-                self.block(number, run_blocks)
-            after_blocks()
+                runner.replace_worker(last=number == self.blocks - 1)
+                self.block(number, runner)
+            if dismiss:
+                runner.dismiss_worker()
             yield from self.decide(last=attempt == ATTEMPTS)
-            if not self.finals:
+            if not self.contests:
                 return
 
-    def prepare(self, searches: Sequence[ProblemSearch], run_blocks: RunBlocks) -> None:
+    def prepare(self, searched: Sequence[Findings], runner: BlockRunner) -> None:
         """Choose incumbents and challengers, and hold the pre-final that leaves two of them."""
-        for search in searches:
-            plan = search.plan
-            incumbent = search.incumbent()
+        for findings in searched:
+            plan = findings.plan
+            incumbent = findings.incumbent()
             if incumbent is None:
-                self._lost.append(search)
+                self._without.append(findings)
                 continue
             previous = self._recorder.winner(plan.op, plan.problem)
             stored = self._recorder.valid(plan, previous)
-            if stored is not None and not search.fault_of(stored):
+            if stored is not None and not findings.fault_of(stored):
                 incumbent = stored  # which another run may have published since the search began
-            self._contests.append(Contest(search, incumbent, previous, _challengers(search, incumbent)))
+            self._contests.append(Contest(findings, incumbent, previous, _challengers(findings, incumbent)))
         contested = [contest for contest in self._contests if len(contest.early_entrants()) > 1]
-        answers = run_blocks([self._pre_final(contest) for contest in contested])
+        answers = runner.run_blocks([self._pre_final(contest) for contest in contested])
         for contest, answer in zip(contested, answers, strict=True):
             faults = answer.faults if isinstance(answer, Timed) else ()
             for candidate, fault in zip(contest.early_entrants(), faults, strict=False):
                 if fault:
-                    self._observe(Note(f"{contest.search.plan.problem}: {candidate} is out of the pre-final: {fault}"))
+                    self._observe(
+                        Note(f"{contest.findings.plan.problem}: {candidate} is out of the pre-final: {fault}")
+                    )
             contest.meet_early(answer)
         for contest in self._contests:
-            default = contest.search.default()
+            default = contest.findings.default()
             if default is not None and default.key not in contest.candidates:
                 contest.challengers.append(default)
         self._fix_blocks()
-        self._observe(FinalsStarted(self.finals, self.blocks))
+        self._observe(FinalsStarted(self.contests, self.blocks))
 
-    def block(self, number: int, run_blocks: RunBlocks) -> None:
-        """One block of every problem that has so many, on the worker that ``run_blocks`` uses."""
+    def block(self, number: int, runner: BlockRunner) -> None:
+        """One block of every problem that has so many, on the runner's present worker."""
         contests = [contest for contest in self._contests if number < contest.wanted]
         entered = [contest.entrants(number) for contest in contests]
         jobs = [
             replace(
                 self._job(contest, [entrant for _, entrant in entrants.values()], number),
-                verify=number == contest.wanted - 1 or not _is_large(contest.search.plan),
+                verify=number == contest.wanted - 1 or not _is_large(contest.findings.plan),
             )
             for contest, entrants in zip(contests, entered, strict=True)
         ]
-        for contest, entrants, answer in zip(contests, entered, run_blocks(jobs), strict=True):
-            problem = contest.search.plan.problem
+        for contest, entrants, answer in zip(contests, entered, runner.run_blocks(jobs), strict=True):
+            problem = contest.findings.plan.problem
             if not isinstance(answer, Timed):
                 self._mishaps[problem] = answer.message
                 self._observe(Note(f"{problem}: finals block {number + 1} was lost: {answer.message}"))
@@ -173,9 +170,9 @@ class Deciding:
 
         Those that another run has overtaken remain, for finals against its winner, unless this is the ``last`` time.
         """
-        lost, self._lost = self._lost, []
-        for search in lost:
-            yield _without_winner(search, "none is right")
+        without, self._without = self._without, []
+        for findings in without:
+            yield _without_winner(findings, "none is right")
         contests, self._contests = self._contests, []
         for contest in contests:
             self.noise += observed(contest.incumbent.key, contest.challenged_by, contest.blocks)
@@ -198,7 +195,7 @@ class Deciding:
 
     def _decide_one(self, contest: Contest, noise: Noise, *, last: bool) -> Result | None:
         if not contest.complete:
-            mishap = self._mishaps.get(contest.search.plan.problem, "")
+            mishap = self._mishaps.get(contest.findings.plan.problem, "")
             return self._undecided(contest, "no finals block was completed" + (f" ({mishap})" if mishap else ""))
         if wrong := contest.refused.get(contest.incumbent.key):
             return self._undecided(contest, f"its incumbent is wrong ({wrong})")
@@ -208,16 +205,16 @@ class Deciding:
         why_out = self._why_out(contest)
         decision = self._decision(contest, verdict, noise, new=contest.previous is None or bool(why_out))
         if self._recorder.publish(decision, contest.rows):
-            search, met = contest.search, contest.met
+            findings, met = contest.findings, contest.met
             if why_out:
-                self._observe(Note(f"{search.plan.problem}: {why_out}"))
+                self._observe(Note(f"{findings.plan.problem}: {why_out}"))
                 met = replace(met, stored=False)
-            return result_of(search.plan, decision, decision.verdict, search.statuses, met, why_out)
+            return result_of(findings.plan, decision, decision.verdict, findings.statuses, met, why_out)
         return self._overtaken(contest, decision, contest.candidates[verdict.winner], last=last)
 
     def _overtaken(self, contest: Contest, decision: Decision, winner: Candidate, *, last: bool) -> Result | None:
         """Another run has published: agree with it, or meet its winner in finals that are still to be held (None)."""
-        plan, statuses = contest.search.plan, contest.search.statuses
+        plan, statuses = contest.findings.plan, contest.findings.statuses
         stored = self._recorder.winner(plan.op, plan.problem)
         if stored is None:
             return self._undecided(contest, "its winner was not stored, although nobody else published one")
@@ -231,23 +228,23 @@ class Deciding:
 
     def _why_out(self, contest: Contest) -> str:
         """Why the stored winner was not there to be beaten; "" where it was, or where there is none."""
-        previous, plan = contest.previous, contest.search.plan
+        previous, plan = contest.previous, contest.findings.plan
         if previous is None:
             return ""
         stored = self._recorder.valid(plan, previous)
         if stored is not None and stored.key == contest.incumbent.key:
             return ""
-        fault = CHANGED if stored is None else contest.search.fault_of(stored) or "it was not tried"
+        fault = CHANGED if stored is None else contest.findings.fault_of(stored) or "it was not tried"
         return f"the stored winner {previous.candidate.implementation} was out: {fault}"
 
     def _decision(self, contest: Contest, verdict: Verdict, noise: Noise, *, new: bool) -> Decision:
         winner = contest.candidates[verdict.winner]
         previous = contest.previous
-        verified = contest.search.uid(winner)
+        verified = contest.findings.uid(winner)
         if verified is None and previous is not None and winner.key == contest.incumbent.key:
             verified = previous.trial_uid
         return self._recorder.decision(
-            contest.search.plan,
+            contest.findings.plan,
             winner,
             median_us=median_of(winner.key, contest.blocks),
             floor_us=contest.floor_us,
@@ -264,19 +261,19 @@ class Deciding:
         )
 
     def _undecided(self, contest: Contest, why: str) -> Result:
-        search = contest.search
-        self._observe(Note(f"{search.plan.problem}: {why}; run again to decide"))
-        return _without_winner(search, f"undecided: {why}")
+        findings = contest.findings
+        self._observe(Note(f"{findings.plan.problem}: {why}; run again to decide"))
+        return _without_winner(findings, f"undecided: {why}")
 
     def _pre_final(self, contest: Contest) -> BlockJob:
-        entrants = [contest.search.entrant(candidate) for candidate in contest.early_entrants()]
+        entrants = [contest.findings.entrant(candidate) for candidate in contest.early_entrants()]
         return replace(self._job(contest, entrants, MOST_BLOCKS), rounds=PRE_ROUNDS, verify=False)
 
     def _job(self, contest: Contest, entrants: Sequence[Entrant], seed: int) -> BlockJob:
-        plan = contest.search.plan
+        plan = contest.findings.plan
         return BlockJob(
             0, plan.op.name, dict(plan.problem.dims), tuple(entrants), dict(self._protocol.details),
-            contest.search.seed + seed, ROUNDS,
+            contest.findings.seed + seed, ROUNDS,
         )  # fmt: skip
 
     def _rows(self, block: int, entered: Met, answer: Timed) -> list[Final]:
@@ -289,16 +286,16 @@ class Deciding:
         ]
 
 
-def _challengers(search: ProblemSearch, incumbent: Candidate) -> list[Candidate]:
+def _challengers(findings: Findings, incumbent: Candidate) -> list[Candidate]:
     """Who is near the fastest of the search, fastest first: two at least, if there are so many, and eight at most."""
-    ranked = [candidate for candidate in search.ranked() if candidate.key != incumbent.key]
-    limit = _NEAR * (search.best_us or 0.0)
-    near = sum((search.median_us(candidate.key) or 0.0) <= limit for candidate in ranked)
+    ranked = [candidate for candidate in findings.ranked() if candidate.key != incumbent.key]
+    limit = _NEAR * (findings.best_us or 0.0)
+    near = sum((findings.median_us(candidate.key) or 0.0) <= limit for candidate in ranked)
     return ranked[: max(FINALISTS, min(near, PRE_FINALISTS))]
 
 
-def _without_winner(search: ProblemSearch, why: str) -> Result:
-    return Result(search.plan.problem, "", {}, None, search.floor_us, {}, "none", search.statuses, reason=why)
+def _without_winner(findings: Findings, why: str) -> Result:
+    return Result(findings.plan.problem, "", {}, None, findings.floor_us, {}, "none", findings.statuses, reason=why)
 
 
 def _is_large(plan: ProblemPlan) -> bool:

@@ -15,7 +15,7 @@ from tuning_db import Environment, Store
 from ..jobs import Answer, BlockJob, Entrant, Timed
 from ..measure.protocol import Protocol
 from ..planning.problems import ProblemPlan
-from ..search.problem_search import ProblemSearch
+from ..search.findings import Findings
 from .noise import PAIRS_PER_DECADE, Noise, Pair
 
 _RUNS, _SAME = 100, 5
@@ -34,14 +34,14 @@ def aa_job(plans: Sequence[ProblemPlan], protocol: Protocol) -> BlockJob | None:
     return _twins(min(possible, key=_bytes), Entrant("", {}, (), "floor"), _COPIES, protocol) if possible else None
 
 
-def default_job(searches: Sequence[ProblemSearch], protocol: Protocol) -> BlockJob | None:
+def default_job(searched: Sequence[Findings], protocol: Protocol) -> BlockJob | None:
     """The job to send after a search: of the problem that moves the fewest bytes the default as a pair, where it was
     right. None where none was."""
-    right = [(search, default) for search in searches if (default := search.default()) is not None]
+    right = [(findings, default) for findings in searched if (default := findings.default()) is not None]
     if not right:
         return None
-    search, default = min(right, key=lambda entry: _bytes(entry[0].plan))
-    return _twins(search.plan, search.entrant(default), 2, protocol, search.seed)
+    findings, default = min(right, key=lambda entry: _bytes(entry[0].plan))
+    return _twins(findings.plan, findings.entrant(default), 2, protocol, findings.seed)
 
 
 def _twins(plan: ProblemPlan, entrant: Entrant, count: int, protocol: Protocol, seed: int = 0) -> BlockJob:

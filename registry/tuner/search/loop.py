@@ -16,26 +16,30 @@ from ..measure.protocol import Protocol
 from ..planning.problems import ProblemPlan
 from ..storing import Recorder
 from ..workers.crew import Crew
-from .problem_search import ProblemSearch, Waiting
 from .resources import misfit
+from .state import SearchState
+from .waiting import Waiting
 
 _ACTIVE_PROBLEMS = 6
 _IN_FLIGHT = 8
 _ENOUGH_READY = 4
-"""Candidates that wait for the device. While there are so many nothing is asked for: it would be asked knowing less."""
+"""Candidates that wait for the device. While there are so many no other is asked for: later more is known."""
 _HEAR_EVERY_S = 0.1
 _REMEMBERED = 512
-"""Built candidates that other problems are offered."""
+"""Built candidates that are offered to other problems."""
 
-Begin = Callable[[ProblemPlan, Sequence[ProblemSearch]], ProblemSearch]
-"""Makes a problem's search, given those that are over: its neighbours' winners are where it starts."""
+Begin = Callable[[ProblemPlan, Sequence[SearchState]], SearchState]
+"""Makes a problem's search, given the searches that are over: the winners of its neighbours are its seeds."""
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """A job for the device; no candidate: the floor's copy. ``shared``: nobody asked for it."""
+    """A job for the device, of the copy floor where there is no candidate.
 
-    search: ProblemSearch
+    ``shared``: another problem's search asked for the candidate.
+    """
+
+    search: SearchState
     candidate: Candidate | None
     job: TrialJob
     shared: bool = False
@@ -50,19 +54,18 @@ class SearchLoop:
         self._protocol = protocol
         self._recorder = recorder
         self._observe = observe
-        self._active: list[ProblemSearch] = []
+        self._active: list[SearchState] = []
         self._ready: collections.deque[_Ready] = collections.deque()
         self._sent: dict[int, _Ready] = {}
         self._built: collections.deque[tuple[Waiting, tuple[Artifact, ...]]] = collections.deque(maxlen=_REMEMBERED)
         self._offered: set[tuple[int, str]] = set()
         self.trials = 0
         self._hear_at = 0.0
-        crew.answered = self._answered
 
-    def run(self, plans: Sequence[ProblemPlan], begin: Begin) -> list[ProblemSearch]:
-        """Search all of them; returns the searches in the order in which they ended."""
+    def run(self, plans: Sequence[ProblemPlan], begin: Begin) -> list[SearchState]:
+        """Search all problems; returns the searches in the order in which they ended."""
         queue = collections.deque(plans)
-        over: list[ProblemSearch] = []
+        over: list[SearchState] = []
         while queue or self._active:
             while queue and len(self._active) < _ACTIVE_PROBLEMS:
                 self._begin(begin(queue.popleft(), over))
@@ -74,33 +77,36 @@ class SearchLoop:
         return over
 
     def _cancel_compiling(self) -> None:
-        """What only searches that are over had queued keeps no compiler from what is wanted."""
+        """Drop variants from the compilers' queue that no search which goes on is waiting for."""
         waiting = [one for search in self._active for one in search.waiting]
         self._crew.compiler.keep_only({variant.key for one in waiting for variant in (*one.variants, *one.extra)})
 
-    def build(self, searches: Sequence[ProblemSearch]) -> None:
-        """Compile what may enter the finals and was measured by an earlier run; what fails is left out there."""
+    def build(self, searches: Sequence[SearchState]) -> None:
+        """Compile the candidates that may enter the finals and were measured by an earlier run alone.
+
+        A candidate that fails to compile is left out of the finals.
+        """
         left = [(search, waiting) for search in searches for waiting in search.unbuilt()]
         while left:
             left = [(search, waiting) for search, waiting in left if not self._is_settled(search, waiting)]
             if left:
-                self._crew.wait()
+                self._wait()
 
-    def _is_settled(self, search: ProblemSearch, waiting: Waiting) -> bool:
+    def _is_settled(self, search: SearchState, waiting: Waiting) -> bool:
         results = self._results(search, waiting)
         if not all(results):
             return False
-        search.remember(waiting.candidate, _artifacts(results))
+        search.findings.remember(waiting.candidate, _artifacts(results))
         return True
 
-    def _begin(self, search: ProblemSearch) -> None:
+    def _begin(self, search: SearchState) -> None:
         self._active.append(search)
         search.on_device += 1
         self._ready.append(_Ready(search, None, self._job(search, Entrant("", {}, (), "floor"))))
         self._observe(ProblemStarted(search.plan.problem, search.candidates, None))
 
     def _advance(self) -> None:
-        """One turn: ask, compile, feed the device, wait for whoever answers first."""
+        """One turn: ask for candidates, compile them, feed the device, wait for the first answer."""
         self._hear()
         for search in self._active:
             if len(self._ready) < _ENOUGH_READY:
@@ -110,10 +116,18 @@ class SearchLoop:
                 self._push(search, waiting)
         self._feed()
         if self._sent or not self._crew.compiler.idle:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait until a child has something to say, and learn the trials that were answered."""
+        try:
             self._crew.wait()
+        finally:  # also when Ctrl-C ends the wait: what was measured is stored
+            for job, outcome in self._crew.take_answered():
+                self._answered(job, outcome)
 
     def _hear(self) -> None:
-        """What other runs on this database have tried meanwhile need not be tried here."""
+        """Learn the trials that other runs on this database have stored meanwhile: they need not be repeated."""
         now = time.monotonic()
         if now < self._hear_at:
             return
@@ -121,10 +135,10 @@ class SearchLoop:
         if self._recorder.has_news():
             for search in self._active:
                 for candidate, trial in self._recorder.news(search.plan):
-                    search.remember_trial(candidate, trial.status, trial.median_us, trial.censored, trial.uid)
+                    search.learn_stored(candidate, trial.status, trial.median_us, trial.censored, trial.uid)
 
-    def _push(self, search: ProblemSearch, waiting: Waiting) -> None:
-        """Towards the device if all its variants are built, out if one failed."""
+    def _push(self, search: SearchState, waiting: Waiting) -> None:
+        """Queue the candidate for the device if all its variants are built, drop it if one failed."""
         failure = Failed("error", waiting.fault) if waiting.fault else None
         results, extra = self._results(search, waiting), self._results(search, waiting, waiting.extra)
         failure = failure or next((result for result in results if isinstance(result, Failed)), None)
@@ -135,30 +149,30 @@ class SearchLoop:
             self._learn(search, waiting.candidate, Outcome(failure.status, failure.message))
         elif all((*results, *extra)):
             artifacts = _artifacts(results)
-            search.remember(waiting.candidate, artifacts)
+            search.findings.remember(waiting.candidate, artifacts)
             search.waiting.remove(waiting)
             self._built.append((waiting, artifacts))
             self._send_off(search, waiting.candidate, (*artifacts, *_artifacts(extra)))
 
-    def _misfit(self, search: ProblemSearch, candidate: Candidate, artifacts: tuple[Artifact, ...]) -> Failed | None:
-        """What must be tried runs although it spills; what asks for more shared memory than there is cannot."""
-        if search.must_try(candidate):
+    def _misfit(self, search: SearchState, candidate: Candidate, artifacts: tuple[Artifact, ...]) -> Failed | None:
+        """Why the candidate cannot run, None if it can. A candidate that must be tried may spill registers."""
+        if search.findings.must_try(candidate):
             artifacts = tuple(_without_spills(artifact) for artifact in artifacts)
         reason = misfit(artifacts, self._device)
         return Failed("out_of_resources", reason) if reason else None
 
     def _results(
-        self, search: ProblemSearch, waiting: Waiting, variants: Sequence[Variant] | None = None
+        self, search: SearchState, waiting: Waiting, variants: Sequence[Variant] | None = None
     ) -> list[Built | Failed | None]:
         op, name = search.plan.op.name, waiting.candidate.implementation.name
         chosen = waiting.variants if variants is None else variants
         return [self._crew.compiler.want(op, name, variant, self._device.target) for variant in chosen]
 
     def _send_off(
-        self, search: ProblemSearch, candidate: Candidate, artifacts: tuple[Artifact, ...], *, shared: bool = False
+        self, search: SearchState, candidate: Candidate, artifacts: tuple[Artifact, ...], *, shared: bool = False
     ) -> None:
         search.on_device += 1
-        entrant = replace(search.entrant(candidate), artifacts=artifacts)
+        entrant = replace(search.findings.entrant(candidate), artifacts=artifacts)
         self._ready.append(_Ready(search, candidate, self._job(search, entrant), shared))
 
     def _feed(self) -> None:
@@ -175,15 +189,15 @@ class SearchLoop:
                 ready.search.on_device -= 1
                 continue
             self._sent[ready.job.id] = ready
-            self._crew.submit(replace(ready.job, best_us=ready.search.best_us))
+            self._crew.submit(replace(ready.job, best_us=ready.search.findings.best_us))
 
     def _share(self) -> bool:
-        """Rather than wait for a compiler: what was built for one problem, measured on another that it runs too."""
+        """While compilers are busy, queue a candidate that was built for another problem; False if none is wanted."""
         if self._crew.compiler.idle:
             return False
         for built, artifacts in reversed(self._built):
             for search in self._active:
-                place = (search.seed, built.candidate.key)
+                place = (search.findings.seed, built.candidate.key)
                 if place in self._offered:
                     continue
                 self._offered.add(place)
@@ -191,7 +205,7 @@ class SearchLoop:
                     continue  # one problem's default or stored winner may spill: not so as another's candidate
                 own = search.serve(built)
                 if own is not None:
-                    search.remember(own.candidate, artifacts)
+                    search.findings.remember(own.candidate, artifacts)
                     self._send_off(search, own.candidate, artifacts, shared=True)
                     return True
         return False
@@ -202,11 +216,11 @@ class SearchLoop:
         search.on_device -= 1
         search.seconds += outcome.seconds
         if ready.candidate is None:
-            search.floor_us = outcome.median_us
+            search.findings.floor_us = outcome.median_us
         else:
             self._learn(search, ready.candidate, outcome, shared=ready.shared)
 
-    def _learn(self, search: ProblemSearch, candidate: Candidate, outcome: Outcome, *, shared: bool = False) -> None:
+    def _learn(self, search: SearchState, candidate: Candidate, outcome: Outcome, *, shared: bool = False) -> None:
         plan = search.plan
         uid = self._recorder.trial(plan.op, plan.problem, candidate, outcome)
         learn = search.learn_shared if shared else search.learn
@@ -222,17 +236,17 @@ class SearchLoop:
                 outcome.median_us,
                 search.done,
                 search.candidates,
-                search.best_us,
-                search.floor_us,
+                search.findings.best_us,
+                search.findings.floor_us,
                 search.seconds_left,
             )
         )
 
-    def _job(self, search: ProblemSearch, entrant: Entrant) -> TrialJob:
+    def _job(self, search: SearchState, entrant: Entrant) -> TrialJob:
         plan = search.plan
         return TrialJob(
             self._crew.next_job(), plan.op.name, dict(plan.problem.dims), entrant, dict(self._protocol.details),
-            search.seed,
+            search.findings.seed,
         )  # fmt: skip
 
 

@@ -25,13 +25,11 @@ _SEEN_S = 1.0
 """The most time between two looks that count: the driver's figure is about 0.17 to 1 s, the last before a look."""
 _MOST_COMPILERS = 16
 
-TrialAnswered = Callable[[TrialJob, Outcome], None]
-
 
 class Crew:
-    """Starts and ends the children, waits for whoever answers first, and adds up how long worker and device were busy.
+    """Starts and ends the children, waits for answers, and adds up how long worker and device were busy.
 
-    Trials' answers go to ``answered``, which whoever submits them sets. Not to be shared between threads.
+    A crew must not be shared between threads.
     """
 
     def __init__(self, device: Device, files: Sequence[str], limits: Limits, note: Callable[[str], None]) -> None:
@@ -44,7 +42,7 @@ class Crew:
         size = min(_MOST_COMPILERS, len(cores) or os.cpu_count() or 1)
         self.compiler = Compiler(self._selector, size, files, limits, cores)
         self.worker: DeviceWorker | None = None
-        self.answered: TrialAnswered | None = None
+        self._trials: list[tuple[TrialJob, Outcome]] = []
         self.blocks: list[tuple[float, float]] = []
         """Of every series of blocks: how long it took, and how long the worker was at it once it had started."""
         self._spare: DeviceWorker | None = None
@@ -111,7 +109,7 @@ class Crew:
         return self._blocks.pop(number)
 
     def wait(self) -> None:
-        """Until a child has something to say, half a second at most; what it says is handled before this returns."""
+        """Wait until a child has something to say, half a second at most; ``take_answered`` then has the answers."""
         began, at_work = time.monotonic(), self.worker is not None and not self.worker.idle
         for key, _ in self._selector.select(_TICK_S):
             key.data()
@@ -121,6 +119,11 @@ class Crew:
         if at_work:
             self._add_busy(began, time.monotonic())
         self._look_at_device()
+
+    def take_answered(self) -> list[tuple[TrialJob, Outcome]]:
+        """The trials that were answered since this was asked last."""
+        answered, self._trials = self._trials, []
+        return answered
 
     @property
     def seconds(self) -> float:
@@ -175,8 +178,7 @@ class Crew:
             self._blocks[job.id] = answer
             return
         assert isinstance(answer, Outcome)
-        assert self.answered is not None
-        self.answered(job, answer)
+        self._trials.append((job, answer))
 
     def _look_at_device(self) -> None:
         now = time.monotonic()

@@ -13,7 +13,7 @@ from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate
 from registry.problem import Problem
 from registry.tuner.decide.contest import DISTURBED, Contest
-from registry.tuner.decide.finals import CHANGED, Deciding
+from registry.tuner.decide.finals import CHANGED, Finals
 from registry.tuner.decide.judge import (
     ATTEMPTS,
     BLOCKS,
@@ -27,10 +27,9 @@ from registry.tuner.decide.judge import (
 from registry.tuner.decide.noise import Noise, Pair
 from registry.tuner.events import Event, FinalsStarted, Note, Result
 from registry.tuner.jobs import BlockJob, Entrant, Outcome, Timed
-from registry.tuner.limits import Budget
 from registry.tuner.measure.protocol import Protocol
 from registry.tuner.planning.problems import ProblemPlan, plan
-from registry.tuner.search.problem_search import ProblemSearch
+from registry.tuner.search.findings import Findings
 from registry.tuner.storing import Recorder
 from tuning_db import Store
 
@@ -65,6 +64,7 @@ class Bench:
     meanwhile: Callable[[int], None] = lambda attempt: None
     jobs: list[BlockJob] = field(default_factory=list)
     workers: list[bool] = field(default_factory=list)
+    dismissed: Callable[[], None] = lambda: pytest.fail("the worker was not to be dismissed")
 
     def run_blocks(self, jobs: Sequence[BlockJob]) -> list[Timed | Outcome]:
         self.jobs += jobs
@@ -72,8 +72,11 @@ class Bench:
             self.meanwhile(len(self.workers) // MOST_BLOCKS)
         return [self._timed(job) for job in jobs]
 
-    def fresh_worker(self, *, last: bool) -> None:
+    def replace_worker(self, *, last: bool) -> None:
         self.workers.append(last)
+
+    def dismiss_worker(self) -> None:
+        self.dismissed()
 
     @property
     def finals(self) -> list[BlockJob]:
@@ -104,9 +107,9 @@ def candidates(planned: ProblemPlan) -> dict[str, Candidate]:
     }
 
 
-def searched(planned: ProblemPlan, recorder: Recorder, medians: Mapping[str, float]) -> ProblemSearch:
+def searched(planned: ProblemPlan, recorder: Recorder, medians: Mapping[str, float]) -> Findings:
     stored = recorder.valid(planned, recorder.winner(planned.op, planned.problem))
-    search = ProblemSearch(planned, Budget(), [], 0, stored)
+    search = Findings(planned, 0, stored)
     for name, candidate in candidates(planned).items():
         if name in medians:
             uid = recorder.trial(planned.op, planned.problem, candidate, Outcome("ok", median_us=medians[name]))
@@ -122,12 +125,12 @@ def recorders(store: Store) -> Callable[[], Recorder]:
 
 def decide(
     planned: ProblemPlan, recorder: Recorder, bench: Bench, medians: Mapping[str, float] = HONEST
-) -> tuple[Result, list[Event], Deciding]:
+) -> tuple[Result, list[Event], Finals]:
     events: list[Event] = []
-    deciding = Deciding(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
+    finals = Finals(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
     search = searched(planned, recorder, medians)
-    (result,) = deciding.run([search], bench.run_blocks, bench.fresh_worker)
-    return result, events, deciding
+    (result,) = finals.run([search], bench)
+    return result, events, finals
 
 
 def winner(recorder: Recorder, planned: ProblemPlan) -> str:
@@ -198,7 +201,7 @@ def test_the_decision_keeps_the_ratio_to_the_default_and_every_round(
 ) -> None:
     recorder = recorders()
     fast = {**HONEST, "chatters": 80.0, "honest 2": 82.0}
-    result, _, deciding = decide(planned, recorder, Bench(fast), fast)
+    result, _, finals = decide(planned, recorder, Bench(fast), fast)
     decision = recorder.winner(planned.op, PROBLEM)
     assert decision is not None
     assert decision.default_ratio is not None
@@ -209,8 +212,8 @@ def test_the_decision_keeps_the_ratio_to_the_default_and_every_round(
     assert decision.floor_us == pytest.approx(FLOOR_US, rel=1e-2)
     entered = 1 + 1 + FINALISTS
     assert len(store.finals(decision.uid)) == ROUNDS * (MOST_BLOCKS * entered + 1)
-    assert len(deciding.noise.single) == len(QUIET.single) + MOST_BLOCKS
-    assert len(deciding.noise.decided) == 1
+    assert len(finals.noise.single) == len(QUIET.single) + MOST_BLOCKS
+    assert len(finals.noise.decided) == 1
 
 
 def test_a_tie_says_with_whom(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
@@ -305,10 +308,10 @@ def test_what_earlier_runs_know_of_noise_counts_and_is_not_stored_again(
     gain = {**HONEST, "chatters": 97.0}
     earlier = Noise(decided=(Pair(100.0, 1 + relative),) * 10)
     recorder, bench = recorders(), Bench(gain)
-    deciding = Deciding(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET, earlier)
-    (result,) = deciding.run([searched(planned, recorder, gain)], bench.run_blocks, bench.fresh_worker)
+    finals = Finals(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET, earlier)
+    (result,) = finals.run([searched(planned, recorder, gain)], bench)
     assert result.implementation == wins
-    assert len(deciding.noise.decided) == 1
+    assert len(finals.noise.decided) == 1
 
 
 def test_the_worker_is_free_after_the_last_block_of_each_finals_and_before_they_are_judged(
@@ -318,14 +321,10 @@ def test_the_worker_is_free_after_the_last_block_of_each_finals_and_before_they_
     bench = Bench(
         {**HONEST, "chatters": 80.0}, lambda attempt: publish(planned, other, "honest 2") if attempt == 1 else None
     )
-    deciding = Deciding(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET)
+    finals = Finals(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET)
+    bench.dismissed = lambda: free.append((len(bench.finals), winner(recorder, planned)))
     free: list[tuple[int, str]] = []
-    (result,) = deciding.run(
-        [searched(planned, recorder, bench.times)],
-        bench.run_blocks,
-        bench.fresh_worker,
-        lambda: free.append((len(bench.finals), winner(recorder, planned))),
-    )
+    (result,) = finals.run([searched(planned, recorder, bench.times)], bench, dismiss=True)
     assert result.implementation == "rogue.chatters"
     assert free == [(MOST_BLOCKS, "honest 2"), (2 * MOST_BLOCKS, "honest 2")]
 
@@ -335,9 +334,9 @@ def test_few_problems_meet_in_more_processes(
     planned: ProblemPlan, recorders: Callable[[], Recorder], problems: int, blocks: int
 ) -> None:
     recorder, bench, events = recorders(), Bench(HONEST), list[Event]()
-    deciding = Deciding(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
+    finals = Finals(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
     searches = [searched(planned, recorder, HONEST) for _ in range(problems)]
-    assert len(list(deciding.run(searches, bench.run_blocks, bench.fresh_worker))) == problems
+    assert len(list(finals.run(searches, bench))) == problems
     assert bench.workers[:blocks] == [False] * (blocks - 1) + [True]
     assert next(event for event in events if isinstance(event, FinalsStarted)) == FinalsStarted(problems, blocks)
 
@@ -349,8 +348,8 @@ def test_known_noise_of_such_durations_spares_processes(
 ) -> None:
     known, recorder, bench = Noise(decided=(Pair(us, 1.001),) * USUAL_IS_KNOWN), recorders(), Bench(HONEST)
     noise = (QUIET, known) if earlier else (QUIET + known, None)
-    deciding = Deciding(recorder, CPU, Protocol.of(CPU), lambda event: None, *noise)
-    list(deciding.run([searched(planned, recorder, HONEST)], bench.run_blocks, bench.fresh_worker))
+    finals = Finals(recorder, CPU, Protocol.of(CPU), lambda event: None, *noise)
+    list(finals.run([searched(planned, recorder, HONEST)], bench))
     assert bench.workers == [False] * (blocks - 1) + [True]
 
 
@@ -367,14 +366,14 @@ def test_each_problem_meets_in_as_many_processes_as_its_own_decade_needs(
     recorder, bench, events = recorders(), Bench(HONEST), list[Event]()
     few = [searched(planned_short, recorder, {name: us / 20 for name, us in HONEST.items()}) for _ in range(short)]
     many = [searched(planned, recorder, HONEST) for _ in range(USUAL_IS_KNOWN)]
-    deciding = Deciding(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
-    list(deciding.run([*few, *many] if first else [*many, *few], bench.run_blocks, bench.fresh_worker))
+    finals = Finals(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
+    list(finals.run([*few, *many] if first else [*many, *few], bench))
     assert bench.workers == [False] * (MOST_BLOCKS - 1) + [True]
     for problem, count, blocks in ((SHORT, short, MOST_BLOCKS), (PROBLEM, USUAL_IS_KNOWN, BLOCKS)):
         verified = [job.verify for job in bench.finals if job.dims == problem.dims]
         assert verified == [False] * (count * (blocks - 1)) + [True] * count
     assert next(event for event in events if isinstance(event, FinalsStarted)).blocks == MOST_BLOCKS
-    assert len(deciding.noise.decided) == short + USUAL_IS_KNOWN
+    assert len(finals.noise.decided) == short + USUAL_IS_KNOWN
 
 
 @pytest.mark.parametrize(("known_us", "blocks"), [(100.0, BLOCKS), (5.0, MOST_BLOCKS)])
@@ -384,8 +383,8 @@ def test_the_incumbents_duration_and_not_the_fastests_says_what_is_known(
     times = {**HONEST, "chatters": 5.0}
     recorder, bench = recorders(), Bench(times)
     known = Noise(decided=(Pair(known_us, 1.001),) * USUAL_IS_KNOWN)
-    deciding = Deciding(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET, known)
-    list(deciding.run([searched(planned, recorder, times)], bench.run_blocks, bench.fresh_worker))
+    finals = Finals(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET, known)
+    list(finals.run([searched(planned, recorder, times)], bench))
     assert len(bench.finals) == blocks
 
 
@@ -425,14 +424,15 @@ def test_lost_blocks_and_problems_without_a_right_candidate_are_told(
 ) -> None:
     recorder = recorders()
     events: list[Event] = []
-    deciding = Deciding(recorder, CPU, Protocol.of(CPU), events.append)
+    finals = Finals(recorder, CPU, Protocol.of(CPU), events.append)
     lost = searched(planned, recorder, {})
     held = searched(planned, recorder, {"honest 1": 100.0, "honest 2": 150.0})
 
-    def crash(jobs: Sequence[BlockJob]) -> list[Outcome]:
-        return [Outcome("crash", "the worker died") for _ in jobs]
+    class Crashing(Bench):
+        def run_blocks(self, jobs: Sequence[BlockJob]) -> list[Timed | Outcome]:
+            return [Outcome("crash", "the worker died") for _ in jobs]
 
-    results = list(deciding.run([lost, held], crash, lambda *, last: None))
+    results = list(finals.run([lost, held], Crashing({})))
     assert [result.verdict for result in results] == ["none", "none"]
     assert sum("was lost" in event.message for event in events if isinstance(event, Note)) == MOST_BLOCKS
     assert recorder.winner(planned.op, PROBLEM) is None
@@ -462,8 +462,8 @@ def test_a_stored_winner_that_failed_in_the_search_is_replaced_without_a_tie_and
     search = searched(planned, recorder, {name: us for name, us in HONEST.items() if name != "chatters"})
     search.learn(candidates(planned)["chatters"], status, None, False, "uid")
     events, bench = list[Event](), Bench({**HONEST, "honest 2": 100.0})
-    deciding = Deciding(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
-    (result,) = deciding.run([search], bench.run_blocks, bench.fresh_worker)
+    finals = Finals(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
+    (result,) = finals.run([search], bench)
     assert result is not None
     assert (result.verdict, result.implementation) == ("new", "rogue.honest")
     assert result.reason == f"the stored winner rogue.chatters was out: {status}"
@@ -497,8 +497,8 @@ def test_what_another_run_published_during_the_search_has_to_be_beaten(
     medians = HONEST if tried else {name: us for name, us in HONEST.items() if name != "chatters"}
     search, bench = searched(planned, recorder, medians), Bench({**HONEST, "chatters": 80.0})
     publish(planned, other, "chatters")
-    deciding = Deciding(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET)
-    (result,) = deciding.run([search], bench.run_blocks, bench.fresh_worker)
+    finals = Finals(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET)
+    (result,) = finals.run([search], bench)
     assert (result.verdict, result.implementation) == ("kept", "rogue.chatters")
     assert result.incumbent is not None
     assert result.incumbent.stored

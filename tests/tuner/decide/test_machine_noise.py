@@ -15,20 +15,19 @@ from registry.problem import Problem
 from registry.tuner.decide.machine_noise import aa_job, aa_of, default_job, earlier_noise
 from registry.tuner.decide.noise import PAIRS_PER_DECADE, Noise, Pair
 from registry.tuner.jobs import BlockJob, Entrant, Outcome, Timed
-from registry.tuner.limits import Budget
 from registry.tuner.measure.protocol import Protocol
 from registry.tuner.planning.problems import plan
-from registry.tuner.search.problem_search import ProblemSearch
+from registry.tuner.search.findings import Findings
 from registry.tuner.workers.worker import Worker
 from tuning_db import Environment, Store
 
 CPU = Device.of("cpu")
 
 
-def searched(catalog: Catalog, n: int, status: str) -> ProblemSearch:
+def searched(catalog: Catalog, n: int, status: str) -> Findings:
     """A search in which every default ended so."""
     (planned,) = plan([Problem("square", {"n": n, "dtype": "float32"})], catalog, CPU, ["torch.native"])
-    search = ProblemSearch(planned, Budget(), [], seed=7)
+    search = Findings(planned, seed=7)
     for default in planned.defaults():
         search.learn(default, status, 5.0 if status == "ok" else None, censored=False, uid="u")
     return search

@@ -13,7 +13,7 @@ from registry.tuner.limits import Budget
 from registry.tuner.measure.protocol import Protocol
 from registry.tuner.planning.problems import plan
 from registry.tuner.planning.twin import LARGE_BYTES, twin_of
-from registry.tuner.search.problem_search import ProblemSearch
+from registry.tuner.search.state import SearchState
 from registry.tuner.verify.session import Session
 from registry.tuner.verify.twin_plan import plan_on_twin
 from registry.tuner.workers.worker import Worker
@@ -46,11 +46,11 @@ def test_a_search_asks_for_what_the_twin_needs_beside_its_own_variants(catalog: 
     """A Triton kernel's variant serves any number of rows; torch.compile's is of one shape."""
     pytest.importorskip("triton")
     (planned,) = plan([catalog.op("softmax").problem_of(LARGE)], catalog, H200, ["triton.online"])
-    search = ProblemSearch(planned, Budget(), (), 0)
+    search = SearchState(planned, Budget(), (), 0)
     waiting = search.ask(1)[0]
     assert (len(waiting.variants), waiting.extra, waiting.fault) == (1, (), "")
     (compiled,) = plan([catalog.op("softmax").problem_of(LARGE)], catalog, H200, ["torch.compile"])
-    waiting = ProblemSearch(compiled, Budget(), (), 0).ask(1)[0]
+    waiting = SearchState(compiled, Budget(), (), 0).ask(1)[0]
     assert len(waiting.extra) == 1
     assert waiting.extra[0].key != waiting.variants[0].key
 

@@ -24,7 +24,7 @@ from registry.tuner.limits import Budget, Limits
 from registry.tuner.measure.protocol import Protocol
 from registry.tuner.planning.problems import Choice, ProblemPlan
 from registry.tuner.search.loop import SearchLoop
-from registry.tuner.search.problem_search import ProblemSearch
+from registry.tuner.search.state import SearchState
 from registry.tuner.storing import Recorder
 from registry.tuner.workers.crew import Crew
 from tuning_db import Store
@@ -91,8 +91,10 @@ class Telling(Crew):
             self.sent.add(job.entrant.config["number"])
 
     def wait(self) -> None:
-        assert self.answered is not None
-        self.answered(self._jobs_sent.popleft(), Outcome("ok", median_us=5.0))
+        """Each trial is answered at once."""
+
+    def take_answered(self) -> list[tuple[TrialJob, Outcome]]:
+        return [(self._jobs_sent.popleft(), Outcome("ok", median_us=5.0))]
 
 
 def searched(store: Store, resources: Mapping[int, Mapping[str, int]]) -> tuple[set[int], dict[int, TrialDone]]:
@@ -100,8 +102,8 @@ def searched(store: Store, resources: Mapping[int, Mapping[str, int]]) -> tuple[
     three, told = Three(), {}
     plan = ProblemPlan(PROBLEM, SOFTMAX, DEVICE, (Choice(three, three.space(PROBLEM, DEVICE).configs, {"number": 0}),))
 
-    def begin(plan: ProblemPlan, over: Sequence[ProblemSearch]) -> ProblemSearch:
-        return ProblemSearch(plan, Budget(trials=3), (), 0, Candidate(three, {"number": STORED}))
+    def begin(plan: ProblemPlan, over: Sequence[SearchState]) -> SearchState:
+        return SearchState(plan, Budget(trials=3), (), 0, Candidate(three, {"number": STORED}))
 
     def observe(event: Event) -> None:
         if isinstance(event, TrialDone):
@@ -136,7 +138,7 @@ def test_what_one_problem_must_try_although_it_spills_is_not_shared_with_another
     crew.worker.idle, crew.compiler.idle = True, False
     loop = SearchLoop(crew, DEVICE, protocol, Recorder(store, DEVICE, protocol, {}), lambda event: None)
     one, other = (
-        ProblemSearch(ProblemPlan(problem, SOFTMAX, DEVICE, (choice,)), Budget(trials=3), (), place, stored)
+        SearchState(ProblemPlan(problem, SOFTMAX, DEVICE, (choice,)), Budget(trials=3), (), place, stored)
         for place, (problem, stored) in enumerate(
             [(PROBLEM, Candidate(three, {"number": STORED})), (there, None)]
         )

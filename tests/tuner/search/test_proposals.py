@@ -16,7 +16,11 @@ from registry.implementation import Implementation, Run
 from registry.problem import Problem
 from registry.space import Config, Space
 from registry.tuner.planning.problems import Choice, ProblemPlan
-from registry.tuner.search.proposals import Arm, Searcher
+from registry.tuner.search.arms.arm import Arm, MakeArm
+from registry.tuner.search.arms.expected_improvement import ExpectedImprovement
+from registry.tuner.search.arms.neighbour import Neighbour
+from registry.tuner.search.arms.tpe import Tpe
+from registry.tuner.search.proposals import MIX, Searcher
 
 PROBLEM = Problem("softmax", {"rows": 64, "cols": 256, "dtype": "float32"})
 
@@ -188,7 +192,7 @@ def test_where_everything_fails_everything_is_proposed_once() -> None:
 
 def test_what_another_problem_tells_while_it_is_in_flight_is_not_told_twice_to_the_study() -> None:
     grid = Grid("acme.one", (5, 2, 3))
-    searcher = Searcher(a_plan(grid), exhaust=0, mix=("tpe",))
+    searcher = Searcher(a_plan(grid), exhaust=0, mix=(Tpe,))
     drive(searcher, 20)
     shared = Candidate(grid, {"a": 32, "b": 4, "c": 4})
     searcher.reserve(shared)
@@ -196,12 +200,31 @@ def test_what_another_problem_tells_while_it_is_in_flight_is_not_told_twice_to_t
     assert shared.key not in {candidate.key for candidate in searcher.ask(200)}
 
 
-def test_every_arm_proposes_valid_candidates_once() -> None:
+class Last(Arm):
+    """An arm of the test's own: the untried candidate with the greatest number, every third time no opinion."""
+
+    def propose(self) -> int | None:
+        number = max(place for place, untried in enumerate(self.tried.untried) if untried)
+        return number if self.random.random() < 0.7 else None
+
+
+@pytest.mark.parametrize("arm", [*dict.fromkeys(MIX), Last])
+def test_every_arm_proposes_valid_candidates_once(arm: MakeArm) -> None:
     plan = a_plan(Grid("acme.one", (5, 2, 3)), Grid("acme.two", (1, 1, 6)))
-    arms: tuple[Arm, ...] = ("model", "neighbour", "tpe", "random")
-    for arm in arms:
-        told = drive(Searcher(plan, exhaust=0, mix=(arm,)), 40)
-        assert len({candidate.key for _, candidate in told}) == len(told) >= 40
+    told = drive(Searcher(plan, exhaust=0, mix=(arm,)), 40)
+    assert len({candidate.key for _, candidate in told}) == len(told) >= 40
+
+
+def test_an_arm_is_added_by_its_class_and_takes_its_turns() -> None:
+    grid = Grid("acme.one", (5, 2, 3))
+    told = drive(Searcher(a_plan(grid), exhaust=0, mix=(*MIX, Last)), 80)
+    last = grid.space(PROBLEM, Device.of("cpu")).configs[-1]
+    assert last in [candidate.config for _, candidate in told], "which no other arm has a reason to try"
+    assert min(told, key=lambda pair: pair[0])[0] == 10.0
+
+
+def test_the_arms_of_the_search_are_those_that_were_evaluated() -> None:
+    assert set(MIX) == {ExpectedImprovement, Neighbour, Tpe}
 
 
 def test_it_settles_well_before_everything_is_tried_and_on_the_best() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .joint_space import Block, JointSpace, Numbers, Reals
+from ..joint_space import Block, JointSpace, Numbers, Reals
 
 _PARTICLES = 16
 _PREDICTING = 4
@@ -41,7 +41,7 @@ class Posterior:
         return np.asarray(self.weights @ (gain * below + self.deviations * density), dtype=np.float64)
 
 
-class Process:
+class GaussianProcess:
     """The times of one implementation. Data are log times, centred by the caller."""
 
     def __init__(self, block: Block, random: np.random.Generator) -> None:
@@ -158,7 +158,7 @@ class Surrogate:
     def __init__(self, space: JointSpace, seed: int) -> None:
         random = np.random.default_rng(seed)
         self._space = space
-        self._processes = {name: Process(block, random) for name, block in space.blocks.items()}
+        self._processes = {name: GaussianProcess(block, random) for name, block in space.blocks.items()}
         self._centre = 0.0
 
     def fit(self, logs: dict[int, float]) -> None:

@@ -11,7 +11,8 @@ from registry.problem import Problem
 from registry.space import Config, Space
 from registry.tuner.limits import DEFAULT_TRIALS, Budget
 from registry.tuner.planning.problems import Choice, ProblemPlan
-from registry.tuner.search.problem_search import ProblemSearch, Waiting
+from registry.tuner.search.state import SearchState
+from registry.tuner.search.waiting import Waiting
 
 PROBLEM = Problem("softmax", {"rows": 64, "cols": 256, "dtype": "float32"})
 
@@ -31,17 +32,17 @@ class Bowl(Implementation):
         raise AssertionError("never run here")
 
 
-def a_search(budget: Budget) -> ProblemSearch:
+def a_search(budget: Budget) -> SearchState:
     bowl, device = Bowl(), Device.of("cpu")
     choice = Choice(bowl, bowl.space(PROBLEM, device).configs, bowl.default(PROBLEM, device))
-    return ProblemSearch(ProblemPlan(PROBLEM, SOFTMAX, device, (choice,)), budget, (), 0)
+    return SearchState(ProblemPlan(PROBLEM, SOFTMAX, device, (choice,)), budget, (), 0)
 
 
 def time_of(config: Config) -> float:
     return 10.0 + float(abs(config["a"] - 6) + abs(config["b"] - 3))
 
 
-def finish(search: ProblemSearch) -> None:
+def finish(search: SearchState) -> None:
     while not search.over:
         search.ask(8)
         for waiting in list(search.waiting):
@@ -53,7 +54,7 @@ def test_without_a_number_of_trials_it_ends_where_it_has_settled() -> None:
     finish(search)
     assert search.settled
     assert search.done < DEFAULT_TRIALS
-    assert search.best_us == 10.0
+    assert search.findings.best_us == 10.0
 
 
 def test_as_many_trials_as_were_asked_for() -> None:
@@ -70,11 +71,11 @@ def test_more_trials_than_candidates_try_everything() -> None:
 
 def test_the_fault_of_a_candidates_last_trial_is_known() -> None:
     search, tried = a_search(Budget(trials=5)), Candidate(Bowl(), {"a": 6, "b": 3})
-    assert search.fault_of(tried) == ""
-    search.remember_trial(tried, "timeout", None, False, "first")
-    assert search.fault_of(tried) == "timeout"
+    assert search.findings.fault_of(tried) == ""
+    search.learn_stored(tried, "timeout", None, False, "first")
+    assert search.findings.fault_of(tried) == "timeout"
     search.learn(tried, "ok", 10.0, False, "second")
-    assert search.fault_of(tried) == ""
+    assert search.findings.fault_of(tried) == ""
 
 
 def test_what_another_problem_paid_for_is_learnt_and_costs_no_trial() -> None:
@@ -82,10 +83,10 @@ def test_what_another_problem_paid_for_is_learnt_and_costs_no_trial() -> None:
     best = Candidate(Bowl(), {"a": 6, "b": 3})
     assert search.wants(best)
     search.learn_shared(best, "ok", 10.0, False, "uid")
-    assert (search.done, search.best_us) == (0, 10.0)
+    assert (search.done, search.findings.best_us) == (0, 10.0)
     finish(search)
     assert search.done == 5
-    assert search.ranked()[0].key == best.key
+    assert search.findings.ranked()[0].key == best.key
 
 
 def test_a_built_variant_serves_who_could_use_the_same_and_has_not_tried_it() -> None:
@@ -106,7 +107,7 @@ def test_what_a_settled_search_still_has_in_the_queue_is_wanted_no_more() -> Non
     untried = next(
         candidate
         for candidate in (Candidate(bowl, config) for config in search.plan.choices[0].configs)
-        if not search.knows(candidate)
+        if not search.findings.knows(candidate)
     )
     search.waiting.append(Waiting(untried))
     assert search.is_moot(untried)
@@ -119,7 +120,7 @@ def test_before_it_has_settled_everything_asked_for_is_wanted() -> None:
     asked = search.ask(4)
     assert not any(search.is_moot(waiting.candidate) for waiting in asked)
     first = asked[0].candidate
-    search.remember_trial(first, "ok", 12.0, False, "another run's")
+    search.learn_stored(first, "ok", 12.0, False, "another run's")
     assert search.is_moot(first)
 
 
@@ -136,18 +137,18 @@ def test_an_implementation_of_which_nothing_is_measured_yet_is_waited_for() -> N
 def test_who_may_enter_the_finals_and_was_measured_by_an_earlier_run_must_be_built() -> None:
     search = a_search(Budget())
     for waiting in search.ask(3):
-        search.remember_trial(waiting.candidate, "ok", time_of(waiting.candidate.config), False, waiting.candidate.key)
+        search.learn_stored(waiting.candidate, "ok", time_of(waiting.candidate.config), False, waiting.candidate.key)
     unbuilt = {waiting.candidate.key for waiting in search.unbuilt()}
-    assert unbuilt == {candidate.key for candidate in search.ranked()}
-    search.remember(search.ranked()[0], ())
-    assert search.ranked()[0].key not in {waiting.candidate.key for waiting in search.unbuilt()}
+    assert unbuilt == {candidate.key for candidate in search.findings.ranked()}
+    search.findings.remember(search.findings.ranked()[0], ())
+    assert search.findings.ranked()[0].key not in {waiting.candidate.key for waiting in search.unbuilt()}
 
 
 def test_a_default_is_tried_however_settled_the_search() -> None:
     search = a_search(Budget())
     default = search.plan.defaults()[0]
     finish(search)
-    assert search.must_try(default)
+    assert search.findings.must_try(default)
     search.waiting.append(Waiting(default))
     assert search.is_moot(default)  # it is known
     other = a_search(Budget())

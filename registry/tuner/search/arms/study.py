@@ -12,8 +12,8 @@ from typing import Any
 
 import optuna
 
-from ...problem import canonical_json
-from .joint_space import JointSpace
+from ....problem import canonical_json
+from ..joint_space import JointSpace
 
 _FAILED = math.log(1e12)
 _IMPLEMENTATION = "implementation"

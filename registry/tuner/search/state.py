@@ -1,0 +1,143 @@
+"""The state of one problem's search: which candidates wait, are on the device or done, and when the search is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ...dispatch.plans.plan import Candidate
+from ..limits import Budget
+from ..planning.problems import ProblemPlan
+from .findings import Findings
+from .proposals import EXHAUST, Searcher
+from .waiting import Launches, Waiting
+
+
+class SearchState:
+    """One problem's search between planning and finals; ``findings`` is what it has found.
+
+    ``waiting`` candidates are not compiled yet, ``on_device`` counts those that the worker has or will get, ``done``
+    the trials of this run, ``seconds`` what they took of the worker.
+    """
+
+    def __init__(
+        self, plan: ProblemPlan, budget: Budget, seeds: Sequence[Candidate], seed: int, stored: Candidate | None = None
+    ) -> None:
+        self.plan = plan
+        self.findings = Findings(plan, seed, stored)
+        self.waiting: list[Waiting] = []
+        self.on_device = 0
+        self.done = 0
+        self.seconds = 0.0
+        self._budget = budget
+        # a stored winner is tried beside the budget and the wanted implementations: it has to be beaten
+        self._most = budget.most_trials + (stored is not None)
+        exhaust = EXHAUST if budget.trials is None else budget.trials
+        self._searcher = Searcher(plan, seeds=seeds, exhaust=exhaust, seed=seed)
+        self._launches = Launches(plan)
+        self._has_settled = False
+        self._known = 0
+        self._started = time.monotonic()
+        if stored is not None:
+            self._searcher.reserve(stored)
+            self.waiting.append(self._launches.waiting(stored))
+
+    @property
+    def candidates(self) -> int:
+        """How many trials there will be at most, those of earlier runs left out."""
+        return min(self._most, max(self.done, self.plan.candidates - self._known))
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is in flight and nothing is left to ask."""
+        return not self.waiting and self.on_device == 0 and self._may_ask == 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether the search ends before its budget because more trials are unlikely to gain anything."""
+        # once and for all: a candidate that was dropped on the strength of it is not proposed again
+        self._has_settled = self._has_settled or (self._budget.trials is None and self._searcher.settled)
+        return self._has_settled
+
+    @property
+    def seconds_left(self) -> float | None:
+        """An estimate of the seconds until the search is over, from its pace so far; None before the first trial."""
+        if self.done == 0:
+            return None
+        pace = (time.monotonic() - self._started) / self.done
+        return max(0.0, min(pace * (self.candidates - self.done), self._budget.device_seconds - self.seconds))
+
+    # asking
+
+    def ask(self, in_flight: int) -> list[Waiting]:
+        """New candidates, so that ``in_flight`` are waiting or on the device."""
+        count = min(in_flight - len(self.waiting) - self.on_device, self._may_ask)
+        asked = [self._launches.waiting(candidate) for candidate in self._searcher.ask(max(count, 0))]
+        self.waiting += asked
+        return asked
+
+    def wants(self, candidate: Candidate) -> bool:
+        """Whether the search would learn from a candidate that it never asked for."""
+        return self._searcher.untried(candidate)
+
+    def serve(self, built: Waiting) -> Waiting | None:
+        """Another problem's candidate on this problem, if exactly its variants run it here and it is wanted.
+
+        The candidate then counts as being tried: ``learn_shared`` must tell its outcome.
+        """
+        if not built.variants or not self.wants(built.candidate):
+            return None
+        own = self._launches.waiting(built.candidate)
+        if [variant.key for variant in own.variants] != [variant.key for variant in built.variants]:
+            return None
+        self._searcher.reserve(built.candidate)
+        return own
+
+    def unbuilt(self) -> list[Waiting]:
+        """Candidates that may enter the finals, and for which this run has compiled nothing."""
+        return [self._launches.waiting(candidate) for candidate in self.findings.unbuilt()]
+
+    def is_moot(self, candidate: Candidate) -> bool:
+        """Whether nothing is gained by trying the candidate still: it is known, or the search has settled meanwhile."""
+        if self.findings.knows(candidate):
+            return True
+        if self.findings.must_try(candidate):
+            return False
+        # where all has been proposed, only these candidates are left; and each implementation gets a measurement
+        measured = self.findings.has_measured(candidate.implementation.name)
+        return self.settled and self._searcher.size > 0 and measured
+
+    def drop_moot(self) -> None:
+        """Forget the candidates that wait for a compiler and are not wanted any more."""
+        self.waiting = [waiting for waiting in self.waiting if not self.is_moot(waiting.candidate)]
+
+    @property
+    def _may_ask(self) -> int:
+        if self.seconds >= self._budget.device_seconds or self._searcher.size == 0 or self.settled:
+            return 0
+        return max(0, self._most - self.done - len(self.waiting) - self.on_device)
+
+    # learning
+
+    def learn(self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str) -> None:
+        """The outcome of a trial that this search asked for."""
+        self.done += 1
+        self._take_in(candidate, status, median_us, censored, uid)
+
+    def learn_shared(
+        self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str
+    ) -> None:
+        """The outcome of a trial that this search did not ask for: it costs no budget."""
+        self._take_in(candidate, status, median_us, censored, uid)
+
+    def learn_stored(
+        self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str
+    ) -> None:
+        """The outcome of another run's trial: it need not be repeated, and costs no budget."""
+        self._known += not self.findings.is_right(candidate)
+        self._take_in(candidate, status, median_us, censored, uid)
+
+    def _take_in(self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str) -> None:
+        self._searcher.tell(candidate, median_us if status == "ok" else None)
+        self.findings.learn(candidate, status, median_us, censored, uid)
+        self.waiting = [waiting for waiting in self.waiting if waiting.candidate.key != candidate.key]
