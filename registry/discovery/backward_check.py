@@ -1,11 +1,11 @@
-"""Whether an op and its backward op fit: what one saves, the other takes."""
+"""Checks that an op and its backward op fit: the one saves what the other takes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ..contract import Op
-from ..errors import InvalidDefinitionError
+from ..errors import InvalidDefinitionError, UnknownNameError
 
 
 def check_backward(op: Op, known: Mapping[str, Op]) -> None:
@@ -28,42 +28,79 @@ def check_backward(op: Op, known: Mapping[str, Op]) -> None:
 
 
 def _check_declaration(op: Op) -> None:
-    """What a Backward says must be possible, whatever op computes it."""
+    """Raise InvalidDefinitionError for a Backward that no op could compute."""
     assert op.backward is not None
     schema = op.parsed
     if schema.mutates:
         raise InvalidDefinitionError(f"op {op.name!r}: it writes to its arguments, so it has no backward")
-    if op.backward.op is None and (len(schema.outputs) != 1 or op.backward.saved):
+    alone = op.backward.op is None and not op.backward.by_reference
+    if alone and (len(schema.outputs) != 1 or op.backward.saved):
         raise InvalidDefinitionError(
             f"op {op.name!r}: Backward(op=None) is for one output and nothing saved",
-            hint="it says that the gradient of every input is that of the output",
+            hint="it says that the gradient of every input is that of the output; Backward.reference() computes others",
+        )
+    if op.backward.by_reference and (op.backward.saved or op.backward.op is not None):
+        raise InvalidDefinitionError(
+            f"op {op.name!r}: a backward by the reference names neither an op nor what is saved",
+            hint="write Backward.reference()",
         )
     tensors = {parameter.name for parameter in schema.parameters if parameter.kind == "Tensor"} | {*schema.outputs}
-    if unknown := [name for name in op.backward.saved if name not in tensors]:
+    _check_names(f"op {op.name!r}: its backward saves", op.backward.saved, tensors)
+    said = op.backward.differentiable
+    _check_names(f"op {op.name!r}: differentiable in its backward are", said or (), schema.outputs)
+    if said == ():
         raise InvalidDefinitionError(
-            f"op {op.name!r}: its backward saves {', '.join(unknown)}", hint=f"expected some of {sorted(tensors)}"
+            f"op {op.name!r}: no output is differentiable in its backward", hint="then it has none: backward=None"
         )
+
+
+def _check_names(told: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise InvalidDefinitionError, with the nearest names, if any of ``given`` is not ``known``."""
+    names = sorted(known)
+    if unknown := [name for name in given if name not in names]:
+        near = UnknownNameError("tensor", unknown[0], names).hint
+        hint = near if near.startswith("did you mean") else f"expected some of {names}"
+        raise InvalidDefinitionError(f"{told} {', '.join(unknown)}", hint=hint)
+
+
+def check_backward_ops(ops: Iterable[Op], known: Mapping[str, Op]) -> None:
+    """Raise InvalidDefinitionError, with the nearest names, if the backward op of one of ``ops`` is not ``known``."""
+    for op in ops:
+        named = op.backward.op if op.backward is not None else None
+        if named is not None and named not in known:
+            raise InvalidDefinitionError(
+                f"op {op.name!r}: its backward op {named!r} is defined by nobody",
+                hint=UnknownNameError("op", named, known).hint,
+            )
 
 
 def _misfits(forward: Op, backward: Op) -> list[str]:
-    """What is wrong with ``backward`` as the backward op of ``forward``."""
+    """Every reason, in words, why ``backward`` cannot be the backward op of ``forward``."""
     assert forward.backward is not None
     given = {parameter.name: parameter for parameter in forward.parsed.parameters}
     gradients = {f"grad_{name}" for name in forward.parsed.outputs}
-    saved = forward.backward.saved
+    masks = {f"need_{name}" for name, parameter in given.items() if parameter.kind == "Tensor"} - given.keys()
+    saved, names = forward.backward.saved, backward.parsed.names
     found = []
     for parameter in backward.parsed.parameters:
         name, attribute = parameter.name, given.get(parameter.name)
         if name in gradients or name in saved:
             if parameter.kind != "Tensor":
                 found.append(f"takes {name} as {parameter.kind}, expected a Tensor")
+        elif name in masks:
+            if (parameter.kind, parameter.optional) != ("bool", False):
+                found.append(f"takes {name} as {parameter.kind}, expected a bool")
         elif attribute is None or attribute.kind == "Tensor":
             found.append(f"takes {name}, which is neither a gradient, nor saved, nor an attribute")
         elif (attribute.kind, attribute.optional) != (parameter.kind, parameter.optional):
             found.append(f"takes {name} as {parameter.kind}, but {forward.name} as {attribute.kind}")
-    found += [f"does not take {name}, which is saved" for name in saved if name not in backward.parsed.names]
-    if not gradients & {*backward.parsed.names}:
+    found += [f"does not take {name}, which is saved" for name in saved if name not in names]
+    if not gradients.intersection(names):
         found.append(f"takes no gradient, expected {', '.join(sorted(gradients))}")
+    if (said := forward.backward.differentiable) is not None:
+        found += [f"does not take grad_{name}, which is differentiable" for name in said if f"grad_{name}" not in names]
+        silent = sorted(name for name in gradients.intersection(names) if name.removeprefix("grad_") not in said)
+        found += [f"takes {name}, the gradient of an output that is not differentiable" for name in silent]
     inputs = {f"grad_{name}" for name, parameter in given.items() if parameter.kind == "Tensor"}
     found += [f"returns {name}, the gradient of no input" for name in backward.parsed.outputs if name not in inputs]
     if backward.parsed.mutates:

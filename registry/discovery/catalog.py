@@ -17,6 +17,7 @@ import pluggy
 from ..contract import Op
 from ..errors import InvalidDefinitionError, PluginError, RegistryError, UnknownNameError
 from ..implementation import Implementation
+from .backward_check import check_backward_ops
 from .hooks import DEFINES, PROJECT, defines, definitions, hook_of, specification
 from .loading import GUARDED, attach, called, describe, file_module, import_file
 from .plugin import DISTRIBUTION, Faults, Hook, Permissions, Plugin, PluginReport
@@ -178,6 +179,7 @@ class Catalog:
                 for plugin in self._plugins:
                     self._collect_ops(plugin)
                 for plugin in self._plugins:
+                    self._check_backward_ops(plugin)
                     self._report_misspelt(plugin)
                 self._loaded = True
             finally:
@@ -227,6 +229,16 @@ class Catalog:
                     self._faults.of(plugin, fault.message, fault)
                 else:
                     self._add_op(plugin, op)
+
+    def _check_backward_ops(self, plugin: Plugin) -> None:
+        """Take out the ops of a plugin whose backward op nobody defines."""
+        for name in list(plugin.ops):
+            try:
+                check_backward_ops([self._ops[name]], self._ops)
+            except InvalidDefinitionError as fault:
+                plugin.ops.remove(name)
+                del self._ops[name]
+                self._faults.of(plugin, str(fault), fault)
 
     def _called(self, plugin: Plugin, hook: Hook, what: str) -> tuple[Any, ...]:
         try:
@@ -316,6 +328,7 @@ class Catalog:
             for op in called(hook, "its ops"):
                 check_new_op(op, self._ops, plugin, self._plugins)
                 self._add_op(plugin, op)
+        check_backward_ops([self._ops[name] for name in plugin.ops], self._ops)
         for name in self._inactive(plugin):
             raise UnknownNameError("op", name, self._ops)
         found = {op: dict(self._implementations_of(op)) for op in self._active(plugin)}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from registry.contract import Backward, Op
 from registry.contracts import BOX, SQUARE
 from registry.discovery.catalog import Catalog
-from registry.errors import InvalidDefinitionError
+from registry.discovery.plugin import PluginWarning
+from registry.errors import InvalidDefinitionError, PluginError
 
 FORWARD = "acme::f(Tensor x, Tensor? weight, int dim=-1) -> (Tensor y, Tensor inverse)"
 GOOD = "acme::f_backward(Tensor grad_y, Tensor x, Tensor inverse, int dim=-1) -> Tensor grad_x"
@@ -62,6 +65,11 @@ def test_a_pair_that_does_not_fit_is_refused_in_either_order(schema: str, messag
     [
         (forward(saved=("z",)), "its backward saves z\n  expected some of"),
         (forward(saved=("dim",)), "its backward saves dim"),
+        (forward(saved=("inverted",)), "its backward saves inverted\n  did you mean inverse"),
+        (op(FORWARD, Backward.reference(("invers",))), "differentiable in its backward are invers\n.*mean inverse"),
+        (op(FORWARD, Backward.reference(())), "no output is differentiable in its backward"),
+        (op(FORWARD, Backward("acme::h", (), by_reference=True)), r"\n.*write Backward.reference\(\)"),
+        (op("acme::g(Tensor(a!) x) -> Tensor y", Backward.reference()), "it writes to its arguments"),
         (op(FORWARD, Backward(None, ())), r"Backward\(op=None\) is for one output"),
         (op("acme::g(Tensor x) -> Tensor y", Backward(None, ("x",))), r"Backward\(op=None\) is for one output"),
         (op("acme::g(Tensor(a!) x) -> Tensor y", Backward("acme::h", ())), "it writes to its arguments"),
@@ -70,3 +78,51 @@ def test_a_pair_that_does_not_fit_is_refused_in_either_order(schema: str, messag
 def test_a_declaration_that_cannot_be_is_refused(bad: Op, message: str) -> None:
     with pytest.raises(InvalidDefinitionError, match=message):
         Catalog(entry_points=()).define(bad)
+
+
+@pytest.mark.parametrize(
+    ("differentiable", "message"),
+    [
+        (("y", "inverse"), "does not take grad_inverse, which is diff"),
+        (("inverse",), "takes grad_y, the gradient of an"),
+    ],
+)
+def test_what_is_said_to_be_differentiable_is_what_the_backward_op_takes(
+    differentiable: tuple[str, ...], message: str
+) -> None:
+    catalog = Catalog(entry_points=())
+    catalog.define(op(FORWARD, Backward("acme::f_backward", ("x", "inverse"), differentiable)))
+    with pytest.raises(InvalidDefinitionError, match=message):
+        catalog.define(op(GOOD))
+
+
+LOST = """
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+import registry
+from registry.contracts import SQUARE
+LOST = replace(
+    SQUARE, name="lost::f", schema="lost::f(Tensor x) -> Tensor y", examples=(),
+    backward=registry.Backward("square_backwards", ("x",)),
+)
+@registry.defines
+def ops(): return [LOST]
+"""
+
+
+def test_a_backward_op_that_nobody_defines_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    (tmp_path / "lost.py").write_text(LOST)
+    catalog = Catalog(entry_points=())
+    with pytest.raises(
+        PluginError, match=r"its backward op 'square_backwards' is defined by nobody\n.*square_backward"
+    ):
+        catalog.load_file(tmp_path / "lost.py")
+    assert "lost::f" not in catalog.ops()
+
+
+def test_an_installed_plugins_op_with_a_lost_backward_is_taken_out(site: Any) -> None:
+    site.add("lost-kernels", {"lost": "registry_lost"}, registry_lost=LOST)
+    catalog = Catalog(site.entry_points, {})
+    with pytest.warns(PluginWarning, match=r"plugin 'lost' .*'square_backwards' is defined by nobody\n.*did you mean"):
+        assert "lost::f" not in catalog.ops()

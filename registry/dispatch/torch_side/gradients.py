@@ -14,6 +14,7 @@ from torch.compiler import is_dynamo_compiling
 from ...contract import Op, as_tuple
 from ...errors import UnsupportedError
 from ..forcing import Forced, Forcing
+from .reference_gradient import reference_gradient
 
 PLAIN_TORCH = 'registry.configure(mode="reference") runs plain torch, which has gradients of every order'
 
@@ -83,29 +84,44 @@ class Gradients:
                 )
         return None
 
+    @property
+    def by_reference(self) -> bool:
+        """True if the gradient is that of the op's reference, by autograd."""
+        return self.op.backward is not None and self.op.backward.by_reference
+
     @cached_property
     def backward(self) -> Runs | None:
-        """The backward op; None when the gradient of every input is that of the output."""
+        """The backward op; None when the gradient of every input is that of the output, or the reference's."""
         declared = self.op.backward
         return None if declared is None or declared.op is None else self._find(declared.op)
 
     @cached_property
     def recipe(self) -> Recipe:
         """What to keep of a call."""
+        schema, declared = self.op.parsed, self.op.backward
+        if declared is not None and declared.by_reference:
+            wanted = declared.differentiable_of(schema.outputs)
+            silent = tuple(place for place, name in enumerate(schema.outputs) if name not in wanted)
+            return Recipe(tuple((name, place) for place, name in enumerate(schema.names)), silent)
         if self.backward is None:
             return Recipe((), ())
-        schema, needed = self.op.parsed, self.backward.op.parsed.names
+        needed = self.backward.op.parsed.names
         known = {name: len(schema.names) + place for place, name in enumerate(schema.outputs)}
         known |= {name: place for place, name in enumerate(schema.names)}
         silent = tuple(place for place, name in enumerate(schema.outputs) if f"grad_{name}" not in needed)
         return Recipe(tuple((name, known[name]) for name in needed if name in known), silent)
 
-    def of(self, kept: Mapping[str, Any], grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The gradient of every argument, None for what has none."""
+    def of(
+        self, kept: Mapping[str, Any], grads: Sequence[torch.Tensor | None], needed: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        """The gradient of every argument, None for one that has none; those that are not ``needed`` may be anything."""
+        if self.by_reference:
+            return reference_gradient(self.op, [kept[name] for name in self.op.parsed.names], grads, needed)
         if self.backward is None:
             return [grads[0] if parameter.kind == "Tensor" else None for parameter in self.op.parsed.parameters]
         schema = self.backward.op.parsed
-        values = {f"grad_{name}": grad for name, grad in zip(self.op.parsed.outputs, grads, strict=True)} | dict(kept)
+        values = {f"need_{name}": need for name, need in zip(self.op.parsed.names, needed, strict=True)}
+        values |= {f"grad_{name}": grad for name, grad in zip(self.op.parsed.outputs, grads, strict=True)} | dict(kept)
         args = [values[parameter.name] for parameter in schema.parameters if not parameter.keyword_only]
         named = {parameter.name: values[parameter.name] for parameter in schema.parameters if parameter.keyword_only}
         # compiled autograd traces what a backward does
@@ -144,10 +160,11 @@ class _Recorded(torch.autograd.Function):
         gradients: Gradients = ctx.gradients
         choices: Mapping[str, Forced] = ctx.choices
         tensors = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        if gradients.backward is None:
-            return None, None, *_wanted(ctx, gradients.of({}, grads))
+        needed = ctx.needs_input_grad[2:]
+        if gradients.backward is None and not gradients.by_reference:
+            return None, None, *_wanted(ctx, gradients.of({}, grads, needed))
         with torch.no_grad(), gradients.forcing.restored(choices):
-            found = gradients.of({**ctx.attributes, **tensors}, grads)
+            found = gradients.of({**ctx.attributes, **tensors}, grads, needed)
         if torch.is_grad_enabled():
             found = _once(gradients.op, found, [*tensors.values(), *grads])
         return None, None, *_wanted(ctx, found)
@@ -168,7 +185,8 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_grads: Any) -> Any:
         raise UnsupportedError(
-            f"{ctx.op.name}: its gradient was differentiated again, which {ctx.op.backward.op} has no backward for",
+            f"{ctx.op.name}: its gradient was differentiated again, which "
+            f"{ctx.op.backward.op or 'Backward.reference()'} has no backward for",
             hint=PLAIN_TORCH,
         )
 

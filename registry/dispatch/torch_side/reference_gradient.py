@@ -1,0 +1,51 @@
+"""The gradient of an op by autograd of its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...contract import Op, as_tuple
+from ...errors import UnsupportedError
+from .situation import keeping_dtype
+
+
+def reference_gradient(
+    op: Op, values: Sequence[Any], grads: Sequence[torch.Tensor | None], needed: Sequence[bool]
+) -> list[torch.Tensor | None]:
+    """The gradients of the ``needed`` values, None for the others: the reference runs again, recorded by autograd.
+
+    ``grads`` are those of the outputs, in the schema's order. Raises UnsupportedError when no differentiable output
+    depends on a needed value.
+    """
+    assert op.backward is not None
+    leaves = [value.detach().requires_grad_() if need else value for value, need in zip(values, needed, strict=True)]
+    with torch.enable_grad():
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        outputs = as_tuple(keeping_dtype(op.reference, tensors)(*leaves))
+    wanted = op.backward.differentiable_of(op.parsed.outputs)
+    pairs = [
+        (output, grad)
+        for name, output, grad in zip(op.parsed.outputs, outputs, grads, strict=True)
+        if name in wanted and grad is not None and output.requires_grad
+    ]
+    if not pairs:
+        asked = ", ".join(name for name, need in zip(op.parsed.names, needed, strict=True) if need)
+        raise UnsupportedError(
+            f"{op.name}: Backward.reference() finds no gradient: by its reference {', '.join(wanted)} does not depend"
+            f" on {asked}",
+            hint="write the reference in differentiable torch operations, without no_grad(), detach() or .item()",
+        )
+    places = [place for place, need in enumerate(needed) if need]
+    found = torch.autograd.grad(
+        [output for output, _ in pairs],
+        [leaves[place] for place in places],
+        [grad for _, grad in pairs],
+        allow_unused=True,
+    )
+    gradients: list[torch.Tensor | None] = [None] * len(values)
+    for place, gradient in zip(places, found, strict=True):
+        gradients[place] = gradient
+    return gradients
