@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from .errors import InvalidDefinitionError
 from .problem import Arguments, TensorSpec, Value, canonical_json
 
 
@@ -64,7 +65,13 @@ class Signature:
     def __getitem__(self, name: str) -> TensorSpec | Value | None:
         for group in (self.outputs, self.arguments.values, self.scratch, self.prepared):
             if name in group:
-                return group[name]
+                value = group[name]
+                if isinstance(value, tuple):
+                    raise InvalidDefinitionError(
+                        f"{self.arguments.op}: {name} is a list, which no kernel takes",
+                        hint="run functional code that takes the list: returns_outputs = True",
+                    )
+                return value
         raise KeyError(name)
 
 

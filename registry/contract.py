@@ -1,18 +1,32 @@
-"""The contract of one operation: what it computes, how a call becomes a problem, how right an answer must be."""
+"""The contract of one operation: its semantics, how a call becomes a problem, how right an answer must be."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
+from .arguments.inputs import posed_by_inputs
+from .arguments.schema import Schema, tensors_in
 from .errors import InvalidArgumentError, InvalidDefinitionError, UnknownNameError
-from .problem import Arguments, Problem, TensorSpec, Value, torch_dtype
-from .schema import Schema
+from .problem import (
+    Arguments,
+    Problem,
+    TensorSpec,
+    Traits,
+    Value,
+    canonical_json,
+    check_choice,
+    check_choices,
+    torch_dtype,
+)
+from .tolerance import Floor, Tolerance
+
+__all__ = ["COUNT", "Backward", "Floor", "Op", "Outputs", "Packed", "Tolerance", "as_tuple"]
 
 Outputs = torch.Tensor | tuple[torch.Tensor, ...] | None
 """What a call returns: its one output, several, or None where the schema has none."""
@@ -20,7 +34,7 @@ Outputs = torch.Tensor | tuple[torch.Tensor, ...] | None
 COUNT = "count"
 """What stands beside the dimensions in a shapes file: how often a program calls the problem. No dimension has it."""
 
-_MOST_OUTPUTS = 1024
+_MOST_KEPT = 1024
 
 _NAME = re.compile(r"([a-z][a-z0-9_]*::)?[a-z][a-z0-9_]*\Z")
 _PATH = re.compile(r"[a-z][a-z0-9_]*(\[\d+\])?\Z")
@@ -31,30 +45,6 @@ def as_tuple(outputs: Outputs) -> tuple[torch.Tensor, ...]:
     if outputs is None:
         return ()
     return outputs if isinstance(outputs, tuple) else (outputs,)
-
-
-@dataclass(frozen=True)
-class Floor:
-    """The least work: ``bytes`` that must cross device memory (inputs read once, outputs written once), ``flop``."""
-
-    bytes: int
-    flop: int
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """How far a result may be from the float64 reference: ``|out - ref| <= rtol * scale + atol``.
-
-    ``rtol`` and ``atol`` are per dtype name. ``scale(problem, reference)`` is a float64 tensor that broadcasts
-    against the reference: the magnitude that errors are relative to, grown with the reduction's length. What a call
-    leaves in an argument that it mutates is judged like an output: ``scale`` is asked about that too, and it may have
-    another shape. Whole rows of a large result are asked about at a time. Of results that are not floating, which must
-    equal the reference, nothing is asked.
-    """
-
-    rtol: Mapping[str, float]
-    atol: Mapping[str, float]
-    scale: Callable[[Problem, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -120,7 +110,8 @@ class Op:
     reference  the semantics: plain torch, takes the schema's arguments in order, writes to those that the schema says
                it mutates, returns the outputs or None where there are none, keeps the dtype, accumulates in at
                least float32, is right for float64 inputs and differentiable where the op is
-    problem    Arguments -> Problem; raises InvalidArgumentError for what the op does not accept
+    problem    Arguments -> the problem's dimensions by name; raises InvalidArgumentError for what the op does not
+               accept. The host adds the traits: see ``pose``
     inputs     (problem, kind, generator) -> the schema's arguments in order, tensors on ``generator.device``
     kinds      the names of input distributions that ``inputs`` knows; verification uses every one
     examples   dimensions of small problems worth checking, odd ones among them; ``registry.testing`` uses them
@@ -128,6 +119,12 @@ class Op:
     floor      Problem -> Floor
     static     dimensions that must be equal for a tuned config to be considered for another problem
     dynamic    dimensions (int) along which the nearest tuned problem is looked for
+    choices    further static dimensions, each with the texts or booleans that it may be
+    distributions  further static dimensions: how data that decide the time are distributed (routing skew, lengths),
+               each with its names, the usual one first. ``inputs`` draws by them; a call's data are not looked at, so
+               that its problem has the first, and a winner of another one answers where that has none
+    view       Arguments -> Arguments as the dimensions see them, where that is not how they are given: the traits are
+               those of the view, e.g. of ``x.moved(dim, -1)``
     fake       shapes, dtypes and strides of the outputs, from meta or fake tensors; the reference when not given
     flatten    the user's call -> (args, attributes) in the schema's terms, e.g. a PackedWeight into its tensors
     packed     the same for the usual call, as data: dispatch then takes the argument apart without a Python call
@@ -138,7 +135,7 @@ class Op:
     schema: str
     version: int
     reference: Callable[..., Outputs]
-    problem: Callable[[Arguments], Problem]
+    problem: Callable[[Arguments], Problem | Mapping[str, Value]]
     inputs: Callable[[Problem, str, torch.Generator], tuple[Any, ...]]
     floor: Callable[[Problem], Floor]
     tolerance: Tolerance
@@ -152,6 +149,9 @@ class Op:
     flatten: Callable[..., tuple[tuple[Any, ...], Mapping[str, Any]]] | None = None
     packed: Packed | None = None
     weights: frozenset[str] = frozenset()
+    choices: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    distributions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    view: Callable[[Arguments], Arguments] | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.match(self.name):
@@ -160,6 +160,7 @@ class Op:
             )
         if self.parsed.name != self.name:
             raise InvalidDefinitionError(f"op {self.name!r}: its schema is named {self.parsed.name!r}")
+        object.__setattr__(self, "static", self.static | self.choices.keys() | self.distributions.keys())
         if both := self.static & self.dynamic:
             raise InvalidDefinitionError(f"op {self.name!r}: {sorted(both)} both static and dynamic")
         if COUNT in self.static | self.dynamic:
@@ -172,6 +173,8 @@ class Op:
         tensors = [parameter.name for parameter in self.parsed.parameters if parameter.kind == "Tensor"]
         for name in sorted(self.weights.difference(tensors)):
             raise InvalidDefinitionError(f"op {self.name!r}: weights: {UnknownNameError('tensor', name, tensors)}")
+        for name, values in self._named_values.items():
+            check_choices(self.name, name, values)
 
     @cached_property
     def parsed(self) -> Schema:
@@ -199,17 +202,15 @@ class Op:
 
     def arguments(self, values: tuple[Any, ...]) -> Arguments:
         """Bound values as specs. Raises InvalidArgumentError when the tensors are on several devices."""
-        specs = {
-            name: TensorSpec.of(value) if isinstance(value, torch.Tensor) else value
-            for name, value in zip(self.parsed.names, values, strict=True)
-        }
-        devices = {name: spec.device for name, spec in specs.items() if isinstance(spec, TensorSpec)}
+        gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(values))
+        arguments = Arguments(self.name, dict(zip(self.parsed.names, map(_spec, values), strict=True)), gradient)
+        devices = {name: spec.device for name, spec in arguments.tensors.items()}
         if len(set(devices.values())) > 1:
             shown = ", ".join(f"{name} on {device}" for name, device in devices.items())
             raise InvalidArgumentError(
                 f"{self.name}: its tensors are on several devices: {shown}", hint="move them to one: .to(device)"
             )
-        return Arguments(self.name, specs)
+        return arguments
 
     def output_specs(self, arguments: Arguments, device: torch.device) -> dict[str, TensorSpec]:
         """Name, shape, dtype and strides of the outputs, from ``fake`` run on meta tensors."""
@@ -218,22 +219,18 @@ class Op:
         found = self._outputs.get((told, device))
         if found is None:
             found = self._outputs_of(arguments, device)
-            if len(self._outputs) >= _MOST_OUTPUTS:
+            if len(self._outputs) >= _MOST_KEPT:
                 self._outputs.clear()
             self._outputs[told, device] = found
         return dict(found)
 
     @cached_property
     def _outputs(self) -> dict[Hashable, dict[str, TensorSpec]]:
-        """What ``fake`` has said: asking it takes longer than binding a plan."""
+        """Results of ``output_specs``: to ask ``fake`` takes longer than to bind a plan."""
         return {}
 
     def _outputs_of(self, arguments: Arguments, device: torch.device) -> dict[str, TensorSpec]:
-        values = [
-            value.empty(torch.device("meta")) if isinstance(value, TensorSpec) else value
-            for value in arguments.values.values()
-        ]
-        outputs = (self.fake or self.reference)(*values)
+        outputs = (self.fake or self.reference)(*map(_on_meta, arguments.values.values()))
         return {
             name: TensorSpec(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()), device)
             for name, tensor in zip(self.parsed.outputs, as_tuple(outputs), strict=True)
@@ -244,24 +241,77 @@ class Op:
         mutated = [parameter.name for parameter in self.parsed.parameters if parameter.mutated]
         return [*self.output_specs(arguments, device).values(), *(arguments.tensors[name] for name in mutated)]
 
+    @property
+    def _named_values(self) -> dict[str, tuple[Value, ...]]:
+        """The values of ``choices`` and ``distributions`` by dimension."""
+        return {**self.choices, **self.distributions}
+
+    def draw(self, problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+        """``inputs`` as the values of a bound call: the schema's in order, coerced."""
+        return self.parsed.coerced(self.inputs(problem, kind, generator))
+
+    def pose(self, arguments: Arguments, like: Problem | None = None) -> Problem:
+        """The problem that a call's arguments pose, with its traits. What data are like is taken over from ``like``."""
+        posed = self.problem(arguments)
+        dims = dict(posed.dims if isinstance(posed, Problem) else posed)
+        for name, texts in self.distributions.items():
+            dims[name] = texts[0] if like is None else like.dims[name]
+        for name, values in self.choices.items():
+            check_choice(self.name, name, dims.get(name), values)
+        return Problem(self.name, dims, Traits(arguments if self.view is None else partial(self.view, arguments)))
+
     def problem_of(self, dims: Mapping[str, Value]) -> Problem:
-        """A problem from named dimensions, e.g. of a shapes file; missing or unknown ones are an error."""
+        """The problem with these dimensions, e.g. of a shapes file, as a call with its inputs poses it.
+
+        Raises UnknownNameError and InvalidArgumentError for dimensions that are missing or that no call has.
+        """
+        key = canonical_json(dict(dims))
+        found = self._problems.get(key)
+        if found is None:
+            found = posed_by_inputs(self, self.named(dims))
+            if len(self._problems) >= _MOST_KEPT:
+                self._problems.clear()
+            self._problems[key] = found
+        return found
+
+    @cached_property
+    def _problems(self) -> dict[str, Problem]:
+        """Results of ``problem_of`` by canonical dimensions: a worker asks again for every trial."""
+        return {}
+
+    def named(self, dims: Mapping[str, Value]) -> Problem:
+        """A problem of nothing but dimensions, checked one by one; a distribution that is missing is the first."""
         known = self.static | self.dynamic
         for name in dims:
             if name not in known:
                 raise UnknownNameError(f"dimension of {self.name}", name, known)
-        if missing := sorted(known - dims.keys()):
+        given = {**dims, **{name: values[0] for name, values in self.distributions.items() if name not in dims}}
+        if missing := sorted(known - given.keys()):
             raise InvalidArgumentError(
                 f"{self.name}: dimensions missing: {', '.join(missing)}",
                 hint=f"{self.name} has the dimensions {', '.join(sorted(known))}",
             )
         for name in self.dynamic:
-            value = dims[name]
+            value = given[name]
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidArgumentError(f"{self.name}: {name} must be a positive integer, got {value!r:.80}")
+        for name, values in self._named_values.items():
+            check_choice(self.name, name, given[name], values)
         if "dtype" in known:
-            torch_dtype(str(dims["dtype"]))
-        problem = Problem(self.name, {name: dims[name] for name in dims})
+            torch_dtype(str(given["dtype"]))
+        problem = Problem(self.name, given)
         if self.check is not None:
             self.check(problem)
         return problem
+
+
+def _spec(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return TensorSpec.of(value)
+    return tuple(map(_spec, value)) if isinstance(value, list | tuple) else value
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, TensorSpec):
+        return value.empty(torch.device("meta"))
+    return tuple(map(_on_meta, value)) if isinstance(value, tuple) else value

@@ -25,6 +25,12 @@ def _near(name: str, names: list[str]) -> list[str]:
     return [other for other, alike in zip(near, likeness, strict=True) if alike > likeness[0] - 0.25]
 
 
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """``did you mean tanh?``, or nothing where no name is like it."""
+    near = _near(name, sorted(names))
+    return f"did you mean {' or '.join(near)}?" if near else ""
+
+
 def folded(faults: Iterable[tuple[str, str]], group: Callable[[str], str] | None = None) -> list[str]:
     """A line for each distinct fault, ``place: fault``: the first place stands for all, ``(x 12)`` counts them.
 
@@ -44,8 +50,8 @@ class UnknownNameError(RegistryError, LookupError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], context: str = "") -> None:
         names = sorted(known)
-        near = _near(name, names) if isinstance(name, str) else []
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
+        hint = did_you_mean(name, names) if isinstance(name, str) else ""
+        hint = hint or f"known: {', '.join(names) or 'none'}"
         super().__init__(f"unknown {kind} {name!r}{context and f' {context}'}", hint=hint)
         self.kind = kind
         self.name = name

@@ -97,10 +97,10 @@ def check_op(op: Op, *, problems: Sequence[Problem | Mapping[str, Value]] | None
     tolerance refuses what nobody computed: zeros, one number everywhere, the output of a previous call.
     """
     notes = _Notes(f"op {op.name}")
-    checked = _problems(op, problems)
+    checked = _named(op, problems)
     for problem in checked:
         notes.add(str(problem), _guarded(_op_faults(op, problem)))
-    notes.failures += [("", spot) for spot in blind_spots(op, _problems(op, None) or checked)]
+    notes.failures += [("", spot) for spot in blind_spots(op, _named(op, None) or checked)]
     return notes.report()
 
 
@@ -145,6 +145,12 @@ def _problems(op: Op, given: Sequence[Problem | Mapping[str, Value]] | None) -> 
     if given is None:
         given = op.examples
     return [each if isinstance(each, Problem) else op.problem_of(each) for each in given]
+
+
+def _named(op: Op, given: Sequence[Problem | Mapping[str, Value]] | None) -> list[Problem]:
+    """Problems of dimensions alone: whether inputs pose them again is for ``check_op`` to tell."""
+    given = op.examples if given is None else given
+    return [each if isinstance(each, Problem) else op.named(each) for each in given]
 
 
 def _device(implementation: Implementation, device: Device | torch.device | str | None) -> Device:
@@ -199,7 +205,7 @@ def _check_layout(
     arguments = op.arguments(_Given(op, problem, kinds[0], device, layout).values)
     if is_contiguous_by_another_name(layout, arguments.tensors.values()):
         return
-    posed = op.problem(arguments)
+    posed = op.pose(arguments, problem)
     subject = f"{problem} {layout} {candidate}"
     try:
         reasons = answers.refusals(candidate.implementation, posed, device)
@@ -220,7 +226,7 @@ class _Given:
     ) -> None:
         generator = torch.Generator(device.torch).manual_seed(SEED)
         self._parameters = op.parsed.parameters
-        self._drawn = op.parsed.bind(op.inputs(problem, kind, generator), {})
+        self._drawn = op.draw(problem, kind, generator)
         # who reads what is beside an input is to find NaN there; what is mutated may also be changed beside
         self._surroundings = {
             place: laid_out_within(value, layout, nan_beside=nan_beside or not self._parameters[place].mutated)
@@ -336,7 +342,7 @@ def _op_faults(op: Op, problem: Problem) -> Iterator[str]:
         again = _inputs(op, problem, kind)
         if not all(same_bits(one, two) for one, two in zip(_tensors(values), _tensors(again), strict=True)):
             yield f"{kind} inputs: two generators with one seed make different inputs"
-        posed = op.problem(op.arguments(values))
+        posed = op.pose(op.arguments(values), problem)
         if posed != problem:
             yield f"{kind} inputs: they pose {posed}"
             continue
@@ -362,7 +368,7 @@ def _specs(op: Op, values: tuple[Any, ...]) -> dict[str, TensorSpec]:
 
 
 def _inputs(op: Op, problem: Problem, kind: str) -> tuple[Any, ...]:
-    return op.parsed.bind(op.inputs(problem, kind, torch.Generator().manual_seed(SEED)), {})
+    return op.draw(problem, kind, torch.Generator().manual_seed(SEED))
 
 
 def _tensors(values: tuple[Any, ...]) -> list[torch.Tensor]:

@@ -354,7 +354,7 @@ def unseeded(problem: Problem, kind: str, generator: torch.Generator) -> tuple[t
         ({"tolerance": LOOSE}, "its tolerance accepts an all-zero output"),
         ({"inputs": other_dtype}, "they pose square(n=7, dtype=float16)"),
         ({"inputs": unseeded}, "two generators with one seed make different inputs"),
-        ({"inputs": lambda problem, kind, generator: (1, 2)}, "at most 1 expected"),
+        ({"inputs": lambda problem, kind, generator: (1, 2)}, "2 values given, expected 1"),
         ({"floor": lambda problem: SQUARE.floor(problem).__class__(0, 0)}, "bytes must be positive"),
     ],
 )

@@ -27,7 +27,7 @@ def _reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 
 
-def _problem(arguments: Arguments) -> Problem:
+def _problem(arguments: Arguments) -> dict[str, Value]:
     a, b = arguments.tensor("a"), arguments.tensor("b")
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0] or a.dtype != b.dtype:
         raise InvalidArgumentError(f"{NAME}: a is {a.shape}, b is {b.shape}", hint="expected [m, k] and [k, n]")
@@ -37,7 +37,7 @@ def _problem(arguments: Arguments) -> Problem:
         "k": a.shape[1],
         "dtype": str(a.dtype).removeprefix("torch."),
     }
-    return Problem(NAME, dims, {"contiguous": a.is_contiguous and b.is_contiguous, "aligned": True})
+    return dims
 
 
 def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
@@ -106,7 +106,7 @@ class TiledMatmul(TritonImplementation):
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         if device.type != "cuda":
             yield "needs a GPU"
-        if problem.traits.get("contiguous") is False:
+        if not problem.traits["contiguous"]:
             yield "a or b is not contiguous"
 
     def space(self, problem: Problem, device: Device) -> Space:

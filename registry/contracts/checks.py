@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from ..errors import InvalidArgumentError
-from ..problem import FULL_ALIGNMENT, Arguments, Problem, TensorSpec, Value, dtype_name
+from ..problem import Arguments, Problem, TensorSpec, Value, dtype_name
 from ..tracing import refuse
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -72,15 +72,6 @@ def check_eps(op: str, eps: float) -> None:
     # written so that NaN fails too
     if not 0.0 <= eps < math.inf:
         refuse(f"{op}: eps={eps}", hint="expected a finite number of at least 0, e.g. 1e-6")
-
-
-def layout_traits(arguments: Arguments) -> dict[str, Value]:
-    """``contiguous``: every tensor row-major; ``aligned``: every tensor starts at a multiple of 16 bytes."""
-    specs = arguments.tensors.values()
-    return {
-        "contiguous": all(spec.is_contiguous for spec in specs),
-        "aligned": all(spec.alignment >= FULL_ALIGNMENT for spec in specs),
-    }
 
 
 def positive(problem: Problem, *names: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from ..contract import Backward, Floor, Op, Tolerance
 from ..errors import InvalidArgumentError
 from ..problem import Arguments, Problem, Value, dtype_name
 from . import fills
-from .checks import FLOATS, float_dtype, float_tensor, layout_traits, one_of, positive, same_dtype, shape_text
+from .checks import FLOATS, float_dtype, float_tensor, positive, same_dtype, shape_text
 from .rounding import fp32_weight, underflow, units
 
 APPROXIMATIONS = ("none", "tanh")
@@ -33,7 +34,7 @@ def gelu_reference(x: torch.Tensor, approximate: str = "tanh") -> torch.Tensor:
     return torch.nn.functional.gelu(x, approximate=approximate)
 
 
-def _add_problem(arguments: Arguments) -> Problem:
+def _add_problem(arguments: Arguments) -> Mapping[str, Value]:
     x, y = float_tensor(arguments, "x"), arguments.tensor("y")
     if x.shape != y.shape:
         raise InvalidArgumentError(
@@ -41,23 +42,18 @@ def _add_problem(arguments: Arguments) -> Problem:
             hint="shapes must be equal; torch.broadcast_tensors(x, y) makes them so",
         )
     same_dtype(arguments.op, ("x", x), ("y", y))
-    traits = layout_traits(arguments)
-    return Problem(arguments.op, {"n": x.numel, "dtype": dtype_name(x.dtype)}, traits)
+    return {"n": x.numel, "dtype": dtype_name(x.dtype)}
 
 
-def square_problem(arguments: Arguments) -> Problem:
-    """The problem that ``x`` poses; forward and backward have the same dimensions."""
+def square_problem(arguments: Arguments) -> Mapping[str, Value]:
+    """Dimensions of ``x``, forward and backward."""
     x = float_tensor(arguments, "x")
-    return Problem(arguments.op, {"n": x.numel, "dtype": dtype_name(x.dtype)}, layout_traits(arguments))
+    return {"n": x.numel, "dtype": dtype_name(x.dtype)}
 
 
-def gelu_problem(arguments: Arguments) -> Problem:
-    """The problem that ``x`` and the approximation pose; forward and backward have the same dimensions."""
-    x, approximate = float_tensor(arguments, "x"), arguments.text("approximate")
-    dims: dict[str, Value] = {"n": x.numel, "dtype": dtype_name(x.dtype), "approximate": approximate}
-    problem = Problem(arguments.op, dims, layout_traits(arguments))
-    one_of(problem, "approximate", APPROXIMATIONS)
-    return problem
+def gelu_problem(arguments: Arguments) -> Mapping[str, Value]:
+    """Dimensions of ``x`` and the approximation, forward and backward."""
+    return {**square_problem(arguments), "approximate": arguments.text("approximate")}
 
 
 def filled(
@@ -109,12 +105,6 @@ def check_elementwise(problem: Problem) -> None:
     """Dimensions that some call could have."""
     positive(problem, "n")
     float_dtype(problem)
-
-
-def check_gelu(problem: Problem) -> None:
-    """The same, and a known approximation."""
-    check_elementwise(problem)
-    one_of(problem, "approximate", APPROXIMATIONS)
 
 
 def magnitude(_: Problem, reference: torch.Tensor) -> torch.Tensor:
@@ -183,10 +173,11 @@ GELU = Op(
     inputs=_gelu_inputs,
     floor=lambda problem: elementwise_floor(2, 10, problem),
     tolerance=GELU_TOLERANCE,
-    static=frozenset({"dtype", "approximate"}),
+    static=frozenset({"dtype"}),
+    choices={"approximate": APPROXIMATIONS},
     dynamic=frozenset({"n"}),
     kinds=KINDS,
     examples=tuple({**dims, "approximate": approximate} for dims in EXAMPLES for approximate in APPROXIMATIONS),
-    check=check_gelu,
+    check=check_elementwise,
     backward=Backward(op="gelu_backward", saved=("x",)),
 )

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ..contract import Op, Tolerance
-from ..problem import Arguments, Problem
+from ..problem import Arguments, Problem, Value
 from .checks import gradient_of
 from .elementwise import (
     APPROXIMATIONS,
     EXAMPLES,
     KINDS,
     check_elementwise,
-    check_gelu,
     elementwise_floor,
     filled,
     gelu_problem,
@@ -53,12 +53,12 @@ def _tanh_slope(x: torch.Tensor) -> torch.Tensor:
     return below + x * below * above * (root * (1 + 3 * 0.044715 * x * x))
 
 
-def _square_problem(arguments: Arguments) -> Problem:
+def _square_problem(arguments: Arguments) -> Mapping[str, Value]:
     gradient_of(arguments, "y", "x")
     return square_problem(arguments)
 
 
-def _gelu_problem(arguments: Arguments) -> Problem:
+def _gelu_problem(arguments: Arguments) -> Mapping[str, Value]:
     gradient_of(arguments, "y", "x")
     return gelu_problem(arguments)
 
@@ -116,9 +116,10 @@ GELU_BACKWARD = Op(
         atol={name: 6e-6 + 6 * lost for name, lost in underflow().items()},
         scale=_gelu_magnitude,
     ),
-    static=frozenset({"dtype", "approximate"}),
+    static=frozenset({"dtype"}),
+    choices={"approximate": APPROXIMATIONS},
     dynamic=frozenset({"n"}),
     kinds=KINDS,
     examples=tuple({**dims, "approximate": approximate} for dims in EXAMPLES for approximate in APPROXIMATIONS),
-    check=check_gelu,
+    check=check_elementwise,
 )

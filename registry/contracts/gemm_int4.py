@@ -14,7 +14,7 @@ from ..packed import LAYOUT, PER_WORD, PackedWeight, check_format, check_parts, 
 from ..problem import Arguments, Problem, Value, dtype_name
 from ..tracing import refuse
 from . import fills
-from .checks import HALVES, float_dtype, float_tensor, layout_traits, one_of, positive, shape_text
+from .checks import HALVES, float_dtype, float_tensor, positive, shape_text
 from .rounding import fp32_weight, underflow, units
 
 KINDS = ("normal", "outliers", "spike_last", "constant", "groups")
@@ -76,7 +76,7 @@ def _in_schema_order(a: Any, w: PackedWeight) -> tuple[Any, ...]:
     return a, w.qweight, w.scales, w.zeros, w.bits, w.group_size, w.shape[1], w.layout
 
 
-def _problem(arguments: Arguments) -> Problem:
+def _problem(arguments: Arguments) -> Mapping[str, Value]:
     a = float_tensor(arguments, "a", HALVES)
     qweight, scales = arguments.tensor("qweight"), arguments.tensor("scales")
     zeros = arguments.optional_tensor("zeros")
@@ -96,8 +96,7 @@ def _problem(arguments: Arguments) -> Problem:
             hint=f"use w.to(dtype=torch.{dtype_name(a.dtype)})",
         )
     dims: dict[str, Value] = {"m": math.prod(a.shape[:-1]), "n": n, "k": k, "group_size": group_size, "bits": bits}
-    dims |= {"dtype": dtype_name(a.dtype), "symmetric": zeros is None}
-    return Problem(arguments.op, dims, layout_traits(arguments))
+    return dims | {"dtype": dtype_name(a.dtype), "symmetric": zeros is None}
 
 
 def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
@@ -177,7 +176,6 @@ def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
 def _check(problem: Problem) -> None:
     positive(problem, "m", "n", "k", "group_size", "bits")
     float_dtype(problem, HALVES)
-    one_of(problem, "symmetric", (False, True))
     check_format(problem.op, problem.bits, problem.group_size, problem.k, LAYOUT)
 
 
@@ -222,7 +220,8 @@ GEMM_INT4 = Op(
     inputs=_inputs,
     floor=_floor,
     tolerance=Tolerance(rtol=units(float32=2.0, half=1.5), atol=underflow(), scale=_scale),
-    static=frozenset({"n", "k", "group_size", "bits", "dtype", "symmetric"}),
+    static=frozenset({"n", "k", "group_size", "bits", "dtype"}),
+    choices={"symmetric": (False, True)},
     dynamic=frozenset({"m"}),
     kinds=KINDS,
     examples=_examples(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from ..contract import Backward, Floor, Op, Tolerance
 from ..errors import InvalidArgumentError
 from ..problem import Arguments, Problem, Value, dtype_name
 from . import fills
-from .checks import FLOATS, check_eps, float_dtype, float_tensor, layout_traits, positive, same_dtype, shape_text
+from .checks import FLOATS, check_eps, float_dtype, float_tensor, positive, same_dtype, shape_text
 from .rounding import fp32_weight, underflow, units
 
 KINDS = ("normal", "outliers", "spike_last", "constant", "near_zero")
@@ -31,8 +32,8 @@ def rms_norm_fake(x: torch.Tensor, *_: object) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
-def norm_problem(arguments: Arguments) -> Problem:
-    """The problem that ``x``, ``weight`` and ``eps`` pose; forward and backward have the same dimensions."""
+def norm_problem(arguments: Arguments) -> Mapping[str, Value]:
+    """Dimensions of ``x`` and ``weight``, forward and backward."""
     check_eps(arguments.op, arguments.number("eps"))
     x, weight = float_tensor(arguments, "x"), arguments.tensor("weight")
     if not x.shape:
@@ -45,8 +46,7 @@ def norm_problem(arguments: Arguments) -> Problem:
             hint=f"expected a weight of shape {cols}",
         )
     same_dtype(arguments.op, ("x", x), ("weight", weight))
-    dims: dict[str, Value] = {"rows": math.prod(x.shape[:-1]), "cols": cols, "dtype": dtype_name(x.dtype)}
-    return Problem(arguments.op, dims, layout_traits(arguments))
+    return {"rows": math.prod(x.shape[:-1]), "cols": cols, "dtype": dtype_name(x.dtype)}
 
 
 def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ..contract import Floor, Op, Tolerance
-from ..problem import Arguments, Problem
+from ..problem import Arguments, Problem, Value
 from . import fills
 from .checks import check_eps, gradient_of
 from .norm import RMS_NORM, check_norm, norm_problem
@@ -43,10 +44,10 @@ def rms_norm_backward_fake(
     return x.new_empty(x.shape), weight.new_empty(weight.shape)
 
 
-def _problem(arguments: Arguments) -> Problem:
-    problem = norm_problem(arguments)
+def _problem(arguments: Arguments) -> Mapping[str, Value]:
+    dims = norm_problem(arguments)
     gradient_of(arguments, "y", "x")
-    return problem
+    return dims
 
 
 def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from ..contract import Backward, Floor, Op, Tolerance
 from ..problem import Arguments, Problem, Value, dtype_name
 from . import fills
-from .checks import FLOATS, check_dim, float_dtype, float_tensor, layout_traits, normalised_dim, positive
+from .checks import FLOATS, check_dim, float_dtype, float_tensor, normalised_dim, positive
 from .rounding import fp32_weight, underflow, units
 
 KINDS = ("normal", "outliers", "spike_last", "constant", "masked")
@@ -28,17 +29,19 @@ def softmax_fake(x: torch.Tensor, *_: object) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
-def softmax_problem(arguments: Arguments, name: str = "x") -> Problem:
-    """The problem that tensor ``name`` and ``dim`` pose; forward and backward have the same dimensions."""
+def softmax_problem(arguments: Arguments, name: str = "x") -> Mapping[str, Value]:
+    """Dimensions of tensor ``name`` and ``dim``, forward and backward."""
     x = float_tensor(arguments, name)
     dim = normalised_dim(arguments.op, arguments.integer("dim"), x, name)
     shape = x.shape or (1,)
     inner = math.prod(shape[dim + 1 :])
-    dims: dict[str, Value] = {"rows": math.prod(shape[:dim]) * inner, "cols": shape[dim], "dtype": dtype_name(x.dtype)}
-    traits = layout_traits(arguments)
-    # rows of `cols` neighbours in memory: nothing but dimensions of size one may follow the reduced one
-    traits["contiguous"] = bool(traits["contiguous"]) and inner == 1
-    return Problem(arguments.op, dims, traits)
+    return {"rows": math.prod(shape[:dim]) * inner, "cols": shape[dim], "dtype": dtype_name(x.dtype)}
+
+
+def rows_last(arguments: Arguments) -> Arguments:
+    """The arguments with the reduced dimension last: rows are neighbours in memory where these are row-major."""
+    dim = arguments.integer("dim")
+    return arguments.mapped(lambda spec: spec.moved(dim, -1) if spec.shape else spec)
 
 
 def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
@@ -112,5 +115,6 @@ SOFTMAX = Op(
         {"rows": rows, "cols": cols, "dtype": dtype_name(dtype)} for dtype in FLOATS for rows, cols in _SHAPES
     ),
     check=check_softmax,
+    view=rows_last,
     backward=Backward(op="softmax_backward", saved=("y",)),
 )

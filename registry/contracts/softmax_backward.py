@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ..contract import Floor, Op, Tolerance
-from ..problem import Arguments, Problem
+from ..problem import Arguments, Problem, Value
 from . import fills
 from .checks import check_dim, gradient_of
 from .rounding import fp32_weight, underflow, units
-from .softmax import SOFTMAX, check_softmax, mask_front, softmax_problem
+from .softmax import SOFTMAX, check_softmax, mask_front, rows_last, softmax_problem
 
 KINDS = ("normal", "shifted", "outliers", "spike_last", "constant", "masked")
 
@@ -33,7 +34,7 @@ def softmax_backward_fake(_: torch.Tensor, y: torch.Tensor, *__: object) -> torc
     return y.new_empty(y.shape)
 
 
-def _problem(arguments: Arguments) -> Problem:
+def _problem(arguments: Arguments) -> Mapping[str, Value]:
     gradient_of(arguments, "y", "y")
     return softmax_problem(arguments, "y")
 
@@ -100,4 +101,5 @@ SOFTMAX_BACKWARD = Op(
     kinds=KINDS,
     examples=SOFTMAX.examples,
     check=check_softmax,
+    view=rows_last,
 )

@@ -230,11 +230,11 @@ def _cases(op: Op, problems: Sequence[Problem]) -> Iterator[tuple[Problem, str]]
 
 def _examples(op: Op) -> list[Problem]:
     try:
-        return [op.problem_of(dims) for dims in op.examples]
+        return [op.named(dims) for dims in op.examples]
     except RegistryError:
         # check_op says what is wrong with them
         return []
 
 
 def _drawn(op: Op, problem: Problem, kind: str, seed: int, device: torch.device) -> tuple[Any, ...]:
-    return op.parsed.bind(op.inputs(problem, kind, torch.Generator(device).manual_seed(seed)), {})
+    return op.draw(problem, kind, torch.Generator(device).manual_seed(seed))

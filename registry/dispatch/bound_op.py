@@ -9,12 +9,12 @@ from typing import Any
 from torch._ops import OpOverload
 from torch.fx import Proxy
 
+from ..arguments.schema import Kind, kind_of
 from ..contract import Op
 from ..device import Device
 from ..discovery.catalog import Catalog
 from ..errors import CompileError, NotLaunchedError, NotReadyError, RegistryError, UnsupportedError
 from ..problem import Problem
-from ..schema import Kind, kind_of
 from ..tracing import constant_while_tracing, let_through, refuse
 from .entries import Entries
 from .explain import Explanation, explained
@@ -262,7 +262,7 @@ class BoundOp:
     def _report(self, values: tuple[Any, ...]) -> None:
         """Tell who watches that this was called, if there was anything to launch."""
         if self._watch.active and not nothing_to_launch(tensors_of(values)):
-            self._watch.seen(self.op.problem(self.op.arguments(values)))
+            self._watch.seen(self.op.pose(self.op.arguments(values)))
 
     def _answers(
         self, values: tuple[Any, ...], forced: Forced | None, generation: int, telling: bool = False
@@ -273,7 +273,7 @@ class BoundOp:
             yield self._plain_torch(reason, None, None if self.mode() == "reference" else forced)
             return
         arguments = self.op.arguments(values)
-        problem = self.op.problem(arguments)
+        problem = self.op.pose(arguments)
         if reason := nothing_to_launch(tensors):
             yield reference(self.op, reason, problem)
             return

@@ -54,7 +54,7 @@ def warm(dispatcher: Dispatcher, problems: Iterable[Problem], device: Device) ->
 def _warm(bound: BoundOp, problem: Problem, device: Device) -> Warmed:
     try:
         generator = torch.Generator(device.torch).manual_seed(0)
-        values: tuple[Any, ...] = bound.op.inputs(problem, bound.op.kinds[0], generator)
+        values: tuple[Any, ...] = bound.op.draw(problem, bound.op.kinds[0], generator)
         bound.warm(values)
         if device.type == "cuda":
             torch.cuda.synchronize(device.torch)

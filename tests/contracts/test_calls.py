@@ -19,7 +19,7 @@ BY_NAME = {op.name: op for op in BOX}
 
 
 def posed(op: Op, *args: Any, **attributes: Any) -> Problem:
-    return op.problem(op.arguments(op.bind(args, attributes)))
+    return op.pose(op.arguments(op.bind(args, attributes)))
 
 
 def computed(op: Op, *args: Any, **attributes: Any) -> torch.Tensor:

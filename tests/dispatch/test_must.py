@@ -43,7 +43,7 @@ def shifted(value: Any) -> Any:
 
 
 def right(op: registry.Op, values: tuple[Any, ...], output: Any) -> bool:
-    problem = op.problem(op.arguments(values))
+    problem = op.pose(op.arguments(values))
     wide = reference64(op, values)
     bounds = bounds_of(op, problem, values, wide, own_error(op, problem, values, wide))
     return all(bound.hold(each) for bound, each in zip(bounds, as_tuple(output), strict=True))

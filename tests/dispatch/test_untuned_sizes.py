@@ -67,7 +67,7 @@ def test_a_capture_does_not_wait_for_a_compilation(tuned: Dispatcher, monkeypatc
     values = torch.randn(70, 48), -1
     arguments = op.arguments(values)
     signature = Signature(arguments, op.output_specs(arguments, torch.device("cpu")))
-    run = Compiled().bind_untuned(op.problem(arguments), {}, device, signature, ())
+    run = Compiled().bind_untuned(op.pose(arguments), {}, device, signature, ())
     assert run is not None
     monkeypatch.setattr(inductor_sizes, "_capturing", lambda: True)
     with pytest.raises(NotReadyError, match="compiles at the first call"):

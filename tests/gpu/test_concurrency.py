@@ -57,7 +57,7 @@ def arguments(op: str, dims: dict[str, Any], seed: int = 1) -> tuple[Any, ...]:
 
 def check(op: str, values: tuple[Any, ...], y: torch.Tensor) -> None:
     contract = registry.ops()[op]
-    problem = contract.problem(contract.arguments(values))
+    problem = contract.pose(contract.arguments(values))
     wide = reference64(contract, values)
     (bounds,) = bounds_of(contract, problem, values, wide, own_error(contract, problem, values, wide))
     (output,) = as_tuple(y)

@@ -39,7 +39,7 @@ def inputs_of(problem: Problem, kind: str) -> tuple[Any, ...]:
 def plan_for(implementation: Implementation, values: tuple[Any, ...], config: Any = None) -> Plan:
     op, device = OPS[implementation.op], Device.of("cuda")
     arguments = op.arguments(values)
-    problem = op.problem(arguments)
+    problem = op.pose(arguments)
     assert not list(implementation.unsupported(problem, device))
     config = implementation.default(problem, device) if config is None else config
     return build(op, Candidate(implementation, config), problem, arguments, device)

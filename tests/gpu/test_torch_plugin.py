@@ -78,6 +78,6 @@ def test_what_another_process_compiled_is_loaded(catalog: Catalog) -> None:
     op, x = catalog.op("square"), torch.randn(12345, device="cuda")
     arguments = op.arguments((x,))
     candidate: Any = Candidate(catalog.implementation("square", "torch.compile"), {})
-    plan = build(op, candidate, op.problem(arguments), arguments, Device.of("cuda"))
+    plan = build(op, candidate, op.pose(arguments), arguments, Device.of("cuda"))
     assert [artifact.path for artifact in plan.artifacts] == [path]
     assert torch.equal(plan(x), x * x)

@@ -67,7 +67,7 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
 
 def make(op: str, implementation: Implementation, config: Config, values: tuple[Any, ...]) -> Plan:
     arguments = OPS[op].arguments(values)
-    return build(OPS[op], Candidate(implementation, config), OPS[op].problem(arguments), arguments, Device.best())
+    return build(OPS[op], Candidate(implementation, config), OPS[op].pose(arguments), arguments, Device.best())
 
 
 def softmax_plan(x: torch.Tensor) -> Plan:
@@ -213,7 +213,7 @@ def test_a_graph_outlives_the_plan_it_captured() -> None:
 def test_the_current_device_may_be_another() -> None:
     x = torch.randn(8, 128, device="cuda:1")
     arguments = OPS["softmax"].arguments((x, -1))
-    problem, device = OPS["softmax"].problem(arguments), Device.of("cuda:1")
+    problem, device = OPS["softmax"].pose(arguments), Device.of("cuda:1")
     candidate = Candidate(RowSoftmax(), RowSoftmax().default(problem, device))
     y = build(OPS["softmax"], candidate, problem, arguments, device)(x, -1)
     torch.testing.assert_close(y, x.softmax(-1))

@@ -153,7 +153,7 @@ def test_each_gpu_has_a_plan_of_its_own(dispatcher: Dispatcher, name: str) -> No
     for gpu in GPUS:
         x = half(gpu, 32, 2048)
         arguments = op.arguments((x, -1))
-        problem, device = op.problem(arguments), Device.of(gpu)
+        problem, device = op.pose(arguments), Device.of(gpu)
         config = candidate.default(problem, device)
         plan = build(op, registry.Candidate(candidate, config), problem, arguments, device)
         plans.append((x, plan))

@@ -156,7 +156,7 @@ def test_softmax_hands_on_nan_and_infinity_as_torch_does(implementation: CppImpl
     x[2, cols - 1] = torch.inf
     x[3, : cols // 2] = -torch.inf
     x[4, :-1] = -torch.inf
-    problem = op.problem(op.arguments((x, -1)))
+    problem = op.pose(op.arguments((x, -1)))
     expected = torch.softmax(x.float(), -1)
     for config in implementation.space(problem, CPU):
         y = call(op, implementation, config, problem, (x, -1))
@@ -190,7 +190,7 @@ def test_no_elements_are_no_work(op_name: str) -> None:
     (implementation,) = [one for one in IMPLEMENTATIONS if one.op == op_name]
     op, empty = OPS[op_name], torch.empty(0)
     values = op.bind((empty, empty) if op_name == "vector_add" else (empty,), {})
-    problem = op.problem(op.arguments(values))
+    problem = op.pose(op.arguments(values))
     assert call(op, implementation, implementation.default(problem, CPU), problem, values).shape == (0,)
 
 
@@ -199,7 +199,7 @@ def test_no_elements_are_no_work(op_name: str) -> None:
 def test_rows_or_columns_may_be_missing(implementation: CppImplementation, shape: tuple[int, int]) -> None:
     op, x = OPS[implementation.op], torch.empty(shape)
     values = op.bind((x,) if implementation.op == "softmax" else (x, torch.empty(shape[1])), {})
-    problem = op.problem(op.arguments(values))
+    problem = op.pose(op.arguments(values))
     assert call(op, implementation, implementation.default(problem, CPU), problem, values).shape == shape
 
 

@@ -71,7 +71,7 @@ def answered(names: Sequence[str], weight: tuple[Any, ...], counts: Sequence[int
         tensors = values[:4]
         if not any(one == rows if isinstance(one, int) else one.check_rows(*tensors) for one in known):
             arguments = OP.arguments(values)
-            call = Call(OP.problem(arguments), arguments, H200, place_of(arguments))
+            call = Call(OP.pose(arguments), arguments, H200, place_of(arguments))
             resolved = next(plans.candidates(call, None, 0))
             known.append(made.of(values, resolved) or rows)
     return known

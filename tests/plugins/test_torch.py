@@ -64,7 +64,7 @@ def test_the_gradient_of_softmax_is_right_along_every_dimension(catalog: Catalog
     for gradient in (grad_y, grad_y.mT.contiguous().mT, grad_y[:1, :1, :1].expand(3, 5, 7)):
         values = op.bind((gradient, y, dim), {})
         arguments = op.arguments(values)
-        plan = build(op, Candidate(native, {}), op.problem(arguments), arguments, CPU)
+        plan = build(op, Candidate(native, {}), op.pose(arguments), arguments, CPU)
         found = plan(*values)
         torch.testing.assert_close(found, op.reference(*values))
         assert found.is_contiguous()
@@ -115,7 +115,7 @@ def _packed_plan(catalog: Catalog, weight: PackedWeight, a: torch.Tensor) -> Any
     op = catalog.op("gemm_int4")
     arguments = op.arguments(op.bind((a, weight), {}))
     candidate = Candidate(catalog.implementation("gemm_int4", "torch.tinygemm_cpu"), {})
-    return build(op, candidate, op.problem(arguments), arguments, CPU)
+    return build(op, candidate, op.pose(arguments), arguments, CPU)
 
 
 def test_a_weight_is_repacked_once_and_again_when_it_changes(catalog: Catalog) -> None:

@@ -144,7 +144,7 @@ def test_numerics(name: str, place: int) -> None:
 def test_nothing_is_written_for_an_empty_tensor() -> None:
     op, implementation, device = OPS["square"], HOOKS["square"]()[0], Device.of("cpu")
     values = (torch.empty(0),)
-    problem = op.problem(op.arguments(values))
+    problem = op.pose(op.arguments(values))
     config = implementation.default(problem, device)
     plan = build(op, Candidate(implementation, config), problem, op.arguments(values), device)
     assert plan(*values).shape == (0,)
@@ -164,7 +164,7 @@ def test_rows_that_are_not_there_add_nothing_to_the_gradient_of_a_weight(place: 
     op, implementation, device = OPS["rms_norm_backward"], HOOKS["rms_norm_backward"]()[place], Device.of("cpu")
     # without eps the inverse norm of a row of zeros is infinite
     values = (torch.randn(rows, 33), torch.randn(rows, 33), torch.randn(33), 0.0)
-    problem = op.problem(op.arguments(values))
+    problem = op.pose(op.arguments(values))
     widest = op.problem_of({"rows": 64, "cols": 33, "dtype": "float32"})
     config = max(implementation.space(widest, device).configs, key=lambda config: config.get("rows_per_step", 1))
     plan = build(op, Candidate(implementation, config), problem, op.arguments(values), device)

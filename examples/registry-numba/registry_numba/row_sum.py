@@ -20,7 +20,7 @@ def reference(x: torch.Tensor) -> torch.Tensor:
     return x.sum(-1, dtype=accumulator).to(x.dtype)
 
 
-def problem_of(arguments: Arguments) -> Problem:
+def problem_of(arguments: Arguments) -> dict[str, Value]:
     """Rows may differ from call to call, columns and dtype are what a kernel is tuned for."""
     x = arguments.tensor("x")
     dtype = str(x.dtype).removeprefix("torch.")
@@ -29,8 +29,7 @@ def problem_of(arguments: Arguments) -> Problem:
             f"numba::row_sum: x is {dtype} with {len(x.shape)} dimensions",
             hint=f"expected {' or '.join(ROUNDOFF)} with at least one dimension",
         )
-    dims: dict[str, Value] = {"rows": math.prod(x.shape[:-1]), "cols": x.shape[-1], "dtype": dtype}
-    return Problem("numba::row_sum", dims, {"contiguous": x.is_contiguous, "aligned": x.alignment >= 16})
+    return {"rows": math.prod(x.shape[:-1]), "cols": x.shape[-1], "dtype": dtype}
 
 
 def inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:

@@ -209,7 +209,7 @@ class _Twin:
         self._run: Callable[..., Any] | None = None
         self._for_rows = for_rows
         self._implementation = implementation
-        self._problem = Problem(problem.op, problem.dims, {**problem.traits, "aligned": False})
+        self._problem = problem.misaligned()
         self._config = config
         self._device = device
         self._signature = signature

@@ -16,8 +16,8 @@ from typing import Any, Final
 from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
+from ...arguments.schema import Parameter
 from ...contract import Op, Packed
-from ...schema import Parameter
 from ..torch_side.torch_private import dispatch_modes, forward_level
 from .packed_form import users_parameters
 

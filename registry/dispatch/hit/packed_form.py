@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from ...arguments.schema import Parameter
 from ...contract import Op, Packed
 from ...errors import ArgumentTypeError
-from ...schema import Parameter
 
 
 def users_parameters(op: Op, packed: Packed) -> list[Parameter]:

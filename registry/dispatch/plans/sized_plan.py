@@ -42,12 +42,12 @@ def sized(op: Op, arguments: Arguments, leading: Leading) -> Sized:
     interval = Interval(leading.rows)
     opened = leading.arguments(arguments, leading.symbols(interval))
     with interval.free_text():
-        problem = op.problem(opened)
+        problem = op.pose(opened)
     for name, value in problem.dims.items():
         if name not in op.dynamic:
             settled(value, f"the static dimension {name}")
-    for name, value in problem.traits.items():
-        settled(value, f"the trait {name}")
+    for name in ("contiguous", "aligned"):
+        settled(problem.traits[name], f"the trait {name}")
     return Sized(op, leading, interval, opened, problem, arguments)
 
 

@@ -245,7 +245,7 @@ def conditions_of(candidate: Candidate, problem: Problem, device: Device) -> tup
     if not problem.traits["aligned"]:
         # whatever runs here may be slower: aligned tensors of this shape must not end up with it
         conditions.append(misaligned)
-    elif refusals(implementation, Problem(problem.op, problem.dims, {**problem.traits, "aligned": False}), device):
+    elif refusals(implementation, problem.misaligned(), device):
         conditions.append(aligned)
     if not implementation.capturable and device.type == "cuda":
         conditions.append(not_capturing)

@@ -203,5 +203,5 @@ def _said(call: Sized, problem: Problem, ask: Callable[[Problem], bool], by_faul
 def _keep_conditions(call: Sized, candidate: Candidate, device: Device) -> None:
     """Whether misaligned tensors need another plan must be the same."""
     if call.problem.traits["aligned"]:
-        misaligned = Problem(call.problem.op, call.problem.dims, {**call.problem.traits, "aligned": False})
+        misaligned = call.problem.misaligned()
         _refuses(candidate.implementation, misaligned, device, call)

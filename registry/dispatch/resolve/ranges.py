@@ -76,7 +76,7 @@ class Ranges:
         if not isinstance(resolved, Ranged):
             return resolved
         arguments = self._op.arguments(values)
-        problem = self._op.problem(arguments)
+        problem = self._op.pose(arguments)
         situation = self._plans.situation(problem, Device.of(next(iter(arguments.tensors.values())).device))
         choice = next(choices(situation, None, []))
         told = _with_rows(choice, resolved.lo, resolved.hi, resolved.bound)
@@ -185,8 +185,8 @@ def _contradiction(call: Sized, situation: Situation, resolved: Resolved) -> str
     wanted = {interval.lo, interval.hi, interval.rows - 1, interval.rows + 1}
     for rows in sorted(number for number in wanted if number in interval and number != interval.rows):
         sizes = (*[1] * (leading.count - 1), rows)
-        problem = call.op.problem(leading.arguments(call.actual, sizes))
-        if problem != call.at(rows) or problem.traits != call.problem.traits:
+        problem = call.op.pose(leading.arguments(call.actual, sizes))
+        if problem != call.at(rows) or repr(problem.traits) != repr(call.problem.traits):
             return f"{rows} rows are the problem {problem}, expected {call.at(rows)}"
         if not same_choice(call, situation, resolved.choice, rows):
             return f"another choice is made for {rows} rows, though nothing says so"

@@ -9,7 +9,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
-from ...schema import Schema
+from ...arguments.schema import Schema
 from .torch_private import (
     PLAIN,
     autocasting,

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 
 from ... import answers
+from ...arguments.inputs import arguments_of
 from ...contract import Op
 from ...device import Device
 from ...discovery.catalog import Catalog
@@ -17,7 +18,6 @@ from ...errors import UnknownNameError
 from ...implementation import Implementation
 from ...problem import Arguments, Problem
 from ...space import Config
-from .input_specs import arguments_of
 
 _MEMORY_SHARE = 0.8
 

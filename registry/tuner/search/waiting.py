@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from ...arguments.inputs import arguments_of
 from ...artifact import Variant
 from ...dispatch.plans.plan import Candidate
 from ...problem import Arguments, Problem
-from ..planning.input_specs import arguments_of
 from ..planning.problems import ProblemPlan
 from ..planning.twin import twin_of
 from ..planning.variants import variants_at, variants_of

@@ -223,10 +223,10 @@ def _laid_out(op: Op, problem: Problem, device: Device, layout: Layout) -> Itera
     """The probe, if the op makes one: an op may know of no such problem or layout."""
     generator = torch.Generator(device=device.torch).manual_seed(len(layout))
     try:
-        drawn = op.inputs(problem, op.kinds[0], generator)
+        drawn = op.draw(problem, op.kinds[0], generator)
         values = tuple(laid_out(value, layout) if isinstance(value, torch.Tensor) else value for value in drawn)
         arguments = op.arguments(values)
-        posed = op.problem(arguments)
+        posed = op.pose(arguments, problem)
         reference = reference64(op, values)
         bounds = bounds_of(op, posed, values, reference, own_error(op, posed, values, reference))
     except Exception:  # whatever an op raises for arguments that it does not take

@@ -115,7 +115,7 @@ class Session:
     def _drawn(self, kind: str, again: int = 0) -> tuple[Any, ...]:
         generator = torch.Generator(device=self.device.torch)
         generator.manual_seed(self._seed + self.op.kinds.index(kind) + 1_000_003 * again)
-        return self.op.inputs(self.problem, kind, generator)
+        return self.op.draw(self.problem, kind, generator)
 
     def _partly_other(self, kind: str) -> Case:
         """The timed inputs with a few numbers of another draw; what is not floating, such as indices, all of it.

@@ -183,7 +183,7 @@ def test_an_attribute_may_change_from_call_to_call() -> None:
             return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
 
     arguments = op.arguments((x, weight, 1e-6))
-    plan = build(op, Candidate(Norm(), {}), op.problem(arguments), arguments, CPU)
+    plan = build(op, Candidate(Norm(), {}), op.pose(arguments), arguments, CPU)
     for eps in (1e-6, 1e-2, 1e-6):
         torch.testing.assert_close(plan(x, weight, eps), op.reference(x, weight, eps))
 
@@ -251,7 +251,7 @@ def test_untuned_sizes_keep_layouts_and_attributes_apart() -> None:
         ):
             values = x, torch.randn(64), eps
             arguments = op.arguments(values)
-            plan = build(op, Candidate(implementation, {}), op.problem(arguments), arguments, CPU, untuned=True)
+            plan = build(op, Candidate(implementation, {}), op.pose(arguments), arguments, CPU, untuned=True)
             torch.testing.assert_close(plan(*values), op.reference(*values))
 
 

@@ -24,9 +24,9 @@ def variant() -> Variant:
     op = catalog.op("square")
     problem = op.problem_of({"n": 4096, "dtype": "float32"})
     implementation = next(each for each in catalog.implementations("square") if each.name.startswith("triton."))
+    from registry.arguments.inputs import arguments_of
     from registry.dispatch.plans.plan import Candidate, signature_of
     from registry.dispatch.plans.prepared import PreparedTensors
-    from registry.tuner.planning.input_specs import arguments_of
 
     config = implementation.default(problem, H200)
     prepared = PreparedTensors(op, implementation, problem, config)

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from registry.arguments.schema import Schema
 from registry.contract import Op
 from registry.contracts import SQUARE
 from registry.errors import CheckError, InvalidDefinitionError
 from registry.problem import Arguments, Problem, Value
-from registry.schema import Schema
 from registry.testing import check_implementation, check_op
 from registry.tuner.planning.problems import needed_bytes
 from registry.tuner.verify.session import Session
@@ -37,7 +37,7 @@ def shrink(x: torch.Tensor) -> None:
 
 def named(name: str) -> Callable[[Arguments], Problem]:
     """SQUARE's problem under another op's name."""
-    return lambda arguments: Problem(name, SQUARE.problem(arguments).dims)
+    return lambda arguments: Problem(name, SQUARE.pose(arguments).dims)
 
 
 TAKE = replace(

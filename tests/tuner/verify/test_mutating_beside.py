@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from registry.contract import Floor, Op, Tolerance
-from registry.contracts.checks import layout_traits
 from registry.errors import CheckError
 from registry.problem import Arguments, Problem, dtype_name
 from registry.testing import check_implementation
@@ -43,7 +42,7 @@ def change(x: torch.Tensor) -> torch.Tensor:
 
 def problem_of(arguments: Arguments) -> Problem:
     x = arguments.tensor("x")
-    return Problem(arguments.op, {"n": x.numel, "dtype": dtype_name(x.dtype)}, layout_traits(arguments))
+    return Problem(arguments.op, {"n": x.numel, "dtype": dtype_name(x.dtype)})
 
 
 def inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[torch.Tensor]:

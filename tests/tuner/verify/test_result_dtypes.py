@@ -44,7 +44,7 @@ def returned(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
 
 def named(name: str) -> Callable[[Arguments], Problem]:
     """SQUARE's problem under another op's name."""
-    return lambda arguments: Problem(name, SQUARE.problem(arguments).dims)
+    return lambda arguments: Problem(name, SQUARE.pose(arguments).dims)
 
 
 def op_of(dtype: torch.dtype, name: str, schema: str, reference: Any, fake: Any) -> Op:

@@ -72,7 +72,7 @@ def test_an_op_that_mutates_may_and_starts_from_its_own_inputs_each_time() -> No
         torch.mul(x, x, out=y)
         x.mul_(2.0)
 
-    op = replace(MUTATING, problem=lambda arguments: Problem("acme::take", SQUARE.problem(arguments).dims))
+    op = replace(MUTATING, problem=lambda arguments: Problem("acme::take", SQUARE.pose(arguments).dims))
     session = session_of(op, {"n": 1000, "dtype": "float32"})
     go_through(Custom(op.name, right), session, {})
     with pytest.raises(WrongError, match="expected"):

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from registry.arguments.inputs import _of_fakes, arguments_of
 from registry.contract import Op
 from registry.discovery.catalog import Catalog
 from registry.problem import Problem
-from registry.tuner.planning.input_specs import _of_fakes, arguments_of
 
-from ... import fresh
+from .. import fresh
 
 OPS = Catalog().ops()
 
@@ -23,7 +23,7 @@ def test_specs_are_those_of_the_inputs(name: str) -> None:
     op = OPS[name]
     for dims in op.examples[:4]:
         problem = op.problem_of(dims)
-        made = op.arguments(op.inputs(problem, op.kinds[0], torch.Generator()))
+        made = op.arguments(op.draw(problem, op.kinds[0], torch.Generator()))
         assert arguments_of(op, problem) == made
 
 
@@ -48,7 +48,7 @@ def test_inputs_that_are_moved_to_the_generators_device_are_planned_too() -> Non
 LIGHT = """
 import sys
 from registry.discovery.catalog import Catalog
-from registry.tuner.planning.input_specs import arguments_of
+from registry.arguments.inputs import arguments_of
 for op in Catalog().ops().values():
     # the largest example: inputs of a column or two are kept away from 0 by operations that import it
     arguments_of(op, op.problem_of(op.examples[-1]))

@@ -1,0 +1,288 @@
+"""A torch-style schema: names, types and defaults of an op's arguments, and what a call's values become."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NoReturn
+
+import torch
+
+from ..errors import ArgumentTypeError, InvalidDefinitionError
+from ..tracing import refuse
+
+_REQUIRED: Any = object()
+
+_DENSE = (torch.strided, torch.jagged)
+"""Jagged tensors are a subclass with a behaviour of its own, which torch's operations know."""
+
+
+_TORCH_NAMES = {"List[Tensor]": "Tensor[]", "List[int]": "int[]", "number": "Scalar"}
+_PYTHON: Mapping[str, tuple[type, ...]] = {
+    "Tensor": (torch.Tensor,),
+    "Tensor[]": (list, tuple),
+    "int": (int,),
+    "int[]": (list, tuple),
+    "float": (float, int),
+    "Scalar": (float, int, bool),
+    "bool": (bool,),
+    "str": (str,),
+}
+"""The Python types whose values a kind accepts; a bool is no int."""
+
+_ALLOWED = "an argument is a Tensor, Tensor[], int, int[], float, Scalar, bool or str; all but a list may be optional"
+_IN_TEXT: Mapping[str, str] = {
+    r"\bSymInt\b": "an op is called with plain integers: write int",
+    r"\.\.\.": "a launch names its arguments: write each of them, or Tensor[] for many tensors",
+    r"\b(int|Tensor)\[\d+\]": "lists have any length: write int[], and let problem() refuse other lengths",
+}
+"""Why a schema may not say what torch's parser turns into something else, by a pattern of its text."""
+_BY_KIND: Mapping[str, str] = {
+    "List[Optional[Tensor]]": "pass the tensors that are there, and an int[] that tells which",
+    "Optional[List": "an empty list takes the place of an absent one",
+    "ScalarType": "pass the dtype's name as a str, which can be a dimension and be stored",
+    "Layout": "pass its name as a str, which can be a dimension and be stored",
+    "MemoryFormat": "strides tell it",
+    "Device": "the arguments' device is the op's",
+    "Generator": "pass a seed as an int, or random numbers as a Tensor: equal arguments must give equal results",
+    "Dict": "pass each of its values by a name of its own",
+}
+
+
+def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors among a call's values, those of lists too, in order."""
+    return list(_tensors_in(values))
+
+
+def _tensors_in(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from (one for one in value if isinstance(one, torch.Tensor))
+
+
+def with_tensors(values: Sequence[Any], change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, ...]:
+    """A call's values with ``change`` applied to every tensor, those of lists too."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return change(value)
+        return tuple(map(changed, value)) if isinstance(value, list | tuple) else value
+
+    return tuple(map(changed, values))
+
+
+Kind = tuple[str, str]
+"""The name of a value's type, ``Tensor`` for any tensor, and how to show the value."""
+
+
+def kind_of(value: Any) -> Kind:
+    """What torch.compile knows of a value while it traces: numbers may be symbols there."""
+    if isinstance(value, torch.Tensor):
+        return "Tensor", "a Tensor"
+    name = type(value).__name__
+    return name, repr(value) if value is None or isinstance(value, str | bool) else f"a {name}"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One argument: ``kind`` is the name of its type in torch's schema language, e.g. ``Tensor`` or ``int[]``."""
+
+    name: str
+    kind: str
+    optional: bool
+    default: Any
+    keyword_only: bool
+    mutated: bool
+
+    @property
+    def required(self) -> bool:
+        """Whether a call must give it."""
+        return self.default is _REQUIRED
+
+    @property
+    def holds_tensors(self) -> bool:
+        """Whether its value is a tensor or a list of tensors."""
+        return self.kind in {"Tensor", "Tensor[]"}
+
+    def coerce(self, op: str, value: Any) -> Any:
+        """``value`` as this parameter's type, or ArgumentTypeError: 1 becomes 1.0 for a float, a list a tuple."""
+        if value is None and self.optional:
+            return None
+        if self.kind.endswith("[]") and type(value) in {list, tuple}:
+            one = Parameter(self.name, self.kind.removesuffix("[]"), False, _REQUIRED, False, False)
+            return tuple(one._coerced(f"{op}: {self.name}[{place}]", each) for place, each in enumerate(value))
+        return self._coerced(f"{op}: {self.name}", value)
+
+    def check_kind(self, op: str, kind: Kind) -> None:
+        """Raise ArgumentTypeError unless ``coerce`` would accept a value of that kind."""
+        name, shown = kind
+        accepted = {kind.__name__ for kind in _PYTHON[self.kind]}
+        if name not in accepted and not (self.optional and name == "NoneType"):
+            refuse(f"{op}: {self.name} must be a {self.kind}, got {shown[:80]}", kind=ArgumentTypeError)
+
+    def _coerced(self, where: str, value: Any) -> Any:
+        if self.kind == "Tensor":
+            if isinstance(value, torch.Tensor):
+                check_dense(where, value)
+                return value
+        elif self.kind == "float" and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        elif type(value) in _PYTHON[self.kind] and not self.kind.endswith("[]"):
+            return value
+        shown = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else repr(value)
+        return refuse(f"{where} must be a {self.kind}, got {shown[:80]}", kind=ArgumentTypeError)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """``softmax(Tensor x, int dim=-1) -> Tensor y``, parsed. Outputs must be named: launches refer to them.
+
+    There are none in ``increment(Tensor(a!) x) -> ()``.
+    """
+
+    text: str
+    name: str
+    parameters: tuple[Parameter, ...]
+    outputs: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Schema:
+        """Parse torch's schema language; raises InvalidDefinitionError with torch's own words."""
+        try:
+            parsed = torch._C.parse_schema(text)
+        except RuntimeError as fault:
+            raise InvalidDefinitionError(f"schema {text!r}: {str(fault).splitlines()[0]}") from None
+        for pattern, reason in _IN_TEXT.items():
+            if found := re.search(pattern, text):
+                raise InvalidDefinitionError(f"schema {text!r}: {found[0]} is not possible: {reason}", hint=_ALLOWED)
+        outputs = tuple(_output(text, output) for output in parsed.returns)
+        schema = cls(text, parsed.name, tuple(_parameter(text, argument) for argument in parsed.arguments), outputs)
+        if not schema.results:
+            raise InvalidDefinitionError(
+                f"schema {text!r}: it returns nothing and writes to nothing",
+                hint="write '-> Tensor y', or Tensor(a!) for an argument that is written to",
+            )
+        return schema
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The parameters' names, in order."""
+        return tuple(parameter.name for parameter in self.parameters)
+
+    @cached_property
+    def results(self) -> tuple[str, ...]:
+        """Names of all that a call leaves to be judged: the outputs, then the arguments that it mutates."""
+        return (*self.outputs, *(parameter.name for parameter in self.parameters if parameter.mutated))
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether an argument is a list, e.g. ``Tensor[]``."""
+        return any(parameter.kind.endswith("[]") for parameter in self.parameters)
+
+    @property
+    def mutates(self) -> bool:
+        """Whether an argument is written to."""
+        return any(parameter.mutated for parameter in self.parameters)
+
+    def bind(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+        """A call's values in the schema's order, defaults filled in and attributes coerced.
+
+        Raises ArgumentTypeError for too many, missing, repeated, unknown or mistyped arguments, and
+        InvalidArgumentError for a tensor that is not dense.
+        """
+        given = self._by_name(args, attributes)
+        return tuple(
+            parameter.coerce(self.name, given.get(parameter.name, parameter.default)) for parameter in self.parameters
+        )
+
+    def coerced(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """All values in the schema's order as ``bind`` makes them, keyword-only ones among them."""
+        if len(values) != len(self.parameters):
+            self._refuse(f"{len(values)} values given, expected {len(self.parameters)}")
+        return tuple(
+            parameter.coerce(self.name, value) for parameter, value in zip(self.parameters, values, strict=True)
+        )
+
+    def check_kinds(self, args: Sequence[Kind], attributes: Mapping[str, Kind]) -> None:
+        """Raise ArgumentTypeError as ``bind`` does, for a call of which only the kinds of its values are known."""
+        given = self._by_name(args, attributes)
+        for parameter in self.parameters:
+            if parameter.name in given:
+                parameter.check_kind(self.name, given[parameter.name])
+
+    def _by_name(self, args: Sequence[Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
+        positional = [parameter for parameter in self.parameters if not parameter.keyword_only]
+        if len(args) > len(positional):
+            self._refuse(f"{len(args)} positional arguments given, at most {len(positional)} expected")
+        given = {parameter.name: value for parameter, value in zip(positional, args, strict=False)}
+        for name, value in attributes.items():
+            if name in given:
+                self._refuse(f"{name} was given twice")
+            if name not in self.names:
+                self._refuse(f"no argument {name!r}")
+            given[name] = value
+        missing = [
+            parameter.name for parameter in self.parameters if parameter.required and parameter.name not in given
+        ]
+        if missing:
+            self._refuse(f"missing {', '.join(missing)}")
+        return given
+
+    def _refuse(self, message: str) -> NoReturn:
+        refuse(f"{self.name}: {message}", hint=f"schema: {self.text}", kind=ArgumentTypeError)
+
+
+def check_dense(what: str, tensor: torch.Tensor) -> None:
+    """Raise InvalidArgumentError for a tensor whose elements do not simply lie in memory, one number each."""
+    kind, remedy = "", "to_dense()"
+    if tensor.layout not in _DENSE:
+        kind = str(tensor.layout).removeprefix("torch.").removeprefix("_")
+    elif tensor.is_nested and tensor.layout == torch.strided:
+        kind, remedy = "nested", "to_padded_tensor(0.0)"
+    elif tensor.is_quantized:
+        kind, remedy = "quantized", "dequantize()"
+    if kind:
+        refuse(f"{what} is a {kind} tensor, expected a dense one", hint=f"convert it: .{remedy}")
+
+
+def _output(text: str, output: Any) -> str:
+    """The name of an output, which must be a new tensor."""
+    if not output.name:
+        raise InvalidDefinitionError(f"schema {text!r}: an output has no name", hint="write '-> Tensor y'")
+    if output.alias_info is not None:
+        raise InvalidDefinitionError(
+            f"schema {text!r}: the output {output.name} shares memory with an argument, but the host allocates outputs",
+            hint="leave it out: a caller has what is written to, Tensor(a!); write '-> ()' where nothing else is left",
+        )
+    if str(output.type) != "Tensor":
+        raise InvalidDefinitionError(
+            f"schema {text!r}: the output {output.name} is a {output.type}, but the host allocates outputs from `fake`",
+            hint="every output is a Tensor: write each one with a name of its own, '-> (Tensor y, Tensor lse)'",
+        )
+    return str(output.name)
+
+
+def _parameter(text: str, argument: Any) -> Parameter:
+    kind = str(argument.real_type)
+    optional = kind.startswith("Optional[") and not kind.startswith("Optional[List[")
+    kind = kind.removeprefix("Optional[").removesuffix("]") if optional else kind
+    kind = _TORCH_NAMES.get(kind, kind)
+    if kind not in _PYTHON:
+        reason = next((reason for start, reason in _BY_KIND.items() if kind.startswith(start)), "")
+        raise InvalidDefinitionError(
+            f"schema {text!r}: {argument.name} is a {kind}" + (f": {reason}" if reason else ""), hint=_ALLOWED
+        )
+    default = argument.default_value if argument.has_default_value() else _REQUIRED
+    default = tuple(default) if isinstance(default, list) else default
+    mutated = argument.alias_info is not None and argument.alias_info.is_write
+    if mutated and (optional or kind == "Tensor[]"):
+        raise InvalidDefinitionError(
+            f"schema {text!r}: {argument.name} is mutated and {'optional' if optional else 'a list'}, so that the op's"
+            " results would differ in number from call to call",
+            hint="what is written to is a Tensor(a!) that must be given: make two ops of it, or name each tensor",
+        )
+    return Parameter(argument.name, kind, optional, default, argument.kwarg_only, mutated)

@@ -1,0 +1,201 @@
+"""Specs of a call's arguments, never their data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from ..errors import InvalidArgumentError
+
+Value = int | float | str | bool
+"""What a dimension, a trait, a configuration's parameter or an attribute may be."""
+
+Layout = Literal["row-major", "transposed", "other"]
+"""Class of a tensor's strides. Transposed: row-major but for the last two dimensions, which are exchanged."""
+
+_CPU = torch.device("cpu")
+
+FULL_ALIGNMENT = 16
+"""Bytes; a pointer that is a multiple of it can be read with the widest loads."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``torch.bfloat16`` -> ``"bfloat16"``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """``"bfloat16"`` -> ``torch.bfloat16``; raises InvalidArgumentError for anything else."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise InvalidArgumentError(f"{name!r} is not a torch dtype", hint="expected e.g. float32, float16 or bfloat16")
+    return dtype
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor without its data. ``strides`` are in elements, ``alignment`` in bytes (at most 16)."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+    device: torch.device = _CPU
+    alignment: int = FULL_ALIGNMENT
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        """The spec of a real, meta or fake tensor (the last two count as aligned)."""
+        concrete = type(tensor) in {torch.Tensor, torch.nn.Parameter} and tensor.device.type != "meta"
+        address = tensor.data_ptr() if concrete else 0
+        alignment = min(address & -address, FULL_ALIGNMENT) if address else FULL_ALIGNMENT
+        return cls(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()), tensor.device, alignment)
+
+    @classmethod
+    def contiguous(cls, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = _CPU) -> TensorSpec:
+        """A row-major, aligned tensor of that shape."""
+        strides, step = [], 1
+        for size in reversed(shape):
+            strides.append(step)
+            step *= max(size, 1)
+        return cls(tuple(shape), dtype, tuple(reversed(strides)), device)
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, not of the storage."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Row-major without gaps; dimensions of size one may have any stride."""
+        step = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size == 0:
+                return True
+            if stride != step and size != 1:
+                return False
+            step *= size
+        return True
+
+    @property
+    def layout(self) -> Layout:
+        """The class of its strides; a tensor that is row-major and transposed at once counts as row-major."""
+        if self.is_contiguous:
+            return "row-major"
+        return "transposed" if len(self.shape) >= 2 and self.moved(-2, -1).is_contiguous else "other"
+
+    def moved(self, source: int, destination: int) -> TensorSpec:
+        """The view in which one dimension stands in another place, as ``torch.movedim`` has it."""
+        places = list(range(len(self.shape)))
+        place = places.pop(source)
+        places.insert(destination % len(self.shape), place)
+        shape, strides = tuple(self.shape[place] for place in places), tuple(self.strides[place] for place in places)
+        return replace(self, shape=shape, strides=strides)
+
+    def empty(self, device: torch.device | None = None) -> torch.Tensor:
+        """An uninitialised tensor with this shape, dtype and strides."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device or self.device)
+
+
+Argument = TensorSpec | tuple[TensorSpec, ...] | tuple[int, ...] | Value | None
+"""One argument's value: the specs of a ``Tensor[]`` and the numbers of an ``int[]`` are tuples."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """An op's arguments by schema name, in the schema's order: specs of tensors and plain values, never data.
+
+    ``gradient``: whether autograd records the call; False where nobody has called, e.g. for a problem of a file.
+    """
+
+    op: str
+    values: Mapping[str, Argument]
+    gradient: bool = False
+
+    def __getitem__(self, name: str) -> Argument:
+        return self.values[name]
+
+    def tensor(self, name: str) -> TensorSpec:
+        """The spec of a tensor that must be there."""
+        value = self.values[name]
+        if not isinstance(value, TensorSpec):
+            raise InvalidArgumentError(f"{self.op}: {name} must be a tensor, got {type(value).__name__}")
+        return value
+
+    def optional_tensor(self, name: str) -> TensorSpec | None:
+        """The spec of a tensor that may be None."""
+        return None if self.values[name] is None else self.tensor(name)
+
+    def tensors_of(self, name: str) -> tuple[TensorSpec, ...]:
+        """The specs of a ``Tensor[]``; of a tensor alone, which may be left out, a tuple of one or none."""
+        return specs_in(self.values[name])
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """The numbers of an ``int[]``."""
+        value = self.values[name]
+        assert isinstance(value, tuple)
+        return tuple(number for number in value if isinstance(number, int))
+
+    def integer(self, name: str) -> int:
+        """An int attribute (the schema has coerced it)."""
+        value = self.values[name]
+        assert isinstance(value, int)
+        return value
+
+    def number(self, name: str) -> float:
+        """A float or Scalar attribute (the schema has coerced it)."""
+        value = self.values[name]
+        assert isinstance(value, int | float)
+        return float(value)
+
+    def text(self, name: str) -> str:
+        """A str attribute (the schema has coerced it)."""
+        value = self.values[name]
+        assert isinstance(value, str)
+        return value
+
+    def flag(self, name: str) -> bool:
+        """A bool attribute (the schema has coerced it)."""
+        value = self.values[name]
+        assert isinstance(value, bool)
+        return value
+
+    @property
+    def tensors(self) -> dict[str, TensorSpec]:
+        """The tensors that are there, by name; those of a list as ``xs[0]``, ``xs[1]`` and so on."""
+        found: dict[str, TensorSpec] = {}
+        for name, value in self.values.items():
+            if isinstance(value, TensorSpec):
+                found[name] = value
+            elif isinstance(value, tuple):
+                found |= {f"{name}[{place}]": spec for place, spec in enumerate(specs_in(value))}
+        return found
+
+    def mapped(self, change: Callable[[TensorSpec], TensorSpec]) -> Arguments:
+        """These arguments with ``change`` applied to the spec of every tensor."""
+
+        def changed(value: Argument) -> Argument:
+            if isinstance(value, TensorSpec):
+                return change(value)
+            if isinstance(value, tuple) and (specs := specs_in(value)):
+                return tuple(change(spec) for spec in specs)
+            return value
+
+        return replace(self, values={name: changed(value) for name, value in self.values.items()})
+
+
+def specs_in(value: Argument) -> tuple[TensorSpec, ...]:
+    """The specs in one argument's value."""
+    if isinstance(value, TensorSpec):
+        return (value,)
+    return tuple(one for one in value if isinstance(one, TensorSpec)) if isinstance(value, tuple) else ()

@@ -1,0 +1,104 @@
+"""Traits of a call's arguments, by which an implementation tells whether it can run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from ..errors import UnknownNameError
+from .specs import FULL_ALIGNMENT, Argument, Arguments, Layout, TensorSpec, Value, dtype_name, specs_in
+
+
+class Traits:
+    """Properties of a call's arguments that are no dimensions: by them an implementation tells whether it can run.
+
+    They are not part of a problem's identity and are not stored. Nothing is computed before it is asked for.
+    ``source`` is the call's arguments or makes them; None where only dimensions are known: every tensor then counts as
+    present, row-major and aligned, but for the aggregates that ``told`` overrides, e.g. ``{"aligned": False}``.
+    """
+
+    __slots__ = ("_source", "_told")
+
+    def __init__(
+        self, source: Arguments | Callable[[], Arguments | None] | None = None, told: Mapping[str, Value] | None = None
+    ) -> None:
+        self._source = source
+        self._told = dict(told or {})
+
+    @property
+    def arguments(self) -> Arguments | None:
+        """Specs of the arguments as the problem sees them (``Op.view``); None where only dimensions are known."""
+        if callable(self._source):
+            self._source = self._source()
+        return self._source
+
+    def contiguous(self, name: str) -> bool:
+        """Whether a tensor, or every one of a list, is row-major without gaps; True for one that is left out."""
+        return self._each(name, "contiguous", lambda spec: spec.is_contiguous)
+
+    def aligned(self, name: str) -> bool:
+        """Whether a tensor, or every one of a list, starts at a multiple of 16 bytes; True for one that is left out."""
+        return self._each(name, "aligned", lambda spec: spec.alignment >= FULL_ALIGNMENT)
+
+    def layout(self, name: str) -> Layout:
+        """The class of a tensor's strides; of a list's tensors where all are of one class, otherwise "other"."""
+        if (specs := self._of(name)) is None:
+            return "row-major" if self._told.get("contiguous", True) else "other"
+        found = {spec.layout for spec in specs} or {"row-major"}
+        return found.pop() if len(found) == 1 else "other"
+
+    def present(self, name: str) -> bool:
+        """Whether an optional argument is given."""
+        arguments = self.arguments
+        return arguments is None or self._checked(arguments, name) is not None
+
+    def dtype(self, name: str) -> str | None:
+        """The name of a tensor's dtype, e.g. "bfloat16"; None for one that is left out or of which nothing is known."""
+        specs = self._of(name)
+        return dtype_name(specs[0].dtype) if specs else None
+
+    @property
+    def gradient(self) -> bool:
+        """Whether autograd records the call; False where that is not known."""
+        return self.arguments is not None and self.arguments.gradient
+
+    def __getitem__(self, trait: str) -> bool:
+        """``traits["contiguous"]`` or ``traits["aligned"]``: whether that holds for every tensor argument."""
+        if trait not in _AGGREGATES:
+            raise UnknownNameError("trait", trait, _AGGREGATES)
+        if trait in self._told or self.arguments is None:
+            return bool(self._told.get(trait, True))
+        return all(_AGGREGATES[trait](spec) for value in self.arguments.values.values() for spec in specs_in(value))
+
+    def misaligned(self) -> Traits:
+        """These traits for a call none of whose tensors starts at a multiple of 16 bytes."""
+        if self.arguments is None:
+            return Traits(told={**self._told, "aligned": False})
+        return Traits(
+            self.arguments.mapped(lambda spec: replace(spec, alignment=min(spec.dtype.itemsize, FULL_ALIGNMENT // 2)))
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Traits, (self.arguments, self._told)
+
+    def __repr__(self) -> str:
+        return f"Traits(contiguous={self['contiguous']}, aligned={self['aligned']})"
+
+    def _each(self, name: str, trait: str, holds: Callable[[TensorSpec], bool]) -> bool:
+        specs = self._of(name)
+        return bool(self._told.get(trait, True)) if specs is None else all(map(holds, specs))
+
+    def _of(self, name: str) -> tuple[TensorSpec, ...] | None:
+        arguments = self.arguments
+        return None if arguments is None else specs_in(self._checked(arguments, name))
+
+    def _checked(self, arguments: Arguments, name: str) -> Argument:
+        if name not in arguments.values:
+            raise UnknownNameError(f"argument of {arguments.op}", name, arguments.values)
+        return arguments.values[name]
+
+
+_AGGREGATES: Mapping[str, Callable[[TensorSpec], bool]] = {
+    "contiguous": lambda spec: spec.is_contiguous,
+    "aligned": lambda spec: spec.alignment >= FULL_ALIGNMENT,
+}
