@@ -23,6 +23,7 @@ from .api import (
     warmup,
     weights_changed,
 )
+from .backends.library_function import implementation_of
 from .contract import Backward, Floor, Op, Tolerance
 from .device import Device
 from .discovery.hooks import defines, implements
@@ -92,6 +93,7 @@ __all__ = [
     "define",
     "defines",
     "explain",
+    "implementation_of",
     "implementations",
     "implements",
     "op",

@@ -196,5 +196,10 @@ class Implementation(ABC):
         """Hash of the sources: a comment or a blank line does not change it, a kernel or ``launch`` does."""
         return fingerprint(self.sources())
 
+    @property
+    def definition(self) -> tuple[str, str]:
+        """Module and qualified name of the definition: equal for a class that was defined again, as in a notebook."""
+        return type(self).__module__, type(self).__qualname__
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} of {self.op}>"

@@ -21,7 +21,7 @@ from .backward_check import check_backward_ops
 from .hooks import DEFINES, PROJECT, defines, definitions, hook_of, specification
 from .loading import GUARDED, attach, called, describe, file_module, import_file
 from .plugin import DISTRIBUTION, Faults, Hook, Permissions, Plugin, PluginReport
-from .registration import check_implementation_of, check_new_op, same_definition
+from .registration import check_implementation_of, check_new_op
 
 _LOADING: ContextVar[Catalog | None] = ContextVar("_LOADING", default=None)
 
@@ -111,7 +111,7 @@ class Catalog:
             known = dict(self._implementations_of(op.name))
             here = self._by_hand()
             entry = (op.name, str(getattr(implementation, "name", "")))
-            if entry in here.implementations and same_definition(known[entry[1]], implementation):
+            if entry in here.implementations and known[entry[1]].definition == implementation.definition:
                 del known[entry[1]]
                 here.implementations.remove(entry)
             check_implementation_of(op, implementation, known)

@@ -80,9 +80,3 @@ def check_implementation_of(
         )
     if name.split(".")[0] in others:
         raise InvalidDefinitionError(f"{where}: {name!r} bears the name of another plugin, {name.split('.')[0]!r}")
-
-
-def same_definition(one: Implementation, other: Implementation) -> bool:
-    """Whether both are of one class, perhaps defined twice by running its definition again."""
-    first, second = type(one), type(other)
-    return (first.__module__, first.__qualname__) == (second.__module__, second.__qualname__)

@@ -1,0 +1,196 @@
+"""A ready Python callable, of a library or of one's own, as an implementation."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from importlib import metadata
+from types import FunctionType, ModuleType
+from typing import Any
+
+from ..artifact import Built
+from ..device import Device
+from ..errors import InvalidDefinitionError, UnknownNameError, UnsupportedError
+from ..implementation import Implementation, Run, Tensors
+from ..problem import Problem
+from ..source_files import sources_of
+from ..space import Config
+
+_TEXT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*\Z")
+
+Refuses = Callable[[Problem, Device], Iterable[str]]
+"""Yields every reason, for a person to read, why a problem cannot run on a device."""
+
+
+def implementation_of(  # noqa: PLR0913  (an option each)
+    op: str,
+    name: str,
+    fn: Callable[..., Any] | str,
+    *,
+    library: str = "",
+    any_size: bool = False,
+    into: bool = False,
+    unsupported: Refuses | None = None,
+    device_types: Iterable[str] = ("cpu", "cuda"),
+    deterministic: bool = True,
+    capturable: bool = True,
+    preference: float = -1.0,
+) -> Implementation:
+    """``fn`` as an implementation of ``op``, to register or to return from a hook.
+
+    fn            is called with the schema's values in order and returns the outputs. Text, ``"module:function"``, is
+                  imported when it first runs
+    library       the distribution that ``fn`` comes from: its installed version is part of the fingerprint, and all
+                  is unsupported while it is not installed. The source of ``fn`` counts where that is not the library's
+    any_size      ``fn`` serves every size of the dynamic dimensions, as functions that compile nothing for a size do
+    into          ``fn`` takes the outputs first, writes into them and returns nothing
+    unsupported   as ``Implementation.unsupported``
+    preference    where nothing is tuned the highest runs first; torch's own op is 0
+
+    Raises InvalidDefinitionError for an ``fn`` that is neither callable nor such text.
+    """
+    if not (callable(fn) or (isinstance(fn, str) and _TEXT.match(fn))):
+        raise InvalidDefinitionError(
+            f"implementation_of({op!r}, {name!r}, {fn!r:.80})", hint='expected a callable or "module:function"'
+        )
+    made = LibraryFunction(fn, library, unsupported, preference)
+    made.op, made.name, made.any_rows, made.returns_outputs = op, name, any_size, not into
+    made.deterministic, made.capturable = deterministic, capturable
+    vars(made)["device_types"] = frozenset({device_types} if isinstance(device_types, str) else device_types)
+    return made
+
+
+class LibraryFunction(Implementation):
+    """The implementation that ``implementation_of`` returns."""
+
+    def __init__(
+        self, fn: Callable[..., Any] | str, library: str, unsupported: Refuses | None, preference: float
+    ) -> None:
+        self._fn = fn
+        self._library = library
+        self._refuses = unsupported
+        self._preference = preference
+
+    @property
+    def definition(self) -> tuple[str, str]:
+        """Module and qualified name of the function."""
+        module, _, name = _told(self._fn).partition(":")
+        return module, name
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        """The library, or the function's package, that is missing; else the reasons of the given function."""
+        if self._library and not _version(self._library):
+            return [f"{self._library} is not installed (pip install {self._library})"]
+        package = self.definition[0].partition(".")[0]
+        if isinstance(self._fn, str) and importlib.util.find_spec(package) is None:
+            return [f"there is no module {package}"]
+        return () if self._refuses is None else self._refuses(problem, device)
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        """The given number."""
+        return self._preference
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        """A run that calls the function."""
+        function = _imported(self.name, self._fn) if isinstance(self._fn, str) else self._fn
+        if self.returns_outputs:
+            return lambda _outputs, arguments, _scratch: function(*arguments)
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
+            function(*outputs, *arguments)
+
+        return run
+
+    def sources(self) -> Iterable[ModuleType | str]:
+        """The library's version, the function's name, and the modules of both functions that are not the library's."""
+        yield f"{self._library} {_version(self._library)}" if self._library else ""
+        yield _told(self._fn)
+        module = self.definition[0]
+        if not _is_part_of(module, self._library):
+            with contextlib.suppress(UnsupportedError):  # what cannot be imported never runs
+                yield from _sources(_imported(self.name, self._fn) if isinstance(self._fn, str) else self._fn)
+        if self._refuses is not None:
+            yield from _sources(self._refuses)
+
+    def __repr__(self) -> str:
+        return f"<{_told(self._fn)} as {self.name} of {self.op}>"
+
+
+def _told(fn: Callable[..., Any] | str) -> str:
+    """``module:function``, with the arguments of a ``functools.partial``."""
+    if isinstance(fn, str):
+        return fn
+    if isinstance(fn, functools.partial):
+        named = [f"{name}={value!r}" for name, value in sorted(fn.keywords.items())]
+        return f"{_told(fn.func)}({', '.join([*map(repr, fn.args), *named])})"
+    definition = _definition(fn)
+    name = getattr(definition, "__name__" if inspect.isbuiltin(definition) else "__qualname__", None) or str(definition)
+    owner = definition if hasattr(definition, "__module__") else type(definition)
+    return f"{owner.__module__ or 'builtins'}:{name}"
+
+
+def _definition(fn: Any) -> Any:
+    """The Python function or class whose source tells what a callable does; the callable itself where there is none."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    fn = inspect.unwrap(fn)
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, type):
+        return owner  # a class method, such as ``apply`` of a torch.autograd.Function
+    fn = getattr(fn, "__func__", fn)
+    if isinstance(fn, FunctionType | type) or inspect.isbuiltin(fn) or type(fn).__module__.startswith("torch."):
+        return fn
+    return type(fn)
+
+
+def _sources(fn: Any) -> Iterable[ModuleType | str]:
+    definition = _definition(fn)
+    # torch is part of the software identity, by which winners are filed
+    if isinstance(definition, FunctionType | type) and not _is_part_of(definition.__module__, "torch"):
+        yield from sources_of(definition)
+
+
+def _imported(name: str, text: str) -> Callable[..., Any]:
+    module_name, _, path = text.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as fault:
+        raise UnsupportedError(f"{name}: {module_name} cannot be imported: {fault}") from fault
+    for part in path.split("."):
+        known = dir(found)
+        found = getattr(found, part, None)
+        if found is None:
+            raise UnknownNameError(f"function of {module_name}", part, known)
+    function: Callable[..., Any] = found
+    return function
+
+
+@lru_cache(maxsize=256)
+def _version(library: str) -> str:
+    """The installed version of a distribution; "" where it is not installed."""
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@lru_cache(maxsize=256)
+def _is_part_of(module: str, library: str) -> bool:
+    """Whether a module was installed by a distribution, whose name may be another than its package's."""
+    package = module.partition(".")[0]
+    if package == re.sub(r"[-.]", "_", library).lower():
+        return True
+    try:
+        found = metadata.distribution(library) if library else None
+    except metadata.PackageNotFoundError:
+        found = None
+    # an editable installation lists no module, but names the packages
+    named = (found.read_text("top_level.txt") or "").split() if found is not None else []
+    files = (found.files or ()) if found is not None else ()
+    return package in named or any(path.parts[0] in {package, f"{package}.py"} for path in files)
