@@ -31,13 +31,22 @@ from registry.device import Device
 from registry.dispatch.plans.plan import Candidate, Plan, build
 from registry.packed import PackedWeight, unpack
 from registry.problem import Problem
-from registry_cpp.elementwise import Gelu, Square, VectorAdd
-from registry_cpp.gemm_int4 import GemmInt4, GemvInt4
-from registry_cpp.rows import RmsNorm, SoftmaxColumns, SoftmaxRows
+from registry_cpp.elementwise import CppGelu, CppSquare, CppVectorAdd
+from registry_cpp.gemm_int4 import CppGemmInt4, CppGemvInt4
+from registry_cpp.rows import CppRmsNorm, SoftmaxColumns, SoftmaxRows
 
 from .arguments import output_folder
 
-IMPLEMENTATIONS = [VectorAdd(), Square(), Gelu(), SoftmaxRows(), SoftmaxColumns(), RmsNorm(), GemvInt4(), GemmInt4()]
+IMPLEMENTATIONS = [
+    CppVectorAdd(),
+    CppSquare(),
+    CppGelu(),
+    SoftmaxRows(),
+    SoftmaxColumns(),
+    CppRmsNorm(),
+    CppGemvInt4(),
+    CppGemmInt4(),
+]
 Call = Callable[[], object]
 Clock = Callable[[], int]
 SECONDS = 6.0

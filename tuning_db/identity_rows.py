@@ -19,7 +19,7 @@ from .models import (
     ProblemRow,
     ProtocolRow,
     SoftwareRow,
-    Table,
+    StoredRow,
 )
 from .records import Decision, Final, Trial
 
@@ -127,7 +127,7 @@ def identities_of(
     )
 
 
-def insert_new(session: Session, row: type[Table]) -> sqlite.Insert | postgresql.Insert:
+def insert_new(session: Session, row: type[StoredRow]) -> sqlite.Insert | postgresql.Insert:
     """An INSERT that skips rows whose key is stored already."""
     if session.get_bind().dialect.name == "sqlite":
         return sqlite.insert(row).on_conflict_do_nothing()
@@ -140,7 +140,7 @@ def chunks(keys: Iterable[str]) -> Iterable[list[str]]:
     return (ordered[start : start + CHUNK] for start in range(0, len(ordered), CHUNK))
 
 
-def add_new(session: Session, row: type[Table], values: list[dict[str, Any]]) -> None:
+def add_new(session: Session, row: type[StoredRow], values: list[dict[str, Any]]) -> None:
     if values:
         session.execute(insert_new(session, row), values)
 

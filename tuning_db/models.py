@@ -47,7 +47,7 @@ class Instant(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-class Table(DeclarativeBase):
+class StoredRow(DeclarativeBase):
     """Base of all tables."""
 
     metadata = MetaData(naming_convention=NAMES)
@@ -60,7 +60,7 @@ class Table(DeclarativeBase):
     }
 
 
-class Keyed(Table):
+class Keyed(StoredRow):
     """Base of the tables of identities."""
 
     __abstract__ = True
@@ -125,7 +125,7 @@ class CandidateRow(Keyed):
     config: Mapped[dict[str, Any]]
 
 
-class RunRow(Table):
+class RunRow(StoredRow):
     """One tuning run; its id is a UUID, so that runs of several databases merge."""
 
     __tablename__ = "run"
@@ -139,7 +139,7 @@ class RunRow(Table):
     summary: Mapped[dict[str, Any]]
 
 
-class TrialRow(Table):
+class TrialRow(StoredRow):
     """One candidate tried on one problem."""
 
     __tablename__ = "trial"
@@ -164,7 +164,7 @@ class TrialRow(Table):
     created: Mapped[datetime]
 
 
-class DecisionRow(Table):
+class DecisionRow(StoredRow):
     """A decision of the finals of one problem. ``previous_uid`` and ``trial_uid`` need not be in this database.
 
     ``ratio`` with its interval ``lo`` to ``hi`` is against the incumbent, ``default_ratio`` with its interval
@@ -199,7 +199,7 @@ class DecisionRow(Table):
     created: Mapped[datetime]
 
 
-class FinalRow(Table):
+class FinalRow(StoredRow):
     """One measurement of the finals, in the order it was given; without a candidate it is the floor's device copy."""
 
     __tablename__ = "final"
@@ -214,7 +214,7 @@ class FinalRow(Table):
     us: Mapped[float]
 
 
-class WinnerRow(Table):
+class WinnerRow(StoredRow):
     """The decision that is the winner now. The only rows that change."""
 
     __tablename__ = "winner"

@@ -55,21 +55,21 @@ def narrowed(query: Select[Any], *wanted: tuple[InstrumentedAttribute[Any], obje
 
 def trials_of(session: Session, query: Select[Any]) -> Iterator[tuple[str, Trial]]:
     """(uid of the run, trial) of each row of a :func:`select_trials` query."""
-    shared = _Shared()
+    shared = _BuiltOnce()
     for row, *parts in session.execute(query):
         yield row.run_id, _trial(row, *shared.of(cast(Parts, parts)))
 
 
 def numbered_trials_of(session: Session, query: Select[Any]) -> Iterator[tuple[int, Trial]]:
     """(row number, trial) of each row of a :func:`select_trials` query."""
-    shared = _Shared()
+    shared = _BuiltOnce()
     for row, *parts in session.execute(query):
         yield row.id, _trial(row, *shared.of(cast(Parts, parts)))
 
 
 def decisions_of(session: Session, query: Select[Any]) -> Iterator[tuple[str, Decision]]:
     """(uid of the run, decision) of each row of a :func:`select_decisions` query."""
-    shared = _Shared()
+    shared = _BuiltOnce()
     first = session.info.get(SCHEMA_VERSION) == 1
     for row, *parts in session.execute(first_version.without_new_columns(query) if first else query):
         stored = first_version.completed(row) if first else row
@@ -115,7 +115,7 @@ def _with_parts(query: Select[Any], row: type[TrialRow] | type[DecisionRow]) -> 
     )
 
 
-class _Shared:
+class _BuiltOnce:
     """Builds each problem, candidate, environment and protocol once for all rows of a query that refer to it."""
 
     def __init__(self) -> None:

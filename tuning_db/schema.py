@@ -18,7 +18,7 @@ from .errors import (
     NewerSchemaError,
     OutdatedSchemaError,
 )
-from .models import VERSION_TABLE, Table
+from .models import VERSION_TABLE, StoredRow
 
 LATEST = 2
 """The version that this code writes."""
@@ -102,7 +102,7 @@ def _refuse_foreign(connection: Connection, tables: set[str], shown: str) -> Non
 
     A server's database may be shared with other applications, a file may not.
     """
-    theirs = sorted(tables if connection.dialect.name == "sqlite" else tables & set(Table.metadata.tables))
+    theirs = sorted(tables if connection.dialect.name == "sqlite" else tables & set(StoredRow.metadata.tables))
     if theirs:
         named = ", ".join(theirs[:5]) + (", ..." if len(theirs) > 5 else "")
         raise ForeignDatabaseError(

@@ -21,7 +21,7 @@ from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate, signature_of
 from registry.dispatch.plans.prepared import PreparedTensors
 from registry.problem import canonical_json
-from registry.tuner.planning.problems import Choice, ProblemPlan, plan
+from registry.tuner.planning.problems import ImplementationPlan, ProblemPlan, plan
 from tuning_db import Protocol, Store, Trial
 
 from ..arguments import output_file
@@ -84,7 +84,9 @@ def _candidates(planned: ProblemPlan) -> Iterable[Candidate]:
             yield Candidate(choice.implementation, config)
 
 
-def _measured(choice: Choice, planned: ProblemPlan, tried: Mapping[str, Trial], numbers: dict[str, int]) -> Measured:
+def _measured(
+    choice: ImplementationPlan, planned: ProblemPlan, tried: Mapping[str, Trial], numbers: dict[str, int]
+) -> Measured:
     implementation = choice.implementation
     domains = implementation.space(planned.problem, planned.device).domains
     assert choice.default is not None

@@ -14,7 +14,7 @@ from registry.dispatch.plans.plan import Candidate
 from registry.implementation import Implementation, Run
 from registry.problem import Arguments, Problem, canonical_json
 from registry.space import Config, Space
-from registry.tuner.planning.problems import Choice, ProblemPlan
+from registry.tuner.planning.problems import ImplementationPlan, ProblemPlan
 
 from .format import Landscape, Measured, Point
 
@@ -92,10 +92,10 @@ def _plan(landscape: Landscape) -> ProblemPlan:
     return ProblemPlan(problem, _op(landscape), _DEVICE, choices)
 
 
-def _choice(op: str, problem: Problem, measured: Measured) -> Choice:
+def _choice(op: str, problem: Problem, measured: Measured) -> ImplementationPlan:
     implementation = Replayed(op, measured)
     configs = implementation.space(problem, _DEVICE).configs
-    return Choice(implementation, configs, implementation.default(problem, _DEVICE))
+    return ImplementationPlan(implementation, configs, implementation.default(problem, _DEVICE))
 
 
 def _op(landscape: Landscape) -> Op:

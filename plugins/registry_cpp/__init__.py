@@ -16,25 +16,25 @@ KERNEL_REGISTRY_API = 1
 @implements("vector_add")
 def vector_add_implementations() -> Iterable[Implementation]:
     """One form."""
-    from .elementwise import VectorAdd
+    from .elementwise import CppVectorAdd
 
-    return [VectorAdd()]
+    return [CppVectorAdd()]
 
 
 @implements("square")
 def square_implementations() -> Iterable[Implementation]:
     """One form."""
-    from .elementwise import Square
+    from .elementwise import CppSquare
 
-    return [Square()]
+    return [CppSquare()]
 
 
 @implements("gelu")
 def gelu_implementations() -> Iterable[Implementation]:
     """One form, for both approximations."""
-    from .elementwise import Gelu
+    from .elementwise import CppGelu
 
-    return [Gelu()]
+    return [CppGelu()]
 
 
 @implements("softmax")
@@ -48,14 +48,14 @@ def softmax_implementations() -> Iterable[Implementation]:
 @implements("rms_norm")
 def rms_norm_implementations() -> Iterable[Implementation]:
     """One form."""
-    from .rows import RmsNorm
+    from .rows import CppRmsNorm
 
-    return [RmsNorm()]
+    return [CppRmsNorm()]
 
 
 @implements("gemm_int4")
 def gemm_int4_implementations() -> Iterable[Implementation]:
     """A form for one row of activations and one for up to 64."""
-    from .gemm_int4 import GemmInt4, GemvInt4
+    from .gemm_int4 import CppGemmInt4, CppGemvInt4
 
-    return [GemvInt4(), GemmInt4()]
+    return [CppGemvInt4(), CppGemmInt4()]

@@ -54,7 +54,7 @@ class _Elementwise(DenseImplementation):
         )
 
 
-class VectorAdd(_Elementwise):
+class CppVectorAdd(_Elementwise):
     """``x + y``."""
 
     op = "vector_add"
@@ -66,7 +66,7 @@ class VectorAdd(_Elementwise):
         return "Add"
 
 
-class Square(_Elementwise):
+class CppSquare(_Elementwise):
     """``x * x``."""
 
     op = "square"
@@ -75,7 +75,7 @@ class Square(_Elementwise):
         return "Square"
 
 
-class Gelu(_Elementwise):
+class CppGelu(_Elementwise):
     """Both approximations, through one exponential: as exact for negative x as for positive."""
 
     op = "gelu"

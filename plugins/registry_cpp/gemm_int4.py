@@ -63,7 +63,7 @@ class _Decoding(DenseImplementation):
         )
 
 
-class GemvInt4(_Decoding):
+class CppGemvInt4(_Decoding):
     """One row: every weight is used once."""
 
     name = "cpp.gemv"
@@ -84,7 +84,7 @@ class GemvInt4(_Decoding):
         return 2.0
 
 
-class GemmInt4(_Decoding):
+class CppGemmInt4(_Decoding):
     """Few rows: a decoded weight is used by ``m_tile`` of them."""
 
     name = "cpp.gemm"

@@ -111,7 +111,7 @@ class SoftmaxColumns(DenseImplementation):
         )
 
 
-class RmsNorm(DenseImplementation):
+class CppRmsNorm(DenseImplementation):
     """Rows are dealt to the threads; ``stream`` stores past the caches."""
 
     op = "rms_norm"

@@ -29,7 +29,7 @@ _FIXED = {figures.TORCH: 0, figures.COMPILED: 1}
 
 
 @dataclass(frozen=True)
-class Part:
+class PageSection:
     """One section as the template shows it."""
 
     anchor: str
@@ -64,10 +64,10 @@ def render(facts: Facts, *, version: str, created: datetime) -> str:
     )
 
 
-def _part(anchor: str, section: Section, colors: Mapping[str, int]) -> Part:
+def _part(anchor: str, section: Section, colors: Mapping[str, int]) -> PageSection:
     drawn, too_few = time_charts.time_charts(section)
     found = figures.descents(section)
-    return Part(
+    return PageSection(
         anchor,
         section,
         figures.overview(section),

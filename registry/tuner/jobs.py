@@ -80,7 +80,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltVariant:
     """A compiled variant."""
 
     artifact: Artifact
@@ -95,7 +95,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedBlock:
     """A finals block: per entrant its time in µs in each round, or why it could not run."""
 
     times: tuple[tuple[float, ...], ...]
@@ -104,7 +104,7 @@ class Timed:
     seconds: float
 
 
-Answer = Outcome | Timed
+Answer = Outcome | TimedBlock
 
 
 def to_json(job: TrialJob | BlockJob | CompileJob) -> dict[str, Any]:

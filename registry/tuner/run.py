@@ -23,7 +23,7 @@ from .decide.noise import Noise
 from .events import Event, Note, Observer, ProblemDecided, ProblemSkipped, Result, RunEnded, RunStarted
 from .jobs import BlockJob
 from .limits import Budget, Limits
-from .measure.protocol import REGIME, Protocol
+from .measure.protocol import REGIME, TimingProtocol
 from .planning.distance import seeds_of
 from .planning.problems import ProblemPlan
 from .planning.problems import plan as plan_problems
@@ -31,7 +31,7 @@ from .planning.weights import default_us, weigh
 from .processes import spawning
 from .search.loop import SearchLoop
 from .search.state import SearchState
-from .storing import Recorder
+from .storing import RunStore
 from .workers import preloading
 from .workers.crew import Crew
 
@@ -108,17 +108,17 @@ class TuningRun:
         self._database = store.url
         self._settings = settings
         self._observe = observer
-        self._protocol = Protocol.of(device, settings.regime)
-        self._recorder = Recorder(store, device, self._protocol, {"problems": len(plans)})
+        self._protocol = TimingProtocol.of(device, settings.regime)
+        self._store = RunStore(store, device, self._protocol, {"problems": len(plans)})
         self._crew = Crew(device, catalog.files, settings.limits, lambda text: observer(Note(text)))
-        self._loop = SearchLoop(self._crew, device, self._protocol, self._recorder, observer)
+        self._loop = SearchLoop(self._crew, device, self._protocol, self._store, observer)
         # runs side by side on one database must not try everything in the same order
-        self._seeds = itertools.count(int(self._recorder.run[:7], 16))
+        self._seeds = itertools.count(int(self._store.run[:7], 16))
         self._results: list[Result] = []
         self._phases: dict[str, float] = {}
         self._noise = Noise()
         self._noise_block = 0
-        self._earlier_noise = earlier_noise(store, self._recorder.environment)
+        self._earlier_noise = earlier_noise(store, self._store.environment)
         self._weights = weigh(plans, counts, self._default_us)
 
     def run(self) -> tuple[Result, ...]:
@@ -151,7 +151,7 @@ class TuningRun:
             crew.worker_share(_WARMING_UP_S), crew.kernel_share(_WARMING_UP_S),
             dict(crew.compiler.seconds), self._weights.saving(self._results), _WARMING_UP_S,
         )  # fmt: skip
-        self._recorder.end(
+        self._store.end(
             {
                 "seconds": ended.seconds, "worker_seconds": ended.worker_seconds, "interrupted": interrupted,
                 "worker_share": ended.worker_share, "kernel_share": ended.kernel_share,
@@ -167,8 +167,8 @@ class TuningRun:
             return []
         known = []
         for plan in self._plans:
-            decision = self._recorder.winner(plan.op, plan.problem)
-            if decision is not None and self._recorder.valid(plan, decision) is not None:
+            decision = self._store.winner(plan.op, plan.problem)
+            if decision is not None and self._store.valid(plan, decision) is not None:
                 known.append(plan)
                 self._results.append(result_of(plan, decision, "kept"))
         return known
@@ -195,7 +195,7 @@ class TuningRun:
             if first:
                 self._begin_noise(default_job(finished, self._protocol))
                 self._end_noise()
-        finals = Finals(self._recorder, self._device, self._protocol, self._observe, self._noise, self._earlier_noise)
+        finals = Finals(self._store, self._device, self._protocol, self._observe, self._noise, self._earlier_noise)
         with self._timed("finals_seconds"):
             for result in finals.run(finished, self._crew, dismiss=last):
                 self._results.append(result)
@@ -223,16 +223,16 @@ class TuningRun:
             self._phases[phase] = self._phases.get(phase, 0.0) + time.monotonic() - began
 
     def _default_us(self, plan: ProblemPlan) -> float | None:
-        return default_us(self._recorder.winner(plan.op, plan.problem))
+        return default_us(self._store.winner(plan.op, plan.problem))
 
     def _begin(self, plan: ProblemPlan, over: Sequence[SearchState]) -> SearchState:
         """A problem's search, from its neighbours' winners on and with what is stored of it already told."""
-        seeds = seeds_of(plan, [*_tuned_in_this_run(plan, over), *self._recorder.neighbours(plan)])
-        stored = self._recorder.valid(plan, self._recorder.winner(plan.op, plan.problem))
+        seeds = seeds_of(plan, [*_tuned_in_this_run(plan, over), *self._store.neighbours(plan)])
+        stored = self._store.valid(plan, self._store.winner(plan.op, plan.problem))
         budget = self._weights.budget(plan.problem, self._settings.budget)
         search = SearchState(plan, budget, seeds, next(self._seeds), stored)
         if not self._settings.retune:
-            for candidate, trial in self._recorder.known_trials(plan):
+            for candidate, trial in self._store.known_trials(plan):
                 search.learn_stored(candidate, trial.status, trial.median_us, trial.censored, trial.uid)
         return search
 

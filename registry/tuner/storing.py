@@ -15,8 +15,8 @@ from ..dispatch.plans.plan import Candidate
 from ..implementation import Implementation
 from ..problem import Problem
 from .jobs import Outcome
-from .measure.protocol import Protocol
-from .planning.problems import Choice, ProblemPlan
+from .measure.protocol import TimingProtocol
+from .planning.problems import ImplementationPlan, ProblemPlan
 
 LASTING = frozenset({"ok", "wrong_result", "nondeterministic", "compile_error", "out_of_resources", "unsupported"})
 """Statuses that a second trial would give again. A timeout, a crash or a full memory may have been bad luck."""
@@ -34,10 +34,10 @@ class _Seen:
     uids: set[str] = field(default_factory=set)
 
 
-class Recorder:
+class RunStore:
     """One run's view of the store: what is known, and where what is found goes. ``run`` is the run's uid."""
 
-    def __init__(self, store: Store, device: Device, protocol: Protocol, details: Mapping[str, Any]) -> None:
+    def __init__(self, store: Store, device: Device, protocol: TimingProtocol, details: Mapping[str, Any]) -> None:
         self._store = store
         self.environment = Environment(device.hardware(), device.software())
         self._protocol = StoredProtocol(protocol.regime, protocol.details)
@@ -163,7 +163,9 @@ class Recorder:
             candidate.implementation.name, self.fingerprint(candidate.implementation), dict(candidate.config)
         )
 
-    def _candidate(self, choices: Sequence[Choice], key: CandidateKey, *, same_source: bool = True) -> Candidate | None:
+    def _candidate(
+        self, choices: Sequence[ImplementationPlan], key: CandidateKey, *, same_source: bool = True
+    ) -> Candidate | None:
         for choice in choices:
             if choice.implementation.name != key.implementation:
                 continue

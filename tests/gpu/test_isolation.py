@@ -23,7 +23,7 @@ from registry.tuner.jobs import Answer, BlockJob, Entrant, Outcome, TrialJob
 from registry.tuner.limits import Limits
 from registry.tuner.measure import nvml
 from registry.tuner.measure.clocks import Clocks
-from registry.tuner.measure.protocol import Protocol
+from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.processes import spawning
 from registry.tuner.workers.device_client import DeviceWorker
 
@@ -95,7 +95,7 @@ def attempt(device: Device) -> Iterator[Try]:
 
 def trial(device: Device, number: int, fault: str) -> TrialJob:
     entrant = Entrant("faulty.any", {"fault": fault, "number": 0})
-    return TrialJob(number, "square", DIMS, entrant, dict(Protocol.of(device).details), seed=0)
+    return TrialJob(number, "square", DIMS, entrant, dict(TimingProtocol.of(device).details), seed=0)
 
 
 def faults_of(count: int) -> list[str]:

@@ -17,7 +17,7 @@ from registry.tuner.measure.copy_floor import copy_sampler
 from registry.tuner.measure.device_samplers import BacklogSampler, DeviceClock, GraphSampler, SingleSampler
 from registry.tuner.measure.interleaving import in_turns
 from registry.tuner.measure.nvml import gpu_of
-from registry.tuner.measure.protocol import Protocol
+from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.measure.samplers import Enqueue, Sampler, ScreenedSampler, copies_of, needs_flush
 from registry.tuner.measure.sampling import sampler_for
 from registry.tuner.measure.series import measure
@@ -41,9 +41,9 @@ def squares(n: int, copies: int) -> tuple[list[Enqueue], list[torch.Tensor]]:
 
 
 def choose(launches: list[Enqueue], device: Device, *, capturable: bool = True, working_set: int = 8 * MEDIUM,
-           protocol: Protocol | None = None, best_us: float | None = None) -> Sampler:  # fmt: skip
+           protocol: TimingProtocol | None = None, best_us: float | None = None) -> Sampler:  # fmt: skip
     return sampler_for(
-        launches, capturable=capturable, working_set=working_set, protocol=protocol or Protocol.of(device),
+        launches, capturable=capturable, working_set=working_set, protocol=protocol or TimingProtocol.of(device),
         device=device, best_us=best_us,
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ def choose(launches: list[Enqueue], device: Device, *, capturable: bool = True, 
 def test_each_sampler_launches_on_every_copy(
     device: Device, regime: str, n: int, capturable: bool, kind: type, how: str
 ) -> None:
-    protocol = replace(Protocol.of(device, regime), single_above_us=200.0)
+    protocol = replace(TimingProtocol.of(device, regime), single_above_us=200.0)
     launches, outputs = squares(n, copies_of(8 * n, protocol))
     sampler = choose(launches, device, capturable=capturable, working_set=8 * n, protocol=protocol)
     assert type(sampler) is kind
@@ -81,7 +81,7 @@ def test_each_sampler_launches_on_every_copy(
 
 
 def test_a_small_launch_is_timed_alike_whether_it_is_captured_or_queued(device: Device) -> None:
-    protocol = Protocol.of(device)
+    protocol = TimingProtocol.of(device)
     launches, _ = squares(2**18, copies_of(8 * 2**18, protocol))
     samplers = {
         place: choose(launches, device, capturable=capturable, working_set=8 * 2**18)
@@ -94,10 +94,10 @@ def test_a_small_launch_is_timed_alike_whether_it_is_captured_or_queued(device: 
 
 def test_a_hopeless_candidate_is_not_even_captured(device: Device) -> None:
     n = 4 * MEDIUM
-    launches, outputs = squares(n, copies_of(8 * n, Protocol.of(device)))
+    launches, outputs = squares(n, copies_of(8 * n, TimingProtocol.of(device)))
     sampler = choose(launches, device, working_set=8 * n, best_us=0.01)
     assert isinstance(sampler, ScreenedSampler)
-    found = measure(sampler, Protocol.of(device), 0.01)
+    found = measure(sampler, TimingProtocol.of(device), 0.01)
     assert (found.stop_reason, found.censored) == ("screened", True)
     torch.cuda.synchronize()
     assert all(bool((y == 9.0).all()) for y in outputs)
@@ -108,7 +108,7 @@ def test_what_cannot_be_captured_is_timed_otherwise_and_says_why(device: Device)
     sampler = choose([lambda: x.sum().item()], device, working_set=x.nbytes)
     assert type(sampler) is BacklogSampler
     assert sampler.refused
-    found = measure(sampler, Protocol.of(device))
+    found = measure(sampler, TimingProtocol.of(device))
     assert found.details["how"] == "host", "it waits for the device, so that the host's time counts"
     assert found.details["capture_refused"] == sampler.refused
     assert min(found.samples) > 0
@@ -186,7 +186,7 @@ def test_trying_a_capture_launches_nothing_and_says_what_is_wrong(device: Device
 
 def test_a_copy_is_timed_whatever_its_size(device: Device) -> None:
     for size in (64, 2**20, 2**26):
-        sampler = copy_sampler(size, device, Protocol.of(device))
+        sampler = copy_sampler(size, device, TimingProtocol.of(device))
         assert sampler.sample() > 0.1
         sampler.close()
 

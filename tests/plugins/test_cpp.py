@@ -19,14 +19,23 @@ from registry.implementation import Launch
 from registry.problem import Problem
 from registry.space import Config
 from registry_cpp.base import ELEMENT_TYPES
-from registry_cpp.elementwise import Gelu, Square, VectorAdd, _Elementwise
-from registry_cpp.gemm_int4 import GemmInt4, GemvInt4, _Decoding
-from registry_cpp.rows import RmsNorm, SoftmaxColumns, SoftmaxRows
+from registry_cpp.elementwise import CppGelu, CppSquare, CppVectorAdd, _Elementwise
+from registry_cpp.gemm_int4 import CppGemmInt4, CppGemvInt4, _Decoding
+from registry_cpp.rows import CppRmsNorm, SoftmaxColumns, SoftmaxRows
 
 OPS = {op.name: op for op in BOX}
 CPU = Device.of("cpu")
 IMPLEMENTATIONS: list[CppImplementation] = [
-    *(VectorAdd(), Square(), Gelu(), SoftmaxRows(), SoftmaxColumns(), RmsNorm(), GemvInt4(), GemmInt4())
+    *(
+        CppVectorAdd(),
+        CppSquare(),
+        CppGelu(),
+        SoftmaxRows(),
+        SoftmaxColumns(),
+        CppRmsNorm(),
+        CppGemvInt4(),
+        CppGemmInt4(),
+    )
 ]
 EACH = pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda one: f"{one.op}-{one.name}")
 
@@ -78,14 +87,14 @@ def test_defaults_are_right_on_every_example_and_input_kind(implementation: CppI
 
 
 SMALL: dict[str, dict[str, Any]] = {
-    "VectorAdd": {"n": 40_003},
-    "Square": {"n": 40_003},
-    "Gelu": {"n": 40_003, "approximate": "none"},
+    "CppVectorAdd": {"n": 40_003},
+    "CppSquare": {"n": 40_003},
+    "CppGelu": {"n": 40_003, "approximate": "none"},
     "SoftmaxRows": {"rows": 5, "cols": 333},
     "SoftmaxColumns": {"rows": 3, "cols": 16_411},
-    "RmsNorm": {"rows": 5, "cols": 333},
-    "GemvInt4": {"m": 1, "n": 1100, "k": 128, "group_size": 64, "bits": 4, "symmetric": False},
-    "GemmInt4": {"m": 11, "n": 1100, "k": 128, "group_size": 64, "bits": 4, "symmetric": False},
+    "CppRmsNorm": {"rows": 5, "cols": 333},
+    "CppGemvInt4": {"m": 1, "n": 1100, "k": 128, "group_size": 64, "bits": 4, "symmetric": False},
+    "CppGemmInt4": {"m": 11, "n": 1100, "k": 128, "group_size": 64, "bits": 4, "symmetric": False},
 }
 
 
@@ -179,8 +188,8 @@ def test_the_number_of_rows_decides_who_runs() -> None:
         known = {**SMALL[type(implementation).__name__], "dtype": "bfloat16", **dims}
         return " ".join(implementation.unsupported(Problem(implementation.op, known), CPU))
 
-    assert "only one row" in reasons(GemvInt4(), m=2)
-    assert "over 64 rows" in reasons(GemmInt4(), m=65)
+    assert "only one row" in reasons(CppGemvInt4(), m=2)
+    assert "over 64 rows" in reasons(CppGemmInt4(), m=65)
     assert "too short" in reasons(SoftmaxColumns(), cols=100)
     assert "without sharing rows" in reasons(SoftmaxColumns(), rows=10_000)
 
@@ -194,7 +203,7 @@ def test_no_elements_are_no_work(op_name: str) -> None:
     assert call(op, implementation, implementation.default(problem, CPU), problem, values).shape == (0,)
 
 
-@pytest.mark.parametrize("implementation", [SoftmaxRows(), RmsNorm()], ids=lambda one: one.op)
+@pytest.mark.parametrize("implementation", [SoftmaxRows(), CppRmsNorm()], ids=lambda one: one.op)
 @pytest.mark.parametrize("shape", [(0, 8), (3, 0)])
 def test_rows_or_columns_may_be_missing(implementation: CppImplementation, shape: tuple[int, int]) -> None:
     op, x = OPS[implementation.op], torch.empty(shape)
@@ -204,7 +213,7 @@ def test_rows_or_columns_may_be_missing(implementation: CppImplementation, shape
 
 
 def test_configurations_that_differ_in_arguments_only_share_a_variant() -> None:
-    op, implementation = OPS["square"], Square()
+    op, implementation = OPS["square"], CppSquare()
     problem = op.problem_of({"n": 100, "dtype": "float32"})
     values = op.inputs(problem, "normal", torch.Generator())
     plans = [
@@ -214,7 +223,7 @@ def test_configurations_that_differ_in_arguments_only_share_a_variant() -> None:
     assert len({artifact.variant.key for plan in plans for artifact in plan.artifacts}) == 1
 
 
-class Portable(Gelu):
+class Portable(CppGelu):
     """gelu for another instruction set than this machine's."""
 
     def __init__(self, architecture: str) -> None:
@@ -241,7 +250,7 @@ def test_other_instruction_sets_give_the_same_numbers(architecture: str, dtype: 
 
 def test_half_precision_rounds_to_nearest_even_everywhere() -> None:
     """The squares of all 65536 numbers of each format: ties, subnormals, overflow, NaN."""
-    implementation = Square()
+    implementation = CppSquare()
     for dtype in (torch.float16, torch.bfloat16):
         x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
         problem = OPS["square"].problem_of({"n": x.numel(), "dtype": str(dtype).removeprefix("torch.")})
@@ -252,7 +261,7 @@ def test_half_precision_rounds_to_nearest_even_everywhere() -> None:
 
 
 def test_compiling_needs_no_particular_target() -> None:
-    op, implementation = OPS["square"], Square()
+    op, implementation = OPS["square"], CppSquare()
     problem = op.problem_of({"n": 100, "dtype": "float32"})
     launch = implementation.launch(problem, implementation.default(problem, CPU), CPU)
     spec = {"defines": dict(launch.constants), "flags": [], "arguments": "ppiiii"}

@@ -12,7 +12,7 @@ from registry.dispatch.plans.plan import Candidate, build
 from registry.implementation import Implementation, Run, Tensors
 from registry.problem import Problem
 from registry.space import Config
-from registry.tuner.measure.protocol import Protocol
+from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.measure.samplers import Sampler
 from registry.tuner.measure.sampling import sampler_for
 from registry.tuner.verify.probes import Probes
@@ -21,7 +21,7 @@ from registry.tuner.verify.timed import TimedPlan
 from registry.tuner.verify.verify import verify, verify_timed
 
 CPU = Device.of("cpu")
-PROTOCOL = replace(Protocol.of(CPU), cache_bytes=2**20)
+PROTOCOL = replace(TimingProtocol.of(CPU), cache_bytes=2**20)
 Function = Callable[..., Any]
 
 

@@ -11,13 +11,13 @@ from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate
 from registry.problem import Problem
 from registry.tuner.jobs import Outcome
-from registry.tuner.measure.protocol import Protocol
+from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.planning.problems import ProblemPlan, plan
-from registry.tuner.storing import Recorder
+from registry.tuner.storing import RunStore
 from tuning_db import Store, Trial
 
 CPU = Device.of("cpu")
-PROTOCOL = Protocol.of(CPU)
+PROTOCOL = TimingProtocol.of(CPU)
 
 
 @pytest.fixture
@@ -32,11 +32,11 @@ def candidates(plan: ProblemPlan) -> list[Candidate]:
     return [Candidate(choice.implementation, config) for config in choice.configs]
 
 
-def recorder(store: Store) -> Recorder:
-    return Recorder(store, CPU, PROTOCOL, {})
+def recorder(store: Store) -> RunStore:
+    return RunStore(store, CPU, PROTOCOL, {})
 
 
-def tell(recorder: Recorder, plan: ProblemPlan, number: int, status: str = "ok") -> str:
+def tell(recorder: RunStore, plan: ProblemPlan, number: int, status: str = "ok") -> str:
     outcome = Outcome(status, "", (1.0,), 1.0)
     return recorder.trial(plan.op, plan.problem, candidates(plan)[number], outcome)
 

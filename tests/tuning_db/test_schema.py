@@ -16,8 +16,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, MetaData, String, Table, create_engine, select, text
 
 from tuning_db import Interval, MissingDatabaseError, OutdatedSchemaError, ReadOnlyDatabaseError, Store, schema
-from tuning_db.models import VERSION_TABLE
-from tuning_db.models import Table as Base
+from tuning_db.models import VERSION_TABLE, StoredRow
 
 FIXTURES = Path(__file__).parent / "fixtures"
 NEXT = schema.LATEST + 1
@@ -39,9 +38,10 @@ def upgrade():
 def test_migrations_make_what_the_models_say(store: Store) -> None:
     with store._opened.reader.connect() as connection:
         context = MigrationContext.configure(
-            connection, opts={"compare_type": True, "version_table": VERSION_TABLE, "target_metadata": Base.metadata}
+            connection,
+            opts={"compare_type": True, "version_table": VERSION_TABLE, "target_metadata": StoredRow.metadata},
         )
-        assert compare_metadata(context, Base.metadata) == []
+        assert compare_metadata(context, StoredRow.metadata) == []
 
 
 def test_the_latest_migration_is_the_version_this_code_writes() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from alembic import context
 
-from tuning_db.models import VERSION_TABLE, Table
+from tuning_db.models import VERSION_TABLE, StoredRow
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=Table.metadata,
+    target_metadata=StoredRow.metadata,
     version_table=VERSION_TABLE,
     render_as_batch=True,
 )

@@ -9,7 +9,7 @@ from . import text
 
 if TYPE_CHECKING:
     from ...device import Device
-    from ...tuner.planning.problems import Choice, ProblemPlan
+    from ...tuner.planning.problems import ImplementationPlan, ProblemPlan
 
 
 def show(plans: Sequence[ProblemPlan], device: Device, *, json: bool) -> None:
@@ -31,7 +31,7 @@ def show(plans: Sequence[ProblemPlan], device: Device, *, json: bool) -> None:
     )
 
 
-def _choice(choice: Choice) -> str:
+def _choice(choice: ImplementationPlan) -> str:
     if choice.unsupported:
         return f"out: {'; '.join(choice.unsupported)}"
     default = text.pairs(choice.default or {})

@@ -12,7 +12,7 @@ from tuning_db import Decision, Final, Interval
 
 from ...dispatch.plans.plan import Candidate
 from ..events import Incumbent
-from ..jobs import Answer, Entrant, Timed
+from ..jobs import Answer, Entrant, TimedBlock
 from ..search.findings import Findings
 from .judge import ALPHA, FINALISTS, INCUMBENT_COPY, MOST_BLOCKS, Verdict, block_ratio, fastest, median_of, time_ratio
 from .noise import Noise
@@ -60,7 +60,7 @@ class Contest:
 
     def meet_early(self, answer: Answer) -> None:
         """Take in the pre-final: the fastest challengers go on; when it was lost, those of the search."""
-        if isinstance(answer, Timed):
+        if isinstance(answer, TimedBlock):
             entered = zip(self.early_entrants(), answer.times, strict=True)
             self.early = {candidate.key: times for candidate, times in entered if times}
         named = {candidate.key: candidate for candidate in self.challengers}

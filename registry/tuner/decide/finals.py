@@ -13,13 +13,13 @@ from ...device import Device
 from ...dispatch.plans.plan import Candidate
 from ...problem import Problem
 from ..events import FinalsStarted, Incumbent, Note, Observer, Result
-from ..jobs import Answer, BlockJob, Entrant, Timed
+from ..jobs import Answer, BlockJob, Entrant, TimedBlock
 from ..limits import PRE_FINALISTS
-from ..measure.protocol import Protocol
+from ..measure.protocol import TimingProtocol
 from ..planning.problems import ProblemPlan
 from ..planning.twin import LARGE_BYTES
 from ..search.findings import Findings
-from ..storing import Recorder
+from ..storing import RunStore
 from .contest import Contest, Met
 from .judge import (
     ATTEMPTS,
@@ -66,14 +66,14 @@ class Finals:
 
     def __init__(
         self,
-        recorder: Recorder,
+        store: RunStore,
         device: Device,
-        protocol: Protocol,
+        protocol: TimingProtocol,
         observer: Observer,
         noise: Noise | None = None,
         earlier: Noise | None = None,
     ) -> None:
-        self._recorder = recorder
+        self._store = store
         self._device = device
         self._protocol = protocol
         self._observe = observer
@@ -118,15 +118,15 @@ class Finals:
             if incumbent is None:
                 self._without.append(findings)
                 continue
-            previous = self._recorder.winner(plan.op, plan.problem)
-            stored = self._recorder.valid(plan, previous)
+            previous = self._store.winner(plan.op, plan.problem)
+            stored = self._store.valid(plan, previous)
             if stored is not None and not findings.fault_of(stored):
                 incumbent = stored  # which another run may have published since the search began
             self._contests.append(Contest(findings, incumbent, previous, _challengers(findings, incumbent)))
         contested = [contest for contest in self._contests if len(contest.early_entrants()) > 1]
         answers = runner.run_blocks([self._pre_final(contest) for contest in contested])
         for contest, answer in zip(contested, answers, strict=True):
-            faults = answer.faults if isinstance(answer, Timed) else ()
+            faults = answer.faults if isinstance(answer, TimedBlock) else ()
             for candidate, fault in zip(contest.early_entrants(), faults, strict=False):
                 if fault:
                     self._observe(
@@ -153,7 +153,7 @@ class Finals:
         ]
         for contest, entrants, answer in zip(contests, entered, runner.run_blocks(jobs), strict=True):
             problem = contest.findings.plan.problem
-            if not isinstance(answer, Timed):
+            if not isinstance(answer, TimedBlock):
                 self._mishaps[problem] = answer.message
                 self._observe(Note(f"{problem}: finals block {number + 1} was lost: {answer.message}"))
                 continue
@@ -204,7 +204,7 @@ class Finals:
             return self._undecided(contest, disturbed)
         why_out = self._why_out(contest)
         decision = self._decision(contest, verdict, noise, new=contest.previous is None or bool(why_out))
-        if self._recorder.publish(decision, contest.rows):
+        if self._store.publish(decision, contest.rows):
             findings, met = contest.findings, contest.met
             if why_out:
                 self._observe(Note(f"{findings.plan.problem}: {why_out}"))
@@ -215,7 +215,7 @@ class Finals:
     def _overtaken(self, contest: Contest, decision: Decision, winner: Candidate, *, last: bool) -> Result | None:
         """Another run has published: agree with it, or meet its winner in finals that are still to be held (None)."""
         plan, statuses = contest.findings.plan, contest.findings.statuses
-        stored = self._recorder.winner(plan.op, plan.problem)
+        stored = self._store.winner(plan.op, plan.problem)
         if stored is None:
             return self._undecided(contest, "its winner was not stored, although nobody else published one")
         if last or stored.candidate == decision.candidate:
@@ -223,7 +223,7 @@ class Finals:
                 self._observe(Note(f"{plan.problem}: another run published first once more; its winner stays"))
             return result_of(plan, stored, "kept", statuses)
         self._observe(Note(f"{plan.problem}: another run published first; finals against its winner follow"))
-        self._contests.append(contest.against(self._recorder.valid(plan, stored), stored, winner))
+        self._contests.append(contest.against(self._store.valid(plan, stored), stored, winner))
         return None
 
     def _why_out(self, contest: Contest) -> str:
@@ -231,7 +231,7 @@ class Finals:
         previous, plan = contest.previous, contest.findings.plan
         if previous is None:
             return ""
-        stored = self._recorder.valid(plan, previous)
+        stored = self._store.valid(plan, previous)
         if stored is not None and stored.key == contest.incumbent.key:
             return ""
         fault = CHANGED if stored is None else contest.findings.fault_of(stored) or "it was not tried"
@@ -243,7 +243,7 @@ class Finals:
         verified = contest.findings.uid(winner)
         if verified is None and previous is not None and winner.key == contest.incumbent.key:
             verified = previous.trial_uid
-        return self._recorder.decision(
+        return self._store.decision(
             contest.findings.plan,
             winner,
             median_us=median_of(winner.key, contest.blocks),
@@ -276,9 +276,9 @@ class Finals:
             contest.findings.seed + seed, ROUNDS,
         )  # fmt: skip
 
-    def _rows(self, block: int, entered: Met, answer: Timed) -> list[Final]:
+    def _rows(self, block: int, entered: Met, answer: TimedBlock) -> list[Final]:
         return [
-            self._recorder.final(candidate, role=entrant.role, block=block, round=turn, position=position, us=us)
+            self._store.final(candidate, role=entrant.role, block=block, round=turn, position=position, us=us)
             for (candidate, entrant), times, positions in zip(
                 entered.values(), answer.times, answer.positions, strict=True
             )

@@ -12,8 +12,8 @@ import numpy as np
 
 from tuning_db import Environment, Store
 
-from ..jobs import Answer, BlockJob, Entrant, Timed
-from ..measure.protocol import Protocol
+from ..jobs import Answer, BlockJob, Entrant, TimedBlock
+from ..measure.protocol import TimingProtocol
 from ..planning.problems import ProblemPlan
 from ..search.findings import Findings
 from .noise import PAIRS_PER_DECADE, Noise, Pair
@@ -25,7 +25,7 @@ _COPIES = 4
 _ROUNDS_A_PAIR = 10
 
 
-def aa_job(plans: Sequence[ProblemPlan], protocol: Protocol) -> BlockJob | None:
+def aa_job(plans: Sequence[ProblemPlan], protocol: TimingProtocol) -> BlockJob | None:
     """The job to send first: the copy of the problem that moves the fewest bytes as two pairs. None without a problem.
 
     It runs no implementation: a fault of one would cost these pairs, and keep the first trials waiting.
@@ -34,7 +34,7 @@ def aa_job(plans: Sequence[ProblemPlan], protocol: Protocol) -> BlockJob | None:
     return _twins(min(possible, key=_bytes), Entrant("", {}, (), "floor"), _COPIES, protocol) if possible else None
 
 
-def default_job(searched: Sequence[Findings], protocol: Protocol) -> BlockJob | None:
+def default_job(searched: Sequence[Findings], protocol: TimingProtocol) -> BlockJob | None:
     """The job to send after a search: of the problem that moves the fewest bytes the default as a pair, where it was
     right. None where none was."""
     right = [(findings, default) for findings in searched if (default := findings.default()) is not None]
@@ -44,7 +44,7 @@ def default_job(searched: Sequence[Findings], protocol: Protocol) -> BlockJob | 
     return _twins(findings.plan, findings.entrant(default), 2, protocol, findings.seed)
 
 
-def _twins(plan: ProblemPlan, entrant: Entrant, count: int, protocol: Protocol, seed: int = 0) -> BlockJob:
+def _twins(plan: ProblemPlan, entrant: Entrant, count: int, protocol: TimingProtocol, seed: int = 0) -> BlockJob:
     rounds = _ROUNDS_A_PAIR * -(-PAIRS_PER_DECADE // (count // 2))
     dims, details = dict(plan.problem.dims), dict(protocol.details)
     return BlockJob(0, plan.op.name, dims, (entrant,) * count, details, seed, rounds, verify=False)
@@ -62,7 +62,7 @@ def earlier_noise(store: Store, environment: Environment) -> Noise:
 
 def aa_of(answer: Answer) -> Noise:
     """What the job's answer says: a pair for every ten rounds of two entrants. Nothing when it was lost."""
-    if not isinstance(answer, Timed):
+    if not isinstance(answer, TimedBlock):
         return Noise()
     taken = [np.asarray(times) for times in answer.times]
     pairs = []

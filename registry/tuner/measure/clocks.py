@@ -28,7 +28,7 @@ _REUSE = 20
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClockReading:
     """Clocks in MHz (None where nobody can say) and why the device ran slower than it could, the power limit apart."""
 
     sm_mhz: int | None = None
@@ -52,7 +52,7 @@ class Clocks:
         self._gpu = gpu
         self._warmed = device.type != "cuda"
         self._looked = -_LOOK_EVERY_S
-        self._latest: Reading | None = None
+        self._latest: ClockReading | None = None
         self._reuse_until = 0.0
         self._contended = False
 
@@ -67,7 +67,7 @@ class Clocks:
             self._warmed = True
             warm_until_steady(_products(self._device), self._sm_mhz)
 
-    def read(self) -> Reading | None:
+    def read(self) -> ClockReading | None:
         """The clocks now; None where nobody can say. Where asking takes ms the latest answer serves for a while, unless
         it was that the device is throttled."""
         if self._gpu is None:
@@ -93,9 +93,9 @@ class Clocks:
         return clocks.sm if clocks else None
 
 
-def _reading(gpu: Gpu) -> Reading:
+def _reading(gpu: Gpu) -> ClockReading:
     clocks, reasons = gpu.clocks(), set(gpu.throttled())
-    return Reading(
+    return ClockReading(
         clocks.sm if clocks else None,
         clocks.memory if clocks else None,
         tuple(sorted(reasons - _ALWAYS)),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from ...device import Device
-from .protocol import Protocol
+from .protocol import TimingProtocol
 from .samplers import Sampler, copies_of
 from .sampling import sampler_for
 
@@ -17,7 +17,7 @@ _TRIALS = 5
 Copy = Callable[[torch.Tensor, torch.Tensor], object]
 
 
-def copy_sampler(floor_bytes: int, device: Device, protocol: Protocol) -> Sampler:
+def copy_sampler(floor_bytes: int, device: Device, protocol: TimingProtocol) -> Sampler:
     """Samples a copy of ``floor_bytes / 2`` bytes by the faster of the driver's copy and an elementwise kernel.
 
     Neither is always the faster: on an H200 the driver took 390 µs for 512 MiB, a power of two, where it needed 248 µs
@@ -34,7 +34,9 @@ def copy_sampler(floor_bytes: int, device: Device, protocol: Protocol) -> Sample
     return samplers[0]
 
 
-def _sampler(copy: Copy, pairs: list[tuple[torch.Tensor, torch.Tensor]], protocol: Protocol, device: Device) -> Sampler:
+def _sampler(
+    copy: Copy, pairs: list[tuple[torch.Tensor, torch.Tensor]], protocol: TimingProtocol, device: Device
+) -> Sampler:
     launches = [_launch(copy, target, source) for target, source in pairs]
     working_set = 2 * pairs[0][0].nbytes
     return sampler_for(launches, capturable=True, working_set=working_set, protocol=protocol, device=device)

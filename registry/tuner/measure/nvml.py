@@ -32,7 +32,7 @@ _LOOK_S = 0.02
 
 
 @dataclass(frozen=True)
-class Clocks:
+class ClockRates:
     """Current clocks in MHz."""
 
     sm: int
@@ -46,15 +46,15 @@ class Gpu:
         self._library = library
         self._handle = handle
 
-    def clocks(self) -> Clocks | None:
+    def clocks(self) -> ClockRates | None:
         """SM and memory clock."""
         sm, memory = self._clock("NVML_CLOCK_SM"), self._clock("NVML_CLOCK_MEM")
-        return None if sm is None or memory is None else Clocks(sm, memory)
+        return None if sm is None or memory is None else ClockRates(sm, memory)
 
-    def most_clocks(self) -> Clocks | None:
+    def most_clocks(self) -> ClockRates | None:
         """The highest clocks that the device may run at."""
         sm, memory = (self._clock(kind, most=True) for kind in ("NVML_CLOCK_SM", "NVML_CLOCK_MEM"))
-        return None if sm is None or memory is None else Clocks(sm, memory)
+        return None if sm is None or memory is None else ClockRates(sm, memory)
 
     def throttle_mask(self) -> int | None:
         """The driver's bit mask of why clocks are not at their highest, as it is."""

@@ -17,7 +17,7 @@ REGIMES = ("cold", "hot")
 
 
 @dataclass(frozen=True)
-class Protocol:
+class TimingProtocol:
     """The measuring method. Times are microseconds, sizes bytes.
 
     clock           "cuda_event" around device work, "perf_counter" around a call on the CPU
@@ -61,7 +61,7 @@ class Protocol:
             raise InvalidArgumentError(f"regime {self.regime!r} is not known", hint=f"expected {' or '.join(REGIMES)}")
 
     @classmethod
-    def of(cls, device: Device, regime: str = REGIME) -> Protocol:
+    def of(cls, device: Device, regime: str = REGIME) -> TimingProtocol:
         """The default protocol of a device."""
         if device.type == "cuda":
             return cls("cuda_event", device.l2_bytes, regime, flush=regime == "cold")

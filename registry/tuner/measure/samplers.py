@@ -14,7 +14,7 @@ from resource import RUSAGE_SELF, getrusage
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from .protocol import Protocol
+from .protocol import TimingProtocol
 
 Enqueue = Callable[[], object]
 """Launch the candidate once on one of the rotating buffers."""
@@ -104,7 +104,9 @@ class ClockSampler(Sampler):
 
     how = "perf_counter"
 
-    def __init__(self, launches: Sequence[Enqueue], protocol: Protocol, first_us: float, launched: int = 0) -> None:
+    def __init__(
+        self, launches: Sequence[Enqueue], protocol: TimingProtocol, first_us: float, launched: int = 0
+    ) -> None:
         """``first_us``: how long a launch takes; so many copies have been ``launched`` to know it."""
         self._launches = launches
         self._next = launched
@@ -132,19 +134,19 @@ class ClockSampler(Sampler):
         return Sample(elapsed / 1e3 / count, _preemptions() == lost)
 
 
-def rotation(working_set: int, protocol: Protocol) -> int:
+def rotation(working_set: int, protocol: TimingProtocol) -> int:
     """Copies that evict each other: those between two launches on the same one are together twice the cache."""
     if working_set >= _EVICTING * protocol.cache_bytes:
         return 1
     return 1 + math.ceil(2 * protocol.cache_bytes / max(working_set, 1))
 
 
-def copies_of(working_set: int, protocol: Protocol) -> int:
+def copies_of(working_set: int, protocol: TimingProtocol) -> int:
     """How many copies launches go round: enough to be cold, at most ``max_copies``; a hot cache needs one."""
     return 1 if protocol.regime == "hot" else min(protocol.max_copies, rotation(working_set, protocol))
 
 
-def needs_flush(working_set: int, protocol: Protocol) -> bool:
+def needs_flush(working_set: int, protocol: TimingProtocol) -> bool:
     """Whether the copies are too small to make each other cold."""
     return protocol.flush and rotation(working_set, protocol) > protocol.max_copies
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ...device import Device
 from .capture import CaptureError, try_capture
 from .device_samplers import BacklogSampler, DeviceClock, GraphSampler, HostTime, SingleSampler, flushes_of
-from .protocol import Protocol
+from .protocol import TimingProtocol
 from .samplers import ClockSampler, Enqueue, Sampler, ScreenedSampler, needs_flush, no_collection
 
 _MOST_LAUNCHES = 64
@@ -38,7 +38,7 @@ class Look:
         us = min(self.times)
         return max(us - _EVENTS_US, us / 2, 0.1)
 
-    def is_hopeless(self, best_us: float | None, protocol: Protocol, allowance_us: float) -> bool:
+    def is_hopeless(self, best_us: float | None, protocol: TimingProtocol, allowance_us: float) -> bool:
         """Whether even the faster is so far from the best that samples would be wasted on the candidate."""
         if best_us is None or not self.clean:
             return False
@@ -50,7 +50,7 @@ def sampler_for(
     *,
     capturable: bool,
     working_set: int,
-    protocol: Protocol,
+    protocol: TimingProtocol,
     device: Device,
     best_us: float | None = None,
 ) -> Sampler:
@@ -76,13 +76,13 @@ def sampler_for(
     return BacklogSampler(turn, look.host_us, flushes)
 
 
-def rounds(copies: int, launch_us: float, protocol: Protocol) -> int:
+def rounds(copies: int, launch_us: float, protocol: TimingProtocol) -> int:
     """Rounds over the copies that last at least ``sample_us``, as far as 64 launches do."""
     wanted = math.ceil(protocol.sample_us / (launch_us * copies))
     return max(1, min(wanted, _MOST_LAUNCHES // copies))
 
 
-def _clock_sampler(launches: Sequence[Enqueue], protocol: Protocol, best_us: float | None) -> Sampler:
+def _clock_sampler(launches: Sequence[Enqueue], protocol: TimingProtocol, best_us: float | None) -> Sampler:
     calls = [HostTime(launches[place % len(launches)]) for place in range(3)]
     with no_collection():
         for call in calls:

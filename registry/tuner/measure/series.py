@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
 
-from .clocks import Clocks, Reading
-from .protocol import Protocol
+from .clocks import ClockReading, Clocks
+from .protocol import TimingProtocol
 from .samplers import Sample, Sampler, ScreenedSampler
 
 HOPELESS = "hopeless"
@@ -36,7 +36,7 @@ class Measurement:
 
 
 def measure(
-    sampler: Sampler, protocol: Protocol, best_us: float | None = None, clocks: Clocks | None = None
+    sampler: Sampler, protocol: TimingProtocol, best_us: float | None = None, clocks: Clocks | None = None
 ) -> Measurement:
     """Sample under ``protocol``; ``best_us`` is what a candidate must be near to be worth more than a few samples.
 
@@ -62,7 +62,7 @@ def measure(
     return Measurement(tuple(series.samples), reason, reason == HOPELESS, details)
 
 
-def _disturbances(series: Series, reading: Reading | None, dropped: int, clocks: Clocks | None) -> dict[str, Any]:
+def _disturbances(series: Series, reading: ClockReading | None, dropped: int, clocks: Clocks | None) -> dict[str, Any]:
     """Only what there was: details are stored with every trial."""
     found: dict[str, Any] = {"clocks": reading.details} if reading else {}
     found |= {"dropped": dropped} if dropped else {}
@@ -73,7 +73,7 @@ def _disturbances(series: Series, reading: Reading | None, dropped: int, clocks:
 class Series:
     """Samples until there is a reason to stop. Those that are not clean are left out, unless most are so."""
 
-    def __init__(self, protocol: Protocol, best_us: float | None, began_ns: int) -> None:
+    def __init__(self, protocol: TimingProtocol, best_us: float | None, began_ns: int) -> None:
         self._protocol = protocol
         self._best_us = best_us
         self._began_ns = began_ns
@@ -117,7 +117,7 @@ class Series:
         return (perf_counter_ns() - self._began_ns) / 1e3
 
 
-def reason_to_stop(samples: Sequence[float], elapsed_us: float, protocol: Protocol, best_us: float | None) -> str:
+def reason_to_stop(samples: Sequence[float], elapsed_us: float, protocol: TimingProtocol, best_us: float | None) -> str:
     """``hopeless``, ``max_samples``, ``interval``, ``settled`` or ``limit``; "" to go on."""
     count = len(samples)
     if (
@@ -149,7 +149,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     return ordered[low], ordered[high]
 
 
-def has_settled(samples: Sequence[float], protocol: Protocol) -> bool:
+def has_settled(samples: Sequence[float], protocol: TimingProtocol) -> bool:
     """Whether the second half of the samples has told nothing new: neither about the median nor about the noise."""
     half, half_noise = _median_and_noise(samples[: len(samples) // 2])
     whole, noise = _median_and_noise(samples)

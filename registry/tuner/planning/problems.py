@@ -23,7 +23,7 @@ _MEMORY_SHARE = 0.8
 
 
 @dataclass(frozen=True)
-class Choice:
+class ImplementationPlan:
     """One implementation on one problem: its valid configurations, or every reason why it is out."""
 
     implementation: Implementation
@@ -48,12 +48,12 @@ class ProblemPlan:
     problem: Problem
     op: Op
     device: Device
-    choices: tuple[Choice, ...]
-    others: tuple[Choice, ...] = ()
+    choices: tuple[ImplementationPlan, ...]
+    others: tuple[ImplementationPlan, ...] = ()
     skipped: str = ""
 
     @property
-    def supported(self) -> tuple[Choice, ...]:
+    def supported(self) -> tuple[ImplementationPlan, ...]:
         """The choices that take part."""
         return tuple(choice for choice in self.choices if choice.supported)
 
@@ -114,18 +114,18 @@ def _plan_one(problem: Problem, catalog: Catalog, device: Device, wanted: frozen
     return ProblemPlan(problem, op, device, choices, others, skipped)
 
 
-def _why_none(op: Op, choices: Sequence[Choice], device: Device) -> str:
+def _why_none(op: Op, choices: Sequence[ImplementationPlan], device: Device) -> str:
     if not choices:
         return answers.no_implementation(op.name)
     reasons = "; ".join(f"{choice.implementation.name}: {', '.join(choice.unsupported)}" for choice in choices)
     return f"no implementation supports it on {device}: {reasons}"
 
 
-def _choice(implementation: Implementation, problem: Problem, device: Device) -> Choice:
+def _choice(implementation: Implementation, problem: Problem, device: Device) -> ImplementationPlan:
     question = "unsupported"
     try:
         if reasons := answers.refusals(implementation, problem, device):
-            return Choice(implementation, unsupported=reasons)
+            return ImplementationPlan(implementation, unsupported=reasons)
         question = "space"
         configs = implementation.space(problem, device).configs
         question = "default"
@@ -133,5 +133,5 @@ def _choice(implementation: Implementation, problem: Problem, device: Device) ->
         question = "preference"
         preference = answers.declared_preference(implementation, problem, device)
     except Exception as fault:  # a stranger's code; a fault in it takes only itself out
-        return Choice(implementation, unsupported=(answers.fault_text(implementation, question, fault),))
-    return Choice(implementation, configs, default, preference=preference)
+        return ImplementationPlan(implementation, unsupported=(answers.fault_text(implementation, question, fault),))
+    return ImplementationPlan(implementation, configs, default, preference=preference)

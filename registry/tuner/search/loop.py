@@ -11,10 +11,10 @@ from ...artifact import Artifact, Variant
 from ...device import Device
 from ...dispatch.plans.plan import Candidate
 from ..events import Observer, ProblemStarted, TrialDone
-from ..jobs import Built, Entrant, Failed, Outcome, TrialJob
-from ..measure.protocol import Protocol
+from ..jobs import BuiltVariant, Entrant, Failed, Outcome, TrialJob
+from ..measure.protocol import TimingProtocol
 from ..planning.problems import ProblemPlan
-from ..storing import Recorder
+from ..storing import RunStore
 from ..workers.crew import Crew
 from .resources import misfit
 from .state import SearchState
@@ -48,11 +48,13 @@ class _Ready:
 class SearchLoop:
     """Searches problems, several at a time, so that the device has work while variants compile."""
 
-    def __init__(self, crew: Crew, device: Device, protocol: Protocol, recorder: Recorder, observe: Observer) -> None:
+    def __init__(
+        self, crew: Crew, device: Device, protocol: TimingProtocol, store: RunStore, observe: Observer
+    ) -> None:
         self._crew = crew
         self._device = device
         self._protocol = protocol
-        self._recorder = recorder
+        self._store = store
         self._observe = observe
         self._active: list[SearchState] = []
         self._ready: collections.deque[_Ready] = collections.deque()
@@ -132,9 +134,9 @@ class SearchLoop:
         if now < self._hear_at:
             return
         self._hear_at = now + _HEAR_EVERY_S
-        if self._recorder.has_news():
+        if self._store.has_news():
             for search in self._active:
-                for candidate, trial in self._recorder.news(search.plan):
+                for candidate, trial in self._store.news(search.plan):
                     search.learn_stored(candidate, trial.status, trial.median_us, trial.censored, trial.uid)
 
     def _push(self, search: SearchState, waiting: Waiting) -> None:
@@ -163,7 +165,7 @@ class SearchLoop:
 
     def _results(
         self, search: SearchState, waiting: Waiting, variants: Sequence[Variant] | None = None
-    ) -> list[Built | Failed | None]:
+    ) -> list[BuiltVariant | Failed | None]:
         op, name = search.plan.op.name, waiting.candidate.implementation.name
         chosen = waiting.variants if variants is None else variants
         return [self._crew.compiler.want(op, name, variant, self._device.target) for variant in chosen]
@@ -222,7 +224,7 @@ class SearchLoop:
 
     def _learn(self, search: SearchState, candidate: Candidate, outcome: Outcome, *, shared: bool = False) -> None:
         plan = search.plan
-        uid = self._recorder.trial(plan.op, plan.problem, candidate, outcome)
+        uid = self._store.trial(plan.op, plan.problem, candidate, outcome)
         learn = search.learn_shared if shared else search.learn
         learn(candidate, outcome.status, outcome.median_us, outcome.censored, uid)
         self.trials += 1
@@ -254,5 +256,5 @@ def _without_spills(artifact: Artifact) -> Artifact:
     return replace(artifact, resources={**artifact.resources, "spill_bytes": 0})
 
 
-def _artifacts(results: Sequence[Built | Failed | None]) -> tuple[Artifact, ...]:
-    return tuple(result.artifact for result in results if isinstance(result, Built))
+def _artifacts(results: Sequence[BuiltVariant | Failed | None]) -> tuple[Artifact, ...]:
+    return tuple(result.artifact for result in results if isinstance(result, BuiltVariant))

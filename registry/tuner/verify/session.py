@@ -17,7 +17,7 @@ from ...correctness.tolerance_check import refuse_unseen
 from ...device import Device
 from ...implementation import Tensors
 from ...problem import Arguments, Problem
-from ..measure.protocol import Protocol
+from ..measure.protocol import TimingProtocol
 from ..measure.rotation import Rotation
 from ..measure.samplers import copies_of
 
@@ -39,7 +39,7 @@ _BOUNDS_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Case:
+class InputCase:
     """One kind of inputs, and the bounds within which an answer is right. ``pristine`` is never handed out."""
 
     kind: str
@@ -57,13 +57,13 @@ class Case:
 class Session:
     """One problem on one device. Cases are drawn from ``seed`` and kept while they are small enough."""
 
-    def __init__(self, op: Op, problem: Problem, device: Device, protocol: Protocol, seed: int) -> None:
+    def __init__(self, op: Op, problem: Problem, device: Device, protocol: TimingProtocol, seed: int) -> None:
         self.op = op
         self.problem = problem
         self.device = device
         self.protocol = protocol
         self._seed = seed
-        self._cases: dict[str, Case] = {}
+        self._cases: dict[str, InputCase] = {}
         self._bounds: dict[str, tuple[Bounds, ...]] = {}
         self._mixable: bool | None = None
         refuse_unseen(op, problem, device.torch)
@@ -73,7 +73,7 @@ class Session:
         """The kind of inputs that is timed."""
         return self.op.kinds[0]
 
-    def case(self, kind: str) -> Case:
+    def case(self, kind: str) -> InputCase:
         """Inputs of that kind, one of the op's or of those above, and their reference; the same at every call."""
         if kind in self._cases:
             return self._cases[kind]
@@ -82,19 +82,19 @@ class Session:
             self._cases[kind] = case
         return case
 
-    def judge(self, case: Case, results: Tensors) -> str:
+    def judge(self, case: InputCase, results: Tensors) -> str:
         """What is wrong with the results (``Op.results``) of a case, looked at closely; "" when nothing is."""
         if all(bounds.hold(result) for bounds, result in zip(case.bounds, results, strict=True)):
             return ""
         return self.compared(case, results).message
 
-    def compared(self, case: Case, results: Tensors) -> Comparison:
+    def compared(self, case: InputCase, results: Tensors) -> Comparison:
         """The results of a case against its reference, element by element."""
         reference = reference64(self.op, case.pristine)
         error = own_error(self.op, self.problem, case.pristine, reference)
         return compare(self.op, self.problem, results, reference, error)
 
-    def _make(self, kind: str, values: tuple[Any, ...], reference: Tensors | None = None) -> Case:
+    def _make(self, kind: str, values: tuple[Any, ...], reference: Tensors | None = None) -> InputCase:
         bounds = self._bounds.get(kind)
         if bounds is None:
             reference = reference64(self.op, values) if reference is None else reference
@@ -103,7 +103,7 @@ class Session:
             self._keep(kind, bounds)
         # what is never handed to a candidate needs no second copy
         pristine = clone(values) if kind in self.op.kinds else values
-        return Case(kind, values, pristine, bounds)
+        return InputCase(kind, values, pristine, bounds)
 
     def _keep(self, kind: str, bounds: tuple[Bounds, ...]) -> None:
         """Of a large problem the bounds alone: its inputs are drawn again in no time, its bounds take a hundred times
@@ -117,7 +117,7 @@ class Session:
         generator.manual_seed(self._seed + self.op.kinds.index(kind) + 1_000_003 * again)
         return self.op.draw(self.problem, kind, generator)
 
-    def _partly_other(self, kind: str) -> Case:
+    def _partly_other(self, kind: str) -> InputCase:
         """The timed inputs with a few numbers of another draw; what is not floating, such as indices, all of it.
 
         All of the other draw where the op makes no sense of the mixture.
@@ -213,7 +213,7 @@ class Sessions:
         self._most = most
         self._sessions: collections.OrderedDict[tuple[str, int], Session] = collections.OrderedDict()
 
-    def get(self, op: str, dims: dict[str, Any], protocol: Protocol, seed: int) -> Session:
+    def get(self, op: str, dims: dict[str, Any], protocol: TimingProtocol, seed: int) -> Session:
         """The session of a problem, made when it is new. A huge problem drops all others first."""
         found = self._op(op)
         problem = found.problem_of(dims)

@@ -16,7 +16,7 @@ from ...dispatch.plans.plan import Plan
 from ...implementation import Tensors
 from ..measure.samplers import Enqueue
 from ..measure.stack import Stack
-from .session import Case, Session
+from .session import InputCase, Session
 from .verdicts import Checks, WrongError
 
 _STARTS = 2**16
@@ -89,11 +89,11 @@ class TimedPlan:
                 "two calls on inputs at one address return the same memory: the second overwrites the first's result",
             )
 
-    def check_first(self, checks: Checks, case: Case, when: str) -> None:
+    def check_first(self, checks: Checks, case: InputCase, when: str) -> None:
         """See whether the first copy's results are right; samples need not have come to the others."""
         self._check(checks, case, when, range(1))
 
-    def check(self, checks: Checks, case: Case, when: str) -> None:
+    def check(self, checks: Checks, case: InputCase, when: str) -> None:
         """See whether every copy's results are right for that case. ``when`` begins what is said if they are not."""
         self._check(checks, case, when, range(len(self.outputs)))
         if self._plan.candidate.implementation.deterministic:
@@ -123,7 +123,7 @@ class TimedPlan:
 
         return keep if self._functional else write
 
-    def _check(self, checks: Checks, case: Case, when: str, copies: range) -> None:
+    def _check(self, checks: Checks, case: InputCase, when: str, copies: range) -> None:
         if self._functional:
             self._check_returned(self.outputs[: len(copies)], when)
         op, rotation = self._session.op, self._session.rotation
@@ -155,7 +155,7 @@ class TimedPlan:
             for output, expected in zip(outputs, first, strict=True)
         ]
 
-    def _why(self, case: Case, judged: Sequence[Tensors], when: str) -> str:
+    def _why(self, case: InputCase, judged: Sequence[Tensors], when: str) -> str:
         for results in judged:
             if fault := self._session.judge(case, results):
                 return f"{when}: {fault}"
@@ -163,5 +163,5 @@ class TimedPlan:
         return f"{when}: {LATE}" if all(bool(flag) for flag in _holding(case, judged)) else ""
 
 
-def _holding(case: Case, judged: Sequence[Tensors]) -> list[torch.Tensor]:
+def _holding(case: InputCase, judged: Sequence[Tensors]) -> list[torch.Tensor]:
     return [bounds.holding(result) for results in judged for bounds, result in zip(case.bounds, results, strict=True)]

@@ -18,7 +18,7 @@ from ...correctness.numerics import output_faults, overlap, poison
 from ...dispatch.plans.plan import Plan
 from ...implementation import Tensors
 from ..measure.samplers import Sampler
-from .session import PARTLY, PARTLY_AGAIN, Case, Session, clone
+from .session import PARTLY, PARTLY_AGAIN, InputCase, Session, clone
 from .timed import LATE, TimedPlan
 from .verdicts import Checks, Explain, Flags, WrongError
 
@@ -138,7 +138,7 @@ def _verify_mutating(timed: TimedPlan, session: Session, checks: Checks) -> None
         checks.settle()  # what is wrong is looked at before it is overwritten
 
 
-def _run_on(plan: Plan, session: Session, case: Case, checks: Checks) -> Tensors:
+def _run_on(plan: Plan, session: Session, case: InputCase, checks: Checks) -> Tensors:
     """Run once into poisoned memory, and see that the inputs are what they were (what mutates is given copies).
 
     Returns ``Op.results``.
@@ -157,7 +157,7 @@ def _run_on(plan: Plan, session: Session, case: Case, checks: Checks) -> Tensors
 
 
 def _run_again(
-    plan: Plan, session: Session, case: Case, results: Tensors, checks: Checks, right: tuple[Flags, str, Explain]
+    plan: Plan, session: Session, case: InputCase, results: Tensors, checks: Checks, right: tuple[Flags, str, Explain]
 ) -> None:
     """A second run, elsewhere: at another address, and on a GPU on another stream, behind a delay, ahead of which the
     inputs are nonsense. What is compared is what the very next kernel on that stream reads.
@@ -199,7 +199,7 @@ def _check_memory(results: Tensors, early: Tensors, checks: Checks, *, refill: b
         checks.add([having_same_bits(result, was)], "wrong_result", fault)
 
 
-def _check_copies(session: Session, case: Case, checks: Checks) -> None:
+def _check_copies(session: Session, case: InputCase, checks: Checks) -> None:
     flags = session.rotation.unchanged(case.pristine, session.unmutated)
     for place, flag in flags.items():
         name = session.op.parsed.names[place]
@@ -223,17 +223,17 @@ def check_unchanged(op: Op, values: tuple[Any, ...], pristine: tuple[Any, ...], 
             checks.add([flag], "wrong_result", f"it changes its input {parameter.name}")
 
 
-def _hold(case: Case, results: Tensors) -> list[torch.Tensor]:
+def _hold(case: InputCase, results: Tensors) -> list[torch.Tensor]:
     return [bounds.holding(result) for bounds, result in zip(case.bounds, results, strict=True)]
 
 
-def _why(session: Session, case: Case, results: Tensors) -> str:
+def _why(session: Session, case: InputCase, results: Tensors) -> str:
     if fault := session.judge(case, results):
         return f"{case.kind} inputs: {fault}"
     return f"{case.kind} inputs: {LATE}" if all(map(bool, _hold(case, results))) else ""
 
 
-def _why_again(session: Session, case: Case, read: Tensors, again: Tensors) -> str:
+def _why_again(session: Session, case: InputCase, read: Tensors, again: Tensors) -> str:
     fault = session.judge(case, read)
     if fault and session.device.type == "cuda":
         torch.cuda.synchronize(session.device.torch)
@@ -245,7 +245,7 @@ def _why_again(session: Session, case: Case, read: Tensors, again: Tensors) -> s
     return f"its second run, {where}at another address, is wrong: {case.kind} inputs: {fault}"
 
 
-def _differing(session: Session, case: Case, results: Tensors, read: Tensors, again: Tensors) -> str:
+def _differing(session: Session, case: InputCase, results: Tensors, read: Tensors, again: Tensors) -> str:
     """Two runs differ: by rounding, or because one of them is wrong altogether."""
     if session.compared(case, results).ratio > _BY_ROUNDING:
         raise WrongError("wrong_result", _why(session, case, results))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...artifact import Target, Variant
 from ...errors import RegistryError
-from ..jobs import Built, CompileJob, Failed, artifact_from_json, to_json
+from ..jobs import BuiltVariant, CompileJob, Failed, artifact_from_json, to_json
 from ..limits import Limits
 from ..processes.channels import MOST_FAILED_STARTS, forget, send, settle, watch
 from ..processes.cores import as_argument
@@ -33,7 +33,7 @@ class _Slot:
     began: float = 0.0
 
 
-class Compiler:
+class CompilePool:
     """Compiles every wanted variant once, on up to ``size`` processes, bound to ``cores`` where any are given."""
 
     def __init__(
@@ -50,13 +50,13 @@ class Compiler:
         self._limits = limits or Limits()
         self._slots: list[_Slot] = []
         self._queue: collections.deque[CompileJob] = collections.deque()
-        self._results: dict[str, Built | Failed] = {}
+        self._results: dict[str, BuiltVariant | Failed] = {}
         self._failed_starts = 0
         self._wanted: set[str] = set()
         self.seconds: dict[str, float] = {}
         """Backend -> how long its variants took, summed over the processes."""
 
-    def want(self, op: str, implementation: str, variant: Variant, target: Target) -> Built | Failed | None:
+    def want(self, op: str, implementation: str, variant: Variant, target: Target) -> BuiltVariant | Failed | None:
         """The variant's result, or None while it is being compiled (it is queued if it was not wanted before)."""
         if variant.key not in self._wanted:
             self._wanted.add(variant.key)
@@ -143,7 +143,7 @@ class Compiler:
         self._finish(slot, result)
         return True
 
-    def _finish(self, slot: _Slot, result: Built | Failed) -> None:
+    def _finish(self, slot: _Slot, result: BuiltVariant | Failed) -> None:
         job, slot.job, slot.deadline = slot.job, None, math.inf
         assert job is not None
         backend = job.variant.backend
@@ -167,7 +167,7 @@ class Compiler:
         self._feed()
 
 
-def _compiled(message: Message) -> Built | Failed:
+def _compiled(message: Message) -> BuiltVariant | Failed:
     if "built" in message:
-        return Built(artifact_from_json(message["built"]))
+        return BuiltVariant(artifact_from_json(message["built"]))
     return Failed(str(message["failed"]["status"]), str(message["failed"]["message"]))

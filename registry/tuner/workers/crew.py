@@ -14,7 +14,7 @@ from ..jobs import Answer, BlockJob, Outcome, TrialJob
 from ..limits import Limits
 from ..measure import nvml
 from ..processes.cores import compiling_cores
-from .compile_pool import Compiler
+from .compile_pool import CompilePool
 from .device_client import DeviceWorker
 
 _TICK_S = 0.5
@@ -40,7 +40,7 @@ class Crew:
         self._selector = selectors.DefaultSelector()
         cores = compiling_cores(device)
         size = min(_MOST_COMPILERS, len(cores) or os.cpu_count() or 1)
-        self.compiler = Compiler(self._selector, size, files, limits, cores)
+        self.compiler = CompilePool(self._selector, size, files, limits, cores)
         self.worker: DeviceWorker | None = None
         self._trials: list[tuple[TrialJob, Outcome]] = []
         self.blocks: list[tuple[float, float]] = []

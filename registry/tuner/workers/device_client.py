@@ -12,7 +12,7 @@ from typing import Any
 
 from ...device import Device
 from ...errors import RegistryError
-from ..jobs import Answer, BlockJob, Outcome, Timed, TrialJob, to_json
+from ..jobs import Answer, BlockJob, Outcome, TimedBlock, TrialJob, to_json
 from ..limits import Limits
 from ..measure import nvml
 from ..processes.channels import MOST_FAILED_STARTS, forget, send, settle, watch
@@ -153,7 +153,7 @@ class DeviceWorker:
             answer = _answer(message)
         except (KeyError, TypeError, ValueError, AttributeError):
             return False
-        if isinstance(answer, Timed) is not isinstance(self._jobs[0], BlockJob):
+        if isinstance(answer, TimedBlock) is not isinstance(self._jobs[0], BlockJob):
             return False
         self._sent -= 1
         job = self._jobs.popleft()
@@ -186,7 +186,7 @@ class DeviceWorker:
 def _answer(message: Mapping[str, Any]) -> Answer:
     if "timed" in message:
         fields = message["timed"]
-        return Timed(
+        return TimedBlock(
             tuple(map(tuple, fields["times"])),
             tuple(fields["faults"]),
             tuple(map(tuple, fields["positions"])),

@@ -25,12 +25,11 @@ from ...device import Device
 from ...discovery.catalog import Catalog
 from ...dispatch.plans.plan import Candidate, Plan, build
 from ...problem import Problem
-from ..jobs import BlockJob, Entrant, Outcome, TrialJob, job_from_json
-from ..jobs import Timed as TimedBlock
+from ..jobs import BlockJob, Entrant, Outcome, TimedBlock, TrialJob, job_from_json
 from ..measure.clocks import Clocks
 from ..measure.copy_floor import copy_sampler
 from ..measure.interleaving import in_turns
-from ..measure.protocol import Protocol
+from ..measure.protocol import TimingProtocol
 from ..measure.samplers import Sampler
 from ..measure.sampling import sampler_for
 from ..measure.series import Measurement, measure
@@ -75,7 +74,7 @@ class Worker:
 
     def _trial(self, job: TrialJob, announce: Announce) -> Outcome:
         announce("load")
-        protocol = Protocol(**job.protocol)
+        protocol = TimingProtocol(**job.protocol)
         session = self.session(self._catalog.op(job.op).problem_of(job.dims), protocol, job.seed)
         if job.entrant.role == "floor":
             announce("measure")
@@ -108,7 +107,7 @@ class Worker:
         """
         began = time.perf_counter()
         announce("load")
-        protocol = Protocol(**job.protocol)
+        protocol = TimingProtocol(**job.protocol)
         try:
             session = self.session(self._catalog.op(job.op).problem_of(job.dims), protocol, job.seed)
         except BaseException as fault:  # as in trial: an op's own code is a stranger's too
@@ -143,7 +142,7 @@ class Worker:
         positions = tuple(() if fault else taken for taken, fault in zip(positions, faults, strict=True))
         return TimedBlock(times, tuple(faults), positions, time.perf_counter() - began)
 
-    def _entry(self, entrant: Entrant, session: Session, protocol: Protocol) -> _Entry:
+    def _entry(self, entrant: Entrant, session: Session, protocol: TimingProtocol) -> _Entry:
         if entrant.role == "floor":
             entry = _Entry(_copy_sampler(session, protocol))
         else:
@@ -153,7 +152,7 @@ class Worker:
         entry.sampler.warm_up(protocol.warmup_us)
         return entry
 
-    def session(self, problem: Problem, protocol: Protocol, seed: int) -> Session:
+    def session(self, problem: Problem, protocol: TimingProtocol, seed: int) -> Session:
         """Inputs and references of a problem: the same at every call, until they are started afresh."""
         return self._sessions.get(problem.op, dict(problem.dims), protocol, seed)
 
@@ -173,7 +172,7 @@ class Worker:
         return build(session.op, candidate, session.problem, session.arguments, self._device, _by_key(entrant))
 
     def _sampler(
-        self, plan: Plan, timed: TimedPlan, session: Session, protocol: Protocol, best_us: float | None = None
+        self, plan: Plan, timed: TimedPlan, session: Session, protocol: TimingProtocol, best_us: float | None = None
     ) -> Sampler:
         name = session.op.name, plan.candidate.key
         sampler = sampler_for(
@@ -232,11 +231,11 @@ def _by_key(entrant: Entrant) -> dict[str, Artifact]:
     return {artifact.variant.key: artifact for artifact in entrant.artifacts}
 
 
-def _copy_sampler(session: Session, protocol: Protocol) -> Sampler:
+def _copy_sampler(session: Session, protocol: TimingProtocol) -> Sampler:
     return copy_sampler(session.op.floor(session.problem).bytes, session.device, protocol)
 
 
-def _measure_copy(session: Session, protocol: Protocol, clocks: Clocks) -> Outcome:
+def _measure_copy(session: Session, protocol: TimingProtocol, clocks: Clocks) -> Outcome:
     sampler = _copy_sampler(session, protocol)
     try:
         return _outcome(measure(sampler, protocol, clocks=clocks))

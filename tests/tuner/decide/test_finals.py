@@ -26,11 +26,11 @@ from registry.tuner.decide.judge import (
 )
 from registry.tuner.decide.noise import Noise, Pair
 from registry.tuner.events import Event, FinalsStarted, Note, Result
-from registry.tuner.jobs import BlockJob, Entrant, Outcome, Timed
-from registry.tuner.measure.protocol import Protocol
+from registry.tuner.jobs import BlockJob, Entrant, Outcome, TimedBlock
+from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.planning.problems import ProblemPlan, plan
 from registry.tuner.search.findings import Findings
-from registry.tuner.storing import Recorder
+from registry.tuner.storing import RunStore
 from tuning_db import Store
 
 ROGUES = Path(__file__).parents[1] / "rogues.py"
@@ -66,7 +66,7 @@ class Bench:
     workers: list[bool] = field(default_factory=list)
     dismissed: Callable[[], None] = lambda: pytest.fail("the worker was not to be dismissed")
 
-    def run_blocks(self, jobs: Sequence[BlockJob]) -> list[Timed | Outcome]:
+    def run_blocks(self, jobs: Sequence[BlockJob]) -> list[TimedBlock | Outcome]:
         self.jobs += jobs
         if self.workers and self.workers[-1]:
             self.meanwhile(len(self.workers) // MOST_BLOCKS)
@@ -83,12 +83,12 @@ class Bench:
         """The blocks, without the pre-final."""
         return [job for job in self.jobs if any(entrant.role == "copy" for entrant in job.entrants)]
 
-    def _timed(self, job: BlockJob) -> Timed:
+    def _timed(self, job: BlockJob) -> TimedBlock:
         us = [FLOOR_US if entrant.role == "floor" else self.times[label(entrant)] for entrant in job.entrants]
         wobble = [1 + 0.0004 * ((turn * 7) % 5 - 2) for turn in range(job.rounds)]
         times = tuple(tuple(one * wobble[(turn + place) % job.rounds] for turn in range(job.rounds))
                       for place, one in enumerate(us))  # fmt: skip
-        return Timed(times, ("",) * len(us), tuple((place,) * job.rounds for place in range(len(us))), 0.0)
+        return TimedBlock(times, ("",) * len(us), tuple((place,) * job.rounds for place in range(len(us))), 0.0)
 
 
 def label(one: Entrant | Candidate) -> str:
@@ -107,7 +107,7 @@ def candidates(planned: ProblemPlan) -> dict[str, Candidate]:
     }
 
 
-def searched(planned: ProblemPlan, recorder: Recorder, medians: Mapping[str, float]) -> Findings:
+def searched(planned: ProblemPlan, recorder: RunStore, medians: Mapping[str, float]) -> Findings:
     stored = recorder.valid(planned, recorder.winner(planned.op, planned.problem))
     search = Findings(planned, 0, stored)
     for name, candidate in candidates(planned).items():
@@ -118,22 +118,22 @@ def searched(planned: ProblemPlan, recorder: Recorder, medians: Mapping[str, flo
 
 
 @pytest.fixture
-def recorders(store: Store) -> Callable[[], Recorder]:
+def recorders(store: Store) -> Callable[[], RunStore]:
     """Makes a recorder of the one store for every run that is wanted."""
-    return lambda: Recorder(store, CPU, Protocol.of(CPU), {})
+    return lambda: RunStore(store, CPU, TimingProtocol.of(CPU), {})
 
 
 def decide(
-    planned: ProblemPlan, recorder: Recorder, bench: Bench, medians: Mapping[str, float] = HONEST
+    planned: ProblemPlan, recorder: RunStore, bench: Bench, medians: Mapping[str, float] = HONEST
 ) -> tuple[Result, list[Event], Finals]:
     events: list[Event] = []
-    finals = Finals(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
+    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), events.append, QUIET)
     search = searched(planned, recorder, medians)
     (result,) = finals.run([search], bench)
     return result, events, finals
 
 
-def winner(recorder: Recorder, planned: ProblemPlan) -> str:
+def winner(recorder: RunStore, planned: ProblemPlan) -> str:
     decision = recorder.winner(planned.op, PROBLEM)
     assert decision is not None
     found = recorder.valid(planned, decision)
@@ -141,7 +141,7 @@ def winner(recorder: Recorder, planned: ProblemPlan) -> str:
     return label(found)
 
 
-def publish(planned: ProblemPlan, recorder: Recorder, name: str) -> None:
+def publish(planned: ProblemPlan, recorder: RunStore, name: str) -> None:
     """What another run does: finals of its own, against whatever is stored now."""
     previous = recorder.winner(planned.op, PROBLEM)
     decision = recorder.decision(
@@ -152,7 +152,7 @@ def publish(planned: ProblemPlan, recorder: Recorder, name: str) -> None:
 
 
 def test_the_default_and_its_copy_meet_two_challengers_in_fresh_processes(
-    planned: ProblemPlan, recorders: Callable[[], Recorder]
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
     bench = Bench(HONEST)
     recorder = recorders()
@@ -175,7 +175,7 @@ def test_the_default_and_its_copy_meet_two_challengers_in_fresh_processes(
 
 
 def test_a_challenger_that_is_behind_in_the_pre_final_does_not_go_on(
-    planned: ProblemPlan, recorders: Callable[[], Recorder]
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
     bench = Bench({**HONEST, "honest 2": 150.0})
     decide(planned, recorders(), bench)
@@ -185,7 +185,7 @@ def test_a_challenger_that_is_behind_in_the_pre_final_does_not_go_on(
 
 
 def test_entrants_are_set_up_in_another_order_in_every_process(
-    planned: ProblemPlan, recorders: Callable[[], Recorder]
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
     bench = Bench(HONEST)
     decide(planned, recorders(), bench)
@@ -197,7 +197,7 @@ def test_entrants_are_set_up_in_another_order_in_every_process(
 
 
 def test_the_decision_keeps_the_ratio_to_the_default_and_every_round(
-    planned: ProblemPlan, recorders: Callable[[], Recorder], store: Store
+    planned: ProblemPlan, recorders: Callable[[], RunStore], store: Store
 ) -> None:
     recorder = recorders()
     fast = {**HONEST, "chatters": 80.0, "honest 2": 82.0}
@@ -216,7 +216,7 @@ def test_the_decision_keeps_the_ratio_to_the_default_and_every_round(
     assert len(finals.noise.decided) == 1
 
 
-def test_a_tie_says_with_whom(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
+def test_a_tie_says_with_whom(planned: ProblemPlan, recorders: Callable[[], RunStore]) -> None:
     even = {**HONEST, "chatters": 100.0}
     recorder = recorders()
     result, _, _ = decide(planned, recorder, Bench(even), even)
@@ -228,7 +228,7 @@ def test_a_tie_says_with_whom(planned: ProblemPlan, recorders: Callable[[], Reco
     assert stored.ties == ("rogue.chatters",)
 
 
-def test_a_stored_winner_meets_the_default_too(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
+def test_a_stored_winner_meets_the_default_too(planned: ProblemPlan, recorders: Callable[[], RunStore]) -> None:
     other, recorder = recorders(), recorders()
     publish(planned, other, "chatters")
     bench = Bench({**HONEST, "chatters": 90.0, "honest 1": 130.0, "honest 2": 85.0, "honest 40": 87.0})
@@ -245,7 +245,7 @@ def test_a_stored_winner_meets_the_default_too(planned: ProblemPlan, recorders: 
 
 
 def test_when_another_run_publishes_first_its_winner_has_to_be_beaten(
-    planned: ProblemPlan, recorders: Callable[[], Recorder]
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
     other, recorder = recorders(), recorders()
     bench = Bench(
@@ -268,7 +268,7 @@ def test_when_another_run_publishes_first_its_winner_has_to_be_beaten(
     assert any(isinstance(event, Note) and "finals against its winner follow" in event.message for event in events)
 
 
-def test_a_winner_that_another_run_found_better_stays(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
+def test_a_winner_that_another_run_found_better_stays(planned: ProblemPlan, recorders: Callable[[], RunStore]) -> None:
     other, recorder = recorders(), recorders()
     bench = Bench(HONEST, lambda attempt: publish(planned, other, "chatters") if attempt == 1 else None)
     times = {**HONEST, "chatters": 60.0}
@@ -278,7 +278,7 @@ def test_a_winner_that_another_run_found_better_stays(planned: ProblemPlan, reco
 
 
 def test_two_runs_that_find_the_same_agree_without_more_finals(
-    planned: ProblemPlan, recorders: Callable[[], Recorder]
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
     other, recorder = recorders(), recorders()
     bench = Bench(HONEST, lambda attempt: publish(planned, other, "honest 1"))
@@ -289,7 +289,7 @@ def test_two_runs_that_find_the_same_agree_without_more_finals(
 
 
 def test_after_three_finals_the_other_runs_winner_stays(
-    planned: ProblemPlan, recorders: Callable[[], Recorder]
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
     other, recorder = recorders(), recorders()
     turns = ["honest 2", "honest 40", "honest 2"]
@@ -303,25 +303,25 @@ def test_after_three_finals_the_other_runs_winner_stays(
 
 @pytest.mark.parametrize(("relative", "wins"), [(0.001, "rogue.chatters"), (0.2, "rogue.honest")])
 def test_what_earlier_runs_know_of_noise_counts_and_is_not_stored_again(
-    planned: ProblemPlan, recorders: Callable[[], Recorder], relative: float, wins: str
+    planned: ProblemPlan, recorders: Callable[[], RunStore], relative: float, wins: str
 ) -> None:
     gain = {**HONEST, "chatters": 97.0}
     earlier = Noise(decided=(Pair(100.0, 1 + relative),) * 10)
     recorder, bench = recorders(), Bench(gain)
-    finals = Finals(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET, earlier)
+    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), lambda event: None, QUIET, earlier)
     (result,) = finals.run([searched(planned, recorder, gain)], bench)
     assert result.implementation == wins
     assert len(finals.noise.decided) == 1
 
 
 def test_the_worker_is_free_after_the_last_block_of_each_finals_and_before_they_are_judged(
-    planned: ProblemPlan, recorders: Callable[[], Recorder]
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
     other, recorder = recorders(), recorders()
     bench = Bench(
         {**HONEST, "chatters": 80.0}, lambda attempt: publish(planned, other, "honest 2") if attempt == 1 else None
     )
-    finals = Finals(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET)
+    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), lambda event: None, QUIET)
     bench.dismissed = lambda: free.append((len(bench.finals), winner(recorder, planned)))
     free: list[tuple[int, str]] = []
     (result,) = finals.run([searched(planned, recorder, bench.times)], bench, dismiss=True)
@@ -331,10 +331,10 @@ def test_the_worker_is_free_after_the_last_block_of_each_finals_and_before_they_
 
 @pytest.mark.parametrize(("problems", "blocks"), [(1, MOST_BLOCKS), (4, BLOCKS + 1), (USUAL_IS_KNOWN, BLOCKS)])
 def test_few_problems_meet_in_more_processes(
-    planned: ProblemPlan, recorders: Callable[[], Recorder], problems: int, blocks: int
+    planned: ProblemPlan, recorders: Callable[[], RunStore], problems: int, blocks: int
 ) -> None:
     recorder, bench, events = recorders(), Bench(HONEST), list[Event]()
-    finals = Finals(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
+    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), events.append, QUIET)
     searches = [searched(planned, recorder, HONEST) for _ in range(problems)]
     assert len(list(finals.run(searches, bench))) == problems
     assert bench.workers[:blocks] == [False] * (blocks - 1) + [True]
@@ -344,11 +344,11 @@ def test_few_problems_meet_in_more_processes(
 @pytest.mark.parametrize(("us", "blocks"), [(100.0, BLOCKS), (5.0, MOST_BLOCKS)])
 @pytest.mark.parametrize("earlier", [True, False])
 def test_known_noise_of_such_durations_spares_processes(
-    planned: ProblemPlan, recorders: Callable[[], Recorder], us: float, blocks: int, earlier: bool
+    planned: ProblemPlan, recorders: Callable[[], RunStore], us: float, blocks: int, earlier: bool
 ) -> None:
     known, recorder, bench = Noise(decided=(Pair(us, 1.001),) * USUAL_IS_KNOWN), recorders(), Bench(HONEST)
     noise = (QUIET, known) if earlier else (QUIET + known, None)
-    finals = Finals(recorder, CPU, Protocol.of(CPU), lambda event: None, *noise)
+    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), lambda event: None, *noise)
     list(finals.run([searched(planned, recorder, HONEST)], bench))
     assert bench.workers == [False] * (blocks - 1) + [True]
 
@@ -357,7 +357,7 @@ def test_known_noise_of_such_durations_spares_processes(
 def test_each_problem_meets_in_as_many_processes_as_its_own_decade_needs(
     planned: ProblemPlan,
     planned_short: ProblemPlan,
-    recorders: Callable[[], Recorder],
+    recorders: Callable[[], RunStore],
     monkeypatch: pytest.MonkeyPatch,
     short: int,
     first: bool,
@@ -366,7 +366,7 @@ def test_each_problem_meets_in_as_many_processes_as_its_own_decade_needs(
     recorder, bench, events = recorders(), Bench(HONEST), list[Event]()
     few = [searched(planned_short, recorder, {name: us / 20 for name, us in HONEST.items()}) for _ in range(short)]
     many = [searched(planned, recorder, HONEST) for _ in range(USUAL_IS_KNOWN)]
-    finals = Finals(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
+    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), events.append, QUIET)
     list(finals.run([*few, *many] if first else [*many, *few], bench))
     assert bench.workers == [False] * (MOST_BLOCKS - 1) + [True]
     for problem, count, blocks in ((SHORT, short, MOST_BLOCKS), (PROBLEM, USUAL_IS_KNOWN, BLOCKS)):
@@ -378,18 +378,18 @@ def test_each_problem_meets_in_as_many_processes_as_its_own_decade_needs(
 
 @pytest.mark.parametrize(("known_us", "blocks"), [(100.0, BLOCKS), (5.0, MOST_BLOCKS)])
 def test_the_incumbents_duration_and_not_the_fastests_says_what_is_known(
-    planned: ProblemPlan, recorders: Callable[[], Recorder], known_us: float, blocks: int
+    planned: ProblemPlan, recorders: Callable[[], RunStore], known_us: float, blocks: int
 ) -> None:
     times = {**HONEST, "chatters": 5.0}
     recorder, bench = recorders(), Bench(times)
     known = Noise(decided=(Pair(known_us, 1.001),) * USUAL_IS_KNOWN)
-    finals = Finals(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET, known)
+    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), lambda event: None, QUIET, known)
     list(finals.run([searched(planned, recorder, times)], bench))
     assert len(bench.finals) == blocks
 
 
 def test_an_incumbent_that_was_not_searched_takes_what_its_decision_says(
-    planned: ProblemPlan, recorders: Callable[[], Recorder]
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
     other, recorder = recorders(), recorders()
     publish(planned, other, "chatters")
@@ -400,7 +400,7 @@ def test_an_incumbent_that_was_not_searched_takes_what_its_decision_says(
 
 
 def test_a_large_problem_is_verified_in_the_last_block_only(
-    planned: ProblemPlan, recorders: Callable[[], Recorder], monkeypatch: pytest.MonkeyPatch
+    planned: ProblemPlan, recorders: Callable[[], RunStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(HONEST)
     monkeypatch.setattr("registry.tuner.decide.finals.LARGE_BYTES", 0)
@@ -408,7 +408,7 @@ def test_a_large_problem_is_verified_in_the_last_block_only(
     assert [job.verify for job in bench.finals] == [False] * (MOST_BLOCKS - 1) + [True]
 
 
-def test_disturbed_finals_decide_nothing(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
+def test_disturbed_finals_decide_nothing(planned: ProblemPlan, recorders: Callable[[], RunStore]) -> None:
     recorder = recorders()
     slow = {name: us * (DISTURBED["cpu"] + 0.1) for name, us in HONEST.items()}
     result, events, _ = decide(planned, recorder, Bench(slow), HONEST)
@@ -420,16 +420,16 @@ def test_disturbed_finals_decide_nothing(planned: ProblemPlan, recorders: Callab
 
 
 def test_lost_blocks_and_problems_without_a_right_candidate_are_told(
-    planned: ProblemPlan, recorders: Callable[[], Recorder]
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
     recorder = recorders()
     events: list[Event] = []
-    finals = Finals(recorder, CPU, Protocol.of(CPU), events.append)
+    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), events.append)
     lost = searched(planned, recorder, {})
     held = searched(planned, recorder, {"honest 1": 100.0, "honest 2": 150.0})
 
     class Crashing(Bench):
-        def run_blocks(self, jobs: Sequence[BlockJob]) -> list[Timed | Outcome]:
+        def run_blocks(self, jobs: Sequence[BlockJob]) -> list[TimedBlock | Outcome]:
             return [Outcome("crash", "the worker died") for _ in jobs]
 
     results = list(finals.run([lost, held], Crashing({})))
@@ -439,7 +439,7 @@ def test_lost_blocks_and_problems_without_a_right_candidate_are_told(
 
 
 def test_who_is_wrong_in_one_block_wins_nothing_however_fast_in_the_others(
-    planned: ProblemPlan, recorders: Callable[[], Recorder]
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
     recorder = recorders()
     search = searched(planned, recorder, {"honest 1": 100.0, "honest 2": 50.0})
@@ -455,14 +455,14 @@ def test_who_is_wrong_in_one_block_wins_nothing_however_fast_in_the_others(
 
 @pytest.mark.parametrize("status", ["wrong_result", "timeout", "out_of_memory"])
 def test_a_stored_winner_that_failed_in_the_search_is_replaced_without_a_tie_and_the_reason_is_told(
-    planned: ProblemPlan, recorders: Callable[[], Recorder], status: str
+    planned: ProblemPlan, recorders: Callable[[], RunStore], status: str
 ) -> None:
     other, recorder = recorders(), recorders()
     publish(planned, other, "chatters")
     search = searched(planned, recorder, {name: us for name, us in HONEST.items() if name != "chatters"})
     search.learn(candidates(planned)["chatters"], status, None, False, "uid")
     events, bench = list[Event](), Bench({**HONEST, "honest 2": 100.0})
-    finals = Finals(recorder, CPU, Protocol.of(CPU), events.append, QUIET)
+    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), events.append, QUIET)
     (result,) = finals.run([search], bench)
     assert result is not None
     assert (result.verdict, result.implementation) == ("new", "rogue.honest")
@@ -476,7 +476,7 @@ def test_a_stored_winner_that_failed_in_the_search_is_replaced_without_a_tie_and
 
 
 def test_a_stored_winner_of_other_source_is_no_incumbent_even_if_its_name_is_the_defaults(
-    planned: ProblemPlan, recorders: Callable[[], Recorder]
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
     recorder = recorders()
     stale = recorder.decision(planned, candidates(planned)["honest 1"], median_us=90.0, verdict="new")
@@ -491,13 +491,13 @@ def test_a_stored_winner_of_other_source_is_no_incumbent_even_if_its_name_is_the
 
 @pytest.mark.parametrize("tried", [True, False])
 def test_what_another_run_published_during_the_search_has_to_be_beaten(
-    planned: ProblemPlan, recorders: Callable[[], Recorder], tried: bool
+    planned: ProblemPlan, recorders: Callable[[], RunStore], tried: bool
 ) -> None:
     other, recorder = recorders(), recorders()
     medians = HONEST if tried else {name: us for name, us in HONEST.items() if name != "chatters"}
     search, bench = searched(planned, recorder, medians), Bench({**HONEST, "chatters": 80.0})
     publish(planned, other, "chatters")
-    finals = Finals(recorder, CPU, Protocol.of(CPU), lambda event: None, QUIET)
+    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), lambda event: None, QUIET)
     (result,) = finals.run([search], bench)
     assert (result.verdict, result.implementation) == ("kept", "rogue.chatters")
     assert result.incumbent is not None
@@ -505,7 +505,7 @@ def test_what_another_run_published_during_the_search_has_to_be_beaten(
 
 
 def test_a_winner_that_is_beaten_or_stays_has_no_reason(
-    planned: ProblemPlan, recorders: Callable[[], Recorder]
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
     recorder = recorders()
     first, _, _ = decide(planned, recorder, Bench(HONEST))
@@ -514,7 +514,7 @@ def test_a_winner_that_is_beaten_or_stays_has_no_reason(
     assert [result.reason for result in (first, second)] == ["", ""]
 
 
-def test_without_a_winner_the_reason_is_the_real_one(planned: ProblemPlan, recorders: Callable[[], Recorder]) -> None:
+def test_without_a_winner_the_reason_is_the_real_one(planned: ProblemPlan, recorders: Callable[[], RunStore]) -> None:
     slow = Bench({name: us * (DISTURBED["cpu"] + 0.1) for name, us in HONEST.items()})
     reasons = []
     for medians in ({}, HONEST):

@@ -14,8 +14,8 @@ from registry.discovery.catalog import Catalog
 from registry.problem import Problem
 from registry.tuner.decide.machine_noise import aa_job, aa_of, default_job, earlier_noise
 from registry.tuner.decide.noise import PAIRS_PER_DECADE, Noise, Pair
-from registry.tuner.jobs import BlockJob, Entrant, Outcome, Timed
-from registry.tuner.measure.protocol import Protocol
+from registry.tuner.jobs import BlockJob, Entrant, Outcome, TimedBlock
+from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.planning.problems import plan
 from registry.tuner.search.findings import Findings
 from registry.tuner.workers.worker import Worker
@@ -35,7 +35,7 @@ def searched(catalog: Catalog, n: int, status: str) -> Findings:
 
 def test_a_worker_times_the_smallest_problems_copy_as_two_pairs_and_nothing_unverified(catalog: Catalog) -> None:
     problems = [Problem("square", {"n": n, "dtype": "float32"}) for n in (40_000, 4_000, 2**42)]
-    job = aa_job(plan(problems, catalog, CPU), Protocol.of(CPU))
+    job = aa_job(plan(problems, catalog, CPU), TimingProtocol.of(CPU))
     assert job is not None
     assert dict(job.dims)["n"] == 4_000
     assert [(entrant.implementation, entrant.role) for entrant in job.entrants] == [("", "floor")] * 4
@@ -53,7 +53,7 @@ def test_an_op_that_is_refused_costs_a_block_and_not_its_worker(catalog: Catalog
     catalog.define(replace(SQUARE, name="acme::square", schema=schema, tolerance=blind, examples=()))
     job = BlockJob(
         0, "acme::square", {"n": 4_000, "dtype": "float32"}, (Entrant("", {}, (), "floor"),) * 4,
-        dict(Protocol.of(CPU).details), seed=0, rounds=10,
+        dict(TimingProtocol.of(CPU).details), seed=0, rounds=10,
     )  # fmt: skip
     answer = Worker(catalog, CPU).block(job, lambda step: None)
     assert len(answer.faults) == 4
@@ -63,7 +63,7 @@ def test_an_op_that_is_refused_costs_a_block_and_not_its_worker(catalog: Catalog
 
 def test_after_a_search_the_smallest_problems_right_default_is_timed_as_two(catalog: Catalog) -> None:
     searches = [searched(catalog, *one) for one in ((40_000, "ok"), (4_000, "ok"), (400, "crash"), (40, "error"))]
-    job = default_job(searches, Protocol.of(CPU))
+    job = default_job(searches, TimingProtocol.of(CPU))
     assert job is not None
     assert dict(job.dims)["n"] == 4_000
     assert [(entrant.implementation, entrant.role) for entrant in job.entrants] == [("torch.native", "candidate")] * 2
@@ -78,13 +78,13 @@ def test_a_default_is_run_from_what_the_search_has_compiled(catalog: Catalog) ->
     assert default is not None
     built = Artifact(Variant("triton", "kernel", {}), "kernel.cubin")
     search.remember(default, (built,))
-    job = default_job([search], Protocol.of(CPU))
+    job = default_job([search], TimingProtocol.of(CPU))
     assert job is not None
     assert [entrant.artifacts for entrant in job.entrants] == [(built,)] * 2
 
 
 def test_where_no_default_was_right_none_is_timed(catalog: Catalog) -> None:
-    assert default_job([searched(catalog, 4_000, "wrong_result")], Protocol.of(CPU)) is None
+    assert default_job([searched(catalog, 4_000, "wrong_result")], TimingProtocol.of(CPU)) is None
 
 
 def test_runs_before_in_the_same_environment_tell_their_noise(store: Store) -> None:
@@ -98,15 +98,15 @@ def test_runs_before_in_the_same_environment_tell_their_noise(store: Store) -> N
 
 def test_without_a_problem_there_is_nothing_to_time(catalog: Catalog) -> None:
     huge = plan([Problem("square", {"n": 2**42, "dtype": "float32"})], catalog, CPU)
-    assert aa_job(huge, Protocol.of(CPU)) is None
+    assert aa_job(huge, TimingProtocol.of(CPU)) is None
 
 
 def test_a_pair_is_the_median_ratio_of_ten_rounds() -> None:
     one, other = (10.0,) * 20, (*(11.0,) * 10, *(9.0,) * 10)
-    found = aa_of(Timed((one, other), ("", ""), ((), ()), 0.1))
+    found = aa_of(TimedBlock((one, other), ("", ""), ((), ()), 0.1))
     assert [pair.ratio for pair in found.single] == pytest.approx([1.1, 0.9])
-    assert aa_of(Timed(((), one), ("out_of_memory", ""), ((), ()), 0.1)).single == ()
-    lost = Timed(((), one, one, other), ("out_of_memory", "", "", ""), ((),) * 4, 0.1)
+    assert aa_of(TimedBlock(((), one), ("out_of_memory", ""), ((), ()), 0.1)).single == ()
+    lost = TimedBlock(((), one, one, other), ("out_of_memory", "", "", ""), ((),) * 4, 0.1)
     assert [pair.ratio for pair in aa_of(lost).single] == pytest.approx([1.1, 0.9]), "the others are still pairs"
     assert aa_of(Outcome("crash", "gone")).single == ()
 
@@ -121,7 +121,7 @@ def test_a_fault_in_an_ops_own_code_costs_a_block_and_not_its_worker(catalog: Ca
     object.__setattr__(broken, "check", check)
     job = BlockJob(
         0, "acme::square", {"n": 4_000, "dtype": "float32"}, (Entrant("", {}, (), "floor"),) * 2,
-        dict(Protocol.of(CPU).details), seed=0, rounds=10,
+        dict(TimingProtocol.of(CPU).details), seed=0, rounds=10,
     )  # fmt: skip
     answer = Worker(catalog, CPU).block(job, lambda step: None)
     assert all(fault.startswith("error: ") and "no luck today" in fault for fault in answer.faults)

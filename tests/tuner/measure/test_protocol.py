@@ -13,10 +13,10 @@ from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate
 from registry.errors import InvalidArgumentError
 from registry.tuner.jobs import Outcome
-from registry.tuner.measure.protocol import Protocol
+from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.measure.samplers import copies_of, needs_flush
 from registry.tuner.measure.sampling import rounds
-from registry.tuner.storing import Recorder
+from registry.tuner.storing import RunStore
 from tuning_db import Protocol as StoredProtocol
 from tuning_db import Store
 
@@ -25,13 +25,13 @@ CPU = Device.of("cpu")
 GPU = replace(CPU, type="cuda", name="NVIDIA H200", architecture="sm_90", l2_bytes=60 * MB)
 
 
-def key(protocol: Protocol) -> str:
+def key(protocol: TimingProtocol) -> str:
     return StoredProtocol(protocol.regime, protocol.details).key
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Protocol)])
+@pytest.mark.parametrize("name", [field.name for field in fields(TimingProtocol)])
 def test_every_field_is_part_of_the_stored_protocols_key(name: str) -> None:
-    protocol = Protocol.of(GPU)
+    protocol = TimingProtocol.of(GPU)
     value = getattr(protocol, name)
     others: dict[str, Any] = {"clock": "perf_counter", "regime": "hot", "flush": not value}
     other = others[name] if name in others else value + 1
@@ -39,8 +39,8 @@ def test_every_field_is_part_of_the_stored_protocols_key(name: str) -> None:
 
 
 def test_a_protocol_survives_being_sent_as_json() -> None:
-    for protocol in (Protocol.of(GPU), Protocol.of(CPU, "hot")):
-        assert Protocol(**json.loads(json.dumps(dict(protocol.details)))) == protocol
+    for protocol in (TimingProtocol.of(GPU), TimingProtocol.of(CPU, "hot")):
+        assert TimingProtocol(**json.loads(json.dumps(dict(protocol.details)))) == protocol
 
 
 def test_a_trial_is_stored_under_its_protocol_and_regime(catalog: Catalog, store: Store) -> None:
@@ -48,18 +48,18 @@ def test_a_trial_is_stored_under_its_protocol_and_regime(catalog: Catalog, store
     problem = op.problem_of({"n": 8, "dtype": "float32"})
     candidate = Candidate(catalog.implementation("square", "torch.native"), {})
     for regime in ("cold", "hot"):
-        recorder = Recorder(store, CPU, Protocol.of(CPU, regime), {})
+        recorder = RunStore(store, CPU, TimingProtocol.of(CPU, regime), {})
         recorder.trial(op, problem, candidate, Outcome("ok", median_us=1.0, samples=(1.0,), stop_reason="interval"))
-        hot = Protocol.of(CPU, "hot")
+        hot = TimingProtocol.of(CPU, "hot")
         found = store.trials(protocol=StoredProtocol(hot.regime, hot.details))
         assert [trial.protocol.details["regime"] for trial in found] == ["hot"] * (regime == "hot")
 
 
 def test_winners_are_kept_apart_by_regime() -> None:
-    assert Protocol.of(GPU).regime == "cold"
-    assert key(Protocol.of(GPU)) != key(Protocol.of(GPU, "hot"))
+    assert TimingProtocol.of(GPU).regime == "cold"
+    assert key(TimingProtocol.of(GPU)) != key(TimingProtocol.of(GPU, "hot"))
     with pytest.raises(InvalidArgumentError, match=r"'warm'.*\n.*cold or hot"):
-        Protocol.of(GPU, "warm")
+        TimingProtocol.of(GPU, "warm")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_winners_are_kept_apart_by_regime() -> None:
     ],
 )
 def test_a_cold_cache_takes_enough_copies_or_a_flush(working_set: int, copies: int, flush: bool) -> None:
-    protocol = Protocol.of(GPU)
+    protocol = TimingProtocol.of(GPU)
     assert copies_of(working_set, protocol) == copies
     assert needs_flush(working_set, protocol) is flush
     if copies > 1 and not flush:
@@ -83,18 +83,18 @@ def test_a_cold_cache_takes_enough_copies_or_a_flush(working_set: int, copies: i
 
 def test_a_hot_cache_is_one_copy_that_is_launched_again_and_again() -> None:
     for device in (CPU, GPU):
-        protocol = Protocol.of(device, "hot")
+        protocol = TimingProtocol.of(device, "hot")
         assert {copies_of(size, protocol) for size in (1, MB, 1000 * MB)} == {1}
         assert not needs_flush(1, protocol)
 
 
 def test_on_a_cpu_nothing_is_flushed() -> None:
-    assert not needs_flush(1024, Protocol.of(CPU))
-    assert copies_of(1024, Protocol.of(CPU)) == 16
+    assert not needs_flush(1024, TimingProtocol.of(CPU))
+    assert copies_of(1024, TimingProtocol.of(CPU)) == 16
 
 
 def test_a_sample_is_whole_rounds_that_last_long_enough_as_far_as_64_launches_do() -> None:
-    protocol = Protocol.of(GPU)
+    protocol = TimingProtocol.of(GPU)
     assert rounds(7, 10.0, protocol) == 2
     assert rounds(7, 100.0, protocol) == 1
     assert rounds(1, 0.5, protocol) == 64

@@ -16,14 +16,14 @@ from registry.tuner.measure import clocks as clocks_module
 from registry.tuner.measure.clocks import Clocks, warm_until_steady
 from registry.tuner.measure.copy_floor import copy_sampler
 from registry.tuner.measure.interleaving import in_turns
-from registry.tuner.measure.protocol import Protocol
+from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.measure.samplers import ClockSampler, Enqueue, Sample, Sampler, ScreenedSampler
 from registry.tuner.measure.sampling import Look, sampler_for
 from registry.tuner.measure.series import measure
 
 CPU = Device.of("cpu")
 # a limit that no busy machine reaches
-PROTOCOL = Protocol("perf_counter", 2**25, warmup_us=0.0, limit_us=1e9)
+PROTOCOL = TimingProtocol("perf_counter", 2**25, warmup_us=0.0, limit_us=1e9)
 # relative noise of 1%, no two alike
 NOISE = [1.0, 1.01, 0.99, 1.005, 0.995, 1.008, 0.992, 1.003, 0.997, 1.006, 0.994, 1.009, 0.991]
 
@@ -167,7 +167,7 @@ def counting(copies: int, pause_s: float = 0.0) -> tuple[list[Enqueue], list[int
 
 
 def choose(launches: list[Enqueue], best_us: float | None = None) -> Sampler:
-    protocol = replace(Protocol.of(CPU), warmup_us=0.0)
+    protocol = replace(TimingProtocol.of(CPU), warmup_us=0.0)
     return sampler_for(
         launches, capturable=True, working_set=8, protocol=protocol, device=CPU, best_us=best_us
     )  # fmt: skip
@@ -187,7 +187,7 @@ def test_a_candidate_far_from_the_best_is_given_up_at_its_first_launches() -> No
 
 
 def test_what_the_host_may_have_delayed_screens_nobody_out() -> None:
-    protocol = Protocol.of(CPU)
+    protocol = TimingProtocol.of(CPU)
     assert Look((100.0, 90.0), True, 1.0).is_hopeless(10.0, protocol, 10.0)
     assert not Look((100.0, 90.0), False, 1.0).is_hopeless(10.0, protocol, 10.0)
     assert not Look((100.0, 39.0), True, 1.0).is_hopeless(10.0, protocol, 10.0)
@@ -219,7 +219,7 @@ def test_a_sample_that_was_disturbed_is_taken_again_for_the_finals() -> None:
 
 
 def test_a_copy_is_timed_on_the_cpu() -> None:
-    sampler = copy_sampler(2**20, CPU, Protocol.of(CPU))
+    sampler = copy_sampler(2**20, CPU, TimingProtocol.of(CPU))
     assert sampler.sample() > 0
 
 

@@ -10,7 +10,7 @@ from registry.dispatch.plans.plan import Candidate, build
 from registry.errors import RegistryError
 from registry.tuner.jobs import Entrant, Outcome, TrialJob
 from registry.tuner.limits import Budget
-from registry.tuner.measure.protocol import Protocol
+from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.planning.problems import plan
 from registry.tuner.planning.twin import LARGE_BYTES, twin_of
 from registry.tuner.search.state import SearchState
@@ -62,7 +62,7 @@ def test_it_runs_from_the_artifacts_at_hand_or_not_at_all(catalog: Catalog) -> N
     assert twin is not None
     implementation = catalog.implementation("square", "cpp.blocks")
     candidate = Candidate(implementation, implementation.default(problem, CPU))
-    there = Session(op, twin, CPU, Protocol.of(CPU), 0)
+    there = Session(op, twin, CPU, TimingProtocol.of(CPU), 0)
     assert plan_on_twin(candidate, there, {}) is None
     try:
         built = build(op, candidate, twin, there.arguments, CPU)
@@ -75,7 +75,7 @@ def test_it_runs_from_the_artifacts_at_hand_or_not_at_all(catalog: Catalog) -> N
 
 def test_after_a_wrong_candidate_the_twins_inputs_are_made_anew_too(catalog: Catalog) -> None:
     """It may have written to them, and the next candidate must not be blamed."""
-    op, protocol = catalog.op("square"), Protocol.of(CPU)
+    op, protocol = catalog.op("square"), TimingProtocol.of(CPU)
     problem = op.problem_of({"n": 2**25, "dtype": "float32"})
     twin = twin_of(op, problem)
     assert twin is not None

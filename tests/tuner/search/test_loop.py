@@ -19,13 +19,13 @@ from registry.implementation import Implementation, Run
 from registry.problem import Problem
 from registry.space import Config, Space
 from registry.tuner.events import Event, TrialDone
-from registry.tuner.jobs import Built, Outcome, TrialJob
+from registry.tuner.jobs import BuiltVariant, Outcome, TrialJob
 from registry.tuner.limits import Budget, Limits
-from registry.tuner.measure.protocol import Protocol
-from registry.tuner.planning.problems import Choice, ProblemPlan
+from registry.tuner.measure.protocol import TimingProtocol
+from registry.tuner.planning.problems import ImplementationPlan, ProblemPlan
 from registry.tuner.search.loop import SearchLoop
 from registry.tuner.search.state import SearchState
-from registry.tuner.storing import Recorder
+from registry.tuner.storing import RunStore
 from registry.tuner.workers.crew import Crew
 from tuning_db import Store
 
@@ -67,9 +67,9 @@ class Compiled:
     def __init__(self, resources: Mapping[int, Mapping[str, int]]) -> None:
         self._resources = resources
 
-    def want(self, op: str, implementation: str, variant: Variant, target: Target) -> Built:
+    def want(self, op: str, implementation: str, variant: Variant, target: Target) -> BuiltVariant:
         told = self._resources.get(variant.spec["number"], {}) if variant.kernel == "second" else {}
-        return Built(Artifact(variant, resources=told))
+        return BuiltVariant(Artifact(variant, resources=told))
 
     def keep_only(self, keys: Any) -> None:
         """Nothing is queued."""
@@ -100,7 +100,9 @@ class Telling(Crew):
 def searched(store: Store, resources: Mapping[int, Mapping[str, int]]) -> tuple[set[int], dict[int, TrialDone]]:
     """Which configs a search sent to the device, and what became of each."""
     three, told = Three(), {}
-    plan = ProblemPlan(PROBLEM, SOFTMAX, DEVICE, (Choice(three, three.space(PROBLEM, DEVICE).configs, {"number": 0}),))
+    plan = ProblemPlan(
+        PROBLEM, SOFTMAX, DEVICE, (ImplementationPlan(three, three.space(PROBLEM, DEVICE).configs, {"number": 0}),)
+    )
 
     def begin(plan: ProblemPlan, over: Sequence[SearchState]) -> SearchState:
         return SearchState(plan, Budget(trials=3), (), 0, Candidate(three, {"number": STORED}))
@@ -109,8 +111,8 @@ def searched(store: Store, resources: Mapping[int, Mapping[str, int]]) -> tuple[
         if isinstance(event, TrialDone):
             told[event.config["number"]] = event
 
-    crew, protocol = Telling(Compiled(resources)), Protocol.of(DEVICE)
-    SearchLoop(crew, DEVICE, protocol, Recorder(store, DEVICE, protocol, {}), observe).run([plan], begin)
+    crew, protocol = Telling(Compiled(resources)), TimingProtocol.of(DEVICE)
+    SearchLoop(crew, DEVICE, protocol, RunStore(store, DEVICE, protocol, {}), observe).run([plan], begin)
     return crew.sent, told
 
 
@@ -131,12 +133,12 @@ def test_what_spills_is_measured_only_if_it_must_be_tried(store: Store) -> None:
 def test_what_one_problem_must_try_although_it_spills_is_not_shared_with_another(
     store: Store, number: int, resources: Mapping[str, int]
 ) -> None:
-    three, protocol = Three(), Protocol.of(DEVICE)
+    three, protocol = Three(), TimingProtocol.of(DEVICE)
     there = Problem("softmax", {"rows": 128, "cols": 256, "dtype": "float32"})
-    choice = Choice(three, three.space(PROBLEM, DEVICE).configs, {"number": DEFAULT})
+    choice = ImplementationPlan(three, three.space(PROBLEM, DEVICE).configs, {"number": DEFAULT})
     crew = Telling(Compiled({number: resources}))
     crew.worker.idle, crew.compiler.idle = True, False
-    loop = SearchLoop(crew, DEVICE, protocol, Recorder(store, DEVICE, protocol, {}), lambda event: None)
+    loop = SearchLoop(crew, DEVICE, protocol, RunStore(store, DEVICE, protocol, {}), lambda event: None)
     one, other = (
         SearchState(ProblemPlan(problem, SOFTMAX, DEVICE, (choice,)), Budget(trials=3), (), place, stored)
         for place, (problem, stored) in enumerate(

@@ -15,7 +15,7 @@ from registry.dispatch.plans.plan import Candidate
 from registry.implementation import Implementation, Run
 from registry.problem import Problem
 from registry.space import Config, Space
-from registry.tuner.planning.problems import Choice, ProblemPlan
+from registry.tuner.planning.problems import ImplementationPlan, ProblemPlan
 from registry.tuner.search.arms.arm import Arm, MakeArm
 from registry.tuner.search.arms.expected_improvement import ExpectedImprovement
 from registry.tuner.search.arms.neighbour import Neighbour
@@ -51,7 +51,8 @@ class Grid(Implementation):
 def a_plan(*implementations: Implementation) -> ProblemPlan:
     device = Device.of("cpu")
     choices = tuple(
-        Choice(one, one.space(PROBLEM, device).configs, one.default(PROBLEM, device)) for one in implementations
+        ImplementationPlan(one, one.space(PROBLEM, device).configs, one.default(PROBLEM, device))
+        for one in implementations
     )
     return ProblemPlan(PROBLEM, SOFTMAX, device, choices)
 

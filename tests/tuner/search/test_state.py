@@ -10,7 +10,7 @@ from registry.implementation import Implementation, Run
 from registry.problem import Problem
 from registry.space import Config, Space
 from registry.tuner.limits import DEFAULT_TRIALS, Budget
-from registry.tuner.planning.problems import Choice, ProblemPlan
+from registry.tuner.planning.problems import ImplementationPlan, ProblemPlan
 from registry.tuner.search.state import SearchState
 from registry.tuner.search.waiting import Waiting
 
@@ -34,7 +34,7 @@ class Bowl(Implementation):
 
 def a_search(budget: Budget) -> SearchState:
     bowl, device = Bowl(), Device.of("cpu")
-    choice = Choice(bowl, bowl.space(PROBLEM, device).configs, bowl.default(PROBLEM, device))
+    choice = ImplementationPlan(bowl, bowl.space(PROBLEM, device).configs, bowl.default(PROBLEM, device))
     return SearchState(ProblemPlan(PROBLEM, SOFTMAX, device, (choice,)), budget, (), 0)
 
 

@@ -14,7 +14,7 @@ from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.errors import InvalidDefinitionError
 from registry.problem import Problem
-from registry.tuner.measure.protocol import Protocol
+from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.verify.session import Session
 
 CPU = Device.of("cpu")
@@ -42,7 +42,7 @@ def registered(rtol: float) -> Op:
 
 
 def session_of(op: Op) -> Session:
-    return Session(op, op.problem_of({"n": SIZE, "dtype": "float32"}), CPU, Protocol.of(CPU), 7)
+    return Session(op, op.problem_of({"n": SIZE, "dtype": "float32"}), CPU, TimingProtocol.of(CPU), 7)
 
 
 def test_a_blind_op_whose_examples_all_fail_is_refused_when_it_is_first_tuned() -> None:

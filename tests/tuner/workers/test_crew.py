@@ -11,14 +11,20 @@ from pathlib import Path
 import pytest
 
 from registry.device import Device
-from registry.tuner.jobs import BlockJob, Entrant, Timed
+from registry.tuner.jobs import BlockJob, Entrant, TimedBlock
 from registry.tuner.limits import Limits
-from registry.tuner.measure.protocol import Protocol
+from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.workers.crew import Crew
 
 CPU = Device.of("cpu")
 JOB = BlockJob(
-    0, "square", {"n": 1001, "dtype": "float32"}, (Entrant("torch.native", {}),), dict(Protocol.of(CPU).details), 0, 2
+    0,
+    "square",
+    {"n": 1001, "dtype": "float32"},
+    (Entrant("torch.native", {}),),
+    dict(TimingProtocol.of(CPU).details),
+    0,
+    2,
 )
 
 if sys.platform != "linux":
@@ -48,14 +54,14 @@ def lasts(pid: int) -> bool:
 
 def test_a_dismissed_worker_ends_by_itself_and_another_takes_its_place(crew: Crew) -> None:
     (answer,) = crew.run_blocks([JOB])
-    assert isinstance(answer, Timed)
+    assert isinstance(answer, TimedBlock)
     first = pid_of(crew)
     crew.dismiss_worker()
     assert not lasts(first), "nobody has closed it yet"
     crew.replace_worker(last=True)
     assert pid_of(crew) != first
     (answer,) = crew.run_blocks([replace(JOB, seed=1)])
-    assert isinstance(answer, Timed)
+    assert isinstance(answer, TimedBlock)
     assert len(answer.times[0]) == JOB.rounds
 
 

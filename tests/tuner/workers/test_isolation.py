@@ -15,9 +15,9 @@ from registry.device import Device
 from registry.problem import Value
 from registry.tuner.jobs import Answer, BlockJob, Entrant, Outcome, TrialJob
 from registry.tuner.limits import Limits
-from registry.tuner.measure.protocol import Protocol
+from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.processes import spawning
-from registry.tuner.workers.compile_pool import Compiler
+from registry.tuner.workers.compile_pool import CompilePool
 from registry.tuner.workers.device_client import DeviceWorker
 
 FAULTY = Path(__file__).parents[1] / "faulty.py"
@@ -75,7 +75,7 @@ def attempt() -> Iterator[Try]:
 
 
 def job(number: int, fault: str) -> TrialJob:
-    details = {**Protocol.of(CPU).details, "warmup_us": 0.0}
+    details = {**TimingProtocol.of(CPU).details, "warmup_us": 0.0}
     return TrialJob(number, "square", DIMS, Entrant("faulty.any", {"fault": fault, "number": 0}), details, seed=0)
 
 
@@ -154,13 +154,13 @@ def test_two_hundred_faults_in_a_row_leave_nothing_behind(attempt: Try) -> None:
 
 def test_a_compiler_that_dies_or_talks_nonsense_costs_one_variant(tmp_path: Path) -> None:
     from registry.artifact import Variant
-    from registry.tuner.jobs import Built, Failed
+    from registry.tuner.jobs import BuiltVariant, Failed
 
     plugin = tmp_path / "compiled.py"
     plugin.write_text(COMPILED)
     selector = selectors.DefaultSelector()
-    compiler = Compiler(selector, 1, [str(plugin)], Limits(compile=20))
-    results: dict[str, Built | Failed | None] = {}
+    compiler = CompilePool(selector, 1, [str(plugin)], Limits(compile=20))
+    results: dict[str, BuiltVariant | Failed | None] = {}
     try:
         for what in ("abort", "exit", "nonsense", "fine"):
             variant = Variant("none", "none", {"what": what})
@@ -174,7 +174,7 @@ def test_a_compiler_that_dies_or_talks_nonsense_costs_one_variant(tmp_path: Path
         selector.close()
     faults = {what: result.status for what, result in results.items() if isinstance(result, Failed)}
     assert faults == {"abort": "crash", "exit": "compile_error", "nonsense": "crash"}
-    assert isinstance(results["fine"], Built)
+    assert isinstance(results["fine"], BuiltVariant)
 
 
 COMPILED = """
