@@ -18,6 +18,9 @@ import torch
 from .artifact import Target
 from .errors import DeviceError
 
+_MULTIPROCESSORS = {"sm_80": 108, "sm_86": 84, "sm_89": 142, "sm_90": 132, "sm_100": 148, "sm_120": 170, "gfx942": 304}
+"""Of the largest part of an architecture: A100, A40, L40S, H200, B200, RTX 5090, MI300X."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -44,6 +47,22 @@ class Device:
     def best(cls) -> Device:
         """The current GPU if there is one, else the CPU."""
         return cls.of("cuda" if torch.cuda.is_available() else "cpu")
+
+    @classmethod
+    def without_hardware(cls, architecture: str) -> Device:
+        """A stand-in for a GPU of ``"sm_90"`` or ``"gfx942"`` that need not be here: to plan and to compile for it.
+
+        Raises DeviceError for a name that is none. Its multiprocessors are those of the largest such part, its memory
+        is without bounds.
+        """
+        name = re.sub(r"\A(sm_\d+)[af]\Z", r"\1", architecture)
+        if not re.fullmatch(r"sm_\d{2,3}|gfx[0-9a-f]{3,4}", name):
+            hint = f"expected a GPU architecture, e.g. {', '.join(_MULTIPROCESSORS)}"
+            raise DeviceError(f"{architecture!r} is no GPU architecture", hint=hint)
+        warp_size = 64 if name.startswith("gfx9") else 32
+        count = _MULTIPROCESSORS.get(name, 128)
+        title = f"a GPU of {name}"
+        return cls("cuda", 0, title, name, count, 2**60, 2**25, registers=65536, warp_size=warp_size)
 
     @property
     def torch(self) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,9 @@ _OPENMP = """
 #include <omp.h>
 extern "C" int threads() { return omp_get_max_threads(); }
 """
+
+# what pip, uv and setuptools write for the entry point kernel_registry:tune
+_OUR_SCRIPT = re.compile(r"^\s*(?:from|import) kernel_registry\b|kernel_registry:tune", re.MULTILINE)
 
 _CUDA = 'extern "C" __global__ void one(float* y) { *y = ONE; }'
 
@@ -226,7 +230,7 @@ def script_check() -> Check:
     if found is None:
         return Check("tune", ABSENT, "no such script on the PATH", "use `registry tune`, or activate the environment")
     try:
-        ours = "registry.cli.tune" in Path(found).read_text(errors="replace")
+        ours = bool(_OUR_SCRIPT.search(Path(found).read_text(errors="replace")))
     except OSError:
         ours = False
     if not ours:

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from . import app as application
+from .compile import compile_
 from .dashboard import dashboard
 from .db import upgrade
 from .doctor import doctor
@@ -26,6 +27,7 @@ def new_registry_app() -> typer.Typer:
     program = application.new_app(HELP)
     for command in (tune, ops, plugins, explain, results, report, dashboard, doctor, export):
         program.command(name=command.__name__)(command)
+    program.command(name="compile")(compile_)
     program.command(name="import")(import_)
     database = application.new_app("The database itself.")
     database.command(name="upgrade")(upgrade)

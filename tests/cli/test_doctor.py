@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,28 @@ def test_a_tune_script_of_another_package_is_told(monkeypatch: pytest.MonkeyPatc
     check = checks.script_check()
     assert "another package's" in check.found
     assert "registry tune" in check.advice
+
+
+def test_the_tune_script_of_this_installation_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(sys.executable).parent
+    assert (folder / "tune").is_file()
+    monkeypatch.setenv("PATH", str(folder))
+    check = checks.script_check()
+    assert (check.state, check.found) == (checks.OK, str(folder / "tune"))
+
+
+def test_a_tune_script_of_torchtune_ahead_of_ours_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "tune"
+    # what pip writes for torchtune, in an environment that is called as our package is
+    script.write_text(
+        "#!/home/someone/kernel_registry/bin/python\nimport sys\nfrom torchtune._cli.tune import main\n"
+        "if __name__ == '__main__':\n    sys.exit(main())\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{Path(sys.executable).parent}")
+    check = checks.script_check()
+    assert check.state == checks.ABSENT
+    assert check.found == f"{script} is another package's"
 
 
 def test_a_blocked_plugin_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:

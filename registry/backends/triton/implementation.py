@@ -9,7 +9,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import triton
@@ -216,26 +216,34 @@ def _compiled(variant: Variant, target: Target) -> Any:
 
 
 def _refusal(variant: Variant, target: Target, fault: Exception) -> CompileError:
-    text = str(fault) if not isinstance(fault, CompilationError) else f"{fault}\n{fault.__cause__ or ''}"
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    place = _place(variant, fault)
-    message = (
-        f"{place}{variant.kernel} for {target.architecture}: {type(fault).__name__}: {' | '.join(lines[:6])[:600]}"
-    )
-    exhausted = isinstance(fault, OutOfResources) or re.search(r"too much shared data|out of resource", text)
+    place, reason = _place_and_reason(variant, fault)
+    message = f"{place}: {variant.kernel} for {target.architecture}: {type(fault).__name__}: {reason}"
+    exhausted = isinstance(fault, OutOfResources) or re.search(r"too much shared data|out of resource", str(fault))
     return OutOfResourcesError(message) if exhausted else CompileError(message)
 
 
-def _place(variant: Variant, fault: BaseException | None) -> str:
-    """``"kernels.py:12: "``: the line of a kernel, or of a function that it calls, which the compiler refuses."""
+def _place_and_reason(variant: Variant, fault: BaseException) -> tuple[str, str]:
+    """``"kernels.py:12"``, where a kernel or a function that it calls is refused, and the refusal on one line.
+
+    Triton wraps a fault once for each function that it goes through, and shows the source text of each.
+    """
     kernel = find_kernel(variant.kernel)
     modules = [module for module in sources_of(kernel.fn) if isinstance(module, ModuleType)]
-    place = ""
-    while fault is not None:
-        if isinstance(fault, CompilationError) and fault.src and hasattr(fault.node, "lineno"):
-            place = where_written(fault.src, fault.node.lineno, modules) or place
-        fault = fault.__cause__
-    return f"{place or where_defined(kernel)}: "
+    place, reason, inner = "", _in_a_line(str(fault)), cast("BaseException | None", fault)
+    while inner is not None:
+        if isinstance(inner, CompilationError):
+            line = getattr(inner.node, "lineno", 0)
+            place = where_written(inner.src or "", line, modules) or place
+            shown = (inner.src or "").splitlines()[line - 1 : line]
+            reason = " | ".join([_in_a_line(inner.error_message or ""), *map(str.strip, shown)])
+        else:
+            reason = f"{_in_a_line(str(inner))} | {reason.rpartition(' | ')[2]}" if place else _in_a_line(str(inner))
+        inner = inner.__cause__
+    return place or where_defined(kernel), reason
+
+
+def _in_a_line(text: str) -> str:
+    return " | ".join(line.strip() for line in text.splitlines() if line.strip())[:600]
 
 
 def _resources(kernel: Any) -> dict[str, int]:

@@ -1,0 +1,93 @@
+"""The report of ``registry compile``: a table of 80 columns, and the faults that several variants share folded."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from ...errors import folded
+from . import text
+
+if TYPE_CHECKING:
+    from ...tuner.planning.compiling import CompiledVariant, CompileReport
+
+WIDTH = 80
+_COLUMNS = ("regs", "spill", "shared", "threads", "occup.")
+_NUMBERS = sum(max(len(name), 5) + 1 for name in _COLUMNS)
+
+
+def show(report: CompileReport, *, json: bool) -> None:
+    """Print the report: resources of each variant by op and target, then what does not compile, then what is out."""
+    if json:
+        text.print_json(as_data(report))
+        return
+    ordered = sorted(report.variants, key=lambda variant: (variant.op, variant.architecture, variant.implementation))
+    for (op, architecture), variants in groupby(ordered, key=lambda variant: (variant.op, variant.architecture)):
+        _show_group(op, architecture, list(variants))
+    _fold("out", ((f"{one.op} {one.implementation}, {one.architecture}", one.reason) for one in report.omitted))
+    text.say(_total(report))
+
+
+def as_data(report: CompileReport) -> dict[str, object]:
+    """The report as plain data."""
+    omitted = [{**vars(one), "problem": dict(one.problem.dims)} for one in report.omitted]
+    variants = [
+        {
+            **vars(variant),
+            "config": dict(variant.config),
+            "problems": [dict(problem.dims) for problem in variant.problems],
+        }
+        for variant in report.variants
+    ]
+    return {"ok": report.ok, "variants": variants, "omitted": omitted}
+
+
+def _show_group(op: str, architecture: str, variants: Sequence[CompiledVariant]) -> None:
+    well = [variant for variant in variants if not variant.fault]
+    text.say(f"{op} for {architecture}: {text.plural(len(variants), 'variant')}")
+    if well:
+        text.say(" ".join(f"{name:>5}" for name in _COLUMNS) + "  variant")
+    for variant in well:
+        _say_row(variant)
+    _fold("error", ((_named(variant), variant.fault) for variant in variants if variant.fault))
+    text.say()
+
+
+def _say_row(variant: CompiledVariant) -> None:
+    found = variant.resources
+    numbers = [found.get(name) for name in ("registers", "spill_bytes", "shared_bytes", "threads")]
+    share = "-" if variant.occupancy is None else f"{variant.occupancy:.2f}"
+    cells = [*("-" if number is None else str(number) for number in numbers), share]
+    row = " ".join(f"{cell:>{max(len(name), 5)}}" for cell, name in zip(cells, _COLUMNS, strict=True))
+    lines = [*_wrapped(_named(variant)), *_wrapped(_problems(variant))]
+    for start, line in zip([row, *[" " * len(row)] * len(lines)], lines, strict=False):
+        text.say(f"{start}  {line}")
+
+
+def _named(variant: CompiledVariant) -> str:
+    config = ", ".join(f"{name}={value}" for name, value in variant.config.items())
+    kernel = f" {variant.kernel}" if variant.kernel else ""
+    return f"{variant.implementation}{f'({config})' if config else ''}{kernel}"
+
+
+def _problems(variant: CompiledVariant) -> str:
+    more = len(variant.problems) - 1
+    return text.pairs(variant.problems[0].dims) + (f" and {text.plural(more, 'problem')} more" if more else "")
+
+
+def _wrapped(line: str) -> Iterator[str]:
+    yield from textwrap.wrap(line, WIDTH - _NUMBERS - 3, break_on_hyphens=False, subsequent_indent="  ")
+
+
+def _fold(mark: str, faults: Iterator[tuple[str, str]]) -> None:
+    for line in folded(faults):
+        text.say(
+            textwrap.fill(line, WIDTH, initial_indent=f"{mark:<7}", subsequent_indent=" " * 7, break_on_hyphens=False)
+        )
+
+
+def _total(report: CompileReport) -> str:
+    failed = sum(bool(variant.fault) for variant in report.variants)
+    return f"{text.plural(len(report.variants) - failed, 'variant')} compiled, {failed} failed"
