@@ -58,7 +58,7 @@ def compile_(
     """Tell what each variant needs of a GPU, without a GPU.
 
     Registers and spilled bytes a thread, shared bytes and threads a block, and the occupancy of an SM that follows.
-    Triton and CUDA kernels are compiled for each --arch, C++ by this host's compiler, which is only told to compile.
+    Triton and CUDA kernels are compiled for each --arch; C++ is compiled for this host, and has none of these numbers.
     Exit code 1 when something does not compile.
     """
     from ..device import Device
