@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import torch
 
-from . import answers
 from .contract import Op, as_tuple
 from .correctness import numerics
 from .correctness.bits import disturb, same_bits
@@ -28,6 +27,7 @@ from .correctness.poisoned_layouts import (
 )
 from .correctness.tolerance_check import blind_spots
 from .device import Device
+from .discovery import answers
 from .dispatch.plans.plan import Candidate, Plan, build
 from .errors import CheckError, RegistryError, UnsupportedError, folded
 from .implementation import Implementation, Tensors

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..answers import no_implementation
+from ..discovery.answers import no_implementation
 from ..errors import RegistryError, UnknownNameError
 from .options import Json, Plugins, catalog_with, split
 

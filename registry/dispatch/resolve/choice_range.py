@@ -12,8 +12,8 @@ from typing import Any
 
 from tuning_db import Decision
 
-from ...answers import is_config, is_preference
 from ...device import Device
+from ...discovery.answers import is_config, is_preference
 from ...implementation import Implementation
 from ...problem import Problem
 from ...space import Config, config_key

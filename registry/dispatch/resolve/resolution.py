@@ -10,9 +10,9 @@ from typing import Literal, TypeVar
 
 from tuning_db import Decision
 
-from ... import answers
 from ...contract import Op
 from ...device import Device
+from ...discovery import answers
 from ...discovery.catalog import Catalog
 from ...errors import RegistryError, UnsupportedError
 from ...implementation import Implementation

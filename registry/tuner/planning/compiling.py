@@ -13,7 +13,7 @@ from ...errors import RegistryError
 from ...implementation import Implementation
 from ...problem import Problem
 from ...space import Config
-from .problems import Choice, ProblemPlan
+from .problems import ImplementationPlan, ProblemPlan
 from .variants import variants_of
 
 _COMPILED_HERE = frozenset({"triton", "cuda", "cpp", "inline"})
@@ -95,7 +95,7 @@ def _collect(
     report: CompileReport,
     wanted: dict[tuple[str, ...], _Wanted],
     plan: ProblemPlan,
-    choice: Choice,
+    choice: ImplementationPlan,
     *,
     every_config: bool,
 ) -> None:

@@ -8,10 +8,10 @@ from functools import cached_property
 
 import torch
 
-from ... import answers
 from ...arguments.inputs import arguments_of
 from ...contract import Op
 from ...device import Device
+from ...discovery import answers
 from ...discovery.catalog import Catalog
 from ...dispatch.plans.plan import Candidate
 from ...errors import UnknownNameError

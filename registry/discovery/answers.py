@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .author_code import at_method
-from .device import Device
-from .errors import UnsupportedError, WrongAnswerError
-from .implementation import Implementation
-from .problem import Problem
-from .space import Config
+from ..author_code import at_method
+from ..device import Device
+from ..errors import UnsupportedError, WrongAnswerError
+from ..implementation import Implementation
+from ..problem import Problem
+from ..space import Config
 
 HOW_TO_IMPLEMENT = (
     "give an Implementation to registry.register(), or name a file that has one by --plugin"
