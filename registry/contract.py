@@ -128,6 +128,7 @@ class Op:
     fake       shapes, dtypes and strides of the outputs, from meta or fake tensors; the reference when not given
     flatten    the user's call -> (args, attributes) in the schema's terms, e.g. a PackedWeight into its tensors
     packed     the same for the usual call, as data: dispatch then takes the argument apart without a Python call
+    baseline   the implementation whose time over the winner's is told as "× torch"
     weights    tensor arguments that stay from call to call: an implementation may prepare these and no others
     """
 
@@ -149,6 +150,7 @@ class Op:
     flatten: Callable[..., tuple[tuple[Any, ...], Mapping[str, Any]]] | None = None
     packed: Packed | None = None
     weights: frozenset[str] = frozenset()
+    baseline: str = "torch.native"
     choices: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     distributions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     view: Callable[[Arguments], Arguments] | None = None

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .cpp.implementation import CppImplementation, CppKernel
     from .cuda.implementation import CudaImplementation, CudaKernel, read_source
     from .cuda.inline import InlineImplementation, load_inline
+    from .inductor.implementation import InductorImplementation
     from .triton.implementation import TritonImplementation
 
 _HOMES = {
@@ -20,6 +21,7 @@ _HOMES = {
     "CudaImplementation": "cuda",
     "CudaKernel": "cuda",
     "read_source": "cuda",
+    "InductorImplementation": "inductor",
     "InlineImplementation": "cuda.inline",
     "load_inline": "cuda.inline",
     "TritonImplementation": "triton",
@@ -30,6 +32,7 @@ __all__ = [
     "CppKernel",
     "CudaImplementation",
     "CudaKernel",
+    "InductorImplementation",
     "InlineImplementation",
     "TritonImplementation",
     "load_inline",

@@ -11,8 +11,9 @@ from tuning_db import Store
 
 from ..errors import RegistryError, UnknownNameError
 from .display import text
-from .display.winners_table import COMPILED, TORCH, verdict, with_reason
+from .display.winners_table import COMPILED, verdict, with_reason
 from .options import Database, Json, check_stored_op, split
+from .stored import baselines_of
 
 if TYPE_CHECKING:
     from tuning_db import Decision, Interval, Trial
@@ -105,14 +106,15 @@ def _print_winners(winners: Sequence[Decision], out: Sequence[str], *, json: boo
     if json:
         text.print_json([_winner_data(*pair) for pair in zip(winners, out, strict=True)])
         return
+    baselines = baselines_of(winner.problem.op for winner in winners)
     text.print_table(
         ["problem", "hardware", "winner", "config", "µs", "of floor", *_RATIOS, "verdict", "when"],
-        [_winner_row(*pair) for pair in zip(winners, out, strict=True)],
+        [_winner_row(*pair, baselines[pair[0].problem.op]) for pair in zip(winners, out, strict=True)],
         right=["µs", "of floor", *_RATIOS],
     )
 
 
-def _winner_row(winner: Decision, out: str) -> list[str]:
+def _winner_row(winner: Decision, out: str, baseline: str) -> list[str]:
     return [
         text.named(winner.problem.op, winner.problem.dims),
         _name(winner),
@@ -121,7 +123,7 @@ def _winner_row(winner: Decision, out: str) -> list[str]:
         text.microseconds(winner.median_us),
         text.ratio(_fraction(winner)),
         _interval(winner.default_ratio),
-        text.ratio(_over(winner, TORCH)),
+        text.ratio(_over(winner, baseline)),
         text.ratio(_over(winner, COMPILED)),
         with_reason(verdict(winner.verdict, winner.candidate.implementation, winner.ties), out),
         f"{winner.created:%Y-%m-%d %H:%M}",

@@ -1,8 +1,8 @@
-"""What the report and the dashboard read: the same facts, the same refusals."""
+"""Stored facts for the report and the dashboard, and what the ops of stored winners name as their baseline."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import RegistryError
@@ -14,11 +14,21 @@ if TYPE_CHECKING:
     from ..report.facts import Facts
 
 
+def baselines_of(ops: Iterable[str]) -> Mapping[str, str]:
+    """The baseline of each op; torch's for one that is not installed. Plugins are loaded for ops of plugins only."""
+    from ..contract import Op
+    from ..discovery.catalog import Catalog
+
+    names = set(ops)
+    known = Catalog().ops() if any("::" in name for name in names) else {}
+    return {name: known[name].baseline if name in known else Op.baseline for name in names}
+
+
 def stored_facts(store: Store, ops: Sequence[str]) -> Facts:
     """Everything about ``ops``, or about all there are. Raises RegistryError where there is nothing of one of them."""
     from ..report.facts import read
 
-    facts = read(store, ops)
+    facts = read(store, ops, baselines_of)
     there = {section.op for section in facts.sections}
     for op in ops:
         if op not in there:

@@ -7,12 +7,15 @@ the software and protocol of that decision; microseconds of other software are l
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from tuning_db import Decision, Environment, ProblemKey, Protocol, Run, Store, Trial
+
+TORCH = "torch.native"
+"""The baseline of an op that names none."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class Section:
     regime: str
     problems: tuple[ProblemFacts, ...]
     left_out: int
+    baseline: str = TORCH
 
     @property
     def decided(self) -> list[ProblemFacts]:
@@ -146,13 +150,23 @@ def is_timed(trial: Trial) -> bool:
     return trial.status == "ok" and not trial.censored and trial.median_us is not None and trial.median_us > 0
 
 
-def read(store: Store, ops: Sequence[str] = ()) -> Facts:
+BaselinesOf = Callable[[Iterable[str]], Mapping[str, str]]
+"""The names of the implementations that ops compare themselves with, by op."""
+
+
+def _torchs(ops: Iterable[str]) -> Mapping[str, str]:
+    return dict.fromkeys(ops, TORCH)
+
+
+def read(store: Store, ops: Sequence[str] = (), baselines_of: BaselinesOf = _torchs) -> Facts:
     """Everything about ``ops``, or about all there are. Sections are in the order of op, hardware, regime."""
     wanted: Sequence[str | None] = list(dict.fromkeys(ops)) or [None]
     trials = [trial for op in wanted for trial in store.trials(op=op)]
     regimes = sorted({trial.protocol.regime for trial in trials} | {"cold"})
     winners = [winner for op in wanted for regime in regimes for winner in store.winners(op=op, regime=regime)]
     sections = _sections(trials, winners)
+    baselines = baselines_of({section.op for section in sections})
+    sections = tuple(replace(section, baseline=baselines[section.op]) for section in sections)
     shown = {
         facts.environment.key for section in sections for facts in section.problems
     }  # a run knows its environment, not its ops

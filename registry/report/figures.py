@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from .facts import ProblemFacts, Section, is_timed
 
-TORCH = "torch.native"
 COMPILED = "torch.compile"
 NEAR = 0.01
 """What counts as having found the best: within 1% of it."""
@@ -38,7 +37,7 @@ def overview(section: Section) -> Overview:
     return Overview(
         section,
         Counter(decision.candidate.implementation for decision in decisions).most_common(),
-        geometric_mean(facts.speedup(TORCH) for facts in section.decided),
+        geometric_mean(facts.speedup(section.baseline) for facts in section.decided),
         geometric_mean(facts.speedup(COMPILED) for facts in section.decided),
         statistics.median(fractions) if fractions else None,
         (statistics.median(noise), max(noise)) if noise else None,

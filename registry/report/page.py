@@ -14,7 +14,7 @@ import jinja2
 from tuning_db import Run
 
 from . import chart, descent_chart, figures, formats, intervals, time_charts
-from .facts import Facts, Section
+from .facts import TORCH, Facts, Section
 
 GENERATOR = "kernel-registry report"
 """Named in the page's head, so that a report is known as one."""
@@ -25,7 +25,7 @@ PALETTE = 10
 SHOWN_CHARTS = 6
 """The charts with the most points; the others are folded."""
 
-_FIXED = {figures.TORCH: 0, figures.COMPILED: 1}
+_FIXED = {TORCH: 0, figures.COMPILED: 1}
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,6 @@ def _environment() -> jinja2.Environment:
         tied_with=figures.tied_with,
         percentile=figures.percentile,
         box=chart,
-        torch=figures.TORCH,
         compiled=figures.COMPILED,
     )
     return environment

@@ -73,7 +73,7 @@ class Result:
     ``verdict`` is ``new``, ``replaced``, ``kept``, ``tie`` or ``none``; ``reason`` says why there is none, or which
     stored winner was out before a ``new`` one could beat it. ``ratio`` is the ``incumbent``'s time over the winner's,
     with its interval ``low`` to ``high``; ``noise`` is relative. ``ties`` are the candidates that could not be told
-    from the winner. ``default_ratio`` is the default's time over the winner's.
+    from the winner. ``default_ratio`` is the default's time over the winner's. ``baseline`` is the op's.
     """
 
     problem: Problem
@@ -92,6 +92,7 @@ class Result:
     ties: tuple[str, ...] = ()
     default_ratio: Interval | None = None
     reason: str = ""
+    baseline: str = "torch.native"
 
     @property
     def fraction_of_floor(self) -> float | None:

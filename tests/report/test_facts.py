@@ -189,3 +189,15 @@ def test_an_op_without_a_dynamic_dimension_has_no_time_chart(tmp_path: Path) -> 
         store.add_trials(store.start_run(H200), [trial(problem, ROW, 5.0)])
     (section,) = facts_of(path).sections
     assert time_charts(section) == ([], 0)
+
+
+def test_a_section_is_compared_with_the_baseline_that_its_op_names(tmp_path: Path) -> None:
+    with Store.open(fill(tmp_path / "tuning.db")) as store:
+        (torchs,), (own,) = (
+            [section for section in read(store, (), *told).sections if len(section.decided) == 2]
+            for told in ((), (lambda ops: dict.fromkeys(ops, "triton.row"),))
+        )
+    assert torchs.baseline == "torch.native"
+    assert figures.overview(torchs).over_torch == pytest.approx(3.0)
+    assert own.baseline == "triton.row"
+    assert figures.overview(own).over_torch == pytest.approx((1.5 * 1.005) ** 0.5)

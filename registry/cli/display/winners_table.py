@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from ...tuner.events import Result
 from . import text
 
-TORCH = "torch.native"
 COMPILED = "torch.compile"
 
 
@@ -19,7 +18,7 @@ def speedup_over(result: Result, implementation: str) -> float | None:
 
 
 def print_results(results: Sequence[Result]) -> None:
-    """A line a problem: winner, config, median µs, fraction of the floor, speedup over torch and torch.compile."""
+    """A line a problem: winner, config, median µs, fraction of the floor, speedup over baseline and torch.compile."""
     text.print_table(
         ["problem", "winner", "config", "µs", "of floor", "× torch", "× compile", "verdict"],
         [_row(result) for result in results],
@@ -37,7 +36,7 @@ def _row(result: Result) -> list[str]:
         text.pairs(result.config),
         text.microseconds(result.median_us),
         text.ratio(result.fraction_of_floor),
-        text.ratio(speedup_over(result, TORCH)),
+        text.ratio(speedup_over(result, result.baseline)),
         text.ratio(speedup_over(result, COMPILED)),
         with_reason(verdict(result.verdict, result.implementation, result.ties), result.reason),
     ]

@@ -325,6 +325,7 @@ def result_of(
         ties=decision.ties,
         default_ratio=decision.default_ratio,
         reason=reason,
+        baseline=plan.op.baseline,
     )
     if met is None:
         return result
