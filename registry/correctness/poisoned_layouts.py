@@ -1,4 +1,4 @@
-"""Tensors inside larger, poisoned ones: what is read or written beside them shows."""
+"""Tensors inside larger, poisoned ones, which show reads and writes beside the tensor."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Poison:
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> Poison:
-        """For a dtype's elements; complex ones are two."""
+        """The poison of a dtype's elements; of a complex dtype that of its real parts."""
         dtype = dtype.to_real() if dtype.is_complex else dtype
         nan, number = _INTEGERS[dtype.itemsize]
         if dtype.is_floating_point:
@@ -84,7 +84,7 @@ class Surrounded:
     """The bits of ``base`` when all of it was poisoned, the tensor with NaN or a large integer."""
 
     def poison(self) -> None:
-        """Fill everything as it was at first."""
+        """Fill the whole base with poison again, the tensor too."""
         as_bits(self.base).copy_(self.pristine)
 
     @property
@@ -93,7 +93,7 @@ class Surrounded:
         return self.base.nbytes + self.inside.nbytes + self.pristine.nbytes
 
     def untouched(self) -> torch.Tensor:
-        """Whether nothing but the tensor's own elements was written: a tensor on the device."""
+        """A boolean tensor on the device: True if nothing but the tensor's own elements was written."""
         return ((as_bits(self.base) == self.pristine) | _each(self.inside, self.pristine)).all()
 
 
@@ -117,12 +117,12 @@ def surrounded(spec: TensorSpec, offset: int = MARGIN, *, nan_beside: bool = Fal
 
 
 def laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """A copy of a tensor in that layout, in poisoned surroundings that show who reads them."""
+    """A copy of a tensor in that layout, in poisoned surroundings that show reads beside it."""
     return laid_out_within(tensor, layout, nan_beside=True).tensor
 
 
 def laid_out_within(tensor: torch.Tensor, layout: Layout, *, nan_beside: bool = False) -> Surrounded:
-    """The same with its surroundings, which by default show who reads, changes and writes what is next to it."""
+    """A copy of a tensor in that layout with its surroundings, which show reads, changes and writes beside it."""
     spec = TensorSpec(tuple(tensor.shape), tensor.dtype, _strides(tensor.shape, layout), tensor.device)
     copy = surrounded(spec, MARGIN + 1 if layout == "unaligned" else MARGIN, nan_beside=nan_beside)
     copy.tensor.copy_(tensor)
@@ -130,7 +130,7 @@ def laid_out_within(tensor: torch.Tensor, layout: Layout, *, nan_beside: bool = 
 
 
 def is_contiguous_by_another_name(layout: Layout, tensors: Iterable[TensorSpec]) -> bool:
-    """Whether all of these are laid out as if it were contiguous: what has no rows cannot have them apart."""
+    """True if the layout gives all these tensors contiguous strides: without rows none can lie apart."""
     return layout == "sliced" and all(len(tensor.shape) < 2 for tensor in tensors)
 
 
@@ -143,5 +143,5 @@ def _strides(shape: torch.Size, layout: Layout) -> tuple[int, ...]:
 
 
 def _each(elements: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """What is true of elements, of the integers that they are made of."""
+    """A mask of elements as a mask of the integers that the elements are made of."""
     return elements.view(-1, *[1] * (bits.dim() - 1))

@@ -1,4 +1,4 @@
-"""Whether an op can tell a right result from none: its own tolerance must refuse what was not computed.
+"""Check of an op's own tolerance, which must refuse results that nobody computed.
 
 Three results cost nothing: all zeros, one number everywhere, and the result of a previous call; and of an argument that
 is mutated, what it held before. An op whose tolerance accepts one of them on all its examples and every kind of inputs
@@ -31,7 +31,7 @@ _FEW = 8
 """A dynamic dimension is not made smaller than this: one row alone may have the same result whatever is in it."""
 
 _NOT_THE_OPS = (torch.OutOfMemoryError, torch.AcceleratorError)
-"""Faults of a GPU that say nothing about the op."""
+"""Exceptions that tell of the GPU and nothing about the op."""
 
 
 def refuse_blind(op: Op) -> bool:
@@ -69,7 +69,7 @@ def refuse_unseen(op: Op, problem: Problem, device: torch.device) -> None:
 
 
 def blind_spots(op: Op, problems: Sequence[Problem]) -> list[str]:
-    """What the op's tolerance accepts on all these problems and every kind of inputs, in words; empty when nothing."""
+    """Results that nobody computed and the tolerance accepts on all these problems and kinds of inputs, in words."""
     return _spots(op, _seen(op, problems, _CPU), may_be_degenerate=_mutated(op))
 
 
@@ -86,7 +86,7 @@ def _examples_show(op: Op) -> bool:
 
 
 def _problem_shows(op: Op, problem: Problem, device: torch.device) -> bool:
-    """Whether it shows the op to be right; raises if its tolerance is shown to accept what was not computed."""
+    """True if the problem shows the op to be right; raises InvalidDefinitionError if it shows the op to be blind."""
     known = known_of(op)
     if (problem, device) not in known.shown:
         results = _seen(op, [problem], device)
@@ -120,7 +120,7 @@ def _refuse(op: Op, spots: Sequence[str]) -> None:
 
 
 def _smaller(op: Op, problem: Problem) -> Problem:
-    """The problem with its largest dynamic dimensions halved until it is handy, as far as the op allows it."""
+    """The problem with its largest dynamic dimensions halved until it is handy, as far as the op allows that."""
     names = set(op.dynamic)
     while names and _bytes(op, problem) > _HANDY_BYTES:
         name = max(sorted(names), key=lambda name: int(problem.dims[name]))
@@ -138,7 +138,7 @@ def _smaller(op: Op, problem: Problem) -> Problem:
 
 
 def _bytes(op: Op, problem: Problem) -> int:
-    """By the op's floor; 0 where that fails: check_op tells."""
+    """Bytes of the problem by the op's floor; 0 where the floor raises, which ``check_op`` reports."""
     try:
         return op.floor(problem).bytes
     except Exception:
@@ -147,7 +147,7 @@ def _bytes(op: Op, problem: Problem) -> int:
 
 @torch.no_grad()
 def _seen(op: Op, problems: Sequence[Problem], device: torch.device) -> dict[tuple[str, str], Seen]:
-    """What these problems show of every result (name, dtype); empty where the op fails on all of them.
+    """Evidence of every result, by name and dtype, from these problems; empty where the op fails on all of them.
 
     Cases of a dtype that was looked at are left out once all results are settled. A GPU that is out of memory or broken
     raises.
@@ -167,7 +167,7 @@ def _seen(op: Op, problems: Sequence[Problem], device: torch.device) -> dict[tup
 
 
 def _showed(results: Mapping[tuple[str, str], Seen]) -> bool:
-    """Whether there was a case."""
+    """True if there was a case."""
     return any(seen.shows for seen in results.values())
 
 
@@ -176,7 +176,10 @@ def _mutated(op: Op) -> tuple[str, ...]:
 
 
 def _spots(op: Op, results: Mapping[tuple[str, str], Seen], *, may_be_degenerate: Collection[str] = ()) -> list[str]:
-    """What was accepted everywhere, in words; of results of these names unless the right ones are just that."""
+    """What was accepted in every case, in words.
+
+    Results named in ``may_be_degenerate`` are left out where the right ones are zero, constant or old themselves.
+    """
     accepted: dict[tuple[str, str], list[str]] = {}
     for (name, dtype), seen in results.items():
         for what in seen.found:
@@ -190,7 +193,7 @@ def _spots(op: Op, results: Mapping[tuple[str, str], Seen], *, may_be_degenerate
 
 
 def _look(op: Op, problem: Problem, kind: str, results: dict[tuple[str, str], Seen], device: torch.device) -> None:
-    """Take one case into ``results``; nothing of it where it raises."""
+    """Take one case into ``results``; after an exception they are unchanged."""
     values, others = (_drawn(op, problem, kind, seed, device) for seed in _SEEDS)
     # what is timed is the first kind; others, such as constants, may not differ from draw to draw
     timed = kind == op.kinds[0]

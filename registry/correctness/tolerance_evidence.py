@@ -1,4 +1,4 @@
-"""What an op's tolerance accepts of results that nobody computed, gathered case by case, a result in a dtype each."""
+"""Evidence, case by case, of which results that nobody computed an op's tolerance accepts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Interval = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """What is right of one result, flat: what the tolerance accepts, and what one rounding accepts.
+    """One result of one call, flat: the intervals that the tolerance accepts, and that one rounding accepts.
 
     old    a result that nobody computed, None where there is none to look at
     drawn  whether the inputs differ from draw to draw
@@ -69,7 +69,7 @@ class Accepted:
     high: float = math.inf
 
     def take_in(self, interval: Interval, old: torch.Tensor | None) -> None:
-        """One case."""
+        """Narrow what was accepted so far by one case."""
         low, high = interval
         self.cases += 1
         self.zeros = self.zeros and bool(((low <= 0) & (high >= 0)).all())
@@ -80,7 +80,7 @@ class Accepted:
 
     @property
     def found(self) -> list[str]:
-        """Those that were accepted everywhere; none before there was a case."""
+        """The results that every case accepted, in words; empty before the first case."""
         if not self.cases:
             return []
         found = [ZEROS] if self.zeros else [CONSTANT] if self.low <= self.high else []
@@ -88,7 +88,7 @@ class Accepted:
 
 
 class Seen:
-    """What has been seen of one result in one dtype. ``stale``: what an old result is, in words."""
+    """Evidence of one result in one dtype. ``stale``: what an old result is, in words."""
 
     def __init__(self, stale: str) -> None:
         self._by_tolerance = Accepted(stale)
@@ -96,29 +96,29 @@ class Seen:
         self._drawn = False
 
     def take_in(self, case: Case) -> None:
-        """One case."""
+        """Add one case."""
         self._drawn = self._drawn or case.drawn
         self._by_tolerance.take_in(case.by_tolerance, case.old)
         self._by_rounding.take_in(case.by_rounding, case.old)
 
     @property
     def shows(self) -> bool:
-        """Whether there was a case."""
+        """True if there was a case."""
         return self._by_tolerance.cases > 0
 
     @property
     def found(self) -> list[str]:
-        """What the tolerance has accepted in every case."""
+        """The results that the tolerance accepted in every case, in words."""
         return self._by_tolerance.found
 
     @property
     def is_open(self) -> bool:
-        """Whether another case may tell more."""
+        """True if another case may tell more."""
         return not self.shows or bool(self.found)
 
     def is_right(self, what: str) -> bool:
-        """Whether that is the right result in every case, whatever the inputs.
+        """True if ``what`` is the right result in every case, whatever the inputs.
 
-        Where inputs do not differ from draw to draw, it is no wonder that results do not.
+        False where inputs do not differ from draw to draw: results then do not either.
         """
         return self._drawn and what in self._by_rounding.found

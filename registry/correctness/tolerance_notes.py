@@ -1,4 +1,4 @@
-"""What is remembered of the checks of an op: by this process, and in the user's cache what was found right."""
+"""Memory of the checks of ops: in this process, and of right ops in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _VERSION = 4
 
 @dataclass
 class Known:
-    """What this process has found out about one op.
+    """Findings of this process about one op.
 
-    examples  whether they showed anything; None before they were looked at
+    examples  True if the examples showed anything; None before they were looked at
     sound     the dtypes in which a problem has shown that what was not computed is refused
-    shown     whether a problem, on a device, has shown which it is
+    shown     by problem and device: True if that showed the op to be right
     """
 
     examples: bool | None = None
@@ -38,18 +38,18 @@ _KNOWN: weakref.WeakKeyDictionary[Op, Known] = weakref.WeakKeyDictionary()
 
 
 def known_of(op: Op) -> Known:
-    """What this process knows of an op, to be added to."""
+    """The findings about an op, to be added to."""
     return _KNOWN.setdefault(op, Known())
 
 
 def is_noted(op: Op, shown_by: Iterable[str]) -> bool:
-    """Whether the cache says that these, keys of examples or a dtype, have shown this very op to be right."""
+    """True if the cache holds that ``shown_by``, keys of examples or a dtype, showed this very op to be right."""
     note = _note(op, shown_by)
     return note is not None and note.exists()
 
 
 def write_note(op: Op, shown_by: Iterable[str]) -> None:
-    """Let the cache say so, where there can be one."""
+    """Note in the cache that ``shown_by`` showed this very op to be right; nothing where there can be no cache."""
     note = _note(op, shown_by)
     if note is not None:
         with contextlib.suppress(OSError):

@@ -9,9 +9,9 @@ from ..errors import InvalidDefinitionError, UnknownNameError
 
 
 def check_backward(op: Op, known: Mapping[str, Op]) -> None:
-    """Raise InvalidDefinitionError if ``op`` does not fit its backward op, or the ops whose backward it is.
+    """Raise InvalidDefinitionError if ``op`` does not fit its backward op, or an op whose backward op it is.
 
-    Either may be registered first: what is not ``known`` yet is checked when it comes.
+    Either may be defined first: a pair is checked when its second op comes.
     """
     pairs = [(other, op) for other in known.values() if other.backward is not None and other.backward.op == op.name]
     if op.backward is not None:

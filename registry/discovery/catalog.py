@@ -1,4 +1,4 @@
-"""The catalog: which ops there are, who implements them, and which plugins were found, refused or blocked."""
+"""The catalog: every op, its implementations, and the plugins that were found, refused or blocked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def loading_catalog() -> Catalog | None:
 
 
 class _Box:
-    """The ops in the box come through the hook that everybody uses."""
+    """The plugin of the ops in the box, which come through the hook that every plugin uses."""
 
     KERNEL_REGISTRY_API = 1
 
@@ -55,9 +55,9 @@ class Catalog:
         self, entry_points: Iterable[metadata.EntryPoint] | None = None, environ: Mapping[str, str] = os.environ
     ) -> None:
         self.generation = 0
-        """Grows with every change, so that whoever derived something from the catalog knows that it is stale."""
+        """Grows with every change: what was derived from the catalog under a smaller number is stale."""
         self.files: tuple[str, ...] = ()
-        """Paths given to ``load_file``, for a worker process to load the same."""
+        """Paths given to ``load_file``: a worker process loads these files, too."""
         self._entry_points = entry_points
         self._permissions = Permissions(environ)
         self._lock = threading.RLock()
@@ -72,7 +72,7 @@ class Catalog:
         return dict(self._ops)
 
     def op(self, name: str) -> Op:
-        """One op. Raises UnknownNameError with the nearest names."""
+        """The op of that name. Raises UnknownNameError with the nearest names."""
         self._load()
         try:
             return self._ops[name]
@@ -80,11 +80,11 @@ class Catalog:
             raise UnknownNameError("op", name, self._ops) from None
 
     def implementations(self, op: str) -> tuple[Implementation, ...]:
-        """An op's implementations in the order of their registration. Raises UnknownNameError for an unknown op."""
+        """An op's implementations in the order of registration. Raises UnknownNameError for an unknown op."""
         return tuple(self._implementations_of(op).values())
 
     def implementation(self, op: str, name: str) -> Implementation:
-        """One implementation of an op. Raises UnknownNameError with the nearest names."""
+        """The implementation of that name. Raises UnknownNameError with the nearest names."""
         found = self._implementations_of(op)
         try:
             return found[name]
@@ -129,9 +129,9 @@ class Catalog:
             self.generation += 1
 
     def load_file(self, path: str | Path) -> None:
-        """Load a .py file as a plugin. Raises PluginError when anything about it is wrong; then nothing of it stays.
+        """Load a .py file as a plugin. A file that is loaded already is left as it is.
 
-        A file that is loaded already is left as it is.
+        Raises PluginError when anything about the file is wrong; the catalog then holds nothing of it.
         """
         self._load()
         file = Path(path).expanduser().resolve()
@@ -152,7 +152,7 @@ class Catalog:
             self.generation += 1
 
     def renew_locks(self) -> None:
-        """In a forked child: what a thread of the parent was about to find is found anew."""
+        """Make new locks, in a forked child: a thread of the parent may have held the old ones."""
         self._lock, self._busy = threading.RLock(), False
 
     # --- loading

@@ -1,4 +1,4 @@
-"""Every op is a hook: the two decorators of a plugin, and the hookspec that a contract yields."""
+"""Ops as pluggy hooks: the two decorators of a plugin, and the hookspec of an op."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _specification_marker = pluggy.HookspecMarker(PROJECT)
 def implements(op: str) -> Callable[[_Implementing], _Implementing]:
     """Mark a function without arguments that returns this plugin's implementations of ``op``.
 
-    It is called once, when the op is first used, so that heavy imports inside it wait until then. The function's own
-    name means nothing. Raises InvalidDefinitionError when ``op`` is no name or the function is marked already.
+    The function is called once, when the op is first used, so that heavy imports inside wait until then. Its own name
+    means nothing. Raises InvalidDefinitionError when ``op`` is no name or the function is marked already.
     """
     if not isinstance(op, str):
         raise InvalidDefinitionError(f"implements({op!r})", hint='expected an op\'s name: @implements("softmax")')

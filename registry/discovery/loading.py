@@ -1,4 +1,4 @@
-"""Import one plugin, guarded: what it hooks into, and what is wrong with it."""
+"""Import of a plugin's code, guarded: its hooks, and its faults in words."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .hooks import API_VERSION
 from .plugin import DISTRIBUTION, Hook, Plugin
 
 GUARDED = (Exception, SystemExit)
-"""What a plugin's code may raise without taking the host down; Ctrl-C still does."""
+"""Exceptions of a plugin's code that do not end the host; KeyboardInterrupt is none of them."""
 
 
 def attach(plugin: Plugin, load: Callable[[], object], manager: pluggy.PluginManager, *, api_optional: bool) -> None:
-    """Import a plugin by ``load`` and register it with pluggy; what raises leaves nothing registered."""
+    """Import a plugin by ``load`` and register it with pluggy; after an exception it is not registered."""
     started = time.perf_counter()
     try:
         module = load()
@@ -44,7 +44,7 @@ def attach(plugin: Plugin, load: Callable[[], object], manager: pluggy.PluginMan
 
 
 def called(hook: Hook, what: str) -> tuple[Any, ...]:
-    """What a hook offers; whatever goes wrong in it is an InvalidDefinitionError that begins with ``what``."""
+    """The items that a hook returns. Every fault in the hook is an InvalidDefinitionError that begins with ``what``."""
     try:
         offered = hook()
         if isinstance(offered, Op | Implementation):
@@ -59,7 +59,7 @@ def called(hook: Hook, what: str) -> tuple[Any, ...]:
 
 
 def describe(fault: BaseException) -> str:
-    """A fault in one line, with the place of the innermost frame."""
+    """An exception in one line: its type, its text, and file and line of the innermost frame."""
     text = " ".join(str(fault).split())
     shown = f"{type(fault).__name__}: {text}" if text else type(fault).__name__
     if isinstance(fault, SyntaxError):
@@ -70,14 +70,14 @@ def describe(fault: BaseException) -> str:
 
 
 def file_module(file: Path) -> str:
-    """The module name under which a plugin file is imported: the same in every process."""
+    """The module name under which a plugin file is imported, equal in every process."""
     return f"registry_file_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
 
 
 def import_file(file: Path) -> ModuleType:
-    """A file as a module of a name of its own in ``sys.modules``, so that its source can be fingerprinted.
+    """A file imported as the module ``file_module`` in ``sys.modules``, where its source can be fingerprinted.
 
-    Raises PluginError when it is missing, no Python, or raises.
+    Raises PluginError when the file is missing, is no Python, or raises.
     """
     if not file.is_file():
         raise PluginError("no such file")

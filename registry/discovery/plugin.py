@@ -1,4 +1,4 @@
-"""One plugin: whether it is let in, what it brought, what is wrong with it, what a person is told about it."""
+"""A plugin: its permission to load, its hooks, ops and implementations, its faults, and its report."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ Hook = Callable[[], Any]
 
 
 class PluginWarning(RuntimeWarning):
-    """A plugin, or a part of it, that is not in use because of a fault."""
+    """The warning that a plugin, or a part of one, is not in use because of a fault."""
 
 
 @dataclass(frozen=True)
 class Permissions:
-    """Which plugins the environment lets in; an empty variable is as good as none."""
+    """The plugins that the environment allows and blocks; an empty variable counts as unset."""
 
     environ: Mapping[str, str]
 
     @property
     def strict(self) -> bool:
-        """Whether a plugin's fault is an error."""
+        """True if a plugin's fault is an error."""
         return self.environ.get(STRICT, "") not in {"", "0"}
 
     def forbid(self, name: str) -> bool:
-        """Whether a plugin of that name must not even be imported."""
+        """True if a plugin of that name must not be imported."""
         allowed = self._names(ALLOW)
         return name in self._names(BLOCK) or bool(allowed and name not in allowed)
 
     def misnamed(self, known: Collection[str]) -> list[str]:
-        """What to say about each name that is on a list and belongs to no plugin."""
+        """A message for each name on a list that no installed plugin has."""
         return [
             f"{variable} names a plugin that is not installed: {UnknownNameError('plugin', name, known)}"
             for variable in (ALLOW, BLOCK)
@@ -98,7 +98,7 @@ class Plugin:
 
     @classmethod
     def each_of(cls, entry_points: Iterable[EntryPoint]) -> list[tuple[Plugin, EntryPoint]]:
-        """The plugins that entry points name; nothing is imported yet."""
+        """A plugin for each entry point, in order; nothing is imported."""
         # each answer parses the distribution's whole metadata, 0.3 ms, and one distribution may bring several
         known: dict[int, tuple[str, str]] = {}
         offered: list[tuple[Plugin, EntryPoint]] = []
@@ -118,7 +118,7 @@ class Plugin:
 
     @classmethod
     def in_the_box(cls, name: str) -> Plugin:
-        """A plugin that is part of this package."""
+        """A plugin of this distribution."""
         try:
             return cls(name, DISTRIBUTION, version(DISTRIBUTION), API_VERSION)
         except PackageNotFoundError:
@@ -131,7 +131,7 @@ class Plugin:
 
     @property
     def implemented_ops(self) -> tuple[str, ...]:
-        """The ops whose hooks it implements, defined or not."""
+        """Names of the ops whose hooks the plugin implements, defined or not."""
         return tuple(op_of(hook) for hook in self.hooks if hook != DEFINES)
 
     def __str__(self) -> str:
@@ -139,7 +139,7 @@ class Plugin:
         return f"plugin {self.name!r} ({origin or 'no distribution'})"
 
     def report(self, inactive: tuple[str, ...]) -> PluginReport:
-        """What a person is told."""
+        """The plugin as ``registry plugins`` lists it."""
         return PluginReport(
             name=self.name,
             distribution=self.distribution,
@@ -160,28 +160,28 @@ def _vendor(name: str) -> str:
 
 
 class Faults:
-    """Says each fault once: as a PluginWarning when ``tell`` is called, or at once as a PluginError in strict mode."""
+    """Faults of plugins, each told once: a PluginWarning by ``tell``, or in strict mode a PluginError at once."""
 
     def __init__(self, permissions: Permissions) -> None:
         self._permissions = permissions
         self._untold: list[str] = []
 
     def of(self, plugin: Plugin, text: str, cause: BaseException | None = None) -> None:
-        """A plugin's fault."""
+        """Add a fault of a plugin that was found."""
         self.add(f"{plugin}: {text}", cause)
         plugin.faults.append(text)
 
     def add(self, text: str, cause: BaseException | None = None) -> None:
-        """A fault of no plugin that was found."""
+        """Add a fault that belongs to no plugin that was found."""
         if self._permissions.strict:
             raise PluginError(text, hint=f"{STRICT} makes a plugin's fault an error") from cause
         self._untold.append(text)
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Drop the faults that are not told yet."""
         self._untold.clear()
 
     def tell(self) -> None:
-        """Warn. Called when the catalog is consistent: under ``-W error`` a warning is an exception."""
+        """Warn of each. Called while the catalog is consistent: under ``-W error`` a warning is an exception."""
         while self._untold:
             warnings.warn(self._untold.pop(0), PluginWarning, stacklevel=5)

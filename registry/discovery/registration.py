@@ -1,4 +1,4 @@
-"""What an op or an implementation must be like to be registered."""
+"""Checks of an op or an implementation before the catalog takes it in."""
 
 from __future__ import annotations
 
@@ -59,9 +59,10 @@ def _check_vendor(name: str, owner: Plugin, plugins: Sequence[Plugin]) -> None:
 def check_implementation_of(
     op: Op, implementation: Any, known: Mapping[str, Implementation], others: Collection[str] = ()
 ) -> None:
-    """Raise InvalidDefinitionError unless it is an Implementation of ``op`` of a free ``plugin.variant`` name.
+    """Raise InvalidDefinitionError unless ``implementation`` is one of ``op``, of a free ``plugin.variant`` name.
 
-    ``others`` are names of other plugins, which it must not call itself by.
+    ``known`` are the op's implementations so far; ``others`` the names of other plugins, which the name must not begin
+    with.
     """
     where = f"its implementations of {op.name}"
     if isinstance(implementation, type) and issubclass(implementation, Implementation):
