@@ -70,7 +70,7 @@ def test_every_dotted_name_in_a_string_is_there() -> None:
 
 @pytest.mark.parametrize("watched", WATCHED)
 def test_what_integrity_watches_is_loaded_in_a_worker(watched: str) -> None:
-    importlib.import_module("registry.tuner.workers.worker")
+    importlib.import_module("registry.tuner.workers.worker_process")
     assert find_spec(watched) is not None
     assert any(name == watched or name.startswith(f"{watched}.") for name in sys.modules)
 

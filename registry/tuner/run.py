@@ -17,9 +17,10 @@ from ..discovery.catalog import Catalog
 from ..dispatch.plans.plan import Candidate
 from ..errors import StoreError
 from ..problem import Problem
-from .decide.finals import Finals, result_of
+from .decide.finals import Finals
 from .decide.machine_noise import aa_job, aa_of, default_job, earlier_noise
 from .decide.noise import Noise
+from .decide.results import result_of
 from .events import Event, Note, Observer, ProblemDecided, ProblemSkipped, Result, RunEnded, RunStarted
 from .jobs import BlockJob
 from .limits import Budget, Limits

@@ -15,7 +15,7 @@ from registry.tuner.measure.capture import CaptureError, Graph, try_capture
 from registry.tuner.measure.clocks import Clocks
 from registry.tuner.measure.copy_floor import copy_sampler
 from registry.tuner.measure.device_samplers import BacklogSampler, DeviceClock, GraphSampler, SingleSampler
-from registry.tuner.measure.interleaving import in_turns
+from registry.tuner.measure.interleaving import interleave
 from registry.tuner.measure.nvml import gpu_of
 from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.measure.samplers import Enqueue, Sampler, ScreenedSampler, copies_of, needs_flush
@@ -87,8 +87,8 @@ def test_a_small_launch_is_timed_alike_whether_it_is_captured_or_queued(device: 
         place: choose(launches, device, capturable=capturable, working_set=8 * 2**18)
         for place, capturable in enumerate((True, False))
     }
-    turns = in_turns(samplers, 10, seed=0)
-    one, other = (sorted(times)[5] for times in turns.times.values())
+    timed = interleave(samplers, 10, seed=0)
+    one, other = (sorted(times)[5] for times in timed.times.values())
     assert 1 / 3 < one / other < 3
 
 

@@ -128,7 +128,7 @@ def _be_template(descriptor: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     os.environ.update(keeper._QUIET)
     try:
-        template.main([str(descriptor), str(os.getppid()), "registry.tuner.workers.worker"])
+        template.main([str(descriptor), str(os.getppid()), "registry.tuner.workers.worker_process"])
     finally:
         os._exit(1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol as Typed
@@ -12,7 +11,7 @@ from tuning_db import Decision, Final
 from ...device import Device
 from ...dispatch.plans.plan import Candidate
 from ...problem import Problem
-from ..events import FinalsStarted, Incumbent, Note, Observer, Result
+from ..events import FinalsStarted, Note, Observer, Result
 from ..jobs import Answer, BlockJob, Entrant, TimedBlock
 from ..limits import PRE_FINALISTS
 from ..measure.protocol import TimingProtocol
@@ -34,6 +33,7 @@ from .judge import (
     observed,
 )
 from .noise import Noise
+from .results import result_of, without_winner
 
 _NEAR = 1.1
 """Times the fastest of the search, which is within 0.7% of what finals find for half of the candidates, and 14% off for
@@ -172,7 +172,7 @@ class Finals:
         """
         without, self._without = self._without, []
         for findings in without:
-            yield _without_winner(findings, "none is right")
+            yield without_winner(findings, "none is right")
         contests, self._contests = self._contests, []
         for contest in contests:
             self.noise += observed(contest.incumbent.key, contest.challenged_by, contest.blocks)
@@ -263,7 +263,7 @@ class Finals:
     def _undecided(self, contest: Contest, why: str) -> Result:
         findings = contest.findings
         self._observe(Note(f"{findings.plan.problem}: {why}; run again to decide"))
-        return _without_winner(findings, f"undecided: {why}")
+        return without_winner(findings, f"undecided: {why}")
 
     def _pre_final(self, contest: Contest) -> BlockJob:
         entrants = [contest.findings.entrant(candidate) for candidate in contest.early_entrants()]
@@ -294,39 +294,6 @@ def _challengers(findings: Findings, incumbent: Candidate) -> list[Candidate]:
     return ranked[: max(FINALISTS, min(near, PRE_FINALISTS))]
 
 
-def _without_winner(findings: Findings, why: str) -> Result:
-    return Result(findings.plan.problem, "", {}, None, findings.floor_us, {}, "none", findings.statuses, reason=why)
-
-
 def _is_large(plan: ProblemPlan) -> bool:
     """Whether its reference takes longer than a block: it is then verified in the last one only."""
     return plan.op.floor(plan.problem).bytes > LARGE_BYTES
-
-
-def result_of(
-    plan: ProblemPlan,
-    decision: Decision,
-    verdict: str,
-    statuses: Counter[str] | None = None,
-    met: Incumbent | None = None,
-    reason: str = "",
-) -> Result:
-    """A stored decision as the closing table shows it; ``met`` is the incumbent of finals that were held now."""
-    result = Result(
-        plan.problem,
-        decision.candidate.implementation,
-        decision.candidate.config,
-        decision.median_us,
-        decision.floor_us,
-        decision.baselines,
-        verdict,
-        statuses or Counter(),
-        met,
-        ties=decision.ties,
-        default_ratio=decision.default_ratio,
-        reason=reason,
-        baseline=plan.op.baseline,
-    )
-    if met is None:
-        return result
-    return replace(result, ratio=decision.ratio, low=decision.lo, high=decision.hi, noise=decision.aa)

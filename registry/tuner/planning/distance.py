@@ -18,7 +18,7 @@ _OTHER = 3.0
 """What is no number and differs (a dtype) keeps problems as far apart as a factor of 20 along a dynamic dimension."""
 
 
-def apart(op: Op, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+def distance(op: Op, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     """Distance of two problems: logarithms along the dynamic dimensions, more along static ones, most elsewhere."""
     return sum(_along(name in op.dynamic, value, other.get(name)) for name, value in one.items())
 
@@ -27,7 +27,7 @@ def seeds_of(plan: ProblemPlan, tuned: Iterable[tuple[Mapping[str, Any], Candida
     """Each candidate of ``tuned`` (dimensions, winner) once, the nearest problem's first."""
     dims = plan.problem.dims
     unique: dict[str, Candidate] = {}
-    for _, candidate in sorted(tuned, key=lambda entry: apart(plan.op, dims, entry[0])):
+    for _, candidate in sorted(tuned, key=lambda entry: distance(plan.op, dims, entry[0])):
         unique.setdefault(candidate.key, candidate)
     return list(unique.values())
 
@@ -42,7 +42,7 @@ def ordered(plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
 
 def _outwards(plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
     """Prim's order: next is what is nearest to anything placed; the first of equals."""
-    distances = np.array([[apart(one.op, one.problem.dims, two.problem.dims) for two in plans] for one in plans])
+    distances = np.array([[distance(one.op, one.problem.dims, two.problem.dims) for two in plans] for one in plans])
     placed = [int(distances.sum(axis=1).argmin())]
     nearest = distances[placed[0]].copy()
     while len(placed) < len(plans):

@@ -101,7 +101,7 @@ class DeviceWorker:
     def _spawn(self) -> None:
         arguments = [str(self._device.torch), *self._files]
         self._child = Child(
-            "registry.tuner.workers.worker", arguments, memory_bytes=self._limits.memory, fresh=self._fresh
+            "registry.tuner.workers.worker_process", arguments, memory_bytes=self._limits.memory, fresh=self._fresh
         )
         watch(self._selector, self._child, self._readable)
         self._sent = 0

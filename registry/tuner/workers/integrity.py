@@ -31,13 +31,12 @@ _OPEN = frozenset({"print", "input", "open", "breakpoint", "help", "exit", "quit
 """Builtins that honest tools replace."""
 WATCHED = (
     "registry.tuner",
+    "registry.arguments",
     "registry.contract",
-    "registry.correctness.bits",
-    "registry.correctness.bounds",
-    "registry.correctness.numerics",
-    "registry.correctness.poisoned_layouts",
+    "registry.correctness",
     "registry.dispatch.plans.plan",
     "registry.problem",
+    "registry.tolerance",
 )
 """Beginnings of the names of our modules that judge and time, or that these ask."""
 _LIBRARY: tuple[ModuleType, ...] = (builtins, gc, itertools, math, random, statistics, time)

@@ -21,7 +21,7 @@ _MODULES = (
     "numpy",
     "torch._dynamo",
     "registry.contracts",
-    "registry.tuner.workers.worker",
+    "registry.tuner.workers.worker_process",
     "registry.tuner.workers.compile_worker",
 )
 _TRITON = "registry.backends.triton"

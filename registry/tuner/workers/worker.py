@@ -1,62 +1,51 @@
-"""The process that owns the device: builds, verifies and times what it is told to.
-
-Run as ``python -m registry.tuner.workers.worker``.
-
-Everything that can hang, crash or poison a CUDA context happens here; the tuning run kills and replaces it.
-"""
+"""Builds, verifies and times candidates on the device; ``worker_process`` runs it in a process of its own."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import os
-import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 import torch
 
 from ...artifact import Artifact
-from ...backends import kernel_limit
 from ...device import Device
 from ...discovery.catalog import Catalog
 from ...dispatch.plans.plan import Candidate, Plan, build
 from ...problem import Problem
-from ..jobs import BlockJob, Entrant, Outcome, TimedBlock, TrialJob, job_from_json
+from ..jobs import BlockJob, Entrant, Outcome, TimedBlock, TrialJob
 from ..measure.clocks import Clocks
 from ..measure.copy_floor import copy_sampler
-from ..measure.interleaving import in_turns
+from ..measure.interleaving import interleave
 from ..measure.protocol import TimingProtocol
 from ..measure.samplers import Sampler
 from ..measure.sampling import sampler_for
 from ..measure.series import Measurement, measure
 from ..planning.twin import twin_of
-from ..processes.process import Parent
 from ..verify.probes import Probes
 from ..verify.session import Session, Sessions
 from ..verify.timed import TimedPlan
 from ..verify.twin_plan import plan_on_twin
 from ..verify.verify import verify, verify_timed
-from .device_lock import DeviceLock
 from .integrity import Integrity, Trust
 from .statuses import status_of
 from .steps import Announce, Steps
 
 
 class Worker:
-    """State of the worker process: the catalog, the device and the latest sessions."""
+    """State of the worker process: the catalog, the device and the latest sessions.
 
-    def __init__(self, catalog: Catalog, device: Device) -> None:
+    ``integrity``: taken before any plugin was imported; by default, now.
+    """
+
+    def __init__(self, catalog: Catalog, device: Device, integrity: Integrity | None = None) -> None:
         self._catalog = catalog
         self._device = device
         self._sessions = Sessions(catalog.op, device)
         self._clocks = Clocks.of(device)
         self._uncapturable: set[tuple[str, str]] = set()
         self._probes = Probes(device)
-        self.trust = Trust(INTEGRITY)
+        self.trust = Trust(integrity or Integrity())
 
     def trial(self, job: TrialJob, announce: Announce) -> Outcome:
         """Verify, time, verify what was timed."""
@@ -127,12 +116,14 @@ class Worker:
                 entries.pop(place, None)
                 faults[place] = f"error: {breach}"
         announce("measure")
-        turns = in_turns({place: entry.sampler for place, entry in entries.items()}, job.rounds, job.seed, self._clocks)
-        times = tuple(tuple(turns.times.get(place, ())) for place in range(len(job.entrants)))
-        positions = tuple(tuple(turns.positions.get(place, ())) for place in range(len(job.entrants)))
+        rounds = interleave(
+            {place: entry.sampler for place, entry in entries.items()}, job.rounds, job.seed, self._clocks
+        )
+        times = tuple(tuple(rounds.times.get(place, ())) for place in range(len(job.entrants)))
+        positions = tuple(tuple(rounds.positions.get(place, ())) for place in range(len(job.entrants)))
         announce("verify")
         for place, entry in entries.items():
-            raised = turns.faults.get(place)
+            raised = rounds.faults.get(place)
             faults[place] = ": ".join(status_of(raised)) if raised else entry.check(session) if job.verify else ""
             entry.sampler.close()
         if breach := self.trust.breach():
@@ -247,94 +238,7 @@ def _outcome(found: Measurement) -> Outcome:
     return Outcome("ok", "", found.samples, found.median_us, found.censored, found.stop_reason, 0.0, found.details)
 
 
-def _is_poisoned(device: Device) -> bool:
-    """Whether a kernel's fault has made the CUDA context unusable: every later call then fails."""
-    if device.type != "cuda":
-        return False
-    try:
-        torch.cuda.synchronize()
-        torch.zeros(1, device=device.torch).item()
-    except RuntimeError:
-        return True
-    return False
-
-
-_MEMORY_SHARE = 0.95
-"""Of the device's memory: a candidate that wants more fails by itself, before others on the device do."""
-
 _NEVER_RAN = frozenset({"unsupported", "compile_error", "out_of_resources"})
 
 _PROMISING = 1.5
 """Times the best so far."""
-
-_POISONED = 3
-"""Exit code of a worker whose CUDA context has died."""
-
-_UNTRUSTED = 4
-"""Exit code of a worker in which a candidate has replaced what measures it."""
-
-
-def main(arguments: Sequence[str]) -> None:
-    """``worker DESCRIPTOR PARENT DEVICE [PLUGIN_FILE ...]``."""
-    parent = Parent(int(arguments[0]), int(arguments[1]))
-    catalog = Catalog()
-    for path in arguments[3:]:
-        catalog.load_file(path)
-    # what is loaded by now stays: the garbage collector need not go through it while something is timed
-    gc.freeze()
-    parent.send({"ready": True})
-    worker: Worker | None = None
-    for message in parent:
-        job = job_from_json(message)
-        announce = _announcer(parent, int(message["id"]))
-        if worker is None:
-            # not before the first job: another worker may still be measuring on this device
-            announce("start")
-            device = _claimed(arguments[2])
-            worker = Worker(catalog, device)
-            lock, folder = DeviceLock(device), Path.cwd()
-        with lock.held(partial(announce, "wait")):
-            if isinstance(job, TrialJob):
-                outcome = worker.trial(job, announce)
-                if outcome.status not in {"ok", "unsupported"} and _is_poisoned(device):
-                    parent.send(
-                        {"id": job.id, "outcome": vars(Outcome("crash", f"the CUDA context died: {outcome.message}"))}
-                    )
-                    sys.exit(_POISONED)
-                parent.send({"id": job.id, "outcome": vars(outcome)})
-                if worker.trust.lost:
-                    sys.exit(_UNTRUSTED)
-            elif isinstance(job, BlockJob):
-                parent.send({"id": job.id, "timed": vars(worker.block(job, announce))})
-                if _is_poisoned(device):
-                    sys.exit(_POISONED)
-                if worker.trust.lost:
-                    sys.exit(_UNTRUSTED)
-        with contextlib.suppress(OSError):
-            os.chdir(folder)  # the next candidate must not start where this one went
-
-
-def _claimed(name: str) -> Device:
-    device = Device.of(name)
-    # a process that tries kernels ends with its run, and what it is refused would be held against the candidate
-    kernel_limit.MOST_KERNELS = sys.maxsize
-    if device.type == "cuda":
-        torch.cuda.set_device(device.index)
-        torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE, device.index)
-        torch.zeros(1, device=device.torch)
-    return device
-
-
-def _announcer(parent: Parent, job: int) -> Announce:
-    def announce(step: str) -> None:
-        parent.send({"id": job, "step": step})
-
-    return announce
-
-
-INTEGRITY = Integrity()
-"""Taken when this module has been imported: before any plugin, wherever it is imported first."""
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

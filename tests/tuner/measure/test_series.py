@@ -15,7 +15,7 @@ from registry.device import Device
 from registry.tuner.measure import clocks as clocks_module
 from registry.tuner.measure.clocks import Clocks, warm_until_steady
 from registry.tuner.measure.copy_floor import copy_sampler
-from registry.tuner.measure.interleaving import in_turns
+from registry.tuner.measure.interleaving import interleave
 from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.measure.samplers import ClockSampler, Enqueue, Sample, Sampler, ScreenedSampler
 from registry.tuner.measure.sampling import Look, sampler_for
@@ -152,7 +152,7 @@ def test_every_copy_has_been_launched_when_outputs_are_judged() -> None:
     measure(sampler, PROTOCOL)
     assert sampler.covered
     sampler = Scripted(itertools.repeat(10.0))
-    in_turns({0: sampler}, 1, seed=0)
+    interleave({0: sampler}, 1, seed=0)
     assert sampler.covered
 
 
@@ -224,13 +224,13 @@ def test_a_copy_is_timed_on_the_cpu() -> None:
 
 
 def test_in_turns_everyone_meets_everyone_in_every_round() -> None:
-    turns = in_turns({place: Scripted(itertools.count(place)) for place in (0, 2, 5)}, 7, seed=1)
-    assert turns.times == {place: [float(place + count) for count in range(7)] for place in (0, 2, 5)}
-    for order in zip(*turns.positions.values(), strict=True):
+    timed = interleave({place: Scripted(itertools.count(place)) for place in (0, 2, 5)}, 7, seed=1)
+    assert timed.times == {place: [float(place + count) for count in range(7)] for place in (0, 2, 5)}
+    for order in zip(*timed.positions.values(), strict=True):
         assert sorted(order) == [0, 1, 2]
-    assert len({*zip(*turns.positions.values(), strict=True)}) > 1, "the order changes"
-    again = in_turns({place: Scripted(itertools.count(place)) for place in (0, 2, 5)}, 7, seed=1)
-    assert again.positions == turns.positions
+    assert len({*zip(*timed.positions.values(), strict=True)}) > 1, "the order changes"
+    again = interleave({place: Scripted(itertools.count(place)) for place in (0, 2, 5)}, 7, seed=1)
+    assert again.positions == timed.positions
 
 
 def test_who_fails_in_a_round_is_out_and_the_others_go_on() -> None:
@@ -238,15 +238,15 @@ def test_who_fails_in_a_round_is_out_and_the_others_go_on() -> None:
         def take(self, count: int) -> list[Sample]:
             raise SystemExit(0)
 
-    turns = in_turns({0: Scripted(itertools.repeat(1.0)), 1: Quits([])}, 3, seed=0)
-    assert turns.times == {0: [1.0] * 3}
-    assert isinstance(turns.faults[1], SystemExit)
+    timed = interleave({0: Scripted(itertools.repeat(1.0)), 1: Quits([])}, 3, seed=0)
+    assert timed.times == {0: [1.0] * 3}
+    assert isinstance(timed.faults[1], SystemExit)
 
 
 def test_a_round_of_the_finals_that_met_a_throttled_device_is_timed_again() -> None:
     samplers = {0: Scripted(itertools.count(0)), 1: Scripted(itertools.count(100))}
-    turns = in_turns(samplers, 3, 0, watched((), ("hardware slowdown",)))
-    assert turns.times == {0: [0, 2, 3], 1: [100, 102, 103]}
+    timed = interleave(samplers, 3, 0, watched((), ("hardware slowdown",)))
+    assert timed.times == {0: [0, 2, 3], 1: [100, 102, 103]}
 
 
 @pytest.mark.parametrize(
@@ -256,11 +256,11 @@ def test_a_round_of_the_finals_that_met_a_throttled_device_is_timed_again() -> N
 )
 def test_rounds_that_met_a_throttled_device_count_only_where_most_did(slowed: int, left: int) -> None:
     samplers = {0: Scripted(itertools.count(0)), 1: Scripted(itertools.count(100))}
-    turns = in_turns(samplers, 24, 0, watched(*[("power brake",)] * slowed))
-    assert {place: len(times) for place, times in turns.times.items()} == {0: left, 1: left}
+    timed = interleave(samplers, 24, 0, watched(*[("power brake",)] * slowed))
+    assert {place: len(times) for place, times in timed.times.items()} == {0: left, 1: left}
     if left < 29:
-        assert all(time >= slowed for time in turns.times[0]), "none of the throttled rounds"
-    assert not turns.faults
+        assert all(time >= slowed for time in timed.times[0]), "none of the throttled rounds"
+    assert not timed.faults
 
 
 def test_an_answer_that_takes_long_is_asked_again_where_it_was_throttled(monkeypatch: pytest.MonkeyPatch) -> None:

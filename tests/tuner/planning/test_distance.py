@@ -7,7 +7,7 @@ from registry.device import Device
 from registry.dispatch.plans.plan import Candidate
 from registry.implementation import Implementation
 from registry.problem import Problem
-from registry.tuner.planning.distance import apart, ordered, seeds_of
+from registry.tuner.planning.distance import distance, ordered, seeds_of
 from registry.tuner.planning.problems import ProblemPlan
 
 
@@ -34,10 +34,10 @@ def test_every_plan_is_there_once_and_none_is_no_fault() -> None:
 
 def test_a_dtype_is_further_than_a_factor_of_ten_in_rows() -> None:
     own = a_plan(64, 1024).problem.dims
-    assert apart(SOFTMAX, own, a_plan(640, 1024).problem.dims) < apart(
+    assert distance(SOFTMAX, own, a_plan(640, 1024).problem.dims) < distance(
         SOFTMAX, own, a_plan(64, 1024, "bfloat16").problem.dims
     )
-    assert apart(SOFTMAX, own, own) == 0
+    assert distance(SOFTMAX, own, own) == 0
 
 
 def test_seeds_are_the_nearest_problems_and_each_once() -> None:

@@ -21,8 +21,7 @@ from registry.implementation import Implementation, Run
 from registry.problem import Problem, TensorSpec
 from registry.space import Config
 from registry.tuner.measure import copy_floor as copying
-from registry.tuner.measure import device_samplers, rotation, samplers, sampling, stack
-from registry.tuner.measure import interleaving as turns
+from registry.tuner.measure import device_samplers, interleaving, rotation, samplers, sampling, stack
 from registry.tuner.measure import series as measure
 from registry.tuner.verify import probes, session, timed, verify
 from registry.tuner.verify import verdicts as checks
@@ -86,7 +85,7 @@ def test_whatever_verifying_and_measuring_call_is_watched() -> None:
     callers = (checks, copying, device_samplers, measure, probes, rotation, samplers, sampling, session, stack, timed)
     called = {
         part.__module__
-        for module in (*callers, turns, verify, worker)
+        for module in (*callers, interleaving, verify, worker)
         for part in vars(module).values()
         if inspect.isfunction(part) or inspect.isclass(part)
     }
@@ -94,7 +93,7 @@ def test_whatever_verifying_and_measuring_call_is_watched() -> None:
     other = {
         "registry.artifact",
         "registry.device",
-        "registry.discovery",
+        "registry.discovery.catalog",
         "registry.dispatch.plans.prepared",
         "registry.errors",
     }

@@ -1,0 +1,46 @@
+"""A problem's outcome, as events and the closing table tell it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from tuning_db import Decision
+
+from ..events import Incumbent, Result
+from ..planning.problems import ProblemPlan
+from ..search.findings import Findings
+
+
+def without_winner(findings: Findings, why: str) -> Result:
+    """The result of a problem whose finals stored nothing, and why."""
+    return Result(findings.plan.problem, "", {}, None, findings.floor_us, {}, "none", findings.statuses, reason=why)
+
+
+def result_of(
+    plan: ProblemPlan,
+    decision: Decision,
+    verdict: str,
+    statuses: Counter[str] | None = None,
+    met: Incumbent | None = None,
+    reason: str = "",
+) -> Result:
+    """A stored decision as the closing table shows it; ``met`` is the incumbent of finals that were held now."""
+    result = Result(
+        plan.problem,
+        decision.candidate.implementation,
+        decision.candidate.config,
+        decision.median_us,
+        decision.floor_us,
+        decision.baselines,
+        verdict,
+        statuses or Counter(),
+        met,
+        ties=decision.ties,
+        default_ratio=decision.default_ratio,
+        reason=reason,
+        baseline=plan.op.baseline,
+    )
+    if met is None:
+        return result
+    return replace(result, ratio=decision.ratio, low=decision.lo, high=decision.hi, noise=decision.aa)

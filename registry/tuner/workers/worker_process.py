@@ -1,0 +1,120 @@
+"""The process that owns the device and runs the jobs of a tuning run.
+
+Run as ``python -m registry.tuner.workers.worker_process``.
+
+Everything that can hang, crash or poison a CUDA context happens here; the tuning run kills and replaces the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ...backends import kernel_limit
+from ...device import Device
+from ...discovery.catalog import Catalog
+from ..jobs import BlockJob, CompileJob, Outcome, TrialJob, job_from_json
+from ..processes.process import Parent
+from .device_lock import DeviceLock
+from .integrity import Integrity
+from .steps import Announce
+from .worker import Worker
+
+_MEMORY_SHARE = 0.95
+"""Of the device's memory: a candidate that wants more fails by itself, before others on the device do."""
+
+_POISONED = 3
+"""Exit code of a worker whose CUDA context has died."""
+
+_UNTRUSTED = 4
+"""Exit code of a worker in which a candidate has replaced code that measures it."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """``worker_process DESCRIPTOR PARENT DEVICE [PLUGIN_FILE ...]``."""
+    parent = Parent(int(arguments[0]), int(arguments[1]))
+    catalog = Catalog()
+    for path in arguments[3:]:
+        catalog.load_file(path)
+    # modules that are loaded by now stay: the garbage collector need not go through them while something is timed
+    gc.freeze()
+    parent.send({"ready": True})
+    worker: Worker | None = None
+    for message in parent:
+        job = job_from_json(message)
+        announce = _announcer(parent, int(message["id"]))
+        if worker is None:
+            # not before the first job: another worker may still be measuring on this device
+            announce("start")
+            device = _claimed(arguments[2])
+            worker = Worker(catalog, device, INTEGRITY)
+            lock, folder = DeviceLock(device), Path.cwd()
+        with lock.held(partial(announce, "wait")):
+            _answer(parent, worker, job, announce, device)
+        with contextlib.suppress(OSError):
+            os.chdir(folder)  # the next candidate must not start in a folder that this one has changed to
+
+
+def _answer(
+    parent: Parent, worker: Worker, job: TrialJob | BlockJob | CompileJob, announce: Announce, device: Device
+) -> None:
+    """Run a job and send its answer; ends the process where nothing more can be measured in it."""
+    if isinstance(job, TrialJob):
+        outcome = worker.trial(job, announce)
+        if outcome.status not in {"ok", "unsupported"} and _is_poisoned(device):
+            died = Outcome("crash", f"the CUDA context died: {outcome.message}")
+            parent.send({"id": job.id, "outcome": vars(died)})
+            sys.exit(_POISONED)
+        parent.send({"id": job.id, "outcome": vars(outcome)})
+    elif isinstance(job, BlockJob):
+        parent.send({"id": job.id, "timed": vars(worker.block(job, announce))})
+        if _is_poisoned(device):
+            sys.exit(_POISONED)
+    if worker.trust.lost:
+        sys.exit(_UNTRUSTED)
+
+
+def _claimed(name: str) -> Device:
+    """The device, with a context of this process."""
+    device = Device.of(name)
+    # a process that tries kernels ends with its run; a limit on loaded kernels would be held against the candidate
+    kernel_limit.MOST_KERNELS = sys.maxsize
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index)
+        torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE, device.index)
+        torch.zeros(1, device=device.torch)
+    return device
+
+
+def _announcer(parent: Parent, job: int) -> Announce:
+    def announce(step: str) -> None:
+        parent.send({"id": job, "step": step})
+
+    return announce
+
+
+def _is_poisoned(device: Device) -> bool:
+    """Whether a kernel's fault has made the CUDA context unusable: every later call then fails."""
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize()
+        torch.zeros(1, device=device.torch).item()
+    except RuntimeError:
+        return True
+    return False
+
+
+INTEGRITY = Integrity()
+"""Taken when this module has been imported: before any plugin, also in the template that workers are forked from."""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
