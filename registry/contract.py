@@ -24,9 +24,9 @@ from .problem import (
     check_choices,
     torch_dtype,
 )
-from .tolerance import Floor, Tolerance
+from .tolerance import Comparator, Floor, Tolerance
 
-__all__ = ["COUNT", "Backward", "Floor", "Op", "Outputs", "Packed", "Tolerance", "as_tuple"]
+__all__ = ["COUNT", "Backward", "Comparator", "Floor", "Op", "Outputs", "Packed", "Tolerance", "as_tuple"]
 
 Outputs = torch.Tensor | tuple[torch.Tensor, ...] | None
 """What a call returns: its one output, several, or None where the schema has none."""
@@ -117,6 +117,9 @@ class Op:
     examples   dimensions of small problems worth checking, odd ones among them; ``registry.testing`` uses them
     check      raises InvalidArgumentError for dimensions that no call could have, e.g. of a shapes file
     floor      Problem -> Floor
+    tolerance  how far a result may be from the reference
+    tolerances by name of a result, for one that needs a tolerance of its own
+    compare    by name of a result, for one that no tolerance judges: its faults in words, see ``Comparator``
     static     dimensions that must be equal for a tuned config to be considered for another problem
     dynamic    dimensions (int) along which the nearest tuned problem is looked for
     choices    further static dimensions, each with the texts or booleans that it may be
@@ -151,6 +154,8 @@ class Op:
     packed: Packed | None = None
     weights: frozenset[str] = frozenset()
     baseline: str = "torch.native"
+    tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+    compare: Mapping[str, Comparator] = field(default_factory=dict)
     choices: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     distributions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     view: Callable[[Arguments], Arguments] | None = None
@@ -177,6 +182,12 @@ class Op:
             raise InvalidDefinitionError(f"op {self.name!r}: weights: {UnknownNameError('tensor', name, tensors)}")
         for name, values in self._named_values.items():
             check_choices(self.name, name, values)
+
+        for name in {**self.tolerances, **self.compare}:
+            if name not in self.parsed.results:
+                raise InvalidDefinitionError(
+                    f"op {self.name!r}: {UnknownNameError('result', name, self.parsed.results)}"
+                )
 
     @cached_property
     def parsed(self) -> Schema:
@@ -247,6 +258,10 @@ class Op:
     def _named_values(self) -> dict[str, tuple[Value, ...]]:
         """The values of ``choices`` and ``distributions`` by dimension."""
         return {**self.choices, **self.distributions}
+
+    def tolerance_of(self, result: str) -> Tolerance:
+        """The tolerance that a result, by its name, is judged by."""
+        return self.tolerances.get(result, self.tolerance)
 
     def draw(self, problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
         """``inputs`` as the values of a bound call: the schema's in order, coerced."""

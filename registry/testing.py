@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
 
+from .arguments.schema import Parameter, tensors_in, with_tensors
 from .contract import Op, as_tuple
 from .correctness import numerics
 from .correctness.bits import disturb, same_bits
@@ -225,33 +227,32 @@ class _Given:
         self, op: Op, problem: Problem, kind: str, device: Device, layout: Layout, *, nan_beside: bool = False
     ) -> None:
         generator = torch.Generator(device.torch).manual_seed(SEED)
-        self._parameters = op.parsed.parameters
-        self._drawn = op.draw(problem, kind, generator)
-        # who reads what is beside an input is to find NaN there; what is mutated may also be changed beside
-        self._surroundings = {
-            place: laid_out_within(value, layout, nan_beside=nan_beside or not self._parameters[place].mutated)
-            for place, value in enumerate(self._drawn)
-            if isinstance(value, torch.Tensor)
-        }
+        drawn = op.draw(problem, kind, generator)
+        self._tensors: list[tuple[Parameter, Surrounded, torch.Tensor]] = []
         self.values = tuple(
-            self._surroundings[place].tensor if place in self._surroundings else value
-            for place, value in enumerate(self._drawn)
+            with_tensors((value,), partial(self._lay_out, parameter, layout, nan_beside))[0]
+            for parameter, value in zip(op.parsed.parameters, drawn, strict=True)
         )
 
+    def _lay_out(self, parameter: Parameter, layout: Layout, nan_beside: bool, tensor: torch.Tensor) -> torch.Tensor:
+        # who reads what is beside an input is to find NaN there; what is mutated may also be changed beside
+        found = laid_out_within(tensor, layout, nan_beside=nan_beside or not parameter.mutated)
+        self._tensors.append((parameter, found, tensor))
+        return found.tensor
+
     def restore(self) -> None:
-        """What was mutated is what it was again, at the same address."""
-        for place, found in self._surroundings.items():
-            if self._parameters[place].mutated:
-                found.tensor.copy_(self._drawn[place])
+        """Give each mutated tensor its first contents again, at the same address."""
+        for parameter, found, drawn in self._tensors:
+            if parameter.mutated:
+                found.tensor.copy_(drawn)
 
     def faults(self) -> Iterator[str]:
-        """What was done to them that must not be."""
-        for place, found in self._surroundings.items():
-            name, mutated = self._parameters[place].name, self._parameters[place].mutated
-            if not mutated and not same_bits(found.tensor, self._drawn[place]):
-                yield f"it changes its input {name}"
+        """Every change of an input, and every write outside an argument."""
+        for parameter, found, drawn in self._tensors:
+            if not parameter.mutated and not same_bits(found.tensor, drawn):
+                yield f"it changes its input {parameter.name}"
             if not bool(found.untouched()):
-                yield f"it writes outside its argument {name}"
+                yield f"it writes outside its argument {parameter.name}"
 
 
 def _candidate_faults(
@@ -270,6 +271,7 @@ def _candidate_faults(
 def _run_faults(plan: Plan, given: _Given, start: int) -> Iterator[str]:
     """One run into poisoned outputs, and one over what that left: everything that can be wrong with them."""
     op, values = plan.op, given.values
+    before = with_tensors(values, torch.clone) if op.parsed.mutates else values
     reference = numerics.reference64(op, values)
     own = numerics.own_error(op, plan.problem, values, reference)
     into = [surrounded(spec) for spec in plan.signature.outputs.values()]
@@ -280,7 +282,7 @@ def _run_faults(plan: Plan, given: _Given, start: int) -> Iterator[str]:
     if not all(bool(each.untouched()) for each in into):
         yield "it writes outside its outputs"
     yield from given.faults()
-    found = numerics.compare(op, plan.problem, op.results(outputs, values), reference, own)
+    found = numerics.compare(op, plan.problem, op.results(outputs, values), reference, own, before)
     if not found.ok:
         yield found.message
         return
@@ -289,7 +291,7 @@ def _run_faults(plan: Plan, given: _Given, start: int) -> Iterator[str]:
     if _leaves_alone(plan, given, outputs, start):
         yield "it leaves its output alone when called again on the same input"
         return
-    found = numerics.compare(op, plan.problem, op.results(outputs, values), reference, own)
+    found = numerics.compare(op, plan.problem, op.results(outputs, values), reference, own, before)
     if not found.ok:
         yield f"called again on the same input: {found.message}"
 
@@ -352,14 +354,14 @@ def _op_faults(op: Op, problem: Problem) -> Iterator[str]:
 def _reference_faults(op: Op, problem: Problem, values: tuple[Any, ...]) -> list[str]:
     reference = numerics.reference64(op, values)
     own = numerics.own_error(op, problem, values, reference)
-    before = [tensor.clone() for tensor in _tensors(values)]
+    before = with_tensors(values, torch.clone)
     outputs = as_tuple(op.reference(*values))
     faults = numerics.output_faults(outputs, _specs(op, values), () if op.parsed.mutates else values)
-    if not op.parsed.mutates and not _all_same(tuple(_tensors(values)), tuple(before)):
+    if not op.parsed.mutates and not _all_same(tuple(_tensors(values)), tuple(_tensors(before))):
         faults.append("the reference changes an argument that the schema does not mark as mutated")
     if faults:
         return [f"reference against fake: {fault}" for fault in faults]
-    found = numerics.compare(op, problem, op.results(outputs, values), reference, own)
+    found = numerics.compare(op, problem, op.results(outputs, values), reference, own, before)
     return [] if found.ok else [f"its own reference is refused: {found.message}"]
 
 
@@ -372,4 +374,4 @@ def _inputs(op: Op, problem: Problem, kind: str) -> tuple[Any, ...]:
 
 
 def _tensors(values: tuple[Any, ...]) -> list[torch.Tensor]:
-    return [value for value in values if isinstance(value, torch.Tensor)]
+    return tensors_in(values)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -27,8 +30,28 @@ class Tolerance:
     leaves in an argument that it mutates is judged like an output: ``scale`` is asked about that too, and it may have
     another shape. Whole rows of a large result are asked about at a time. Of results that are not floating, which must
     equal the reference, nothing is asked.
+
+    ``scale(problem, reference, values)`` gets the call's arguments too, by name, and the whole reference at once.
     """
 
     rtol: Mapping[str, float]
     atol: Mapping[str, float]
-    scale: Callable[[Problem, torch.Tensor], torch.Tensor]
+    scale: Callable[..., torch.Tensor]
+
+    @cached_property
+    def by_values(self) -> bool:
+        """Whether ``scale`` takes the call's arguments."""
+        parameters = inspect.signature(self.scale).parameters.values()
+        return sum(one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD} for one in parameters) >= _WITH_VALUES
+
+
+_WITH_VALUES = 3
+
+Tensors = Mapping[str, torch.Tensor]
+
+Comparator = Callable[[Problem, Mapping[str, Any], Tensors, Tensors], Iterable[str] | None]
+"""``compare(problem, values, results, references)``: every fault of one result, in words; none or None if it is right.
+
+All mappings are by the schema's names; ``references`` are float64 where they are floating. For results that may rightly
+differ from the reference's, such as indices where values tie.
+"""

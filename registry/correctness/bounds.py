@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,12 @@ from ..problem import Problem
 from .numerics import (
     Piece,
     calculable,
-    finite,
-    in_range,
     is_float8,
     largest,
     largest_finite,
     magnitude,
     pieces,
+    scales,
     tolerance_of,
 )
 
@@ -33,8 +32,8 @@ class Bounds:
     """The interval in which every element of one result is right by the error rule.
 
     Rounded inwards, so that what lies within is right; what does not goes to ``compare``.
-    Where the reference is NaN both bounds are. Of a result that is not floating, which must equal the reference, both
-    are that, one tensor in the result's dtype.
+    Where the reference is NaN both bounds are. Of a result that is not floating, or that the op compares itself, both
+    are the reference, one tensor in the result's dtype.
     """
 
     low: torch.Tensor
@@ -78,30 +77,38 @@ def bounds_of(
     """Per result what ``compare`` accepts on these arguments; ``dtypes`` are by the op's fake, if not given."""
     if dtypes is None:
         dtypes = [spec.dtype for spec in op.result_specs(op.arguments(values), torch.device("meta"))]
-    parts = zip(dtypes, as_tuple(reference), torch_error, strict=True)
-    return tuple(_bounds_of_one(op, problem, dtype, wide, error) for dtype, wide, error in parts)
+    named = dict(zip(op.parsed.names, values, strict=True))
+    parts = zip(op.parsed.results, dtypes, as_tuple(reference), torch_error, strict=True)
+    return tuple(_bounds_of_one(op, problem, named, *part) for part in parts)
 
 
-def _bounds_of_one(op: Op, problem: Problem, dtype: torch.dtype, reference: torch.Tensor, torch_error: float) -> Bounds:
-    if not dtype.is_floating_point:
+def _bounds_of_one(
+    op: Op,
+    problem: Problem,
+    values: Mapping[str, Any],
+    name: str,
+    dtype: torch.dtype,
+    reference: torch.Tensor,
+    torch_error: float,
+) -> Bounds:
+    if not dtype.is_floating_point or name in op.compare:
         # a copy: it may be an argument that the reference returns
         only = reference.to(dtype, copy=True)
         return Bounds(only, only, has_nan=False)
-    rtol, atol, unit = tolerance_of(op, dtype)
+    rtol, atol, unit = tolerance_of(op, name, dtype)
     wide = torch.float32 if is_float8(dtype) else _DTYPES.get(dtype, torch.float64)
     low, high = torch.empty_like(reference, dtype=wide), torch.empty_like(reference, dtype=wide)
     most_finite, size = largest_finite(dtype), magnitude([reference])
-    scales = [
-        op.tolerance.scale(
-            problem, piece.reference if size <= most_finite else finite(in_range(piece.reference, dtype))
-        )
-        for piece in pieces(low, reference)
-    ]
-    most = largest([scale.max() for scale in scales])
+    tolerance = op.tolerance_of(name)
+    if size <= most_finite and not tolerance.by_values:
+        found = [tolerance.scale(problem, piece.reference) for piece in pieces(low, reference)]
+    else:
+        found = list(map(scales(tolerance, problem, values, dtype, reference), pieces(low, reference)))
+    most = largest([scale.max() for scale in found])
     limit = 2 * torch_error + unit * most + atol
     tame = size + min(limit, rtol * most + atol) <= most_finite
     is_nan = []
-    for below, above, scale in zip(pieces(low, reference), pieces(high, reference), scales, strict=True):
+    for below, above, scale in zip(pieces(low, reference), pieces(high, reference), found, strict=True):
         allowed = (rtol * scale + atol).clamp_(max=limit)
         if tame:
             _round_inwards(below.reference - allowed, 1, below.output)

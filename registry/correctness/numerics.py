@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 
+from ..arguments.schema import tensors_in, with_tensors
 from ..contract import Op, Outputs, as_tuple
 from ..errors import InvalidDefinitionError
 from ..problem import Problem, TensorSpec, dtype_name
+from ..tolerance import Tolerance
 
 CHUNK = 2**22
 """Elements compared at a time: some ten float64 temporaries of 32 MiB each."""
@@ -45,10 +47,9 @@ class Comparison:
 
 
 def widened(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same arguments with every floating tensor in float64."""
-    return tuple(
-        value.detach().to(torch.float64) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-        for value in values
+    """The arguments with every floating tensor in float64."""
+    return with_tensors(
+        values, lambda tensor: tensor.detach().to(torch.float64) if tensor.is_floating_point() else tensor
     )
 
 
@@ -155,14 +156,27 @@ def full_precision() -> Iterator[None]:
 
 @torch.no_grad()
 def compare(
-    op: Op, problem: Problem, results: Outputs, reference: Outputs, torch_error: tuple[float, ...]
+    op: Op,
+    problem: Problem,
+    results: Outputs,
+    reference: Outputs,
+    torch_error: tuple[float, ...],
+    values: tuple[Any, ...] = (),
 ) -> Comparison:
     """Judge ``Op.results``. ``reference`` is ``reference64``'s, ``torch_error`` ``own_error``'s, on the same arguments.
 
-    Shapes and dtypes must already be right: see ``output_faults``.
+    ``values`` are these arguments as they were before the call; ops whose tolerance or comparator takes them need
+    them. Shapes and dtypes must already be right: see ``output_faults``.
     """
-    parts = zip(op.parsed.results, as_tuple(results), as_tuple(reference), torch_error, strict=True)
-    return max((_compare_one(op, problem, *part) for part in parts), key=lambda found: (not found.ok, found.ratio))
+    named = dict(zip(op.parsed.names, values, strict=False))
+    parts = list(zip(op.parsed.results, as_tuple(results), as_tuple(reference), torch_error, strict=True))
+    outputs, references = {part[0]: part[1] for part in parts}, {part[0]: part[2] for part in parts}
+    found = [_compare_one(op, problem, named, *part) for part in parts if part[0] not in op.compare]
+    for name, comparator in op.compare.items():
+        faults = list(comparator(problem, named, outputs, references) or ())
+        message = f"{name}: {'; '.join(faults)}" if faults else ""
+        found.append(Comparison(not faults, math.inf if faults else 0.0, 0.0, (name, ()), message))
+    return max(found, key=lambda each: (not each.ok, each.ratio))
 
 
 @dataclass(frozen=True)
@@ -240,15 +254,22 @@ class _Worst:
 
 
 def _compare_one(
-    op: Op, problem: Problem, name: str, output: torch.Tensor, reference: torch.Tensor, torch_error: float
+    op: Op,
+    problem: Problem,
+    values: Mapping[str, Any],
+    name: str,
+    output: torch.Tensor,
+    reference: torch.Tensor,
+    torch_error: float,
 ) -> Comparison:
-    rtol, atol, unit = tolerance_of(op, output.dtype)
+    rtol, atol, unit = tolerance_of(op, name, output.dtype)
     if output.numel() == 0:
         return Comparison(True, 0.0, 0.0, (name, ()))
     worst = _Worst()
+    scale_of = scales(op.tolerance_of(name), problem, values, output.dtype, reference)
     for piece in pieces(output, reference):
         error, wrong = _errors(piece.output, piece.reference)
-        scale = _scale(op, problem, piece)
+        scale = scale_of(piece)
         worst.scale = max(worst.scale, scale.max().item())
         worst.add(piece, error, rtol * scale + atol, wrong)
     limit = 2 * torch_error + unit * worst.scale + atol
@@ -257,10 +278,20 @@ def _compare_one(
     return Comparison(not message, worst.ratio, worst.error, (name, index), message)
 
 
-def _scale(op: Op, problem: Problem, piece: Piece) -> torch.Tensor:
-    if not piece.output.is_floating_point():
-        return torch.zeros((), dtype=torch.float64, device=piece.output.device)
-    return op.tolerance.scale(problem, finite(in_range(piece.reference, piece.output.dtype)))
+def scales(
+    tolerance: Tolerance, problem: Problem, values: Mapping[str, Any], dtype: torch.dtype, reference: torch.Tensor
+) -> Callable[[Piece], torch.Tensor]:
+    """The scale of each piece of a result of that dtype; 0 for one that is not floating."""
+    if not dtype.is_floating_point:
+        return lambda piece: torch.zeros((), dtype=torch.float64, device=piece.reference.device)
+    if not tolerance.by_values:
+        return lambda piece: tolerance.scale(problem, finite(in_range(piece.reference, dtype)))
+    whole = tolerance.scale(problem, finite(in_range(reference, dtype)), values).expand(reference.shape).reshape(-1)
+
+    def of_piece(piece: Piece) -> torch.Tensor:
+        return whole[piece.first : piece.first + piece.reference.numel()].view(piece.reference.shape)
+
+    return of_piece
 
 
 def _message(
@@ -282,17 +313,17 @@ def _shown(number: torch.Tensor) -> str:
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
-def tolerance_of(op: Op, dtype: torch.dtype) -> tuple[float, float, float]:
+def tolerance_of(op: Op, result: str, dtype: torch.dtype) -> tuple[float, float, float]:
     """rtol, atol and unit roundoff; results that are not floating must be equal.
 
     Raises InvalidDefinitionError for a floating dtype that the op has no tolerance for.
     """
     if not dtype.is_floating_point:
         return 0.0, 0.0, 0.0
-    name, tolerance = dtype_name(dtype), op.tolerance
+    name, tolerance = dtype_name(dtype), op.tolerance_of(result)
     if name not in tolerance.rtol or name not in tolerance.atol:
         raise InvalidDefinitionError(
-            f"op {op.name!r} has a result of {name} but no tolerance for it",
+            f"op {op.name!r} has a result of {name}, {result}, but no tolerance for it",
             hint=f"its rtol has {', '.join(tolerance.rtol)}, its atol {', '.join(tolerance.atol)}",
         )
     return tolerance.rtol[name], tolerance.atol[name], torch.finfo(dtype).eps / 2
@@ -307,7 +338,7 @@ def _fresh(op: Op, values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments that a reference which mutates may write to."""
     if not op.parsed.mutates:
         return values
-    return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in values)
+    return with_tensors(values, torch.clone)
 
 
 def poison(tensors: tuple[torch.Tensor, ...]) -> None:
@@ -331,7 +362,7 @@ def output_faults(
     faults: list[str] = []
     for (name, spec), output in zip(specs.items(), outputs, strict=True):
         faults += _spec_faults(name, output, spec)
-    arguments = [value for value in values if isinstance(value, torch.Tensor)]
+    arguments = tensors_in(values)
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
     for place, output in enumerate(tensors):
         if any(overlap(output, argument) for argument in arguments):

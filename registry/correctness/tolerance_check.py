@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..arguments.schema import tensors_in
 from ..contract import Op
 from ..errors import InvalidDefinitionError, RegistryError
 from ..problem import Problem, dtype_name
@@ -208,7 +209,7 @@ def _look(op: Op, problem: Problem, kind: str, results: dict[tuple[str, str], Se
         for dtype, within, wide, stale in zip(dtypes, bounds, reference, old, strict=True)
     ]
     for name, dtype, stale, case in zip(op.parsed.results, dtypes, old, cases, strict=True):
-        if stale.numel():
+        if stale.numel() and name not in op.compare:
             seen = results.setdefault(
                 (name, dtype_name(dtype)), Seen(PREVIOUS if name in op.parsed.outputs else UNCHANGED)
             )
@@ -217,8 +218,8 @@ def _look(op: Op, problem: Problem, kind: str, results: dict[tuple[str, str], Se
 
 
 def _differ(values: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
-    pairs = zip(values, others, strict=True)
-    return any(isinstance(value, torch.Tensor) and not same_bits(value, other) for value, other in pairs)
+    one, other = tensors_in(values), tensors_in(others)
+    return len(one) != len(other) or not all(map(same_bits, one, other))
 
 
 def _cases(op: Op, problems: Sequence[Problem]) -> Iterator[tuple[Problem, str]]:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import inspect
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,10 +59,12 @@ def write_note(op: Op, shown_by: Iterable[str]) -> None:
 def _note(op: Op, shown_by: Iterable[str]) -> Path | None:
     """The file that says what has shown this very op to be right; None where there can be none."""
     texts = [f"{_VERSION} {torch.__version__}", op.name, op.schema, str(op.version), repr(op.kinds)]
-    texts += [canonical_json({**op.tolerance.rtol}), canonical_json({**op.tolerance.atol})]
+    tolerances = [op.tolerance, *op.tolerances.values()]
+    texts += [canonical_json([{**each.rtol}, {**each.atol}]) for each in tolerances] + [*op.tolerances, *op.compare]
     texts += shown_by
     try:
-        for code in (op.reference, op.inputs, op.tolerance.scale):
+        scales: list[Callable[..., object]] = [each.scale for each in tolerances]
+        for code in (op.reference, op.inputs, *scales, *op.compare.values()):
             texts.append(Path(inspect.getfile(inspect.unwrap(code))).read_text())
         folder = cache_folder("contracts")
     except (OSError, TypeError, RegistryError):

@@ -9,7 +9,7 @@ from typing import Any
 from torch._ops import OpOverload
 from torch.fx import Proxy
 
-from ..arguments.schema import Kind, kind_of
+from ..arguments.schema import Kind, kind_of, tensors_in
 from ..contract import Op
 from ..device import Device
 from ..discovery.catalog import Catalog
@@ -25,7 +25,7 @@ from .hit.packed_form import check_form
 from .hit.table import Table
 from .mode import REFERENCE_MODE, Mode
 from .recording import recorder
-from .resolve.candidates import NOT_FOR_US, Attempt, Call, Plans, Resolved, place_of, reference, tensors_of
+from .resolve.candidates import NOT_FOR_US, Attempt, Call, Plans, Resolved, place_of, reference
 from .resolve.ranges import Ranged, Ranges
 from .resolve.winners import Winners
 from .torch_side import operators as torch_ops
@@ -113,7 +113,7 @@ class BoundOp:
     def _explained(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Explanation:
         values = self.op.parsed.bind(args, attributes)
         forced = self._forcing.of(self.op.name)
-        strange = unusual(tensors_of(values))
+        strange = unusual(tensors_in(values))
         entry = None if strange else self.entries.known(self._table_of(forced), self._given(args, attributes))
         if entry is not None:
             return explained(self.plans, self.ranges.told(entry.resolved, values), values, self.mode())
@@ -173,7 +173,7 @@ class BoundOp:
         table = self._table_of(forced)
         generations = table.generation, self.plans.generation
         values = self.op.parsed.bind(args, attributes)
-        tensors = tensors_of(values)
+        tensors = tensors_in(values)
         strange = unusual(tensors)
         if strange and traced_by_torch(tensors) and torch_ops.serves(self):
             return torch_ops.called(torch_ops.define(self.op), self.op, values)
@@ -261,14 +261,14 @@ class BoundOp:
 
     def _report(self, values: tuple[Any, ...]) -> None:
         """Tell who watches that this was called, if there was anything to launch."""
-        if self._watch.active and not nothing_to_launch(tensors_of(values)):
+        if self._watch.active and not nothing_to_launch(tensors_in(values)):
             self._watch.seen(self.op.pose(self.op.arguments(values)))
 
     def _answers(
         self, values: tuple[Any, ...], forced: Forced | None, generation: int, telling: bool = False
     ) -> Iterator[Resolved]:
         """What may answer these values, best first; the first that runs does. ``telling``: none is going to run."""
-        tensors = tensors_of(values)
+        tensors = tensors_in(values)
         if reason := unusual(tensors):
             yield self._plain_torch(reason, None, None if self.mode() == "reference" else forced)
             return
@@ -322,7 +322,7 @@ class BoundOp:
 
     def _prepared(self, resolved: Resolved, values: tuple[Any, ...]) -> Callable[..., Any]:
         """What answers these values, with all that torch expects of an operation: its dtype, gradient and version."""
-        tensors = tensors_of(values)
+        tensors = tensors_in(values)
         run = keeping_dtype(resolved.run, tensors)
         if self.op.parsed.mutates:
             run = counting_writes(run, self.op.parsed)
@@ -340,8 +340,8 @@ class BoundOp:
         values = [*args, *attributes.values()]
         # torch.compile follows little of a schema's Python: what can be told from types is looked at out of its sight
         if not self.ready_to_trace(tuple([kind_of(value) for value in values]), tuple(attributes)):
-            return keeping_dtype(self._reference, tensors_of(values))(*self.op.parsed.bind(args, attributes))
-        if self.op.backward is None and gradient_needed(tensors_of(values)):
+            return keeping_dtype(self._reference, tensors_in(values))(*self.op.parsed.bind(args, attributes))
+        if self.op.backward is None and gradient_needed(tensors_in(values)):
             refuse(no_backward(self.op.name), hint=NO_BACKWARD_HINT, kind=UnsupportedError)
         assert self.torch_op is not None
         return self.torch_op(*args, **attributes)

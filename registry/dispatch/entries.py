@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 
+from ..arguments.schema import tensors_in
 from ..contract import Op
 from .hit.guards import matcher
 from .hit.table import Entry, Table
-from .resolve.candidates import Resolved, tensors_of
+from .resolve.candidates import Resolved
 from .resolve.ranges import Ranged
 
 
@@ -21,12 +22,13 @@ class Entries:
 
     def __init__(self, op: Op) -> None:
         kinds = [parameter.kind for parameter in op.parsed.parameters]
+        self._usable = not op.parsed.has_lists  # the guards are made for a tensor a parameter
         self.tensors = tuple(place for place, kind in enumerate(kinds) if kind == "Tensor")
         self.plain = tuple(place for place, kind in enumerate(kinds) if kind != "Tensor")
 
     def known(self, table: Table, given: tuple[Any, ...], *, anywhere: bool = False) -> Entry | None:
         """The entry that holds for ``given``; with ``anywhere`` among those for many shapes only."""
-        if not given or not isinstance(given[0], torch.Tensor):
+        if not self._usable or not given or not isinstance(given[0], torch.Tensor):
             return None
         tensors = tuple(given[place] for place in self.tensors)
         plain = tuple(given[place] for place in self.plain)
@@ -36,12 +38,12 @@ class Entries:
         self, table: Table, generation: int, given: tuple[Any, ...], values: tuple[Any, ...], resolved: Resolved
     ) -> None:
         """Let ``resolved`` answer further calls that give what ``given`` is, of which the schema made ``values``."""
-        if not given or not isinstance(given[0], torch.Tensor):
+        if not self._usable or not given or not isinstance(given[0], torch.Tensor):
             return
         run = resolved.run
         if any(given[place] is not values[place] for place in self.plain):
             run = _coerced(run, {place: values[place] for place in self.plain})
-        grad = is_grad_enabled() if any(tensor.requires_grad for tensor in tensors_of(values)) else None
+        grad = is_grad_enabled() if any(tensor.requires_grad for tensor in tensors_in(values)) else None
         plain = tuple(given[place] for place in self.plain)
         if isinstance(resolved, Ranged):
             table.add_anywhere(Entry(resolved.check_rows, plain, grad, run, resolved.calls.hit, resolved), generation)

@@ -8,6 +8,7 @@ from typing import Any
 
 from tuning_db import Decision
 
+from ..arguments.schema import tensors_in
 from ..device import Device
 from ..implementation import Implementation
 from ..problem import Problem
@@ -86,7 +87,7 @@ def explained(plans: Plans, resolved: Resolved, values: tuple[Any, ...], mode: M
 
 
 def _explained(plans: Plans, resolved: Resolved, values: tuple[Any, ...]) -> Explanation:
-    tensors = [value for value in values if hasattr(value, "device")]
+    tensors = tensors_in(values)
     if resolved.problem is None or not tensors or tensors[0].device.type not in {"cpu", "cuda"}:
         where = str(tensors[0].device) if tensors else ""
         return _bare(plans.op.name, resolved.problem, where, resolved.choice)

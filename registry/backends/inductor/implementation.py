@@ -52,6 +52,9 @@ class InductorImplementation(Implementation):
             yield "Inductor needs a C++ compiler (g++, or what CXX names)"
         if device.type == "cuda" and importlib.util.find_spec("triton") is None:
             yield "Inductor needs Triton, which is not installed"
+        arguments = problem.traits.arguments
+        if arguments is not None and any(isinstance(value, tuple) for value in arguments.values.values()):
+            yield "it takes tensors and numbers by name, no lists"
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Not before it was measured: its first call takes seconds."""

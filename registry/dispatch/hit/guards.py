@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...arguments.schema import tensors_in
 from ...problem import FULL_ALIGNMENT
 from ..torch_side.situation import capturing
 from ..torch_side.torch_private import Check, tensor_guard
@@ -68,7 +69,7 @@ def maker_of(source: str) -> Callable[..., Check]:
 
 def aligned(*given: Any) -> bool:
     """Every tensor starts at a multiple of 16 bytes."""
-    return all(value.data_ptr() % FULL_ALIGNMENT == 0 for value in given if isinstance(value, torch.Tensor))
+    return all(value.data_ptr() % FULL_ALIGNMENT == 0 for value in tensors_in(given))
 
 
 def misaligned(*given: Any) -> bool:
@@ -78,7 +79,7 @@ def misaligned(*given: Any) -> bool:
 
 def not_capturing(*given: Any) -> bool:
     """No CUDA graph is being captured from the current stream of the tensors' GPU."""
-    return not capturing(value for value in given if isinstance(value, torch.Tensor))
+    return not capturing(tensors_in(given))
 
 
 def determinism_not_asked(*_given: Any) -> bool:

@@ -71,7 +71,7 @@ class Around:
 def hot_path(op: Op, around: Around) -> HotPath:
     """The functions for ``op``."""
     parameters = op.parsed.parameters
-    if not all(_usable(parameter.name) for parameter in parameters):
+    if op.parsed.has_lists or not all(_usable(parameter.name) for parameter in parameters):
         return _generic(around, lambda *args, **attributes: around.slow(args, attributes))
     known = _names(around)
     slow = f"_slow(*{_given(parameters, False)})"

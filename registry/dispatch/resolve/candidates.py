@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -235,7 +235,7 @@ def place_of(arguments: Arguments) -> Hashable:
     The schema has fixed the attributes' types; a float is told by its digits, since 0.0 equals -0.0.
     """
     values = tuple(repr(value) if isinstance(value, float) else value for value in arguments.values.values())
-    return values, torch.are_deterministic_algorithms_enabled()
+    return values, arguments.gradient, torch.are_deterministic_algorithms_enabled()
 
 
 def conditions_of(candidate: Candidate, problem: Problem, device: Device) -> tuple[Condition, ...]:
@@ -252,8 +252,3 @@ def conditions_of(candidate: Candidate, problem: Problem, device: Device) -> tup
     if not implementation.deterministic:
         conditions.append(determinism_not_asked)
     return tuple(conditions)
-
-
-def tensors_of(values: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensors among bound values."""
-    return [value for value in values if isinstance(value, torch.Tensor)]

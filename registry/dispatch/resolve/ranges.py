@@ -65,6 +65,7 @@ class Ranges:
         self._op = op
         self._plans = plans
         self._failures: Counter[Hashable] = Counter()
+        self._sized = not (op.parsed.mutates or op.parsed.has_lists)
         self._parameters = [parameter.name for parameter in op.parsed.parameters if parameter.kind == "Tensor"]
 
     def clear(self) -> None:
@@ -91,7 +92,7 @@ class Ranges:
 
     def of(self, values: tuple[Any, ...], resolved: Resolved) -> Ranged | None:
         """What ``resolved``, an answer to ``values`` that nobody forced, says about other row counts."""
-        if resolved.plan is None or resolved.makeshift or resolved.problem is None or self._op.parsed.mutates:
+        if resolved.plan is None or resolved.makeshift or resolved.problem is None or not self._sized:
             return None
         if resolved.choice.step not in {"nearest", "default"}:
             return None

@@ -250,5 +250,5 @@ def _kind(situation: Situation, decision: Decision) -> str:
 
 
 def _shown(op: Op, decision: Decision) -> str:
-    dims = decision.problem.dims
-    return ", ".join(f"{name}={dims[name]}" for name in dims if name in op.dynamic)
+    dims, told = decision.problem.dims, {*op.dynamic, *op.distributions}
+    return ", ".join(f"{name}={dims[name]}" for name in dims if name in told)

@@ -50,7 +50,8 @@ class OpWinners:
     def nearest(self, op: Op, problem: Problem) -> Iterator[Near]:
         """Decisions with the same static dimensions, the nearest first.
 
-        Of two equally near the user's, then the larger problem's.
+        Of two equally near that of the same distribution of data, then of the one declared first, then the user's, then
+        the larger problem's.
         """
         wanted = _static(op, problem.dims)
         found = [
@@ -59,11 +60,14 @@ class OpWinners:
             if decision.problem.dims.keys() == problem.dims.keys() and _static(op, decision.problem.dims) == wanted
         ]
 
-        def rank(near: Near) -> tuple[float, bool, list[float]]:
-            larger = [-float(near.decision.problem.dims[name]) for name in sorted(op.dynamic)]
-            return near.octaves, self.is_shipped(near.decision), larger
+        def rank(near: Near) -> tuple[float, list[int], bool, list[float]]:
+            dims = near.decision.problem.dims
+            larger = [-float(dims[name]) for name in sorted(op.dynamic)]
+            return near.octaves, _unlike(op, problem.dims, dims), self.is_shipped(near.decision), larger
 
-        yield from sorted((near for near in found if near.octaves > 0), key=rank)
+        exact = canonical_json(dict(problem.dims))
+        others = (near for near in found if canonical_json(dict(near.decision.problem.dims)) != exact)
+        yield from sorted(others, key=rank)
 
     def ranking(self) -> dict[str, tuple[str, ...]]:
         """The candidates that are considered for each problem, the first first, as text."""
@@ -100,7 +104,16 @@ def octaves_between(op: Op, one: Mapping[str, Value], other: Mapping[str, Value]
 
 
 def _static(op: Op, dims: Mapping[str, Value]) -> str:
-    return canonical_json({name: value for name, value in dims.items() if name not in op.dynamic})
+    loose = {*op.dynamic, *op.distributions}
+    return canonical_json({name: value for name, value in dims.items() if name not in loose})
+
+
+def _unlike(op: Op, one: Mapping[str, Value], other: Mapping[str, Value]) -> list[int]:
+    """By distribution 0 where both have the same one, else the place from 1 on of the other's among those declared."""
+    return [
+        0 if one[name] == other[name] else 1 + (names.index(str(other[name])) if other[name] in names else len(names))
+        for name, names in op.distributions.items()
+    ]
 
 
 class Winners:

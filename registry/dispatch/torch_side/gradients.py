@@ -11,6 +11,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 from torch.compiler import is_dynamo_compiling
 
+from ...arguments.schema import tensors_in
 from ...contract import Op, as_tuple
 from ...errors import UnsupportedError
 from ..forcing import Forced, Forcing
@@ -73,11 +74,16 @@ class Gradients:
         """Why autograd cannot record a call with these values, if it cannot."""
         if self.op.backward is None:
             return UnsupportedError(no_backward(self.op.name), hint=NO_BACKWARD_HINT)
+        if lists := [name for name, value in zip(self.op.parsed.names, values, strict=True) if _needed_in_list(value)]:
+            return UnsupportedError(
+                f"{self.op.name}: a tensor of the list {lists[0]} needs a gradient, which only tensors by name get",
+                hint=f"pass detached tensors; {PLAIN_TORCH}",
+            )
         if self.backward is None:
             return None
         computed = self.backward.op.parsed.outputs
         for name, value in zip(self.op.parsed.names, values, strict=True):
-            if isinstance(value, torch.Tensor) and value.requires_grad and f"grad_{name}" not in computed:
+            if f"grad_{name}" not in computed and any(tensor.requires_grad for tensor in tensors_in((value,))):
                 return UnsupportedError(
                     f"{self.op.name}: {name} needs a gradient, which {self.backward.op.name} does not compute",
                     hint=f"pass {name}.detach(); {PLAIN_TORCH}",
@@ -129,6 +135,10 @@ class Gradients:
         outputs = self.backward.traced_flat(tuple(args), named) if tracing else self.backward.flat(*args, **named)
         found = dict(zip(schema.outputs, as_tuple(outputs), strict=True))
         return [found.get(f"grad_{name}") for name in self.op.parsed.names]
+
+
+def _needed_in_list(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) and any(tensor.requires_grad for tensor in tensors_in((value,)))
 
 
 class _Recorded(torch.autograd.Function):

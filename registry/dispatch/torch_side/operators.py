@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch._ops import OpOverload
 
+from ...arguments.schema import tensors_in
 from ...contract import Op
 from ...errors import InvalidDefinitionError, RegistryError, UnknownNameError
 from .gradients import Gradients
@@ -171,7 +172,7 @@ class _Kernels:
     def autograd(self, *args: Any, **attributes: Any) -> Any:
         """Above all: what torch is tracing is passed on to be recorded as one operator, a real call simply runs."""
         bound = self.bound()
-        tensors = [value for value in (*args, *attributes.values()) if isinstance(value, torch.Tensor)]
+        tensors = tensors_in((*args, *attributes.values()))
         if not traced_by_torch(tensors):
             return bound.flat(*args, **attributes)
         values = bound.op.parsed.bind(args, attributes)
@@ -205,7 +206,7 @@ class _Kernels:
 def _in_plain_torch(run: Callable[..., Any], op: Op, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
     """``run``, which is made of torch's operations, on a call's values: in their dtype, under autocast too."""
     values = op.parsed.bind(args, attributes)
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    tensors = tensors_in(values)
     return keeping_dtype(run, tensors)(*values)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...arguments.schema import tensors_in, with_tensors
 from ...problem import TensorSpec
 from .stack import Stack
 
@@ -15,17 +16,23 @@ class Rotation:
     """``count`` copies of the same arguments at other addresses; tensors are stacked, other values as they are."""
 
     def __init__(self, values: tuple[Any, ...], count: int) -> None:
+        # a list's tensors have a stack each
         self._stacks = {
-            place: Stack(TensorSpec.of(value), count)
+            place: [Stack(TensorSpec.of(tensor), count) for tensor in tensors]
             for place, value in enumerate(values)
-            if isinstance(value, torch.Tensor)
+            if (tensors := tensors_in((value,)))
         }
-        self.copies: list[tuple[Any, ...]] = [
-            tuple(self._stacks[place].tensors[copy] if place in self._stacks else value
-                  for place, value in enumerate(values))
-            for copy in range(count)
-        ]  # fmt: skip
+        self.copies: list[tuple[Any, ...]] = [self._copy(values, number) for number in range(count)]
         self._shown = self._announced = ""
+
+    def _copy(self, values: tuple[Any, ...], number: int) -> tuple[Any, ...]:
+        stacks = iter(self._all)
+        return with_tensors(values, lambda _: next(stacks).tensors[number])
+
+    @property
+    def _all(self) -> list[Stack]:
+        """The stacks in the order of the tensors among the arguments."""
+        return [stack for place in sorted(self._stacks) for stack in self._stacks[place]]
 
     def show(self, name: str, values: tuple[Any, ...]) -> None:
         """Overwrite every copy in place, unless it is ``name`` that they hold already.
@@ -35,14 +42,14 @@ class Rotation:
         if name == self._shown:
             return
         self._shown = name
-        for place, stack in self._stacks.items():
-            stack.write(values[place])
+        for stack, tensor in zip(self._all, tensors_in(values), strict=True):
+            stack.write(tensor)
 
     def spoil(self) -> None:
         """Overwrite every copy with nonsense that nobody may have read: NaN, and 0 where a number may be an index."""
         self._shown = ""
-        for place, stack in self._stacks.items():
-            tensor = self.copies[0][place]
+        for stack in self._all:
+            tensor = stack.tensors[0]
             stack.write(torch.full_like(tensor, torch.nan if tensor.is_floating_point() else 0))
 
     def announce(self) -> None:
@@ -50,28 +57,32 @@ class Rotation:
         if self._announced == self._shown:
             return
         self._announced = self._shown
-        for stack in self._stacks.values():
+        for stack in self._all:
             torch.autograd.graph.increment_version(stack.tensors)
 
     def unchanged(self, values: tuple[Any, ...], places: Iterable[int]) -> dict[int, torch.Tensor]:
         """By place whether every copy still holds ``values``, as tensors on the device."""
-        return {place: self._stacks[place].holds(values[place]) for place in places if place in self._stacks}
+        return {
+            place: torch.stack(list(map(Stack.holds, self._stacks[place], tensors_in((values[place],))))).all()
+            for place in places
+            if place in self._stacks
+        }
 
     def agree(self, places: Iterable[int]) -> list[torch.Tensor]:
         """Of the tensors at these places whether all copies are equal bit by bit, as tensors on the device."""
-        return [self._stacks[place].agrees() for place in places]
+        return [stack.agrees() for place in places for stack in self._stacks[place]]
 
     def poison(self, places: Iterable[int]) -> None:
-        """Fill the tensors at these places, and what is beside their copies."""
+        """Fill the tensors at these places, no lists, and what is beside their copies."""
         self._shown = ""
         for place in places:
-            self._stacks[place].poison()
+            self._stacks[place][0].poison()
 
     def margins_untouched(self, places: Iterable[int]) -> dict[int, torch.Tensor]:
         """By place whether nothing was written beside the copies since ``poison``, as tensors on the device."""
-        return {place: self._stacks[place].margins_untouched() for place in places}
+        return {place: self._stacks[place][0].margins_untouched() for place in places}
 
     @property
     def nbytes(self) -> int:
         """Bytes of all copies."""
-        return sum(stack.nbytes for stack in self._stacks.values())
+        return sum(stack.nbytes for stack in self._all)

@@ -15,8 +15,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, TypeAda
 from typing_extensions import TypedDict
 
 from ...contract import COUNT, Op
-from ...errors import RegistryError, ShapesFileError, UnknownNameError
-from ...problem import Problem
+from ...errors import InvalidArgumentError, RegistryError, ShapesFileError, UnknownNameError
+from ...problem import Problem, check_choice
 from .yaml_document import Document
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ class _File:
 def _entries_of(op: Op) -> TypeAdapter[list[dict[str, Any]]]:
     """Validates an op's list of entries; every value of a dimension becomes a list."""
     fields: dict[str, Any] = {name: _values_of(op, name) for name in sorted(op.static | op.dynamic)}
+    fields |= {name: cast("Any", NotRequired)[fields[name]] for name in op.distributions}
     fields[COUNT] = cast("Any", NotRequired)[Annotated[int, PlainValidator(_count)]]
     # a TypedDict, because a model's field could not be called `copy`
     entry: Any = with_config(ConfigDict(extra="forbid"))(cast("Any", TypedDict)("entry", fields))
@@ -144,6 +145,13 @@ def _values_of(op: Op, name: str) -> object:
 
 def _value(op: Op, name: str, value: object) -> object:
     """One value of one dimension, or ValueError with ``got ...; expected ...``."""
+    if values := {**op.choices, **op.distributions}.get(name):
+        try:
+            check_choice(op.name, name, value, values)
+        except InvalidArgumentError as fault:
+            expected = f"expected {' or '.join(map(_written, values))}"
+            raise ValueError(f"got {_shown(value)}; {', '.join(filter(None, (expected, fault.hint)))}") from None
+        return value
     expected = _expected(op, name)
     if not _ACCEPTS[expected](value):
         raise ValueError(f"got {_shown(value)}; expected {expected}")
@@ -170,15 +178,21 @@ def _is_positive(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST
 
 
-def _is_float_dtype(value: object) -> bool:
+def _is_dtype(value: object) -> bool:
+    """Whether ``value`` names a dtype of numbers that tensors are computed in: floating ones, and integers as int8."""
     dtype = getattr(torch, value, None) if isinstance(value, str) else None
-    return isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    return isinstance(dtype, torch.dtype) and not dtype.is_complex and dtype != torch.bool
+
+
+def _written(value: object) -> str:
+    """A choice as YAML writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 _DTYPE, _TEXT, _FLAG = "a dtype, e.g. bfloat16", "text", "true or false"
 _SIZE, _SIZE_OR_FLAG = "a positive integer", "a positive integer, true or false"
 _ACCEPTS: Mapping[str, Callable[[object], bool]] = {
-    _DTYPE: _is_float_dtype,
+    _DTYPE: _is_dtype,
     _TEXT: lambda value: isinstance(value, str) and value != "",
     _FLAG: lambda value: isinstance(value, bool),
     _SIZE: _is_positive,

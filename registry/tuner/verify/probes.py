@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ...arguments.schema import tensors_in, with_tensors
 from ...artifact import Artifact
 from ...contract import Op, as_tuple
 from ...correctness.bounds import Bounds, bounds_of
@@ -69,7 +70,7 @@ class Probe:
     @cached_property
     def nbytes(self) -> int:
         """Bytes held, about: what is beside tensors is small."""
-        tensors = [value for value in (*self.values, *self.pristine) if isinstance(value, torch.Tensor)]
+        tensors = tensors_in((*self.values, *self.pristine))
         held: tuple[torch.Tensor | Bounds | Surrounded, ...] = (*tensors, *self.bounds, *self.outputs)
         return sum(each.nbytes for each in held)
 
@@ -224,7 +225,7 @@ def _laid_out(op: Op, problem: Problem, device: Device, layout: Layout) -> Itera
     generator = torch.Generator(device=device.torch).manual_seed(len(layout))
     try:
         drawn = op.draw(problem, op.kinds[0], generator)
-        values = tuple(laid_out(value, layout) if isinstance(value, torch.Tensor) else value for value in drawn)
+        values = with_tensors(drawn, lambda tensor: laid_out(tensor, layout))
         arguments = op.arguments(values)
         posed = op.pose(arguments, problem)
         reference = reference64(op, values)
@@ -240,7 +241,7 @@ def _check(plan: Plan, probe: Probe, checks: Checks) -> None:
     if not plan.op.parsed.mutates:
         for output in probe.outputs:
             output.poison()
-        _check_on(plan, probe, probe.outputs, {}, checks)
+        _check_on(plan, probe, probe.outputs, (), checks)
         return
     # what mutates is given inputs of its own, which it may read too far, or change too much of
     for nan_beside in (False, True):
@@ -249,15 +250,16 @@ def _check(plan: Plan, probe: Probe, checks: Checks) -> None:
 
 
 def _check_on(
-    plan: Plan, probe: Probe, outputs: tuple[Surrounded, ...], copies: Mapping[int, Surrounded], checks: Checks
+    plan: Plan, probe: Probe, outputs: tuple[Surrounded, ...], copies: Sequence[Surrounded], checks: Checks
 ) -> None:
-    """One run into poisoned outputs, on the probe's arguments or on copies of those at these places."""
+    """One run into poisoned outputs, on the probe's arguments, or on a copy of each of its tensors."""
     op, functional = plan.op, plan.candidate.implementation.returns_outputs
     into = () if functional else outputs
     scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
     poison(scratch)
     given = tuple(each.tensor for each in into)
-    values = tuple(copies[place].tensor if place in copies else value for place, value in enumerate(probe.values))
+    copy = iter(copies)
+    values = with_tensors(probe.values, lambda _: next(copy).tensor) if copies else probe.values
     returned = plan.run(given, plan.prepared.extend(values), scratch)
     found = as_tuple(returned) if functional else given
     if faults := output_faults(found, plan.signature.outputs, values):
@@ -265,25 +267,21 @@ def _check_on(
     results = op.results(found, values)
     flags = [bounds.holding(result) for bounds, result in zip(probe.bounds, results, strict=True)]
     checks.add(flags, "wrong_result", lambda: _why(op, probe, results))
-    for name, surroundings in (("outputs", into), ("arguments", tuple(copies.values()))):
+    for name, surroundings in (("outputs", into), ("arguments", copies)):
         beside = _told(probe, f"it writes outside its {name}")
         checks.add([each.untouched() for each in surroundings], "wrong_result", beside)
     check_unchanged(op, values, probe.pristine, checks)
 
 
-def _copies(probe: Probe, nan_beside: bool) -> dict[int, Surrounded]:
-    """Of the tensors, by place."""
-    return {
-        place: laid_out_within(value, probe.layout, nan_beside=nan_beside)
-        for place, value in enumerate(probe.pristine)
-        if isinstance(value, torch.Tensor)
-    }
+def _copies(probe: Probe, nan_beside: bool) -> list[Surrounded]:
+    """A copy of each tensor among the probe's arguments, in poisoned surroundings."""
+    return [laid_out_within(tensor, probe.layout, nan_beside=nan_beside) for tensor in tensors_in(probe.pristine)]
 
 
 def _why(op: Op, probe: Probe, results: tuple[torch.Tensor, ...]) -> str:
     reference = reference64(op, probe.pristine)
     error = own_error(op, probe.problem, probe.pristine, reference)
-    fault = compare(op, probe.problem, results, reference, error).message
+    fault = compare(op, probe.problem, results, reference, error, probe.pristine).message
     return _told(probe, fault) if fault else ""
 
 

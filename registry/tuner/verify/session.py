@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...arguments.schema import tensors_in, with_tensors
 from ...contract import Op
 from ...correctness.bounds import Bounds, bounds_of
 from ...correctness.numerics import Comparison, compare, own_error, reference64
@@ -50,7 +51,7 @@ class InputCase:
     @property
     def nbytes(self) -> int:
         """Bytes of its tensors."""
-        tensors = [value for value in (*self.values, *self.pristine) if isinstance(value, torch.Tensor)]
+        tensors = tensors_in((*self.values, *self.pristine))
         return sum(tensor.nbytes for tensor in tensors) + sum(bounds.nbytes for bounds in self.bounds)
 
 
@@ -92,7 +93,7 @@ class Session:
         """The results of a case against its reference, element by element."""
         reference = reference64(self.op, case.pristine)
         error = own_error(self.op, self.problem, case.pristine, reference)
-        return compare(self.op, self.problem, results, reference, error)
+        return compare(self.op, self.problem, results, reference, error, case.pristine)
 
     def _make(self, kind: str, values: tuple[Any, ...], reference: Tensors | None = None) -> InputCase:
         bounds = self._bounds.get(kind)
@@ -126,10 +127,8 @@ class Session:
         values, others = self._drawn(self.timed_kind), self._drawn(self.timed_kind, again=1 + number)
         # a seed of its own: which numbers are other ones must not depend on what they are
         generator = torch.Generator(device=self.device.torch).manual_seed(self._seed + 2_000_003)
-        mixed = tuple(
-            _mixed(value, other, generator, number) if isinstance(value, torch.Tensor) else value
-            for value, other in zip(values, others, strict=True)
-        )
+        other = iter(tensors_in(others))
+        mixed = with_tensors(values, lambda tensor: _mixed(tensor, next(other), generator, number))
         reference = self._reference_of_mixture(mixed) if self._mixable is None else None
         return self._make(kind, mixed if self._mixable else others, reference)
 
@@ -243,7 +242,7 @@ class Sessions:
 
 def clone(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """The same arguments at other addresses."""
-    return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in values)
+    return with_tensors(values, torch.clone)
 
 
 def _mixed(value: torch.Tensor, other: torch.Tensor, generator: torch.Generator, number: int) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ...arguments.schema import tensors_in
 from ...contract import Op
 from ...correctness.bits import having_same_bits
 from ...correctness.numerics import output_faults, overlap, poison
@@ -218,9 +219,9 @@ def run_poisoned(plan: Plan, values: tuple[Any, ...]) -> Tensors:
 def check_unchanged(op: Op, values: tuple[Any, ...], pristine: tuple[Any, ...], checks: Checks) -> None:
     """See whether each argument that must be left alone was."""
     for parameter, value, was in zip(op.parsed.parameters, values, pristine, strict=True):
-        if isinstance(value, torch.Tensor) and not parameter.mutated:
-            flag = having_same_bits(value, was)
-            checks.add([flag], "wrong_result", f"it changes its input {parameter.name}")
+        if not parameter.mutated:
+            flags = list(map(having_same_bits, tensors_in((value,)), tensors_in((was,))))
+            checks.add(flags, "wrong_result", f"it changes its input {parameter.name}")
 
 
 def _hold(case: InputCase, results: Tensors) -> list[torch.Tensor]:
