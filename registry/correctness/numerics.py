@@ -323,7 +323,7 @@ def tolerance_of(op: Op, result: str, dtype: torch.dtype) -> tuple[float, float,
     name, tolerance = dtype_name(dtype), op.tolerance_of(result)
     if name not in tolerance.rtol or name not in tolerance.atol:
         raise InvalidDefinitionError(
-            f"op {op.name!r} has a result of {name}, {result}, but no tolerance for it",
+            f"op {op.name!r} has a result of {name} but no tolerance for it: {result}",
             hint=f"its rtol has {', '.join(tolerance.rtol)}, its atol {', '.join(tolerance.atol)}",
         )
     return tolerance.rtol[name], tolerance.atol[name], torch.finfo(dtype).eps / 2

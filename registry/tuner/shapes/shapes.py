@@ -179,9 +179,9 @@ def _is_positive(value: object) -> bool:
 
 
 def _is_dtype(value: object) -> bool:
-    """Whether ``value`` names a dtype of numbers that tensors are computed in: floating ones, and integers as int8."""
+    """Whether ``value`` names a dtype that an op may be tuned for: a floating one, int8 or uint8."""
     dtype = getattr(torch, value, None) if isinstance(value, str) else None
-    return isinstance(dtype, torch.dtype) and not dtype.is_complex and dtype != torch.bool
+    return isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype in {torch.int8, torch.uint8})
 
 
 def _written(value: object) -> str:
