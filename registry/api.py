@@ -34,6 +34,7 @@ explain = dispatcher.explain
 using = dispatcher.using
 register = dispatcher.register
 define = dispatcher.define
+load_file = dispatcher.load_file
 reload = dispatcher.reload
 record = dispatcher.recorder.record
 weights_changed = prepared.weights_changed

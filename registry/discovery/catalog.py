@@ -23,6 +23,9 @@ from .loading import GUARDED, attach, called, describe, file_module, import_file
 from .plugin import DISTRIBUTION, Faults, Hook, Permissions, Plugin, PluginReport
 from .registration import check_implementation_of, check_new_op
 
+_BY_CALLS = "registry.register"
+"""The name of the plugin of all that is added by calls in this process."""
+
 _LOADING: ContextVar[Catalog | None] = ContextVar("_LOADING", default=None)
 
 
@@ -127,6 +130,13 @@ class Catalog:
             check_new_op(op, self._ops, owner, self._plugins)
             self._add_op(owner, op)
             self.generation += 1
+
+    def added_by_calls(self) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+        """The ops, and the implementations as (op, name), of ``define`` and ``register`` outside of a plugin file."""
+        found = [plugin for plugin in self._plugins if plugin.name == _BY_CALLS]
+        return tuple(op for plugin in found for op in plugin.ops), tuple(
+            entry for plugin in found for entry in plugin.implementations
+        )
 
     def load_file(self, path: str | Path) -> None:
         """Load a .py file as a plugin. A file that is loaded already is left as it is.
@@ -310,11 +320,10 @@ class Catalog:
         """The plugin to which belongs what is added by a call: the file that is being loaded, if any."""
         if self._adopting is not None:
             return self._adopting
-        name = "registry.register"
         for plugin in self._plugins:
-            if plugin.name == name:
+            if plugin.name == _BY_CALLS:
                 return plugin
-        self._plugins.append(Plugin(name))
+        self._plugins.append(Plugin(_BY_CALLS))
         return self._plugins[-1]
 
     def _adopt_file(self, plugin: Plugin, file: Path) -> None:

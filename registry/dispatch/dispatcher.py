@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from ..api_checks import database_of, name_of_op
+from ..api_checks import database_of, file_of, name_of_op
 from ..contract import Op
 from ..device import Device
 from ..discovery.catalog import Catalog, loading_catalog
@@ -147,6 +147,14 @@ class Dispatcher:
         whose.
         """
         (loading_catalog() or self.catalog).define(op)
+        self._follow()
+
+    def load_file(self, path: str | Path) -> None:
+        """Load a .py file as a plugin, here and in the processes of ``tune``: what it marks, defines and registers.
+
+        A file that is loaded already is left as it is. Raises PluginError when anything about it is wrong.
+        """
+        self.catalog.load_file(file_of("load_file", path))
         self._follow()
 
     def configure(self, *, database: str | Path | Keep | None = KEEP, mode: Mode | Keep = KEEP) -> None:

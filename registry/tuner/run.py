@@ -26,7 +26,7 @@ from .jobs import BlockJob
 from .limits import Budget, Limits
 from .measure.protocol import REGIME, TimingProtocol
 from .planning.distance import seeds_of
-from .planning.problems import ProblemPlan
+from .planning.problems import ProblemPlan, check_shared
 from .planning.problems import plan as plan_problems
 from .planning.weights import default_us, weigh
 from .processes import spawning
@@ -65,14 +65,16 @@ def tune(  # noqa: PLR0913  (an option each)
     Problems that have a valid winner for this hardware, software, regime and source are reported and left alone, unless
     ``retune``. Dispatch runs winners of the regime ``cold``. Ctrl-C ends the run in order: what was measured is stored.
     ``counts``: how often a program calls each problem; what takes most of its time is then tuned first, and longest.
-    Raises StoreError when the database cannot be used, UnknownNameError for an implementation that nobody has, and
-    InvalidDefinitionError for an op whose tolerance accepts a result that nobody computed.
+    Raises StoreError when the database cannot be used, UnknownNameError for an implementation that nobody has,
+    InvalidDefinitionError for an op whose tolerance accepts a result that nobody computed, and PluginError for an op or
+    an implementation that was added by a call in this process alone.
     """
     try:
         with spawning.kept(preloading.ENTRY):
             plans = plan_problems(tuple(dict.fromkeys(problems)), catalog, device, implementations)
             for op in dict.fromkeys(plan.op for plan in plans):
                 refuse_blind(op)
+            check_shared(plans, catalog)
             spawning.warm(*preloading.preloads_of(plans))
             with Store.open(database) as store:
                 settings = Settings(budget or Budget(), limits or Limits(), regime, retune)

@@ -14,7 +14,7 @@ from ...device import Device
 from ...discovery import answers
 from ...discovery.catalog import Catalog
 from ...dispatch.plans.plan import Candidate
-from ...errors import UnknownNameError
+from ...errors import PluginError, UnknownNameError
 from ...implementation import Implementation
 from ...problem import Arguments, Problem
 from ...space import Config
@@ -84,6 +84,19 @@ def plan(
         if wanted not in everywhere:
             raise UnknownNameError(f"implementation of {' or '.join(ops)}", wanted, everywhere)
     return tuple(_plan_one(problem, catalog, device, frozenset(implementations)) for problem in problems)
+
+
+def check_shared(plans: Sequence[ProblemPlan], catalog: Catalog) -> None:
+    """Raise PluginError if a plan holds what was added by a call: the tuner's other processes do not have that."""
+    planned = {(plan.op.name, choice.implementation.name) for plan in plans for choice in plan.supported}
+    ops, implementations = catalog.added_by_calls()
+    here = [name for name in ops if any(op == name for op, _ in planned)]
+    here += [f"{name} of {op}" for op, name in implementations if (op, name) in planned and op not in here]
+    if here:
+        raise PluginError(
+            f"tune: {', '.join(here)}: added in this process alone, while the tuner measures in processes of its own",
+            hint='put it into a file, and load that: registry.load_file("kernels.py"), or tune --plugin kernels.py',
+        )
 
 
 def needed_bytes(op: Op, problem: Problem) -> int:

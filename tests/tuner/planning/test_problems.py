@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from registry import implementation_of
 from registry.artifact import Built
+from registry.contracts import SQUARE
 from registry.device import Device
 from registry.discovery.catalog import Catalog
+from registry.errors import PluginError
 from registry.implementation import Implementation, Run
 from registry.problem import Problem
 from registry.space import Config
-from registry.tuner.planning.problems import plan
+from registry.tuner.planning.problems import check_shared, plan
 
 CPU = Device.of("cpu")
 PROBLEM = Problem("square", {"n": 1000, "dtype": "float32"})
@@ -74,3 +79,32 @@ def test_defaults_come_by_preference(catalog: Catalog) -> None:
         catalog.register(preferring(number)())
     (planned,) = plan([PROBLEM], catalog, CPU)
     assert [candidate.implementation.name for candidate in planned.defaults()][:2] == ["test.p1000", "test.p900"]
+
+
+def test_what_was_added_by_a_call_is_not_tuned_in_other_processes(catalog: Catalog) -> None:
+    class Added(Anything):
+        name = "test.added"
+
+    catalog.register(Added())
+    with pytest.raises(PluginError, match=r"tune: test.added of square: added in this process alone.*\n.*load_file"):
+        check_shared(plan([PROBLEM], catalog, CPU), catalog)
+    others = [one.name for one in catalog.implementations("square") if one.name != "test.added"]
+    check_shared(plan([PROBLEM], catalog, CPU, others), catalog)
+    catalog.define(replace(SQUARE, name="test::square", schema="test::square(Tensor x) -> Tensor y", backward=None))
+    catalog.register(implementation_of("test::square", "test.torch", "torch:square"))
+    problem = catalog.op("test::square").problem_of(PROBLEM.dims)
+    with pytest.raises(PluginError, match="tune: test::square: added in this process alone"):
+        check_shared(plan([problem], catalog, CPU), catalog)
+
+
+def test_what_a_file_adds_by_calls_is_tuned(tmp_path: Path) -> None:
+    file = tmp_path / "kernels.py"
+    file.write_text(
+        "import registry\n"
+        "registry.register(registry.implementation_of('square', 'test.torch', 'torch:square', library='torch'))\n"
+    )
+    catalog = Catalog(entry_points=())
+    catalog.load_file(file)
+    planned = plan([PROBLEM], catalog, CPU)
+    assert [choice.implementation.name for choice in planned[0].supported] == ["test.torch"]
+    check_shared(planned, catalog)
