@@ -1,5 +1,8 @@
-"""Starts the commands ``tune`` and ``registry``. A package of its own, because importing ``registry`` imports torch:
-Ctrl-C in those seconds ends a command as it does later, with a line and code 130."""
+"""Starts the commands ``tune`` and ``registry``.
+
+A package outside ``registry``, because importing ``registry`` imports torch, for seconds: Ctrl-C in them must end a
+command as it does later, with a line and exit code 130.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def _start(program: str, module: str) -> None:
 
 
 def _early_keeper(words: Sequence[str]) -> Any:
-    """For a command that tunes: the process that starts its children, which imports torch while this one does."""
+    """Starts the process that forks the children of a tuning command; it imports torch while this process does."""
     if sys.platform != "linux" or "tune" not in words[:2] or {"-h", "--help", "--dry-run"} & {*words}:
         return None
     registry = find_spec("registry")

@@ -1,1 +1,1 @@
-"""The command line: ``tune`` and ``registry``, a file a command."""
+"""The command line, ``tune`` and ``registry``: one file per command."""

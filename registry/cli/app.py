@@ -1,4 +1,4 @@
-"""How every command starts and ends: options parsed by typer, faults as one line and a hint, exit codes."""
+"""The start and end of every command: options parsed by typer, faults as one line and a hint, exit codes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 _ClickFault: Any = typer.BadParameter.__mro__[2]
-"""ClickException, which newer releases of typer bring themselves and older ones take from click."""
+"""ClickException: newer releases of typer define it themselves, older ones take it from click."""
 
 
 def new_app(help_text: str) -> typer.Typer:
-    """A typer application whose help is plain text, the same in a terminal, a pipe and the docs."""
+    """A typer application whose help is plain text, identical in a terminal, a pipe and the docs."""
     return typer.Typer(
         help=help_text,
         rich_markup_mode=None,
@@ -34,7 +34,7 @@ def new_app(help_text: str) -> typer.Typer:
 
 
 def run(app: typer.Typer, program: str, arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code: 2 for what the user got wrong, told in a line and a hint."""
+    """Runs a command; returns its exit code: 2 for a user's mistake, told in a line and a hint."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning

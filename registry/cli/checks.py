@@ -1,4 +1,4 @@
-"""What ``registry doctor`` looks at, a function a thing. Each tries the real thing instead of looking for a file."""
+"""The checks of ``registry doctor``, one function each. A check uses the thing (compiles, loads, opens) itself."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Check:
 
 
 def checks(database: str | None) -> Iterator[Check]:
-    """Every check in the order in which a person would ask, each made when it is wanted."""
+    """The checks, each made when it is asked for, from the most general to the most special."""
     yield Check("python", OK, f"{platform.python_version()} at {sys.executable}")
     yield torch_check()
     yield gpu_check()
@@ -61,7 +61,7 @@ def checks(database: str | None) -> Iterator[Check]:
 
 
 def torch_check() -> Check:
-    """PyTorch and what it was built for."""
+    """PyTorch's version, and the CUDA or ROCm it was built for."""
     import torch
 
     built = (
@@ -95,7 +95,7 @@ def gpu_check() -> Check:
 
 
 def triton_check() -> Check:
-    """Triton's version; it needs to import, not to launch."""
+    """Triton's version; it must import, a launch is not tried."""
     version = _version("triton")
     if not version:
         return Check("triton", ABSENT, "not installed: no triton.* implementations", "pip install triton (Linux)")
@@ -118,7 +118,7 @@ def nvrtc_check() -> Check:
 
 
 def compiler_check() -> Check:
-    """The C++ compiler, with OpenMP, as the cpp.* implementations need it."""
+    """The C++ compiler with OpenMP, which the cpp.* implementations need."""
     from ..backends.cpp.compiler import NoCompiler, build, find_compiler
 
     found = find_compiler()
@@ -151,7 +151,7 @@ def cache_check() -> Check:
 
 
 def database_check(database: str | None) -> Check:
-    """Whether the database opens, and what is in it. Never creates or migrates one."""
+    """The database: whether it opens, and how much it holds. Never creates or migrates one."""
     try:
         with Store.open(database, create=False, migrate=False) as store:
             held = store.statistics()
@@ -164,7 +164,7 @@ def database_check(database: str | None) -> Check:
 
 
 def shipped_check() -> Check:
-    """Winners that came with the package for this hardware, and which of them still hold."""
+    """The shipped winners for this hardware, and how many of them are valid for the installed sources."""
     from .. import shipped
     from ..device import Device
     from ..discovery.catalog import Catalog
@@ -192,7 +192,7 @@ def shipped_check() -> Check:
 
 
 def plugin_checks() -> Iterator[Check]:
-    """A line for all plugins that are well, and one for each that is not."""
+    """One check for all plugins without fault, and one for each plugin that has one."""
     from ..discovery.catalog import Catalog
     from .plugins import state
 
@@ -214,7 +214,7 @@ def plugin_checks() -> Iterator[Check]:
 
 
 def shadow_check(folder: Path) -> Check:
-    """Whether something in the current folder would be imported as ``registry`` instead of this package."""
+    """A fault if a module in the current folder would be imported as ``registry`` in this package's place."""
     own = Path(__file__).resolve().parents[1]
     for name in ("registry.py", "registry"):
         found = folder / name
@@ -225,7 +225,7 @@ def shadow_check(folder: Path) -> Check:
 
 
 def script_check() -> Check:
-    """``tune`` is torchtune's script name too."""
+    """The script ``tune`` on the PATH: torchtune has one of that name, which may stand before ours."""
     found = shutil.which("tune")
     if found is None:
         return Check("tune", ABSENT, "no such script on the PATH", "use `registry tune`, or activate the environment")
@@ -250,7 +250,7 @@ def _version(distribution: str) -> str:
 
 
 def _import_fault(module: str) -> str:
-    """Import in a process of its own: a broken extension module may take its process along."""
+    """The fault of importing ``module`` in another process, which a broken extension module may end; "" if none."""
     done = _run([sys.executable, "-c", f"import {module}"])
     if done is None:
         return "it hangs"

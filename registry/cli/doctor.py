@@ -1,4 +1,4 @@
-"""``registry doctor``: at a glance, what works here and what to do about what does not."""
+"""``registry doctor``: checks of this machine, with a remedy for each fault."""
 
 from __future__ import annotations
 

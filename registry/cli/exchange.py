@@ -48,7 +48,7 @@ def export(
 
 
 def _named(name: str, store: Store) -> list[Mapping[str, Any]]:
-    """Every identity of that name: the same GPU may be there whole and in MIG parts."""
+    """Every stored hardware identity of that name: one GPU may be there whole and in MIG parts."""
     there = store.hardware()
     found = [identity for identity in there if str(identity.get("name", "")).casefold() == name.casefold()]
     if not found:

@@ -1,4 +1,4 @@
-"""``registry explain``: which implementation a call would run, and why, without having the call."""
+"""``registry explain``: the implementation that a call would run and the reasons, told from dimensions alone."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _dimension(op: Op, pair: str) -> tuple[str, Any]:
 
 
 def _data(value: object) -> object:
-    """Dataclasses as dictionaries all the way down; what is neither plain nor data is told as text."""
+    """``value`` as plain data: dataclasses become dictionaries, whatever JSON cannot hold becomes text."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _data(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""``registry``: what there is, what won, why, and whether this machine is fit for it."""
+"""``registry``: the program and its commands."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def new_registry_app() -> typer.Typer:
 
 
 def _several() -> None:
-    """A group stays one, although it has one command."""
+    """Makes typer keep the group ``db``, which has only one command."""
 
 
 def main() -> None:

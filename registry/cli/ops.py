@@ -1,4 +1,4 @@
-"""``registry ops``: the ops, their dimensions, their schema and who implements them."""
+"""``registry ops``: the ops, their dimensions, schemas and implementations."""
 
 from __future__ import annotations
 

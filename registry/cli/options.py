@@ -36,7 +36,7 @@ DeviceName = Annotated[
 
 
 def whole_number(text: str) -> int:
-    """An option's value; typer's own message would not show it."""
+    """The integer in ``text``. Raises BadParameter with the text, which typer's own message leaves out."""
     try:
         return int(text)
     except ValueError:
@@ -44,7 +44,7 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """The same for one that may be broken."""
+    """The number in ``text``. Raises BadParameter with the text."""
     try:
         return float(text)
     except ValueError:
@@ -52,7 +52,7 @@ def number(text: str) -> float:
 
 
 def catalog_with(plugins: Iterable[Path] | None) -> Catalog:
-    """Everything that is installed, and the implementations in the given files."""
+    """A catalog of the installed plugins and of the implementations in the given files."""
     from ..discovery.catalog import Catalog
 
     catalog = Catalog()
@@ -67,7 +67,7 @@ def catalog_with(plugins: Iterable[Path] | None) -> Catalog:
 
 
 def split(option: str, values: Iterable[str] | None) -> list[str]:
-    """What was given by repeating an option, by commas, or both. An option that names nothing does not mean all."""
+    """The names given to an option, repeated or with commas. Raises RegistryError for an option that names nothing."""
     given = list(values or ())
     names = [part.strip() for value in given for part in value.split(",") if part.strip()]
     if given and not names:
@@ -82,7 +82,7 @@ def check_stored_op(op: str | None, store: Store) -> None:
 
 
 def check_database(url: str | None) -> None:
-    """Raise TuningDBError for a database that is there and cannot be used; one that is not there yet is none."""
+    """Raises TuningDBError for a database that exists and cannot be used; one that is missing is no fault."""
     from tuning_db import MissingDatabaseError, Store
 
     with contextlib.suppress(MissingDatabaseError), Store.open(url, create=False, migrate=False):

@@ -1,4 +1,4 @@
-"""``registry plugins``: every plugin that was found, what it brings, and what is wrong with it."""
+"""``registry plugins``: every plugin found, its ops and implementations, and its fault."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _row(report: PluginReport) -> list[str]:
 
 
 def state(report: PluginReport) -> str:
-    """``ok``, ``blocked``, its fault, or the ops that it implements and nobody defines."""
+    """The state of a plugin: ``ok``, ``blocked``, its fault, or the ops that it implements and no plugin defines."""
     if report.fault:
         return f"fault: {report.fault}"
     if report.blocked:

@@ -1,4 +1,4 @@
-"""``registry report``: what the database holds, as one HTML file."""
+"""``registry report``: the contents of the database as one HTML file."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _page(facts: Facts) -> str:
 
 
 def check_out(path: Path, *, force: bool) -> None:
-    """Raises RegistryError for what must not or cannot be replaced, before any work is done."""
+    """Raises RegistryError, before any work is done, for an output file that must not or cannot be replaced."""
     if path.is_dir():
         raise RegistryError(f"--out {path}: a folder", hint=f"name the file, e.g. {path / 'report.html'}")
     if not path.resolve().parent.is_dir():
@@ -87,7 +87,7 @@ def _is_report(path: Path) -> bool:
 
 
 def write(page: str, path: Path) -> None:
-    """Whole or not at all: whoever has the report open never sees half of one."""
+    """Writes the file whole or not at all, so that no reader of an existing report sees half of one."""
     target = path.resolve()
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
@@ -105,7 +105,7 @@ def write(page: str, path: Path) -> None:
 
 
 def _umask() -> int:
-    """There is no way to read it but to set it."""
+    """The process's umask, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

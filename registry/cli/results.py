@@ -1,4 +1,4 @@
-"""``registry results``: what won, and every trial behind it."""
+"""``registry results``: the winners, and the trials behind them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATUSES = frozenset(
         "crash", "out_of_memory", "error",
     }
 )  # fmt: skip
-"""What a trial may end with."""
+"""The statuses of a trial."""
 
 _RATIOS = ["× default", "× torch", "× compile"]
 
@@ -86,9 +86,9 @@ def _hardware(device: str) -> Mapping[str, Any]:
 
 
 def why_out(winner: Decision, store: Store) -> str:
-    """Why the winner that was stored before was not there to be beaten, "" where it was beaten or there was none.
+    """Why the previously stored winner did not enter the finals; "" where it did, or where there was none.
 
-    As the trials tell: the last that it had by then, where that failed; else it is not what was measured any more.
+    The reason is the status of its last trial if that failed, else that its source or space has changed.
     """
     if winner.verdict != "new" or winner.previous is None:
         return ""
@@ -181,7 +181,7 @@ def _trial_row(trial: Trial) -> list[str]:
 
 
 def _disturbances(trial: Trial) -> Iterator[str]:
-    """What its samples suffered from that could not be helped."""
+    """The disturbances that the trial's samples suffered (contention, throttling)."""
     clocks = trial.details.get("clocks")
     if isinstance(clocks, Mapping) and (reasons := clocks.get("throttled")):
         yield f"throttled ({', '.join(map(str, reasons))})"
@@ -209,7 +209,7 @@ def _trial_data(trial: Trial) -> dict[str, object]:
 
 
 def _interval(ratio: Interval | None) -> str:
-    """``1.40 (1.36 to 1.44)``, or a dash."""
+    """``1.40 (1.36 to 1.44)``: a value and its interval; a dash where it is not known."""
     return "-" if ratio is None else f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 

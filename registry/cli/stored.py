@@ -1,4 +1,4 @@
-"""Stored facts for the report and the dashboard, and what the ops of stored winners name as their baseline."""
+"""Facts that the report and the dashboard show, and the baseline of each op among them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def baselines_of(ops: Iterable[str]) -> Mapping[str, str]:
 
 
 def stored_facts(store: Store, ops: Sequence[str]) -> Facts:
-    """Everything about ``ops``, or about all there are. Raises RegistryError where there is nothing of one of them."""
+    """The facts about ``ops``, or about all ops. Raises RegistryError for an op without any trial."""
     from ..report.facts import read
 
     facts = read(store, ops, baselines_of)

@@ -102,7 +102,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
 
 @dataclass(frozen=True)
 class _Work:
-    """What the options name: which problems, by whom, and where."""
+    """The work that the options name: problems, implementations, device and database."""
 
     problems: tuple[Problem, ...]
     counts: Mapping[Problem, int]

@@ -1,1 +1,1 @@
-"""The searches as Optuna studies, shown by optuna-dashboard (the extra ``dashboard``)."""
+"""The dashboard: searches as Optuna studies, shown by optuna-dashboard (the extra ``dashboard``)."""

@@ -1,4 +1,4 @@
-"""optuna-dashboard behind a small web server of this process."""
+"""Serves optuna-dashboard from a small web server in this process."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (named so by the base class)
-        """A line a request would bury the one that says where to look."""
+        """Logs nothing: a line per request would hide the line that names the address."""
 
 
 def serve(storage: InMemoryStorage, host: str, port: int, opened: Callable[[str], None]) -> None:
-    """Serve until interrupted; ``opened`` is told the address. Raises RegistryError for one that cannot be had."""
+    """Serves until interrupted, after calling ``opened`` with the address.
+
+    Raises RegistryError for an address that cannot be used.
+    """
     from optuna_dashboard import wsgi
 
     try:

@@ -1,8 +1,8 @@
-"""Optuna studies in memory, rebuilt from stored trials: one a problem.
+"""Optuna studies in memory, one per problem, rebuilt from stored trials.
 
-A study is over the joint space, as the search was: the implementation, and its parameters under its name. The value
-is the median in µs. A candidate that was given up is PRUNED, one that failed is FAIL; status, message and the rest are
-user attributes.
+A study is over the joint space that the search used: the implementation, and its parameters under its name. The value
+is the median in µs. A candidate whose timing was ended early is PRUNED, a failed one is FAIL; status, message and other
+fields are user attributes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _name(section: Section, facts: ProblemFacts, several: bool) -> str:
 
 
 def _unique(name: str, names: set[str]) -> str:
-    """Hardware of one name may differ in its memory, for instance."""
+    """``name``, with a number behind it if it is taken: GPUs of one name may differ in memory."""
     number, found = 2, name
     while found in names:
         found, number = f"{name} ({number})", number + 1
@@ -89,12 +89,12 @@ def _parameters(trial: Trial) -> dict[str, _Choice]:
 
 
 def _choice(value: object) -> _Choice:
-    """What Optuna takes for a choice; anything else as JSON."""
+    """``value`` if Optuna takes it for a choice, else its JSON."""
     return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value, sort_keys=True)
 
 
 def _distributions(trials: Iterable[Trial]) -> dict[str, BaseDistribution]:
-    """Every value that was tried, in order; 1 and True are choices of their own by their text."""
+    """Parameter -> its distribution over all values tried, in order; 1 and True are distinct by their text."""
     seen: dict[str, dict[str, _Choice]] = {}
     for trial in trials:
         for name, value in _parameters(trial).items():
@@ -132,7 +132,7 @@ def _state(trial: Trial) -> TrialState:
 
 
 def _seconds(trial: Trial) -> float:
-    """What the trial took on the device, where that is stored."""
+    """The seconds that the trial took on the device; None where they are not stored."""
     steps = trial.details.get("seconds")
     taken = steps.values() if isinstance(steps, Mapping) else [steps]
     return sum(float(one) for one in taken if isinstance(one, int | float))

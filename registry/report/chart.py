@@ -1,4 +1,4 @@
-"""A chart as places to draw at: a template turns it into SVG. Units are those of the chart's own box."""
+"""Charts: coordinates of axes, lines and markers in a box of the chart's own units; a template turns them into SVG."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Marker:
-    """A dot; hollow when its time was not measured against the winner's."""
+    """A dot at one measured time; hollow when the time was not paired with the winner's in the finals."""
 
     x: float
     y: float
@@ -34,7 +34,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Reading:
-    """What hovering over a band of the chart tells: a title, and (series, value, detail) lines."""
+    """The text shown while the pointer is over a band of the chart: a title, and (series, value, detail) lines."""
 
     x: float
     left: float
@@ -45,7 +45,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Chart:
-    """Axes, lines and what hovering tells."""
+    """A chart: axes, lines, and the texts shown under the pointer."""
 
     title: str
     x_label: str
@@ -57,7 +57,7 @@ class Chart:
 
 
 def path(points: Sequence[Point]) -> str:
-    """The points joined by straight lines, as SVG has it."""
+    """The path data (SVG's ``d``) of straight lines through the points."""
     return "M" + "L".join(f"{x:g},{y:g}" for x, y in points) if points else ""
 
 

@@ -1,4 +1,4 @@
-"""How fast the searches came close to their best: regret against the number of trials."""
+"""The chart of regret against the number of trials: how fast searches came close to their best."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_READINGS = 200
 
 
 def descent_chart(descents: Sequence[Descent]) -> Chart | None:
-    """Regret against trial number: each problem, the median and the 90th percentile. None without descents."""
+    """The chart of each problem's regret, their median and 90th percentile, by trial number. None without descents."""
     last = max((descent.trials for descent in descents), default=0)
     if last < 2:
         return None
@@ -38,7 +38,7 @@ def descent_chart(descents: Sequence[Descent]) -> Chart | None:
 
 
 def _percentiles(descents: Sequence[Descent], last: int, share: float) -> Mapping[int, float]:
-    """After each number of trials, once most problems have found something right."""
+    """Trial number -> percentile of the regrets, once most problems have found something right."""
     found: dict[int, float] = {}
     for number in range(1, last + 1):
         regrets = [regret for descent in descents if (regret := descent.at(number)) is not None]
@@ -48,7 +48,7 @@ def _percentiles(descents: Sequence[Descent], last: int, share: float) -> Mappin
 
 
 def _changes(values: Mapping[int, float]) -> list[tuple[int, float]]:
-    """Only where the value differs from the one before."""
+    """The points whose value differs from the value before."""
     numbers = list(values)
     return [
         (number, values[number])

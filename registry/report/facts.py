@@ -1,7 +1,7 @@
-"""What a report is about: the store's records, grouped so that nothing is compared that was not measured alike.
+"""The facts of a report: the store's records, grouped so that only times measured alike are compared.
 
-A section is one op on one hardware under one regime. Of each problem it shows the newest decision, and the trials of
-the software and protocol of that decision; microseconds of other software are left out, and counted.
+A section is one op on one hardware under one regime. Of each problem it shows the newest decision, and the trials under
+that decision's software and protocol; trials under other software are left out, and counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TORCH = "torch.native"
 
 @dataclass(frozen=True)
 class Timed:
-    """An implementation's best time on one problem; ``in_finals`` when it is paired with the winner's."""
+    """An implementation's best time on one problem; ``in_finals`` when the finals paired it with the winner's."""
 
     us: float
     config: Mapping[str, Any] | None
@@ -29,7 +29,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class ProblemFacts:
-    """One problem: the decision that holds, if any, and its trials, oldest first."""
+    """One problem: its newest decision, if any, and its trials, oldest first."""
 
     problem: ProblemKey
     environment: Environment
@@ -39,7 +39,7 @@ class ProblemFacts:
 
     @cached_property
     def timed(self) -> Mapping[str, Timed]:
-        """Each implementation's best: of the finals where it entered them, else of the search."""
+        """Implementation -> its best time, from the finals where it entered them, else from the search."""
         best = {name: Timed(float(trial.median_us or 0), trial.candidate.config, False) for name, trial in self._best()}
         if self.decision is None or self.decision.median_us <= 0:
             return best
@@ -52,7 +52,7 @@ class ProblemFacts:
 
     @property
     def baselines(self) -> Mapping[str, float]:
-        """Other implementations' times over the winner's; an imported ratio that is none is left out."""
+        """Implementation -> its time over the winner's, without ratios (of an import) that are not positive."""
         found = self.decision.baselines if self.decision is not None else {}
         return {name: ratio for name, ratio in found.items() if ratio > 0}
 
@@ -70,7 +70,7 @@ class ProblemFacts:
         return self.floor_us / self.decision.median_us
 
     def speedup(self, implementation: str) -> float | None:
-        """Another implementation's time over the winner's, paired in the finals; None where it did not enter."""
+        """An implementation's time over the winner's, paired in the finals; None where it did not enter them."""
         if self.decision is None:
             return None
         if self.decision.candidate.implementation == implementation:
@@ -104,7 +104,7 @@ class Section:
 
     @property
     def trials(self) -> int:
-        """Trials shown."""
+        """The number of trials shown."""
         return sum(len(facts.trials) for facts in self.problems)
 
     @cached_property
@@ -138,7 +138,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Facts:
-    """A whole report's content."""
+    """All sections of a report, and how many trials were left out."""
 
     database: str
     sections: tuple[Section, ...]
@@ -146,7 +146,7 @@ class Facts:
 
 
 def is_timed(trial: Trial) -> bool:
-    """Right, and timed to the end."""
+    """True if the trial was right and was timed to the end."""
     return trial.status == "ok" and not trial.censored and trial.median_us is not None and trial.median_us > 0
 
 
@@ -159,7 +159,7 @@ def _torchs(ops: Iterable[str]) -> Mapping[str, str]:
 
 
 def read(store: Store, ops: Sequence[str] = (), baselines_of: BaselinesOf = _torchs) -> Facts:
-    """Everything about ``ops``, or about all there are. Sections are in the order of op, hardware, regime."""
+    """The facts about ``ops``, or about all ops. Sections are sorted by op, hardware, regime."""
     wanted: Sequence[str | None] = list(dict.fromkeys(ops)) or [None]
     trials = [trial for op in wanted for trial in store.trials(op=op)]
     regimes = sorted({trial.protocol.regime for trial in trials} | {"cold"})
@@ -205,7 +205,7 @@ def _section(place: _Place, problems: Sequence[ProblemFacts], left_out: int) -> 
 
 
 def _problem_facts(decision: Decision | None, trials: Sequence[Trial]) -> ProblemFacts:
-    """``trials`` come newest first."""
+    """The facts of one problem, from its trials newest first."""
     like = decision or trials[0]
     same = [trial for trial in trials if trial.environment == like.environment and trial.protocol == like.protocol]
     same.reverse()
@@ -226,7 +226,7 @@ def _place(record: Trial | Decision) -> _Place:
 
 
 def _order(problem: ProblemKey) -> tuple[tuple[bool, float, str], ...]:
-    """Static dimensions first, numbers by size, so that neighbours stand together."""
+    """Sort key of a problem: static dimensions first, numbers by size, so that neighbours stand together."""
     names = sorted(problem.dims, key=lambda name: name not in problem.static)
     values = [problem.dims[name] for name in names]
     return tuple(

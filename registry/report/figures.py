@@ -1,4 +1,4 @@
-"""Numbers that stand for many: wins, means of ratios, how fast the search came close, what failed and why."""
+"""Aggregates: wins, geometric means of ratios, how fast searches came close to their best, failures by cause."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .facts import ProblemFacts, Section, is_timed
 
 COMPILED = "torch.compile"
 NEAR = 0.01
-"""What counts as having found the best: within 1% of it."""
+"""Regret at which a search counts as having found the best."""
 _MOST_MESSAGES = 3
 _LONGEST_MESSAGE = 240
 
 
 @dataclass(frozen=True)
 class Overview:
-    """One section in a line. Ratios are geometric means over the problems where both took part."""
+    """The aggregates of a section. Ratios are geometric means over the problems where both implementations ran."""
 
     section: Section
     wins: list[tuple[str, int]]
@@ -30,7 +30,7 @@ class Overview:
 
 
 def overview(section: Section) -> Overview:
-    """Who wins how often, by how much, how close to the floor (median), and the A/A noise (median, largest)."""
+    """The overview of a section: wins, ratios, the median fraction of the floor, the median and largest A/A noise."""
     decisions = [facts.decision for facts in section.decided if facts.decision is not None]
     noise = [decision.aa for decision in decisions if decision.aa is not None]
     fractions = [fraction for facts in section.decided if (fraction := facts.fraction_of_floor) is not None]
@@ -45,7 +45,7 @@ def overview(section: Section) -> Overview:
 
 
 def geometric_mean(ratios: Iterable[float | None]) -> float | None:
-    """Of those that are known and positive."""
+    """The geometric mean of the values that are known and positive; None where there are none."""
     logs = [math.log(ratio) for ratio in ratios if ratio]
     return math.exp(statistics.fmean(logs)) if logs else None
 
@@ -59,18 +59,21 @@ class Descent:
     steps: tuple[tuple[int, float], ...]
 
     def at(self, trial: int) -> float | None:
-        """The regret after so many trials; None while nothing right was found."""
+        """The regret after ``trials`` trials; None while nothing right was found."""
         reached = [regret for number, regret in self.steps if number <= trial]
         return reached[-1] if reached else None
 
     @property
     def near_after(self) -> int:
-        """Trials until the best so far was within NEAR of the final best."""
+        """The number of trials until the best so far was within NEAR of the final best."""
         return next(number for number, regret in self.steps if regret <= NEAR)
 
 
 def descents(section: Section) -> list[Descent]:
-    """Of every problem where something right was found. Regret: best so far over the search's final best, less 1."""
+    """The descent of every problem where something right was found.
+
+    The regret is the best time so far over the search's final best, less 1.
+    """
     found = []
     for facts in section.problems:
         steps: list[tuple[int, float]] = []
@@ -97,7 +100,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Statuses:
-    """Trials of a section. ``given_up`` are those of ``ok`` that were right but hopelessly slow."""
+    """Trials of a section by outcome. ``given_up`` counts trials of status ``ok`` that were too slow to time to the
+    end."""
 
     names: list[str]
     counts: dict[str, Counter[str]]
@@ -127,7 +131,7 @@ def statuses(section: Section) -> Statuses:
 
 
 def _most_frequent(messages: Counter[tuple[str, str, str]]) -> list[Failure]:
-    """A few of each implementation and status, the most frequent first."""
+    """The most frequent messages of each implementation and status, the most frequent first."""
     taken: Counter[tuple[str, str]] = Counter()
     failures = []
     for (name, status, message), count in messages.most_common():
@@ -158,7 +162,7 @@ class Rival:
 
 
 def rival(facts: ProblemFacts) -> Rival | None:
-    """None where no other implementation entered."""
+    """The rival of the winner in a problem's finals; None where no other implementation entered."""
     if facts.decision is None or not facts.baselines:
         return None
     name, ratio = min(facts.baselines.items(), key=lambda entry: entry[1])

@@ -1,4 +1,4 @@
-"""How numbers read on the page."""
+"""Formats of numbers on the page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def short_us(value: float) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Two decimals; one where they would be noise."""
+    """``1.23``, ``123.4``: a ratio; a dash where it is not known."""
     if value is None:
         return NONE
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
@@ -89,9 +89,9 @@ def bytes_(value: float) -> str:
 
 
 def named(value: object, name: str) -> str:
-    """A value of an identity, a protocol or a summary; its name tells the unit, also of what a mapping holds.
+    """``value`` as text, with the unit that the suffix of ``name`` (bytes, seconds, share) stands for.
 
-    Of what a run knows about noise (``Noise.details``), the A/A noise of every duration alone: ``A/A 12% at 10 µs``.
+    Of a run's noise (``Noise.details``) only the A/A noise by duration is shown: ``A/A 12% at 10 µs``.
     """
     if isinstance(value, Mapping) and name == "noise":
         return _aa_noise(value.get("aa"))
@@ -124,5 +124,5 @@ def _unit(name: str) -> Callable[[float], str] | None:
 
 
 def device(hardware: Mapping[str, Any]) -> str:
-    """What a hardware identity calls itself."""
+    """The device's name in a hardware identity, else its type."""
     return str(hardware.get("name") or hardware.get("type") or "unknown hardware")

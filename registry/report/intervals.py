@@ -1,4 +1,4 @@
-"""The finals' ratios with their intervals, on one axis."""
+"""Drawings of the finals' ratios with their intervals, on one axis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDEST = (0.1, 100.0)
 
 @dataclass(frozen=True)
 class Drawn:
-    """A ratio with its interval, drawn in a box of 120 by 16; ``one`` is where no difference lies."""
+    """A ratio with its interval, drawn in a box of 120 by 16; ``one`` is the place of the ratio 1."""
 
     low: float
     value: float
@@ -29,7 +29,7 @@ class Drawn:
 
 
 def intervals(section: Section) -> Mapping[str, Drawn]:
-    """By problem key, on one axis for the whole section."""
+    """Problem key -> its drawn ratio, on one axis for the whole section."""
     decisions = [facts.decision for facts in section.decided if facts.decision and (facts.decision.ratio or 0) > 0]
     ends = [value for one in decisions for value in (one.lo, one.ratio, one.hi) if value and value > 0]
     if not ends:

@@ -1,4 +1,4 @@
-"""The page: facts into templates. Every text that comes from a database is escaped by the template engine."""
+"""The page: fills the templates with facts. The template engine escapes every text that comes from a database."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from . import chart, descent_chart, figures, formats, intervals, time_charts
 from .facts import TORCH, Facts, Section
 
 GENERATOR = "kernel-registry report"
-"""Named in the page's head, so that a report is known as one."""
+"""The generator named in the page's head, by which `registry report` knows a report that it may replace."""
 
 PALETTE = 10
-"""Colours of series; style.css has as many."""
+"""Number of colours of series; style.css defines as many."""
 
 SHOWN_CHARTS = 6
-"""The charts with the most points; the others are folded."""
+"""Number of charts that are open at first, those with the most points; the others are folded."""
 
 _FIXED = {TORCH: 0, figures.COMPILED: 1}
 
@@ -83,7 +83,7 @@ def _part(anchor: str, section: Section, colors: Mapping[str, int]) -> PageSecti
 
 
 def _colors(section: Section, taken: dict[str, int]) -> dict[str, int]:
-    """torch's two always look the same; the others keep their colour from section to section where they can."""
+    """Implementation -> its colour's number. torch's two have fixed ones, others keep theirs between sections."""
     colors = dict(_FIXED)
     names = [name for name in section.implementations if name not in _FIXED]
     for name in sorted(names, key=lambda name: name not in taken):
@@ -98,7 +98,7 @@ def _colors(section: Section, taken: dict[str, int]) -> dict[str, int]:
 
 
 def _identities(facts: Facts) -> list[tuple[str, Mapping[str, Any]]]:
-    """Each hardware, software and protocol that the page's times come from, once."""
+    """Each hardware, software and protocol under which the page's times were measured, once."""
     problems = [problem for section in facts.sections for problem in section.problems]
     hardware = {problem.environment.hardware_key: problem.environment.hardware for problem in problems}
     software = {problem.environment.software_key: problem.environment.software for problem in problems}
@@ -114,7 +114,7 @@ def _identities(facts: Facts) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _run_details(run: Run) -> list[tuple[str, Any]]:
-    """What is stored of a run, without what its instants tell already."""
+    """A run's details and summary, without the entries that its instants already tell."""
     stored = {**run.details, **run.summary}
     return [(name.replace("_", " "), value) for name, value in stored.items() if name != "seconds"]
 

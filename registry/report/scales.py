@@ -1,4 +1,4 @@
-"""Logarithmic axes: where a value lies, and which values get a tick."""
+"""Logarithmic axes: the place of a value, and the values that get a tick."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ class LogScale:
     end: float
 
     def __call__(self, value: float) -> float:
-        """The place of a value."""
+        """The place of ``value`` in the chart's units."""
         inside = min(max(value, self.low), self.high)
         share = (math.log(inside) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
         return round(self.start + share * (self.end - self.start), 1)
 
     @classmethod
     def around(cls, values: Iterable[float], start: float, end: float, margin: float = 1.15) -> LogScale:
-        """Room for all values, with a margin (a factor) on either side. What no clock could tell is clipped."""
+        """A scale that holds all positive values, clipped to a clock's range, with a margin (a factor) on either
+        side."""
         inside = [min(max(value, _LEAST), _MOST) for value in values if value > 0] or [1.0]
         low, high = min(inside) / margin, max(inside) * margin
         return cls(low, high if high > low else 2 * low, start, end)
 
     def time_ticks(self) -> list[Tick]:
-        """Microseconds: 1, 2, 5 a decade while there are few decades, else decades alone are labelled."""
+        """Ticks in microseconds: 1, 2 and 5 of each decade on a short axis, on a long one only decades are labelled."""
         decades = math.log10(self.high / self.low)
         labelled = {1: True, 2: decades < 3.2, 5: decades < 3.2}
         exponents = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
@@ -51,7 +52,7 @@ class LogScale:
         return [Tick(self(value), short_us(value) if labelled[digit] else "") for value, digit in inside]
 
     def value_ticks(self, values: Iterable[float], character: float) -> list[Tick]:
-        """A tick at each value; a label (of so many units a character) that would touch the last one is left out."""
+        """A tick at each value, unlabelled where it would touch the previous one; ``character`` is a letter's width."""
         ticks: list[Tick] = []
         taken = -math.inf
         for value in sorted(set(values)):

@@ -1,4 +1,4 @@
-"""Time against the dimension that a model calls tokens: every implementation's best, and the floor."""
+"""Charts of time against the dynamic dimension (rows, tokens): each implementation's best, and the floor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FLOOR = "floor"
 
 
 def x_dimension(section: Section) -> str | None:
-    """The dynamic dimension that takes the most values: what a model calls tokens. None where nothing varies."""
+    """The dynamic dimension with the most values, for the horizontal axis. None where none varies."""
     values: dict[str, set[float]] = defaultdict(set)
     for facts in section.problems:
         for name, value in facts.problem.dims.items():
@@ -28,8 +28,11 @@ def x_dimension(section: Section) -> str | None:
 
 
 def time_charts(section: Section) -> tuple[list[Chart], int]:
-    """A chart for each set of the other dimensions, those with the most sizes first; and how many sets have a single
-    size, too few to draw."""
+    """(charts, number of sets of the other dimensions that are not drawn); a chart per set, those with most sizes
+    first.
+
+    A set of dimensions with a single size is not drawn: one size makes no line.
+    """
     x_name = x_dimension(section)
     if x_name is None:
         return [], 0

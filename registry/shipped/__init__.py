@@ -26,11 +26,11 @@ from ..errors import StoreError
 from ..problem import canonical_json
 
 VARIABLE = "KERNEL_REGISTRY_SHIPPED"
-"""``0`` ignores what is shipped, ``1`` is the default; a folder, ``~`` for the user's own, is read in its place."""
+"""Environment variable: ``0`` ignores shipped winners, ``1`` is the default; a folder replaces the package's."""
 
 
 def ignored() -> bool:
-    """Whether the user wants none of it."""
+    """True if the user wants no shipped winners."""
     return _wanted() == "0"
 
 
@@ -45,26 +45,26 @@ def shipped(hardware: Mapping[str, Any], regime: str) -> tuple[Decision, ...]:
 
 
 def forget() -> None:
-    """Read files again when they are asked for: those of a folder of the user's may have changed."""
+    """Forgets the files that were read: those in a folder of the user's may have changed."""
     _read.cache_clear()
 
 
 def origin() -> str:
-    """Where shipped winners come from, for people: ``kernel-registry 0.1.0``."""
+    """The source of shipped winners, for messages: ``kernel-registry 0.1.0``."""
     from .. import __version__
 
     return _wanted() or f"kernel-registry {__version__}"
 
 
 def names() -> list[str]:
-    """The files that are there, by their names without the suffix."""
+    """The names of the shipped files, without their suffix."""
     folder = _folder(_wanted())
     found = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()
     return sorted(name.removesuffix(".jsonl") for name in found if name.endswith(".jsonl"))
 
 
 def file_name(hardware_name: str) -> str:
-    """``NVIDIA H200`` -> ``nvidia-h200.jsonl``."""
+    """The name of the file for a hardware name: ``nvidia-h200.jsonl`` for ``NVIDIA H200``."""
     return f"{re.sub(r'[^a-z0-9]+', '-', hardware_name.lower()).strip('-')}.jsonl"
 
 

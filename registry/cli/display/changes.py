@@ -1,4 +1,4 @@
-"""How a tuning run ends beside its table: what changed against the incumbents, and where the time went."""
+"""The lines after a run's table: the change against each incumbent, and where the time went."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ...tuner.events import Result, RunEnded, Saving
 from . import text
 
 TORCH_COMPILE = "inductor"
-"""The backend whose compile time is told apart: it is torch.compile's, not ours to shorten."""
+"""The backend whose compile time is told separately: it is spent in torch.compile."""
 
 _CALLED = {"new": "new", "replaced": "replaced", "kept": "kept", "tie": "tied"}
 
 
 def print_changes(results: Sequence[Result]) -> None:
-    """A line a problem that went through finals: what had to be beaten, what is there now, by how much.
+    """Prints one line per problem that went through finals: its incumbent, its winner now, the ratio, the verdict.
 
-    Problems that were tuned before are not among them. Prints nothing when there was no final.
+    Problems tuned before are left out. Prints nothing when there was no final.
     """
     decided = [result for result in results if result.incumbent is not None]
     if not decided:
@@ -62,7 +62,7 @@ def _stays(result: Result) -> bool:
 
 
 def _summary(decided: Sequence[Result]) -> str:
-    """``3 new, 1 tied; 3 of 4 incumbents replaced, 1.03 to 2.70 times as fast``."""
+    """The counts of verdicts: ``3 new, 1 tied; 3 of 4 incumbents replaced, 1.03 to 2.70 times as fast``."""
     counts = Counter(_CALLED.get(result.verdict, result.verdict) for result in decided)
     told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     gains = sorted(result.ratio for result in decided if not _stays(result) and result.ratio is not None)
@@ -73,8 +73,7 @@ def _summary(decided: Sequence[Result]) -> str:
 
 
 def run_lines(ended: RunEnded, problems: int, skipped: int) -> Iterable[str]:
-    """Totals: problems, trials, time; the worker's share and the kernels' of it; what compiling took, torch.compile's
-    own apart."""
+    """The totals of a run, a line each: problems, trials, the worker's share of the time, compile time by backend."""
     out = f", {skipped} skipped" if skipped else ""
     yield (
         f"{text.plural(problems, 'problem')}{out}, {text.plural(ended.trials, 'trial')} "
@@ -99,7 +98,7 @@ def run_lines(ended: RunEnded, problems: int, skipped: int) -> Iterable[str]:
 
 
 def saving_line(saving: Saving) -> str:
-    """What the winners are worth to the program whose calls the shapes file counts."""
+    """The time that the winners save the program whose calls the shapes file counts."""
     told = f"with winners for {saving.share:.0%} of the counted calls' time, as estimated"
     if not saving.default_us:
         return told

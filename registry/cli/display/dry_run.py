@@ -1,4 +1,4 @@
-"""``tune --dry-run``: what would be tried, and why the rest would not."""
+"""``tune --dry-run``: the candidates that would be tried, and the reasons for leaving out implementations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def show(plans: Sequence[ProblemPlan], device: Device, *, json: bool) -> None:
-    """A block a problem: each implementation with its number of configurations, or every reason why it is out."""
+    """Prints each problem with its implementations: the number of configurations, or every reason against."""
     if json:
         text.print_json([_data(plan) for plan in plans])
         return

@@ -1,4 +1,4 @@
-"""What a person sees while a run tunes: live in a terminal, lines in a pipe, JSON for machines."""
+"""The progress of a run: live in a terminal, lines in a pipe, JSON for programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHOWN_AT_ONCE = 8
 
 
 class Display(ABC):
-    """Takes a run's events; remembers how it ended. A context manager, so that the terminal is left as it was."""
+    """Observer of a run's events. A context manager that leaves the terminal as it found it."""
 
     def __init__(self) -> None:
         self.ended: events.RunEnded | None = None
@@ -62,7 +62,7 @@ class JsonLines(Display):
 
 
 def say_results(results: Iterable[events.Result]) -> None:
-    """The last JSON line: every result, also those of problems that were tuned before."""
+    """Prints the last JSON line: all results, with those of problems that were tuned before."""
     text.say(json.dumps({"event": "results", "results": [_data(result) for result in results]}, default=text.plain))
 
 
@@ -91,7 +91,7 @@ def _data(value: object) -> object:
 
 
 class PlainLines(Display):
-    """A line for what matters, and one every few seconds while a problem is being searched."""
+    """Prints a line for each important event, and one every few seconds while a problem is searched."""
 
     def __init__(self, say: Callable[[str], None] = text.say) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class PlainLines(Display):
 
 
 class LiveDisplay(Display):
-    """The problems being searched, redrawn in place; what is decided scrolls by above them."""
+    """Redraws the problems being searched in place; lines of decided problems stand above them."""
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class LiveDisplay(Display):
 
 
 def _standing(trial: events.TrialDone) -> tuple[str, str, str, str]:
-    """Tried, best so far in µs, fraction of the floor, time left."""
+    """The state of a search: trials, best time so far in µs, fraction of the floor, seconds left."""
     fraction = trial.floor_us / trial.best_us if trial.floor_us and trial.best_us else None
     return (
         f"{trial.done}/{trial.candidates}",
@@ -178,7 +178,7 @@ def _standing(trial: events.TrialDone) -> tuple[str, str, str, str]:
 
 
 def _tried(statuses: Counter[str]) -> str:
-    """``412 trials, 3 wrong_result``: what is right is not worth a word, what is not is."""
+    """``412 trials, 3 wrong_result``: the number of trials, and of those of each status other than ok."""
     failed = [f"{count} {status}" for status, count in statuses.most_common() if status != "ok"]
     return ", ".join([text.plural(statuses.total(), "trial"), *failed])
 
@@ -190,7 +190,7 @@ def _trial_line(trial: events.TrialDone) -> str:
 
 
 def _line(event: events.Event) -> str:  # noqa: PLR0911  (one return an event)
-    """What scrolls by; empty for what is only shown live."""
+    """The line printed for an event; "" for an event that is only shown live."""
     match event:
         case events.RunStarted():
             return _started(event)

@@ -1,4 +1,4 @@
-"""How things look in a terminal: times, fractions, configurations, tables."""
+"""Texts for a terminal: times, ratios, configurations, tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 _UNLIMITED = 10_000
-"""Columns. In a pipe a line may be as long as it is: a wrapped table cannot be cut or searched."""
+"""Columns of a line in a pipe, where a wrapped table could not be cut or searched."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -33,7 +33,7 @@ def print_json(value: object) -> None:
 
 
 def plain(value: object) -> object:
-    """What JSON has no type for: mappings and sets of any kind, and everything else as text."""
+    """``value`` as a type that JSON has: mappings as dict, sets sorted, everything else as text."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, set | frozenset):

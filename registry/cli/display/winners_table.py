@@ -11,14 +11,14 @@ COMPILED = "torch.compile"
 
 
 def speedup_over(result: Result, implementation: str) -> float | None:
-    """The other implementation's time over the winner's; None where it did not run."""
+    """An implementation's time over the winner's; None where it did not run."""
     if result.implementation == implementation:
         return 1.0
     return result.speedup.get(implementation)
 
 
 def print_results(results: Sequence[Result]) -> None:
-    """A line a problem: winner, config, median µs, fraction of the floor, speedup over baseline and torch.compile."""
+    """Prints one line per problem: winner, config, median µs, fraction of the floor, speedups."""
     text.print_table(
         ["problem", "winner", "config", "µs", "of floor", "× torch", "× compile", "verdict"],
         [_row(result) for result in results],
@@ -43,7 +43,7 @@ def _row(result: Result) -> list[str]:
 
 
 def verdict(name: str, winner: str, ties: Sequence[str]) -> str:
-    """``new``; a tie as a tie: ``tie: triton.row ≈ torch.native``, ``new ≈ torch.native``."""
+    """The verdict with its ties: ``new``, ``tie: triton.row ≈ torch.native``, ``new ≈ torch.native``."""
     if not ties:
         return name
     others = ", ".join(ties)
@@ -51,15 +51,15 @@ def verdict(name: str, winner: str, ties: Sequence[str]) -> str:
 
 
 def why_none(result: Result) -> str:
-    """Why there is no winner: ``none is right``, or ``undecided`` and what was wrong with the finals."""
+    """The reason for a missing winner: ``none is right``, or the fault of the finals."""
     return result.reason or "none is right"
 
 
 def with_reason(told: str, reason: str) -> str:
-    """``new (the stored winner my.fast was out: wrong_result)``."""
+    """``told`` with a reason behind it: ``new (the stored winner my.fast was out: wrong_result)``."""
     return f"{told} ({reason})" if reason else told
 
 
 def statuses(result: Result) -> str:
-    """``38 ok, 2 wrong_result``."""
+    """The number of trials by status: ``38 ok, 2 wrong_result``."""
     return ", ".join(f"{count} {status}" for status, count in result.statuses.most_common()) or "no candidate"
