@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from .display import text
@@ -25,13 +26,12 @@ def ops(plugin: Plugins = None, json: Json = False) -> None:
         names = [implementation.name for implementation in catalog.implementations(op.name)]
         text.say(f"{op.name}, version {op.version}")
         text.say(f"  schema           {op.schema}")
-        text.say(f"  dimensions       dynamic: {_listed(op.dynamic)}; static: {_listed(op.static)}")
+        text.say(f"  dimensions       dynamic: {_listed(sorted(op.dynamic))}; static: {_listed(sorted(op.static))}")
         text.say(f"  implementations  {len(names)}: {_listed(names)}")
 
 
-def _listed(names: object) -> str:
-    assert isinstance(names, list | frozenset)
-    return ", ".join(names if isinstance(names, list) else sorted(names)) or "none"
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def _data(op: Op, catalog: Catalog) -> dict[str, object]:
