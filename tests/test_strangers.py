@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from registry.backends.cuda import nvrtc
 from registry.cli import app
 from registry.cli.main import new_registry_app
 from registry.cli.tune import new_tune_app
@@ -68,6 +69,13 @@ def stranger(folder: Path, body: str) -> tuple[Catalog, Implementation, Path]:
     catalog = Catalog()
     catalog.load_file(file)
     return catalog, catalog.implementation("square", "mine.one"), file
+
+
+def loaded(file: Path) -> Implementation:
+    """The implementation in a plugin file."""
+    catalog = Catalog()
+    catalog.load_file(file)
+    return catalog.implementation("square", "mine.one")
 
 
 def line_of(file: Path, text: str) -> str:
@@ -171,6 +179,81 @@ def test_a_launch_that_cannot_be_is_told_with_its_line(tmp_path: Path, launch: s
     told = checked(implementation)
     assert message in told
     assert line_of(file, "def launch" if launch == "None" else "Launch(KERNEL") in told
+
+
+KERNELS = {
+    "too few": ("float *y, const float *x", "it takes 2 arguments (y, x), but the launch gives 3"),
+    "too many": (
+        "float *y, const float *x, int64_t n, int m",
+        "takes 4 arguments (y, x, n, m), but the launch",
+    ),
+    "dtype": ("float *y, const double *x, int64_t n", "'x' is a tensor of float32, but the parameter x is double*"),
+    "number": ("float *y, const float *x, float n", "is a number of type int, but the parameter n is float"),
+    "pointer": ("float *y, const float *x, const int *n", "is a number, but the parameter n is int*"),
+    "order": ("int64_t n, float *y, const float *x", "'y' is a tensor, but the parameter n is int64_t"),
+}
+
+
+@pytest.mark.parametrize(("parameters", "message"), KERNELS.values(), ids=list(KERNELS))
+def test_a_cpp_kernel_of_other_parameters_is_told_before_it_is_compiled(
+    tmp_path: Path, parameters: str, message: str
+) -> None:
+    file = tmp_path / "kernels.py"
+    file.write_text(HEAD.replace("float *y, const float *x, int64_t n", parameters) + CPP + TAIL)
+    told = checked(loaded(file))
+    assert message in told
+    assert line_of(file, "Launch(KERNEL") in told
+    assert f"kernel square ({tmp_path.name}/{line_of(file, 'void square')})" in told
+
+
+def test_a_refused_cpp_kernel_is_told_with_the_line_of_its_text(tmp_path: Path) -> None:
+    file = tmp_path / "kernels.py"
+    file.write_text(HEAD.replace("x[i] * x[i]", "x[i] * z[i]") + CPP + TAIL)
+    assert f"{tmp_path.name}/{line_of(file, 'z[i]')}: square: square.cpp:3" in checked(loaded(file))
+
+
+CUDA = """
+from registry.backends import CudaImplementation, CudaKernel
+SOURCE = CudaKernel(r'''
+template <typename T> __global__ void __launch_bounds__(256, 2) square(T *y, const T *__restrict__ x, long long n) {
+    long long i = blockIdx.x * 256ll + threadIdx.x;
+    if (i < n) y[i] = x[i] * x[i];
+}
+''', "square<float>")
+class Mine(CudaImplementation):
+    op, name = "square", "mine.one"
+    def launch(self, problem, config, device):
+        return Launch(SOURCE, (-(-problem.n // 256),), ("y", "x", problem.n), options={"block": 256})
+"""
+CUDA_SLIPS = {
+    "dtype": (
+        '"square<float>"',
+        '"square<double>"',
+        "of float32, but the parameter y is double*",
+        "template <",
+    ),
+    "int": ("long long n)", "int n)", "passed as a long long, but the parameter n is int", "template <"),
+    "many": ("long long n)", "long long n, bool b)", "takes 4 arguments (y, x, n, b), but the launch", "template <"),
+    "name": ('"square<float>"', '"sqare<float>"', "did you mean square?", "return Launch"),
+    "argument": ('("y", "x", problem.n)', '("y", "xs", problem.n)', "did you mean x?", "return Launch"),
+    "option": ('"block"', '"blocks"', "did you mean block?", "return Launch"),
+    "text": ("x[i] * x[i]", "x[i] * z[i]", 'identifier "z" is undefined', "z[i]"),
+}
+
+
+@pytest.mark.skipif(bool(nvrtc.missing()), reason="no NVRTC")
+@pytest.mark.parametrize(("right", "slip", "message", "place"), CUDA_SLIPS.values(), ids=list(CUDA_SLIPS))
+def test_a_cuda_kernel_that_does_not_fit_its_launch_is_told_without_a_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], right: str, slip: str, message: str, place: str
+) -> None:
+    file, shapes = tmp_path / "kernels.py", tmp_path / "shapes.yaml"
+    file.write_text(HEAD.replace("void square(", "void other(") + CUDA.replace(right, slip) + TAIL)
+    shapes.write_text("square:\n  - {n: 1000, dtype: float32}\n")
+    options = ["--arch", "sm_90", "--plugin", str(file), "--shapes", str(shapes)]
+    assert app.run(new_registry_app(), "registry", ["compile", *options]) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert message in told
+    assert line_of(file, place) in told
 
 
 def test_a_result_that_is_ignored_is_told_by_the_check_and_by_the_tuner(tmp_path: Path) -> None:

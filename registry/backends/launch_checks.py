@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..artifact import Signature
-from ..author_code import at_method
-from ..errors import InvalidDefinitionError, MisnamedError
+from ..author_code import at_method, where_written
+from ..errors import CompileError, InvalidDefinitionError, MisnamedError
 from ..implementation import Implementation, Launch
 from ..problem import TensorSpec
 
@@ -33,6 +35,17 @@ def argument_of(launch: Launch, kernel: str, name: str, signature: Signature) ->
         groups = (signature.outputs, signature.arguments.values, signature.scratch, signature.prepared)
         known = [each for group in groups for each in group]
         raise MisnamedError("argument", name, known, f"of {kernel} in the Launch at {launch.place}") from None
+
+
+def placed(fault: CompileError, implementation: Implementation, source: str, unit: str) -> CompileError:
+    """The fault with the author's line ahead of it, where the compiler names a line of ``unit``, the kernel's text.
+
+    Text that names its own files by ``#line`` is told by those already.
+    """
+    named = re.search(rf"{re.escape(unit)}[(:](\d+)", f"{fault.message} {fault.hint}")
+    module = sys.modules.get(type(implementation).__module__)
+    place = where_written(source, int(named.group(1)), [module]) if named and module else ""
+    return type(fault)(f"{place}: {fault.message}", hint=fault.hint) if place else fault
 
 
 def refuse_empty(launches: Sequence[Launch], signature: Signature) -> None:

@@ -15,12 +15,13 @@ from typing import Any, ClassVar
 
 from ...artifact import Artifact, Built, Signature, Target, Variant
 from ...device import Device
-from ...errors import InvalidDefinitionError
+from ...errors import CompileError, InvalidDefinitionError
 from ...implementation import Implementation, Launch, RowsRun, Run
 from ...problem import Problem, TensorSpec
 from ...space import Config
 from ...symbolic import is_symbolic, settled, text_of
-from ..launch_checks import argument_of, launches_of
+from ..kernel_signature import check_kernel
+from ..launch_checks import argument_of, launches_of, placed
 from ..written_run import no_memory
 from .compiler import NoCompiler, build, find_compiler, load
 
@@ -79,7 +80,10 @@ class CppImplementation(Implementation):
 
     def compile(self, variant: Variant, target: Target) -> Artifact:
         """A shared library in the user's cache folder ``cpp``. Raises CompileError."""
-        return Artifact(variant, str(build(_translation_unit(variant), variant.spec["flags"], variant.kernel)))
+        try:
+            return Artifact(variant, str(build(_translation_unit(variant), variant.spec["flags"], variant.kernel)))
+        except CompileError as fault:
+            raise placed(fault, self, variant.source, f"{variant.kernel}.cpp") from None
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """Load the libraries; the call packs addresses and numbers into bytes that one C pointer refers to."""
@@ -121,6 +125,7 @@ class CppImplementation(Implementation):
         kernel = launch.kernel
         if not isinstance(kernel, CppKernel):
             raise launch.fault(f"the kernel is a {type(kernel).__name__}", "expected CppKernel(source, name)")
+        check_kernel(self, launch, signature, "C++")
         spec = {
             "defines": {name: self._define(name, value) for name, value in launch.constants.items()},
             "flags": [str(flag) for flag in launch.options.get("flags", ())],

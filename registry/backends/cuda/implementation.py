@@ -28,8 +28,9 @@ from ...problem import Problem
 from ...space import Config
 from ...symbolic import settled
 from .. import estimate
+from ..kernel_signature import check_kernel
 from ..kernel_text import fingerprint_with_kernels
-from ..launch_checks import launches_of, refuse_empty
+from ..launch_checks import launches_of, placed, refuse_empty
 from . import launch as cuda_launch
 from . import nvrtc
 from .frame import block_of
@@ -107,7 +108,7 @@ class CudaImplementation(Implementation):
 
     def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
         """One variant a launch. The grid and the arguments are no part of it."""
-        return tuple(self._variant(launch) for launch in self._launches(problem, config, device))
+        return tuple(self._variant(launch, signature) for launch in self._launches(problem, config, device))
 
     def compile(self, variant: Variant, target: Target) -> Artifact:
         """NVRTC's cubin in the user's cache. ``resources``: registers, shared_bytes, spill_bytes, threads."""
@@ -115,7 +116,10 @@ class CudaImplementation(Implementation):
         source = nvrtc.Source(
             variant.source, variant.kernel, spec["constants"], architecture_of(target), spec["options"]
         )
-        cubin = nvrtc.compile_source(source)
+        try:
+            cubin = nvrtc.compile_source(source)
+        except CompileError as fault:
+            raise placed(fault, self, variant.source, source.unit) from None
         resources = dict(cubin.resources)
         resources["shared_bytes"] = resources.get("shared_bytes", 0) + spec["shared_bytes"]
         resources["threads"] = math.prod(spec["block"])
@@ -165,10 +169,11 @@ class CudaImplementation(Implementation):
     def _launches(self, problem: Problem, config: Config, device: Device) -> tuple[Launch, ...]:
         return launches_of(self, self.launch(problem, config, device))
 
-    def _variant(self, launch: Launch) -> Variant:
+    def _variant(self, launch: Launch, signature: Signature) -> Variant:
         kernel, options = launch.kernel, {name: settled(value) for name, value in launch.options.items()}
         if not isinstance(kernel, CudaKernel):
             raise launch.fault(f"the kernel is {kernel!r:.80}", "expected a CudaKernel")
+        check_kernel(self, launch, signature, "CUDA")
         for name in sorted(options.keys() - _OPTIONS):
             raise MisnamedError("option", name, _OPTIONS, f"in the Launch at {launch.place} of {self.name}")
         block = [settled(extent) for extent in block_of(launch)]

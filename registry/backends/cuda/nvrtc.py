@@ -48,6 +48,11 @@ class Source:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def unit(self) -> str:
+        """The name by which the compiler's messages call the text."""
+        return f"{re.sub(r'[^A-Za-z0-9_]', '_', self.name)}.cu"
+
+    @property
     def key(self) -> str:
         """SHA-256 of the exact source, the macros, the options, the architecture and NVRTC's version."""
         parts = [_FORMAT, self.text, self.name, dict(self.constants), dict(self.options)]
@@ -151,7 +156,7 @@ def _program_options(source: Source) -> Any:
 
     options = source.options
     return ProgramOptions(
-        name=f"{re.sub(r'[^A-Za-z0-9_]', '_', source.name)}.cu",
+        name=source.unit,
         arch=source.architecture,
         std=options.get("std", "c++17"),
         define_macro=[(name, macro(name, value)) for name, value in source.constants.items()] or None,

@@ -54,6 +54,7 @@ class Scale(CudaImplementation):
     name = "test.scale"
     source = SCALE
     kernel = "scale"
+    args: tuple[str | int | float, ...] = ("y", "x", 8, 2.0)
     options: Mapping[str, Any] = {}
     shared_bytes = 0
 
@@ -62,7 +63,7 @@ class Scale(CudaImplementation):
         return Launch(
             CudaKernel(self.source, self.kernel),
             grid=(-(-problem.n // block),),
-            args=("y", "x", problem.n, 2.0),
+            args=(*self.args[:2], problem.n, *self.args[3:]) if len(self.args) == 4 else self.args,
             constants={"BLOCK": block},
             options={"block": block, **self.options},
             shared_bytes=self.shared_bytes,
@@ -103,7 +104,7 @@ def test_a_kernel_compiles_without_a_gpu_and_tells_its_resources(device: Device)
 
 def test_template_instantiations_are_found_by_their_mangled_name() -> None:
     implementation = Scale()
-    implementation.kernel = "scale_by<float, 3>"
+    implementation.kernel, implementation.args = "scale_by<float, 3>", ("y", "x")
     found = nvrtc.read(Path(implementation.compile(variant(implementation, block=32), H200.target).path))
     assert found is not None
     assert found.symbol.startswith("_Z8scale_by")
@@ -113,6 +114,7 @@ def test_capability_9_is_compiled_with_its_own_instructions() -> None:
     assert architecture_of(H200.target) == "sm_90a"
     assert architecture_of(A100.target) == "sm_80"
     implementation = Scale()
+    implementation.args = ()
     implementation.source = (
         'extern "C" __global__ void scale() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }'
     )
@@ -121,6 +123,7 @@ def test_capability_9_is_compiled_with_its_own_instructions() -> None:
 
 def test_bad_source_shows_the_compilers_line() -> None:
     implementation = Scale()
+    implementation.args = ("y",)
     implementation.source = '#line 1 "mine.cu"\nextern "C" __global__ void scale(float *y) {\n  y[0] = missing;\n}\n'
     with pytest.raises(CompileError, match=r"mine\.cu\(2\): error: identifier \"missing\" is undefined"):
         implementation.compile(variant(implementation), H200.target)
@@ -131,7 +134,7 @@ def test_bad_source_shows_the_compilers_line() -> None:
 )
 def test_too_much_shared_memory_is_out_of_resources(shared: int, dynamic: int) -> None:
     implementation = Scale()
-    implementation.shared_bytes = dynamic
+    implementation.shared_bytes, implementation.args = dynamic, ("y",)
     implementation.source = (
         'extern "C" __global__ void scale(float *y) {'
         f"  __shared__ float held[{shared // 4 + 1}];"
@@ -195,7 +198,10 @@ def test_a_kernel_without_macros_compiles() -> None:
 def test_an_unknown_option_is_refused() -> None:
     implementation = Scale()
     implementation.options = {"num_warps": 4}
-    with pytest.raises(InvalidDefinitionError, match=r"unknown option num_warps(.|\n)*known: block"):
+    with pytest.raises(
+        InvalidDefinitionError,
+        match=r"unknown option 'num_warps' in the Launch at (.|\n)*known: block",
+    ):
         variant(implementation)
 
 
