@@ -12,7 +12,7 @@ from registry.contracts import GEMM_INT4
 from registry.device import Device
 from registry.dispatch.plans import prepared
 from registry.dispatch.plans.plan import Candidate, Plan, build
-from registry.dispatch.plans.prepared import forget_prepared
+from registry.dispatch.plans.prepared import forget_prepared, weights_changed
 from registry.problem import Problem, Value
 from registry.testing import check_implementation
 from registry_cuda.gemm_int4 import MmaInt4
@@ -119,6 +119,24 @@ def test_a_capture_on_a_stream_that_has_read_a_weight_pins_it() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(y, expected)
+
+
+def test_a_captured_graph_reads_what_weights_changed_makes() -> None:
+    forget_prepared()
+    plan, values = plan_and_values(1)
+    before = plan(*values).clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = plan(*values)
+    values[1].data.bitwise_not_()  # a write that torch does not count
+    graph.replay()
+    assert torch.equal(y, before)
+    assert weights_changed(values[1]) >= 1
+    graph.replay()
+    expected = anew(plan, values)
+    assert torch.equal(y, expected)
+    assert torch.equal(plan(*values), expected)
+    assert not torch.equal(y, before)
 
 
 def test_threads_with_streams_and_weights_of_their_own_share_a_plan() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from registry import Config, Device, Implementation, Problem, quantize
+from registry import Backward, Config, Device, Implementation, Problem, implementation_of, quantize
 from registry.artifact import Built
+from registry.contracts import RMS_NORM
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.torch_side import operators as torch_ops
@@ -155,6 +157,22 @@ class Told(Implementation):
             return torch.ops.aten._softmax_backward_data(grad_y, y, dim, y.dtype)
 
         return run
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+def test_the_references_gradient_on_autograds_own_thread(dispatcher: Dispatcher, compiling: bool) -> None:
+    schema = RMS_NORM.schema.replace("rms_norm", "acme::norm", 1)
+    dispatcher.catalog.define(replace(RMS_NORM, name="acme::norm", schema=schema, backward=Backward.reference()))
+    dispatcher.register(implementation_of("acme::norm", "acme.reference", RMS_NORM.reference, preference=9.0))
+    norm: Any = lambda x, weight: dispatcher.call("acme::norm", x, weight)  # noqa: E731
+    if compiling:
+        norm = torch.compile(norm, fullgraph=True)
+    x, weight = (torch.randn(shape, device="cuda", requires_grad=True) for shape in ((64, 512), (512,)))
+    expected = torch.autograd.grad(RMS_NORM.reference(x, weight, 1e-6).pow(2).sum(), (x, weight))
+    for _ in range(2):
+        close(torch.autograd.grad(norm(x, weight).pow(2).sum(), (x, weight)), expected, atol=1e-3, rtol=1e-3)
+    (alone,) = torch.autograd.grad(norm(x, weight.detach()).pow(2).sum(), x)
+    close(alone, expected[0], atol=1e-3, rtol=1e-3)
 
 
 def test_the_using_of_a_forward_reaches_its_backward_on_another_thread(dispatcher: Dispatcher) -> None:
