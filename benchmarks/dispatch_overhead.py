@@ -151,8 +151,8 @@ def through(dispatcher: Dispatcher, case: Case, cuda: bool, rounds: int, *, riva
         dispatcher.call(case.op, *case.args, **case.attributes)
     told = dispatcher.explain(case.op, *case.args, **case.attributes)
     values = bound.op.bind(case.args, case.attributes)
-    tensors = tuple(values[place] for place in bound.entries.tensors)
-    plain = tuple(values[place] for place in bound.entries.plain)
+    tensors = tuple(values[place] for place in bound.miss.entries.tensors)
+    plain = tuple(values[place] for place in bound.miss.entries.plain)
     entry = bound.table.find(values[0].shape, tensors, plain, torch.is_grad_enabled())
     assert entry is not None, "the calls above are hits"
     ways: dict[str, Callable[[], Any]] = {
@@ -207,9 +207,9 @@ def parts(case: Case, dispatcher: Dispatcher, rounds: int) -> Iterator[Line]:
     """What a hit on the hot path consists of, each measured alone."""
     bound = dispatcher.bound(case.op)
     values = bound.op.bind(case.args, case.attributes)
-    tensors = [values[place] for place in bound.entries.tensors]
+    tensors = [values[place] for place in bound.miss.entries.tensors]
     now, first = bound.table.now, values[0]
-    matches, *_ = next(iter(now.shapes.get(first.shape, now.anywhere)))
+    matches, *_ = next(iter(now.shapes[first.shape]))
     forcing, recorder = dispatcher.forcing, dispatcher.recorder
     separate: dict[str, Callable[[], Any]] = {
         "key, if the call is not like the latest": lambda: first.shape,

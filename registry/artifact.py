@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import InvalidDefinitionError
-from .problem import Arguments, TensorSpec, Value, canonical_json
+from .problem import Argument, Arguments, TensorSpec, Value, canonical_json, fits_int32
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,39 @@ class Signature:
                     )
                 return value
         raise KeyError(name)
+
+    @cached_property
+    def operands(self) -> Mapping[str, RunItem]:
+        """Where a run finds each name. For backends that hand an attribute on: its value does not count as read."""
+        arguments = {**self.arguments.all, **self.prepared}
+        groups = {"scratch": self.scratch, "arguments": arguments, "outputs": self.outputs}
+        return {
+            name: RunItem(group, place, value)
+            for group, values in groups.items()
+            for place, (name, value) in enumerate(values.items())
+        }
+
+    @cached_property
+    def form(self) -> Hashable:
+        """What a backend may compile by: names in order, dtypes, alignment, types of attributes. No size is in it."""
+        items = self.operands.items()
+        return tuple([(name, operand.group, operand.place, *_form(operand.value)) for name, operand in items])
+
+
+class RunItem(NamedTuple):
+    """Item ``place`` of a run's ``group`` (``outputs``, ``arguments`` or ``scratch``), and its spec or value."""
+
+    group: str
+    place: int
+    value: Argument
+
+
+def _form(value: Argument) -> tuple[Hashable, ...]:
+    if isinstance(value, TensorSpec):
+        return value.dtype, value.alignment, 0 in value.shape
+    if isinstance(value, tuple):
+        return tuple(map(_form, value))
+    return type(value).__name__, type(value) is int and fits_int32(value)
 
 
 @dataclass(frozen=True)

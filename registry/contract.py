@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .arguments.inputs import posed_by_inputs
+from .arguments.loaded_parameters import loaded_parameters
 from .arguments.schema import Schema, tensors_in
 from .errors import InvalidArgumentError, InvalidDefinitionError, UnknownNameError
 from .problem import (
@@ -225,10 +226,15 @@ class Op:
             )
         return arguments
 
+    @cached_property
+    def fake_reads(self) -> frozenset[str]:
+        """Names of the parameters that ``fake`` looks at, as far as its code tells; all of them without a fake."""
+        return frozenset(self.parsed.names) if self.fake is None else loaded_parameters(self.fake, self.parsed.names)
+
     def output_specs(self, arguments: Arguments, device: torch.device) -> dict[str, TensorSpec]:
         """Name, shape, dtype and strides of the outputs, from ``fake`` run on meta tensors."""
         # 0.0 equals -0.0
-        told = tuple(repr(value) if isinstance(value, float) else value for value in arguments.values.values())
+        told = tuple([repr(value) if isinstance(value, float) else value for value in arguments.all.values()])
         found = self._outputs.get((told, device))
         if found is None:
             found = self._outputs_of(arguments, device)
@@ -243,7 +249,7 @@ class Op:
         return {}
 
     def _outputs_of(self, arguments: Arguments, device: torch.device) -> dict[str, TensorSpec]:
-        outputs = (self.fake or self.reference)(*map(_on_meta, arguments.values.values()))
+        outputs = (self.fake or self.reference)(*map(_on_meta, arguments.all.values()))
         return {
             name: TensorSpec(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()), device)
             for name, tensor in zip(self.parsed.outputs, as_tuple(outputs), strict=True)

@@ -6,6 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -30,9 +31,6 @@ Run = Callable[[Tensors, tuple[Any, ...], Tensors], Any]
 ``arguments`` are the schema's values in order, followed by the prepared tensors in the order of ``prepared``.
 Returns None, or the outputs when the implementation ``returns_outputs`` (``outputs`` is then empty).
 """
-
-RowsRun = Callable[[Tensors, tuple[Any, ...], Tensors, int], Any]
-"""A run for many row counts: ``run(outputs, arguments, scratch, rows)``. See ``Implementation.bind_rows``."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class Implementation(ABC):
     deterministic   two runs give the same bits
     capturable      may be captured into a CUDA graph
     returns_outputs functional code: it returns new tensors instead of writing into the host's
-    any_rows        the run that ``bind`` returns serves every problem that differs in dynamic dimensions only: torch's
+    any_size        the run that ``bind`` returns serves every problem that differs in dynamic dimensions only: torch's
                     own operators do, what is compiled for a shape or remembers a size does not
     preloads        ``module`` or ``module:function``: what a process imports (and calls) before it forks the processes
                     that compile and run implementations of this kind; it starts no thread and opens no device
@@ -109,7 +107,7 @@ class Implementation(ABC):
     deterministic: bool = True
     capturable: bool = True
     returns_outputs: bool = False
-    any_rows: bool = False
+    any_size: bool = False
     preloads: ClassVar[tuple[str, ...]] = ()
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
@@ -164,11 +162,10 @@ class Implementation(ABC):
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """Load the artifacts and return what the hot path calls. Compiles nothing."""
 
-    def bind_rows(self, problem: Problem, config: Config, device: Device, built: Built) -> RowsRun | None:
-        """As ``bind``, for many row counts; None where that is not offered. For backends, not for implementations.
+    def bind_loaded(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run | None:
+        """As ``bind`` where all that it launches was bound before, for another size: nothing is compiled or loaded.
 
-        Dynamic dimensions of ``problem`` and sizes in ``built.signature`` may be ``registry.symbolic``: what the run is
-        made of must be evaluated by its last argument, and what is looked at here narrows the row counts it serves.
+        None where something is not in memory yet. For backends, not for implementations.
         """
         return None
 
@@ -203,3 +200,11 @@ class Implementation(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} of {self.op}>"
+
+
+@lru_cache(maxsize=1024)
+def binds_loaded(kind: type[Implementation]) -> bool:
+    """Whether ``bind_loaded`` was written for the class's ``bind``: a derived class may override the latter alone."""
+    own = next(each for each in kind.__mro__ if "bind_loaded" in vars(each))
+    others = (next(each for each in kind.__mro__ if name in vars(each)) for name in ("bind", "variants", "compile"))
+    return own is not Implementation and all(issubclass(own, other) for other in others)

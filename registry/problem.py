@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from .arguments.specs import FULL_ALIGNMENT, Arguments, TensorSpec, Value, dtype_name, torch_dtype
+from .arguments.specs import (
+    FULL_ALIGNMENT,
+    Argument,
+    Arguments,
+    TensorSpec,
+    Value,
+    dtype_name,
+    fits_int32,
+    torch_dtype,
+)
 from .arguments.traits import Traits
 from .errors import InvalidArgumentError, InvalidDefinitionError, did_you_mean
 
 __all__ = [
     "FULL_ALIGNMENT",
+    "Argument",
     "Arguments",
     "Problem",
     "TensorSpec",
@@ -25,6 +35,8 @@ __all__ = [
     "check_choice",
     "check_choices",
     "dtype_name",
+    "exact",
+    "fits_int32",
     "torch_dtype",
 ]
 
@@ -35,6 +47,14 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 def canonical_json(value: object) -> str:
     """JSON with sorted keys and no blanks, so that equal data are equal text (and ``True`` is not ``1``)."""
     return _CANONICAL.encode(value)
+
+
+def exact(value: Any) -> Hashable:
+    """A key that is equal for two values only where their canonical JSON is: 1, 1.0 and True, 0.0 and -0.0 differ."""
+    if isinstance(value, list | tuple):
+        return tuple(map(exact, value))
+    kind = value.__class__
+    return kind, value if value or kind is str else repr(value)
 
 
 @dataclass(frozen=True, eq=False, init=False)

@@ -11,7 +11,7 @@ from typing import Any
 
 from .author_code import at, where_called
 from .errors import InvalidDefinitionError, MisnamedError, UnsupportedError
-from .problem import Value, canonical_json
+from .problem import Value, canonical_json, exact
 
 Config = Mapping[str, Any]
 """One point of a space: parameter name -> int, float, str or bool."""
@@ -32,7 +32,7 @@ def _domain(name: str, given: Iterable[Value]) -> tuple[Value, ...]:
         kind = type(odd[0])
         fault = f"holds {odd[0]!r:.80}, a {kind.__module__}.{kind.__qualname__}".replace(" a builtins.", " a ")
         hint = "a value is a plain int, finite float, str or bool: name others by a text, and translate it in launch()"
-    elif len({canonical_json(value) for value in values}) != len(values):
+    elif len(set(map(exact, values))) != len(values):
         fault, hint = f"repeats a value: {list(values)}", "name each value once"
     else:
         return values
@@ -111,7 +111,7 @@ class Space:
         reasons += [
             f"{name}={config[name]!r} is not one of {list(values)}"
             for name, values in self.domains.items()
-            if name in config and canonical_json(config[name]) not in self._domain_keys[name]
+            if name in config and exact(config[name]) not in map(exact, values)
         ]
         return reasons or self._broken(config)
 
@@ -137,10 +137,6 @@ class Space:
             told = f"space: the constraint {name!r} returned None, expected True or False{at(holds)}"
             raise InvalidDefinitionError(told, hint="is a return missing?")
         return answer
-
-    @cached_property
-    def _domain_keys(self) -> dict[str, frozenset[str]]:
-        return {name: frozenset(map(canonical_json, values)) for name, values in self.domains.items()}
 
     def distance(self, one: Config, other: Config) -> int:
         """Sum over the parameters of how many places apart the two values stand in their domain (L1)."""

@@ -18,8 +18,7 @@ from typing import Any
 
 from registry.device import Device
 from registry.discovery.catalog import Catalog
-from registry.dispatch.plans.plan import Candidate, signature_of
-from registry.dispatch.plans.prepared import PreparedTensors
+from registry.dispatch.plans.plan import Candidate, Draft
 from registry.problem import canonical_json
 from registry.tuner.planning.problems import ImplementationPlan, ProblemPlan, plan
 from tuning_db import Protocol, Store, Trial
@@ -100,10 +99,8 @@ def _measured(
 
 
 def _variants(planned: ProblemPlan, candidate: Candidate) -> list[str]:
-    prepared = PreparedTensors(planned.op, candidate.implementation, planned.problem, candidate.config)
-    signature = signature_of(planned.op, candidate, planned.problem, planned.arguments, planned.device, prepared)
-    variants = candidate.implementation.variants(planned.problem, candidate.config, planned.device, signature)
-    return [f"{candidate.implementation.name} {variant.key}" for variant in variants]
+    draft = Draft.of(planned.op, candidate, planned.problem, planned.arguments, planned.device)
+    return [f"{candidate.implementation.name} {variant.key}" for variant in draft.variants()]
 
 
 def _places(domains: Mapping[str, Sequence[Any]], config: Mapping[str, Any]) -> tuple[int, ...]:

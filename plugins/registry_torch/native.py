@@ -20,7 +20,7 @@ class Native(Implementation):
 
     name = "torch.native"
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
-    any_rows = True
+    any_size = True
 
     def preference(self, problem: Problem, device: Device) -> float:
         return 0.0

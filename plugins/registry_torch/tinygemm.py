@@ -29,7 +29,7 @@ def scales_and_zeros(scales: torch.Tensor, zeros: torch.Tensor | None) -> torch.
 class _Tinygemm(Implementation):
     op = "gemm_int4"
     returns_outputs = True
-    any_rows = True
+    any_size = True
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16",)
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -20,6 +21,14 @@ _CPU = torch.device("cpu")
 
 FULL_ALIGNMENT = 16
 """Bytes; a pointer that is a multiple of it can be read with the widest loads."""
+
+_LOW_BITS = FULL_ALIGNMENT - 1
+_IN_MEMORY = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def fits_int32(value: int) -> bool:
+    """Whether kernels are handed the number in 32 bits."""
+    return -(2**31) <= value < 2**31
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -48,10 +57,18 @@ class TensorSpec:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorSpec:
         """The spec of a real, meta or fake tensor (the last two count as aligned)."""
-        concrete = type(tensor) in {torch.Tensor, torch.nn.Parameter} and tensor.device.type != "meta"
-        address = tensor.data_ptr() if concrete else 0
-        alignment = min(address & -address, FULL_ALIGNMENT) if address else FULL_ALIGNMENT
-        return cls(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()), tensor.device, alignment)
+        device = tensor.device
+        low = tensor.data_ptr() & _LOW_BITS if type(tensor) in _IN_MEMORY and device.type != "meta" else 0
+        spec = object.__new__(cls)
+        # the dataclass's own __init__ takes three times as long
+        spec.__dict__.update(
+            shape=tuple(tensor.shape),
+            dtype=tensor.dtype,
+            strides=tensor.stride(),
+            device=device,
+            alignment=low & -low if low else FULL_ALIGNMENT,
+        )
+        return spec
 
     @classmethod
     def contiguous(cls, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = _CPU) -> TensorSpec:
@@ -111,6 +128,34 @@ Argument = TensorSpec | tuple[TensorSpec, ...] | tuple[int, ...] | Value | None
 """One argument's value: the specs of a ``Tensor[]`` and the numbers of an ``int[]`` are tuples."""
 
 
+class Watched(Mapping[str, Argument]):
+    """The values of a call's arguments, by schema name; ``read`` holds the names of attributes that were looked at.
+
+    An attribute that nobody looks at before a plan has run cannot matter to it, and may differ in the next call.
+    """
+
+    __slots__ = ("all", "read")
+
+    def __init__(self, values: Mapping[str, Argument], read: set[str]) -> None:
+        self.all = values
+        self.read = read
+
+    def __getitem__(self, name: str) -> Argument:
+        value = self.all[name]
+        if type(value) is not TensorSpec:
+            self.read.add(name)
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.all
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.all)
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+
 @dataclass(frozen=True)
 class Arguments:
     """An op's arguments by schema name, in the schema's order: specs of tensors and plain values, never data.
@@ -121,6 +166,20 @@ class Arguments:
     op: str
     values: Mapping[str, Argument]
     gradient: bool = False
+
+    @cached_property
+    def all(self) -> Mapping[str, Argument]:
+        """``values`` for code that decides nothing by an attribute's value: no name counts as read."""
+        return self.values.all if isinstance(self.values, Watched) else self.values
+
+    @property
+    def read(self) -> frozenset[str]:
+        """Names of the attributes that were looked at so far; all of them where nobody watches."""
+        return frozenset(self.values.read if isinstance(self.values, Watched) else self.values)
+
+    def watched(self) -> Arguments:
+        """These arguments with no attribute looked at yet."""
+        return Arguments(self.op, Watched(self.all, set()), self.gradient)
 
     def __getitem__(self, name: str) -> Argument:
         return self.values[name]
@@ -170,11 +229,11 @@ class Arguments:
         assert isinstance(value, bool)
         return value
 
-    @property
+    @cached_property
     def tensors(self) -> dict[str, TensorSpec]:
         """The tensors that are there, by name; those of a list as ``xs[0]``, ``xs[1]`` and so on."""
         found: dict[str, TensorSpec] = {}
-        for name, value in self.values.items():
+        for name, value in self.all.items():
             if isinstance(value, TensorSpec):
                 found[name] = value
             elif isinstance(value, tuple):
@@ -191,7 +250,8 @@ class Arguments:
                 return tuple(change(spec) for spec in specs)
             return value
 
-        return replace(self, values={name: changed(value) for name, value in self.values.items()})
+        values: Mapping[str, Argument] = {name: changed(value) for name, value in self.all.items()}
+        return replace(self, values=Watched(values, self.values.read) if isinstance(self.values, Watched) else values)
 
 
 def specs_in(value: Argument) -> tuple[TensorSpec, ...]:

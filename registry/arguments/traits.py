@@ -68,7 +68,7 @@ class Traits:
             raise UnknownNameError("trait", trait, _AGGREGATES)
         if trait in self._told or self.arguments is None:
             return bool(self._told.get(trait, True))
-        return all(_AGGREGATES[trait](spec) for value in self.arguments.values.values() for spec in specs_in(value))
+        return all(_AGGREGATES[trait](spec) for value in self.arguments.all.values() for spec in specs_in(value))
 
     def misaligned(self) -> Traits:
         """These traits for a call none of whose tensors starts at a multiple of 16 bytes."""

@@ -88,7 +88,7 @@ def check_kernel(implementation: Implementation, launch: Launch, signature: Sign
 
 def _kind(argument: Any, launch: Launch, title: str, signature: Signature) -> str:
     """``*float32`` for a tensor, ``*`` for an absent one, the type's name for a number, "" for anything else."""
-    value = argument_of(launch, title, argument, signature) if isinstance(argument, str) else argument
+    value = argument_of(launch, title, argument, signature).value if isinstance(argument, str) else argument
     if value is None:
         return "*"
     if isinstance(value, TensorSpec):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..artifact import Signature
+from ..artifact import RunItem, Signature
 from ..author_code import at_method, where_written
 from ..errors import CompileError, InvalidDefinitionError, MisnamedError
 from ..implementation import Implementation, Launch
@@ -27,14 +27,16 @@ def launches_of(implementation: Implementation, given: Any) -> tuple[Launch, ...
     return launches
 
 
-def argument_of(launch: Launch, kernel: str, name: str, signature: Signature) -> Any:
-    """The spec or value that an argument of a launch names. Raises MisnamedError with the names that there are."""
-    try:
-        return signature[name]
-    except KeyError:
-        groups = (signature.outputs, signature.arguments.values, signature.scratch, signature.prepared)
+def argument_of(launch: Launch, kernel: str, name: str, signature: Signature) -> RunItem:
+    """The item of a run that an argument of a launch names. Raises MisnamedError with the names that there are."""
+    found = signature.operands.get(name)
+    if found is None:
+        groups = (signature.outputs, signature.arguments.all, signature.scratch, signature.prepared)
         known = [each for group in groups for each in group]
-        raise MisnamedError("argument", name, known, f"of {kernel} in the Launch at {launch.place}") from None
+        raise MisnamedError("argument", name, known, f"of {kernel} in the Launch at {launch.place}")
+    if isinstance(found.value, tuple):
+        _ = signature[name]  # a list: raises with the reason
+    return found
 
 
 def placed(fault: CompileError, implementation: Implementation, source: str, unit: str) -> CompileError:
@@ -50,8 +52,8 @@ def placed(fault: CompileError, implementation: Implementation, source: str, uni
 
 def refuse_empty(launches: Sequence[Launch], signature: Signature) -> None:
     """Raise InvalidDefinitionError when no launch has a program to run, although there is something to compute."""
-    empty = [launch for launch in launches if any(type(extent) is int and extent == 0 for extent in launch.grid)]
+    empty = [launch for launch in launches if 0 in launch.grid]
     written = [spec for spec in signature.outputs.values() if isinstance(spec, TensorSpec)]
-    if len(empty) == len(launches) and any(type(spec.numel) is int and spec.numel > 0 for spec in written):
+    if len(empty) == len(launches) and any(spec.numel > 0 for spec in written):
         fault = f"the grid is {empty[0].grid}, so that nothing runs, although the outputs are not empty"
         raise empty[0].fault(fault, "does a division of the size round down? use -(-size // block)")

@@ -60,7 +60,7 @@ def implementation_of(  # noqa: PLR0913  (an option each)
             f"implementation_of({op!r}, {name!r}, {fn!r:.80})", hint='expected a callable or "module:function"'
         )
     made = LibraryFunction(fn, library, unsupported, preference)
-    made.op, made.name, made.any_rows, made.returns_outputs = op, name, any_size, not into
+    made.op, made.name, made.any_size, made.returns_outputs = op, name, any_size, not into
     made.deterministic, made.capturable = deterministic, capturable
     vars(made)["device_types"] = frozenset({device_types} if isinstance(device_types, str) else device_types)
     return made

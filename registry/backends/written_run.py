@@ -1,18 +1,18 @@
 """Runs as source text: a plan holds the launches in line, without the call and the tuples of a run in between.
 
-On a host where a kernel's launch costs 5 µs, each Python call, tuple or loop before it costs 0.1 to 0.3 µs.
+On a host where a kernel's launch costs 5 µs, each Python call, tuple or loop before it costs 0.1 to 0.3 µs. Sizes are
+names in the text, so that a run for another size is the compiled text with other values behind its names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
-from types import CodeType
+from functools import cached_property
 from typing import Any, NoReturn
 
 from ..errors import NotReadyError
+from ..generated_code import function
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,6 @@ class Operands:
 
     groups     an expression for each of ``outputs``, ``arguments`` and ``scratch``
     items      expressions for their items, where the text around holds them in variables
-    rows       expressions of the run's arguments behind the three groups
     after      what the text around does when the run is done
     addresses  of items whose address the text around holds, by item
     stream     the current stream's handle, if the text around holds it
@@ -30,25 +29,24 @@ class Operands:
 
     groups: Mapping[str, str]
     items: Mapping[str, tuple[str, ...]] | None = None
-    rows: tuple[str, ...] = ()
     after: str = "return"
     addresses: Mapping[str, str] = field(default_factory=dict)
     stream: str = ""
     on_device: bool = False
 
     def at(self, group: str, place: int) -> str:
-        """One item of a group."""
+        """An expression for one item of a group."""
         return self.items[group][place] if self.items is not None else f"{self.groups[group]}[{place}]"
 
     def address(self, group: str, place: int) -> str:
-        """The address of a tensor; no guard sees that the memory of one that is given was freed."""
+        """An expression for the address of a tensor; no guard sees that the memory of an argument was freed."""
         item = self.at(group, place)
         freed = " or k_no_memory()" if group == "arguments" else ""
         return self.addresses.get(item) or f"{item}.data_ptr(){freed}"
 
     def call(self, function: str) -> str:
-        """``function`` called as a run is."""
-        return f"{function}({', '.join([*self.groups.values(), *self.rows])})"
+        """An expression that calls ``function`` as a run is called."""
+        return f"{function}({', '.join(self.groups.values())})"
 
     def leave_to(self, function: str) -> list[str]:
         """Lines that let another run answer instead."""
@@ -60,8 +58,12 @@ _WHOLE = {"outputs": "outputs", "arguments": "arguments", "scratch": "scratch"}
 
 @dataclass(frozen=True)
 class Written:
-    """``lines`` enqueue what the run enqueues and return nothing; they reach for ``names``, which begin with ``k_``."""
+    """A run as text. ``lines`` enqueue what the run enqueues and return nothing; they reach for ``names``.
 
+    Names begin with ``k_``. Runs of an equal ``form`` have equal lines and differ in what is behind the names.
+    """
+
+    form: Hashable
     lines: Callable[[Operands], list[str]]
     names: Mapping[str, Any]
 
@@ -71,32 +73,26 @@ def no_memory() -> NoReturn:
     raise NotReadyError("a tensor's memory was freed", hint="its storage was resized to nothing, and not back again")
 
 
-def run_of(written: Written, *, rows: bool = False) -> Any:
-    """The run itself, which remembers its text."""
-    operands = Operands(_WHOLE, rows=("rows",) if rows else ())
-    signature = ", ".join([*_WHOLE, *operands.rows])
-    run = function("run", signature, written.lines(operands), written.names)
-    run.__dict__["written"] = written
-    return run
+class WrittenRun:
+    """A run that remembers its text, and is made a function of its own when it is first called as one."""
+
+    def __init__(self, written: Written) -> None:
+        self.written = written
+
+    def __call__(self, outputs: Any, arguments: Any, scratch: Any) -> None:
+        self.function(outputs, arguments, scratch)
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """The text as ``function(outputs, arguments, scratch)``."""
+        return function("run", ", ".join(_WHOLE), self.written.lines(Operands(_WHOLE)), names_of(self.written))
+
+
+def names_of(written: Written) -> dict[str, Any]:
+    """All that the text of a run reaches for."""
+    return {"k_no_memory": no_memory, **written.names}
 
 
 def written_of(run: object) -> Written | None:
     """The text of a run that has one."""
-    found = getattr(run, "written", None)
-    return found if isinstance(found, Written) else None
-
-
-def function(name: str, signature: str, body: list[str], names: Mapping[str, Any]) -> Callable[..., Any]:
-    """A function of these lines, which reach for ``names``."""
-    source = f"def {name}({signature}):\n" + "".join(f"    {line}\n" for line in body or ["pass"])
-    scope = {"k_no_memory": no_memory, **names}
-    exec(_compiled(name, source), scope)
-    made: Callable[..., Any] = scope[name]
-    return made
-
-
-@lru_cache(maxsize=2048)
-def _compiled(name: str, source: str) -> CodeType:
-    """Runs of many configurations are the same text with other names behind it."""
-    # a file name within this package, so that warnings point at who called it
-    return compile(source, str(Path(__file__).with_name(f"<{name}>")), "exec")
+    return run.written if isinstance(run, WrittenRun) else None

@@ -92,7 +92,7 @@ def _explained(plans: Plans, resolved: Resolved, values: tuple[Any, ...]) -> Exp
         where = str(tensors[0].device) if tensors else ""
         return _bare(plans.op.name, resolved.problem, where, resolved.choice)
     situation = plans.situation(resolved.problem, Device.of(tensors[0].device))
-    aside = {} if resolved.place is None else plans.aside.reasons(resolved.place)
+    aside = {} if resolved.place is None else plans.failures.reasons(resolved.place)
     held = 0 if resolved.plan is None else resolved.plan.prepared.nbytes(values)
     return _explanation(situation, resolved.choice, resolved.misses, aside, held)
 

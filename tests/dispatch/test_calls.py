@@ -417,15 +417,13 @@ def test_registering_is_seen_by_the_next_call(dispatcher: Dispatcher, one: Any, 
 
 
 def test_the_table_is_bounded() -> None:
-    table = Table(0, most_shapes=3, most_entries=2, most_anywhere=2)
+    table = Table(0, most_shapes=3, most_entries=2)
     entry = Entry(lambda *given: False, (), None, print, int, None)
     for rows in range(10):
         for _ in range(5):
             table.add(torch.Size([rows]), entry, table.generation)
-            table.add_anywhere(entry, table.generation)
     assert len(table) == 3
     assert {shape: len(found) for shape, found in table.now.shapes.items()} == {(7,): 2, (8,): 2, (9,): 2}
-    assert len(table.now.anywhere) == 2
 
 
 def test_what_was_resolved_before_the_table_was_cleared_is_not_added() -> None:
@@ -434,7 +432,6 @@ def test_what_was_resolved_before_the_table_was_cleared_is_not_added() -> None:
     table.clear()
     entry = Entry(lambda *given: True, (), None, print, int, None)
     table.add(torch.Size([1]), entry, generation)
-    table.add_anywhere(entry, generation)
     before.recent = tuple(entry)  # as a call does that was on its way
     assert not len(table)
     assert table.find((1,), (), (), False) is None

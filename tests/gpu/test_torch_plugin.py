@@ -55,8 +55,7 @@ def test_tinygemm_is_right_with_every_packing(catalog: Catalog, group_size: int,
 COMPILE = """
 from registry.device import Device
 from registry.discovery.catalog import Catalog
-from registry.dispatch.plans.plan import Candidate, signature_of
-from registry.dispatch.plans.prepared import PreparedTensors
+from registry.dispatch.plans.plan import Candidate, Draft
 from registry.problem import Arguments, TensorSpec
 import torch
 catalog, device = Catalog(), Device.of("cuda")
@@ -64,9 +63,7 @@ op, implementation = catalog.op("square"), catalog.implementation("square", "tor
 problem = op.problem_of({"n": 12345, "dtype": "float32"})
 arguments = Arguments("square", {"x": TensorSpec.contiguous((12345,), torch.float32, device.torch)})
 candidate = Candidate(implementation, {})
-prepared = PreparedTensors(op, implementation, problem, {})
-signature = signature_of(op, candidate, problem, arguments, device, prepared)
-(variant,) = implementation.variants(problem, {}, device, signature)
+(variant,) = Draft.of(op, candidate, problem, arguments, device).variants()
 print(implementation.compile(variant, device.target).path)
 """
 

@@ -6,28 +6,27 @@ import re
 import struct
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
-from ...artifact import Artifact, Built, Signature, Target, Variant
+from ...artifact import Artifact, Built, RunItem, Signature, Target, Variant
 from ...device import Device
 from ...errors import CompileError, InvalidDefinitionError
-from ...implementation import Implementation, Launch, RowsRun, Run
+from ...implementation import Implementation, Launch, Run
 from ...problem import Problem, TensorSpec
 from ...space import Config
-from ...symbolic import is_symbolic, settled, text_of
 from ..kernel_signature import check_kernel
 from ..launch_checks import argument_of, launches_of, placed
-from ..written_run import no_memory
+from ..launch_forms import Forms, form_key, launch_key
+from ..written_run import Operands, Written, WrittenRun
 from .compiler import NoCompiler, build, find_compiler, load
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
 _FORMATS = {"p": "Q", "i": "q", "d": "d"}
-_Caller = Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -86,27 +85,17 @@ class CppImplementation(Implementation):
             raise placed(fault, self, variant.source, f"{variant.kernel}.cpp") from None
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Load the libraries; the call packs addresses and numbers into bytes that one C pointer refers to."""
-        return self._bound(problem, config, device, built, "")
-
-    def bind_rows(self, problem: Problem, config: Config, device: Device, built: Built) -> RowsRun | None:
-        """The same for many row counts: numbers are computed from the rows of the call."""
-        return self._bound(problem, config, device, built, ", rows")
-
-    def _bound(self, problem: Problem, config: Config, device: Device, built: Built, rows: str) -> _Caller:
+        """Load the libraries; the run packs addresses and numbers into bytes that one C pointer refers to."""
         launches = self.launches(problem, config, device)
-        callers = [
-            _caller(launch, built.signature, artifact, rows)
-            for launch, artifact in zip(launches, built.artifacts, strict=True)
-        ]
-        if len(callers) == 1:
-            return callers[0]
+        form = _Form.of(launches, built)
+        _FORMS.put(_form_key(launches, built.signature), form)
+        return form.run(launches)
 
-        def run(*given: Any) -> None:
-            for caller in callers:
-                caller(*given)
-
-        return run
+    def bind_loaded(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run | None:
+        """The run of libraries that are loaded, with other numbers."""
+        launches = self.launches(problem, config, device)
+        form = _FORMS.get(_form_key(launches, signature))
+        return None if form is None else form.run(launches)
 
     def sources(self) -> Iterable[ModuleType | str]:
         """The class's modules, the preamble, and every CppKernel that they or the class hold under a name."""
@@ -136,12 +125,12 @@ class CppImplementation(Implementation):
     def _define(self, name: str, value: object) -> str:
         if not _IDENTIFIER.match(name):
             raise InvalidDefinitionError(f"{self.name}: the constant {name!r} is no C++ identifier")
-        return str(int(value)) if isinstance(value, bool) else str(settled(value))
+        return str(int(value)) if isinstance(value, bool) else str(value)
 
     def _kind(self, launch: Launch, argument: object, signature: Signature) -> str:
         value: object = argument
         if isinstance(argument, str):
-            value = argument_of(launch, f"kernel {launch.kernel.name}", argument, signature)
+            value = argument_of(launch, f"kernel {launch.kernel.name}", argument, signature).value
         if value is None or isinstance(value, TensorSpec):
             return "p"
         if isinstance(value, int):
@@ -165,47 +154,66 @@ def _translation_unit(variant: Variant) -> str:
     return f'{_preamble()}\n{macros}\n#line 1 "{kernel}.cpp"\n{variant.source}\n#line 1 "{kernel}.launch"\n{entry}\n'
 
 
-def _caller(launch: Launch, signature: Signature, artifact: Artifact, rows: str) -> _Caller:
-    """The call as one generated expression; ``rows`` is ``", rows"`` where numbers depend on the row count.
+@dataclass(frozen=True, eq=False)
+class _Form:
+    """Launches without their numbers: ``names`` hold the loaded functions, ``arguments`` what each is called with.
 
     Measured with six arguments on a 2-core machine: one pointer to packed bytes takes 0.19 us, the same call through
     ctypes ``argtypes`` 0.48 us. The bytes are new at each call, so that threads cannot disturb each other.
     """
-    kinds = artifact.variant.spec["arguments"]
-    places = _places(signature)
-    entry = load(artifact.path).registry_entry
-    entry.restype = None
-    names: dict[str, object] = {
-        "entry": entry,
-        "no_memory": no_memory,
-        "pack": struct.Struct("=" + "".join(_FORMATS[kind] for kind in kinds)).pack,
-    }
-    values = []
-    for place, (argument, kind) in enumerate(zip(launch.args, kinds, strict=True)):
-        if isinstance(argument, str):
-            absent = signature[argument] is None
-            values.append("0" if absent else places[argument] + (".data_ptr()" if kind == "p" else ""))
-            if _has_memory(signature.arguments.tensors.get(argument)):
-                values[-1] += " or no_memory()"  # no guard sees that a tensor's memory was freed
-        elif is_symbolic(argument):
-            values.append(text_of(argument))
-        else:
-            values.append(f"number{place}")
-            names[values[-1]] = argument
-    source = f"lambda outputs, arguments, scratch{rows}: entry(pack({', '.join(values)}))"
-    caller: _Caller = eval(source, names)
-    return caller
+
+    arguments: tuple[tuple[RunItem | None, ...], ...]
+    names: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, launches: Sequence[Launch], built: Built) -> _Form:
+        """The form of launches whose libraries are loaded now."""
+        names: dict[str, Any] = {}
+        for place, artifact in enumerate(built.artifacts):
+            entry = load(artifact.path).registry_entry
+            entry.restype = None
+            kinds = artifact.variant.spec["arguments"]
+            names[f"k_entry_{place}"] = entry
+            names[f"k_pack_{place}"] = struct.Struct("=" + "".join(_FORMATS[kind] for kind in kinds)).pack
+        known = built.signature.operands
+        arguments = tuple(
+            tuple(known[argument] if isinstance(argument, str) else None for argument in launch.args)
+            for launch in launches
+        )
+        return cls(arguments, names)
+
+    def run(self, launches: Sequence[Launch]) -> Run:
+        """A run of launches of this form, with their numbers."""
+        numbers = {
+            f"k_number_{place}_{number}": argument
+            for place, launch in enumerate(launches)
+            for number, argument in enumerate(launch.args)
+            if not isinstance(argument, str)
+        }
+        return WrittenRun(Written(self, self._lines, {**self.names, **numbers}))
+
+    def _lines(self, operands: Operands) -> list[str]:
+        return [
+            f"k_entry_{place}(k_pack_{place}({', '.join(self._values(place, given, operands))}))"
+            for place, given in enumerate(self.arguments)
+        ]
+
+    def _values(self, place: int, given: Sequence[RunItem | None], operands: Operands) -> Iterator[str]:
+        for number, operand in enumerate(given):
+            if operand is None:
+                yield f"k_number_{place}_{number}"
+            elif operand.value is None:
+                yield "0"
+            elif not isinstance(operand.value, TensorSpec):
+                yield operands.at(operand.group, operand.place)
+            elif 0 in operand.value.shape:
+                yield f"{operands.at(operand.group, operand.place)}.data_ptr()"
+            else:
+                yield operands.address(operand.group, operand.place)
 
 
-def _has_memory(spec: TensorSpec | None) -> bool:
-    return spec is not None and not any(type(size) is int and size == 0 for size in spec.shape)
+_FORMS: Forms[_Form] = Forms()
 
 
-def _places(signature: Signature) -> Mapping[str, str]:
-    """Where a name's value stands in what ``run`` is given; outputs win over arguments, as in Signature."""
-    groups = {
-        "scratch": list(signature.scratch),
-        "arguments": [*signature.arguments.values, *signature.prepared],
-        "outputs": list(signature.outputs),
-    }
-    return {name: f"{group}[{place}]" for group, names in groups.items() for place, name in enumerate(names)}
+def _form_key(launches: Sequence[Launch], signature: Signature) -> Hashable:
+    return form_key([launch_key(launch, lambda _, number: type(number).__name__) for launch in launches], signature, 0)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ...artifact import Signature
 from ...errors import InvalidDefinitionError
 from ...implementation import Launch
 from ...problem import TensorSpec
-from ...symbolic import is_symbolic, text_of
 from ..written_run import Operands
 
 # struct CUlaunchConfig: grid and block extents, shared bytes, (padding,) stream, attributes, their count
@@ -22,26 +21,26 @@ _STREAM_OFFSET = 32
 # struct CUlaunchAttribute: id, padding, a union of 64 bytes that begins with the cluster's extents
 _CLUSTER = struct.Struct("<I4x3I52x")
 _CLUSTER_DIMENSION = 4
+_EXTENTS = 7
 _NUMBERS = {bool: ("?7x", 1), int: ("q", 8), float: ("f4x", 4)}
 
 
 class Layout:
     """Where every argument of a sequence of launches comes from (group, place) and where it lies in a thread's memory.
 
-    The memory holds the launches' configurations, then the tensors' addresses, the numbers that come with a call, those
-    that follow from its row count, all packed anew by each call, and the literals, which stay.
+    The memory holds the launches' configurations, then the tensors' addresses and the numbers that come with a call,
+    packed anew by each call, and the literals, which stay. Launches of one form share a layout: it holds no size.
     """
 
     def __init__(self, names: Sequence[str], launches: Sequence[Launch], signature: Signature) -> None:
-        self.launches = tuple(launches)
+        self.count = len(launches)
         self.tensors: list[tuple[str, int]] = []
         self.numbers: list[tuple[str, int]] = []
-        self.literals: dict[int, tuple[str, Any]] = {}
-        self.computed: list[Any] = []
-        places = _places(signature)
-        slots: dict[Any, int] = {}
+        self._literals: list[tuple[int, str, int, int]] = []
+        places = signature.operands
+        slots: dict[str, int] = {}
         codes: list[str] = []
-        base = _CONFIGURATION.size * len(self.launches)
+        base = _CONFIGURATION.size * len(launches)
         kinds = [
             [(argument, *kind_of(name, argument, signature)) for argument in launch.args]
             for name, launch in zip(names, launches, strict=True)
@@ -49,58 +48,63 @@ class Layout:
         found = {argument: code for args in kinds for argument, code, _ in args if isinstance(argument, str)}
         for wanted, group in ((True, self.tensors), (False, self.numbers)):
             for argument, code in found.items():
-                if (code == "Q") == wanted and signature[argument] is not None:
+                if (code == "Q") == wanted and places[argument].value is not None:
                     slots[argument] = base + 8 * len(codes)
                     codes.append(code)
-                    group.append(places[argument])
-        for number, code in ((number, code) for args in kinds for number, code, _ in args if is_symbolic(number)):
-            slots[id(number)] = base + 8 * len(codes)
-            codes.append(code)
-            self.computed.append(number)
+                    group.append(places[argument][:2])
         self.size = base + 8 * len(codes)
-        self.offsets = [[self._offset(slots, argument, code) for argument, code, _ in args] for args in kinds]
-        self.clusters = [_cluster(launch) for launch in self.launches]
-        # a lone launch whose grid is fixed needs no more of its configuration than the stream
-        self._whole = len(self.launches) > 1 or any(is_symbolic(extent) for one in launches for extent in one.grid)
+        self.offsets = [
+            [self._offset(slots, argument, code, place, number) for number, (argument, code, _) in enumerate(args)]
+            for place, args in enumerate(kinds)
+        ]
+        self.clusters = [_cluster(launch) for launch in launches]
+        # a lone launch needs no more of its configuration than the stream
+        self._whole = len(launches) > 1
         head = "7I4x" * self._whole + _STREAM_ON
         self.start = 0 if self._whole else _STREAM_OFFSET
-        self.pack = struct.Struct("<" + head * len(self.launches) + "".join(codes)).pack_into
+        self.pack = struct.Struct("<" + head * len(launches) + "".join(codes)).pack_into
 
-    def _offset(self, slots: dict[Any, int], argument: Any, code: str) -> int:
+    def _offset(self, slots: dict[str, int], argument: Any, code: str, place: int, number: int) -> int:
         if isinstance(argument, str) and argument in slots:
             return slots[argument]
-        if is_symbolic(argument):
-            return slots[id(argument)]
-        self.literals[self.size] = (code, 0 if isinstance(argument, str) else argument)
+        self._literals.append((self.size, code, place, number))
         self.size += 8
         return self.size - 8
 
     def packed(self, addresses: Sequence[str], operands: Operands) -> list[str]:
         """Expressions of what ``pack`` takes behind memory and offset; the stream is ``k_stream``."""
         texts: list[str] = []
-        for place in range(len(self.launches)):
-            extents, rest = self._configuration(place)
-            texts += [*(map(_shown, extents) if self._whole else ()), "k_stream", *map(str, rest)]
-        numbers = (operands.at(group, place) for group, place in self.numbers)
-        return [*texts, *addresses, *numbers, *map(text_of, self.computed)]
+        for place in range(self.count):
+            extents = [f"k_extent_{place}_{number}" for number in range(_EXTENTS)] if self._whole else []
+            texts += [*extents, "k_stream", *map(str, self._attributes(place))]
+        return [*texts, *addresses, *(operands.at(group, place) for group, place in self.numbers)]
 
-    def _configuration(self, place: int) -> tuple[tuple[Any, ...], tuple[int, int]]:
-        """Grid, block and shared bytes; address and count of the attributes."""
-        launch, cluster = self.launches[place], self.clusters[place]
-        attributes = (0, 0) if cluster is None else (ctypes.addressof(cluster), 1)
-        # threads and bytes are compiled in or settled by then: numbers even where the grid follows from the row count
-        return (*_three(launch.grid), *map(int, block_of(launch)), int(launch.shared_bytes)), attributes
+    def names(self, launches: Sequence[Launch]) -> dict[str, int]:
+        """What the expressions of ``packed`` reach for, of launches of this form."""
+        if not self._whole:
+            return {}
+        return {
+            f"k_extent_{place}_{number}": extent
+            for place, launch in enumerate(launches)
+            for number, extent in enumerate(_extents(launch))
+        }
 
-    def frame(self) -> tuple[Any, ...]:
+    def _attributes(self, place: int) -> tuple[int, int]:
+        """Address and count of a launch's attributes."""
+        cluster = self.clusters[place]
+        return (0, 0) if cluster is None else (ctypes.addressof(cluster), 1)
+
+    def frame(self, launches: Sequence[Launch]) -> tuple[Any, ...]:
         """New memory, and for each launch references to its configuration and to the addresses of its arguments."""
         memory = ctypes.create_string_buffer(max(self.size, 8))
-        for offset, (code, value) in self.literals.items():
-            struct.pack_into(f"<{code}", memory, offset, value)
+        for offset, code, place, number in self._literals:
+            value = launches[place].args[number]
+            # the name of an optional tensor that is absent: a null pointer
+            struct.pack_into(f"<{code}", memory, offset, 0 if isinstance(value, str) else value)
         calls: list[Any] = []
         for place, offsets in enumerate(self.offsets):
-            extents, attributes = self._configuration(place)
-            fixed = (0 if is_symbolic(extent) else extent for extent in extents)
-            _CONFIGURATION.pack_into(memory, _CONFIGURATION.size * place, *fixed, 0, *attributes)
+            configuration = (*_extents(launches[place]), 0, *self._attributes(place))
+            _CONFIGURATION.pack_into(memory, _CONFIGURATION.size * place, *configuration)
             addresses = (ctypes.addressof(memory) + offset for offset in offsets)
             parameters = (ctypes.c_void_p * max(len(offsets), 1))(*addresses)
             calls += [ctypes.byref(memory, _CONFIGURATION.size * place), ctypes.byref(parameters)]
@@ -110,8 +114,13 @@ class Layout:
 class Frames(threading.local):
     """A frame for each thread: the call to the driver releases the GIL while it reads the frame."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.frame = layout.frame()
+    def __init__(self, layout: Layout, launches: Sequence[Launch]) -> None:
+        self.frame = layout.frame(launches)
+
+
+def _extents(launch: Launch) -> tuple[int, ...]:
+    """Grid, block and shared bytes."""
+    return (*_three(launch.grid), *block_of(launch), launch.shared_bytes)
 
 
 def _cluster(launch: Launch) -> Any:
@@ -137,39 +146,18 @@ def kind_of(name: str, argument: Any, signature: Signature) -> tuple[str, int]:
     """Format code (8 bytes each) and true size of an argument."""
     value = argument
     if isinstance(argument, str):
-        try:
-            value = signature[argument]
-        except KeyError:
+        if argument not in signature.operands:
             raise InvalidDefinitionError(
                 f"kernel {name}: launch() names {argument!r}, which is no input, output, scratch or prepared tensor"
-            ) from None
+            )
+        value = signature.operands[argument].value
         if value is None or isinstance(value, TensorSpec):
             return "Q", 8
-    if is_symbolic(value):
-        return _NUMBERS[int if isinstance(value, int) else float]
     if type(value) not in _NUMBERS:
         raise InvalidDefinitionError(
             f"kernel {name}: argument {argument!r} is a {type(value).__name__}", hint="expected a tensor or a number"
         )
     return _NUMBERS[type(value)]
-
-
-def _places(signature: Signature) -> dict[str, tuple[str, int]]:
-    arguments = [*signature.arguments.values, *signature.prepared]
-    groups: dict[str, Iterable[str]] = {
-        "outputs": signature.outputs,
-        "arguments": arguments,
-        "scratch": signature.scratch,
-    }
-    places: dict[str, tuple[str, int]] = {}
-    for group, names in groups.items():
-        for place, name in enumerate(names):
-            places.setdefault(name, (group, place))
-    return places
-
-
-def _shown(number: Any) -> str:
-    return text_of(number) if is_symbolic(number) else str(number)
 
 
 def _three(extents: Sequence[int]) -> tuple[int, int, int]:

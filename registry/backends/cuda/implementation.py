@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from types import ModuleType
@@ -23,14 +23,14 @@ from ...errors import (
     OutOfResourcesError,
     UnsupportedError,
 )
-from ...implementation import Implementation, Launch, RowsRun, Run, Tensors
+from ...implementation import Implementation, Launch, Run, Tensors
 from ...problem import Problem
 from ...space import Config
-from ...symbolic import settled
 from .. import estimate
 from ..kernel_signature import check_kernel
 from ..kernel_text import fingerprint_with_kernels
 from ..launch_checks import launches_of, placed, refuse_empty
+from ..launch_forms import Forms, form_key, launch_key
 from . import launch as cuda_launch
 from . import nvrtc
 from .frame import block_of
@@ -130,20 +130,24 @@ class CudaImplementation(Implementation):
         """Load the cubins and prepare the launches."""
         launches = self._launches(problem, config, device)
         kernels = self._kernels(launches, device, built)
-        misaligned = _Twin(self, problem, config, device, built.signature) if problem.traits["aligned"] else None
-        names = [str(launch.kernel) for launch in launches]
-        return cuda_launch.bind_launches(kernels, names, launches, built.signature, device.index, misaligned)
+        aligned = bool(problem.traits["aligned"])
+        form = cuda_launch.LaunchForm(kernels, launches, built.signature, device.index, guarded=aligned)
+        _FORMS.put(_form_key(launches, built.signature, device, aligned), form)
+        return form.run(launches, self._twin(problem, config, device, built.signature))
 
-    def bind_rows(self, problem: Problem, config: Config, device: Device, built: Built) -> RowsRun | None:
-        """The same for many row counts: grids and numbers are computed from the rows of the call."""
+    def bind_loaded(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run | None:
+        """The run of kernels that are loaded, with other extents and numbers."""
         launches = self._launches(problem, config, device)
-        kernels = self._kernels(launches, device, built)
-        misaligned = None
-        if problem.traits["aligned"]:
-            misaligned = _Twin(self, problem, config, device, built.signature, for_rows=True)
-            misaligned.ask()
-        names = [str(launch.kernel) for launch in launches]
-        return cuda_launch.bind_rows(kernels, names, launches, built.signature, device.index, misaligned)
+        form = _FORMS.get(_form_key(launches, signature, device, bool(problem.traits["aligned"])))
+        if form is None:
+            return None
+        for launch in launches:
+            _check_launch(self.name, launch, device)
+        return form.run(launches, self._twin(problem, config, device, signature))
+
+    def _twin(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run | None:
+        """The run for tensors that are not aligned, where this one assumes that they are."""
+        return _Twin(self, problem, config, device, signature) if problem.traits["aligned"] else None
 
     def _kernels(self, launches: Sequence[Launch], device: Device, built: Built) -> list[cuda_launch.Kernel]:
         refuse_empty(launches, built.signature)
@@ -170,20 +174,20 @@ class CudaImplementation(Implementation):
         return launches_of(self, self.launch(problem, config, device))
 
     def _variant(self, launch: Launch, signature: Signature) -> Variant:
-        kernel, options = launch.kernel, {name: settled(value) for name, value in launch.options.items()}
+        kernel, options = launch.kernel, dict(launch.options)
         if not isinstance(kernel, CudaKernel):
             raise launch.fault(f"the kernel is {kernel!r:.80}", "expected a CudaKernel")
         check_kernel(self, launch, signature, "CUDA")
         for name in sorted(options.keys() - _OPTIONS):
             raise MisnamedError("option", name, _OPTIONS, f"in the Launch at {launch.place} of {self.name}")
-        block = [settled(extent) for extent in block_of(launch)]
+        block = list(block_of(launch))
         options.pop("block")
         spec = {
-            "constants": {name: settled(value) for name, value in launch.constants.items()},
+            "constants": dict(launch.constants),
             "options": options,
             "block": block,
-            "cluster": [settled(extent) for extent in launch.cluster],
-            "shared_bytes": settled(launch.shared_bytes),
+            "cluster": list(launch.cluster),
+            "shared_bytes": launch.shared_bytes,
         }
         return Variant("cuda", kernel.name, spec, kernel.source)
 
@@ -207,33 +211,22 @@ class _Twin:
         config: Config,
         device: Device,
         signature: Signature,
-        *,
-        for_rows: bool = False,
     ) -> None:
         self._lock = threading.Lock()
-        self._run: Callable[..., Any] | None = None
-        self._for_rows = for_rows
+        self._run: Run | None = None
         self._implementation = implementation
         self._problem = problem.misaligned()
         self._config = config
         self._device = device
         self._signature = signature
 
-    def __call__(self, outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors, *rows: int) -> None:
+    def __call__(self, outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
         if self._run is None:
             with self._lock:
                 self._run = self._run or self._build()
-        self._run(outputs, arguments, scratch, *rows)
+        self._run(outputs, arguments, scratch)
 
-    def ask(self) -> None:
-        """Ask of sizes that stand for many what building will ask: afterwards it is too late to narrow them."""
-        if not any(True for _ in self._implementation.unsupported(self._problem, self._device)):
-            self._implementation.variants(self._problem, self._config, self._device, self._signature)
-            for launch in self._implementation._launches(self._problem, self._config, self._device):
-                _check_launch(self._implementation.name, launch, self._device)
-                all(extent != 0 for extent in launch.grid)
-
-    def _build(self) -> Callable[..., Any]:
+    def _build(self) -> Run:
         implementation, problem, device = self._implementation, self._problem, self._device
         if reasons := list(implementation.unsupported(problem, device)):
             raise NotLaunchedError(f"{implementation.name}: tensors are not 16-byte aligned: {'; '.join(reasons)}")
@@ -243,20 +236,24 @@ class _Twin:
                 hint="call it once with these tensors before capturing",
             )
         try:
-            run = self._compiled_and_bound()
+            return self._compiled_and_bound()
         except CompileError as fault:
             told = f"{implementation.name}: tensors are not 16-byte aligned, and {fault.message}"
             raise NotLaunchedError(told, hint=fault.hint) from fault
-        if run is None:
-            raise NotLaunchedError(f"{implementation.name}: bind_rows() is offered for aligned tensors only")
-        return run
 
-    def _compiled_and_bound(self) -> Callable[..., Any] | None:
+    def _compiled_and_bound(self) -> Run:
         implementation, problem, device = self._implementation, self._problem, self._device
         variants = implementation.variants(problem, self._config, device, self._signature)
         artifacts = tuple(implementation.compile(variant, device.target) for variant in variants)
-        bind = implementation.bind_rows if self._for_rows else implementation.bind
-        return bind(problem, self._config, device, Built(self._signature, artifacts))
+        return implementation.bind(problem, self._config, device, Built(self._signature, artifacts))
+
+
+_FORMS: Forms[cuda_launch.LaunchForm] = Forms()
+
+
+def _form_key(launches: Sequence[Launch], signature: Signature, device: Device, aligned: bool) -> Hashable:
+    keys = [launch_key(launch, lambda _, number: type(number).__name__) for launch in launches]
+    return form_key(keys, signature, device.index, aligned)
 
 
 def architecture_of(target: Target) -> str:

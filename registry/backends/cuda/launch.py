@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -15,11 +15,11 @@ import torch
 
 from ...artifact import Signature
 from ...errors import DeviceError, InvalidDefinitionError, OutOfResourcesError
-from ...implementation import Launch, RowsRun, Run
+from ...implementation import Launch, Run
 from ...problem import FULL_ALIGNMENT
 from ..cuda_stream import current_device, current_stream, only_gpu
 from ..kernel_limit import check_room
-from ..written_run import Operands, Written, run_of
+from ..written_run import Operands, Written, WrittenRun
 from . import nvrtc
 from .frame import Frames, Layout, kind_of
 
@@ -112,75 +112,50 @@ def check_arguments(kernel: Kernel, name: str, launch: Launch, signature: Signat
         )
 
 
-def bind_launches(
-    kernels: Sequence[Kernel],
-    names: Sequence[str],
-    launches: Sequence[Launch],
-    signature: Signature,
-    device: int,
-    misaligned: Run | None,
-) -> Run:
-    """What the hot path calls: the launches in order, on the current stream of ``device``. Any thread may call it.
+class LaunchForm:
+    """Launches of loaded kernels without their extents and numbers, on the current stream of ``device``.
 
-    ``misaligned`` gets the call instead when a tensor's address is no multiple of 16 bytes.
+    ``guarded``: a call goes elsewhere when a tensor's address is no multiple of 16 bytes.
     """
-    run: Run = _bound(kernels, names, launches, signature, device, misaligned, rows=False)
-    return run
 
+    def __init__(
+        self, kernels: Sequence[Kernel], launches: Sequence[Launch], signature: Signature, device: int, guarded: bool
+    ) -> None:
+        self._device = device
+        self._guarded = guarded
+        self._kept = tuple(place for place, launch in enumerate(launches) if 0 not in launch.grid)
+        self._titles = [str(launches[place].kernel) for place in self._kept]
+        self._layout = Layout(self._titles, [launches[place] for place in self._kept], signature)
+        self._names: dict[str, Any] = {
+            "k_current_device": current_device,
+            "k_current_stream": current_stream,
+            "k_pack": self._layout.pack,
+            "k_enqueue": _enqueue() if self._kept else None,
+            "k_recover": self._recover,
+            "k_kernels": tuple(kernels),
+        }
+        for number, place in enumerate(self._kept):
+            # a reference that ctypes made is passed on without another look, an int is converted each time
+            self._names[f"k_kernel_{number}"] = ctypes.c_void_p.from_param(kernels[place].handle)
 
-def bind_rows(
-    kernels: Sequence[Kernel],
-    names: Sequence[str],
-    launches: Sequence[Launch],
-    signature: Signature,
-    device: int,
-    misaligned: RowsRun | None,
-) -> RowsRun:
-    """The same for launches whose grids and numbers follow from the row count, the run's last argument."""
-    run: RowsRun = _bound(kernels, names, launches, signature, device, misaligned, rows=True)
-    return run
+    def run(self, launches: Sequence[Launch], misaligned: Run | None) -> Run:
+        """A run of launches of this form, which any thread may call; ``misaligned`` where the form is guarded."""
+        kept = [launches[place] for place in self._kept]
 
+        def elsewhere(*given: Any) -> None:
+            with torch.cuda.device(self._device):
+                run(*given)
 
-def _bound(
-    kernels: Sequence[Kernel],
-    names: Sequence[str],
-    launches: Sequence[Launch],
-    signature: Signature,
-    device: int,
-    misaligned: Callable[..., Any] | None,
-    *,
-    rows: bool,
-) -> Any:
-    kept = [place for place, launch in enumerate(launches) if 0 not in launch.grid]
-    titles = [names[place] for place in kept]
-    layout = Layout(titles, [launches[place] for place in kept], signature)
+        frames = Frames(self._layout, kept)
+        names = {**self._names, "k_elsewhere": elsewhere, "k_misaligned": misaligned, "k_frames": frames}
+        run = WrittenRun(Written(self, self._lines, names | self._layout.names(kept)))
+        return run
 
-    def recover(status: int, *call: Any) -> None:
-        _recover(status, call, device, titles)
+    def _recover(self, status: int, *call: Any) -> None:
+        _recover(status, call, self._device, self._titles)
 
-    def elsewhere(*given: Any) -> None:
-        with torch.cuda.device(device):
-            run(*given)
-
-    known: dict[str, Any] = {
-        "k_current_device": current_device,
-        "k_current_stream": current_stream,
-        "k_elsewhere": elsewhere,
-        "k_misaligned": misaligned,
-        "k_frames": Frames(layout),
-        "k_pack": layout.pack,
-        "k_enqueue": _enqueue(),
-        "k_recover": recover,
-        "k_kernels": [kernels[place] for place in kept],
-    }
-    # a reference that ctypes made is passed on without another look, an int is converted each time
-    known |= {f"k_kernel_{n}": ctypes.c_void_p.from_param(kernels[place].handle) for n, place in enumerate(kept)}
-
-    def lines(operands: Operands) -> list[str]:
-        return _lines(layout, operands, device, guarded=misaligned is not None) if kept else []
-
-    run = run_of(Written(lines, known), rows=rows)
-    return run
+    def _lines(self, operands: Operands) -> list[str]:
+        return _lines(self._layout, operands, self._device, guarded=self._guarded) if self._kept else []
 
 
 def _lines(layout: Layout, operands: Operands, device: int, *, guarded: bool) -> list[str]:
@@ -194,7 +169,7 @@ def _lines(layout: Layout, operands: Operands, device: int, *, guarded: bool) ->
     if guarded and addresses:
         body.append(f"if ({' | '.join(addresses)}) & {FULL_ALIGNMENT - 1}:")
         body += [f"    {line}" for line in operands.leave_to("k_misaligned")]
-    calls = [(f"k_configuration_{place}", f"k_parameters_{place}") for place in range(len(layout.launches))]
+    calls = [(f"k_configuration_{place}", f"k_parameters_{place}") for place in range(layout.count)]
     body += [
         f"k_stream = {operands.stream or f'k_current_stream({device})'}",
         f"k_memory, {', '.join(name for call in calls for name in call)} = k_frames.frame",

@@ -7,7 +7,7 @@ import importlib
 import re
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, ClassVar, cast
 
@@ -27,7 +27,7 @@ from ...errors import (
     OutOfResourcesError,
     RegistryError,
 )
-from ...implementation import Implementation, Launch, RowsRun, Run, Tensors
+from ...implementation import Implementation, Launch, Run, Tensors
 from ...paths import cache_folder
 from ...problem import Problem
 from ...source_files import sources_of
@@ -35,11 +35,22 @@ from ...space import Config
 from ..estimate import shared_limit
 from ..kernel_limit import check_room
 from ..launch_checks import launches_of, refuse_empty
+from ..launch_forms import Forms, form_key, launch_key
 from . import cubin
 from . import stored as triton_stored
-from .launch import BoundLaunch, device_rows_run, device_run, full_grid, interpreted_rows_run, interpreted_run, load
+from .launch import BoundLaunch, DeviceForm, full_grid, interpreted_run, load
 from .stored import build_launcher, kernel_from, path_of
-from .variant import INTERPRETED, check_options, find_kernel, gpu_target, operands, source_of, unaligned, variant_of
+from .variant import (
+    INTERPRETED,
+    check_options,
+    find_kernel,
+    gpu_target,
+    number_form,
+    operands,
+    source_of,
+    unaligned,
+    variant_of,
+)
 
 __all__ = ["INTERPRETED", "Launch", "TritonImplementation"]
 
@@ -97,21 +108,27 @@ class TritonImplementation(Implementation):
 
         Raises OutOfResourcesError for a grid or a kernel that the device cannot run.
         """
-        bound = self._bound(problem, config, device, built)
+        launches = self.launches(problem, config, device)
+        bound = self._bound(launches, device, built)
         if INTERPRETED:
             return interpreted_run(bound)
-        return device_run(bound, device.index, _UnalignedTwin(self, problem, config, device, built.signature))
+        twin = _UnalignedTwin(self, problem, config, device, built.signature)
+        form = DeviceForm.of(bound, device.index)
+        _FORMS.put(_form_key(launches, built.signature, device), (tuple(bound), form))
+        return form.run(bound, twin)
 
-    def bind_rows(self, problem: Problem, config: Config, device: Device, built: Built) -> RowsRun | None:
-        """The same for many row counts: grids and numbers are computed from the rows of the call."""
-        bound = self._bound(problem, config, device, built)
-        if INTERPRETED:
-            return interpreted_rows_run(bound)
-        twin = _UnalignedTwin(self, problem, config, device, built.signature, for_rows=True)
-        return device_rows_run(bound, device.index, twin)
-
-    def _bound(self, problem: Problem, config: Config, device: Device, built: Built) -> list[BoundLaunch]:
+    def bind_loaded(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run | None:
+        """The run of kernels that are loaded, with other extents and numbers."""
         launches = self.launches(problem, config, device)
+        found = None if INTERPRETED else _FORMS.get(_form_key(launches, signature, device))
+        if found is None:
+            return None
+        like, form = found
+        title = f"{self.name} of {self.op}"
+        bound = [one.sized(launch, full_grid(launch.grid, title)) for one, launch in zip(like, launches, strict=True)]
+        return form.run(bound, _UnalignedTwin(self, problem, config, device, signature))
+
+    def _bound(self, launches: Sequence[Launch], device: Device, built: Built) -> list[BoundLaunch]:
         title = f"{self.name} of {self.op}"
         refuse_empty(launches, built.signature)
         if INTERPRETED:
@@ -138,23 +155,20 @@ class _UnalignedTwin:
         config: Config,
         device: Device,
         signature: Signature,
-        *,
-        for_rows: bool = False,
     ) -> None:
         self._lock = threading.Lock()
-        self._run: Callable[..., Any] | None = None
-        self._for_rows = for_rows
+        self._run: Run | None = None
         self._implementation = implementation
         self._bound_to = (problem, config, device)
         self._signature = signature
 
-    def __call__(self, outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors, *rows: int) -> None:
+    def __call__(self, outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
         if self._run is None:
             with self._lock:
                 self._run = self._run or self._build()
-        self._run(outputs, arguments, scratch, *rows)
+        self._run(outputs, arguments, scratch)
 
-    def _build(self) -> Callable[..., Any]:
+    def _build(self) -> Run:
         if torch.cuda.is_current_stream_capturing():
             raise NotReadyError(
                 f"{self._implementation.name} of {self._implementation.op}: a tensor is not aligned to 16 bytes,"
@@ -165,14 +179,19 @@ class _UnalignedTwin:
         signature = unaligned(self._signature)
         variants = self._implementation.variants(problem, config, device, signature)
         artifacts = tuple(self._implementation.compile(variant, device.target) for variant in variants)
-        built = Built(signature, artifacts)
-        bind = self._implementation.bind_rows if self._for_rows else self._implementation.bind
-        run = bind(problem, config, device, built)
-        if run is None:
-            raise InvalidDefinitionError(
-                f"{self._implementation.name}: bind_rows() is offered for aligned tensors only"
-            )
-        return run
+        return self._implementation.bind(problem, config, device, Built(signature, artifacts))
+
+
+_FORMS: Forms[tuple[tuple[BoundLaunch, ...], DeviceForm]] = Forms()
+
+
+def _form_key(launches: Sequence[Launch], signature: Signature, device: Device) -> Hashable:
+    keys = []
+    for launch in launches:
+        kernel, constants = launch.kernel, launch.constants
+        free = [name for name in kernel.arg_names if name not in constants]
+        keys.append(launch_key(launch, lambda place, value: number_form(kernel, free[place], value)))  # noqa: B023
+    return form_key(keys, signature, device.index)
 
 
 def _bound(launch: Launch, compiled: Any, signature: Signature, title: str) -> BoundLaunch:

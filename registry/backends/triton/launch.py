@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -21,11 +21,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ...errors import OutOfResourcesError
-from ...implementation import RowsRun, Run, Tensors
+from ...implementation import Launch, Run, Tensors
 from ...problem import FULL_ALIGNMENT
-from ...symbolic import is_symbolic, text_of, value_at
 from ..cuda_stream import current_device, current_stream, only_gpu
-from ..written_run import Operands, Written, run_of
+from ..written_run import Operands, Written, WrittenRun
 from .variant import Operand
 
 _MAX_GRID = 2**31 - 1
@@ -35,10 +34,7 @@ _GROUPS = ("outputs", "arguments", "scratch")
 
 @dataclass(frozen=True)
 class BoundLaunch:
-    """A loaded kernel with its grid and operands. ``compiled`` is None in the interpreter, where ``jit`` runs.
-
-    Extents and numbers of a run for many row counts are symbolic.
-    """
+    """A loaded kernel with its grid and operands. ``compiled`` is None in the interpreter, where ``jit`` runs."""
 
     jit: Any
     compiled: Any
@@ -46,11 +42,17 @@ class BoundLaunch:
     operands: tuple[Operand, ...]
     options: Mapping[str, Any]
 
-    def at(self, rows: int) -> BoundLaunch:
-        """The launch for one row count."""
-        x, y, z = (value_at(extent, rows) for extent in self.grid)
-        operands = tuple(replace(operand, value=value_at(operand.value, rows)) for operand in self.operands)
-        return replace(self, grid=(x, y, z), operands=operands)
+    def sized(self, launch: Launch, grid: tuple[int, int, int]) -> BoundLaunch:
+        """This launch with the extents and numbers of another one of its form."""
+        given = iter(launch.args)
+        # a parameter that is no constant of the launch takes the next argument
+        free = [(operand, None if operand.parameter in launch.constants else next(given)) for operand in self.operands]
+        operands = tuple([_with_number(one, value) if one.kind == "number" else one for one, value in free])
+        return BoundLaunch(self.jit, self.compiled, grid, operands, self.options)
+
+
+def _with_number(operand: Operand, value: Any) -> Operand:
+    return Operand(operand.parameter, operand.kind, operand.type, value=value, aligned=operand.aligned)
 
 
 def full_grid(grid: Sequence[int], title: str) -> tuple[int, int, int]:
@@ -59,7 +61,6 @@ def full_grid(grid: Sequence[int], title: str) -> tuple[int, int, int]:
     Triton multiplies the extents in a C int: 65536 × 65536 programs are zero to it and nothing is launched.
     """
     x, y, z = (*grid, 1, 1, 1)[:3]
-    # one by one: min and max would ask more of a size that stands for many
     if len(grid) > 3 or any(extent < 0 for extent in (x, y, z)):
         raise OutOfResourcesError(f"{title}: grid {tuple(grid)}; expected up to three extents of at least 0")
     if x * y * z > _MAX_GRID or y > _MAX_GRID_YZ or z > _MAX_GRID_YZ:
@@ -95,15 +96,6 @@ def interpreted_run(launches: Sequence[BoundLaunch]) -> Run:
     return run
 
 
-def interpreted_rows_run(launches: Sequence[BoundLaunch]) -> RowsRun:
-    """The same for many row counts."""
-
-    def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors, rows: int) -> None:
-        interpreted_run([launch.at(rows) for launch in launches])(outputs, arguments, scratch)
-
-    return run
-
-
 def _widened(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
         return value.detach().float()
@@ -117,108 +109,105 @@ def _launch_jit(launches: Sequence[BoundLaunch], groups: Mapping[str, tuple[Any,
             launch.jit[launch.grid](**values, **launch.options)
 
 
-def device_run(launches: Sequence[BoundLaunch], index: int, twin: Run) -> Run:
-    """A run on CUDA device ``index``. ``twin`` runs instead when a tensor assumed aligned is not."""
-    run: Run = _device_run(launches, index, twin, rows=False)
-    return run
-
-
-def device_rows_run(launches: Sequence[BoundLaunch], index: int, twin: RowsRun) -> RowsRun:
-    """The same for many row counts."""
-    run: RowsRun = _device_run(launches, index, twin, rows=True)
-    return run
-
-
-def _device_run(launches: Sequence[BoundLaunch], index: int, twin: Callable[..., Any], *, rows: bool) -> Any:
-    launches = [launch for launch in launches if 0 not in launch.grid]
-    careful = _careful_run(launches, index)
-    with torch.cuda.device(index):
-        direct = all(_has_known_launcher(launch.compiled) for launch in launches) and _probe_passed()
-    return _generated_run(launches, index, careful, twin, direct, rows)
-
-
 def _value(operand: Operand, groups: Mapping[str, tuple[Any, ...]]) -> Any:
     return groups[operand.group][operand.place] if operand.group else operand.value
 
 
-def _careful_run(launches: Sequence[BoundLaunch], index: int) -> Callable[..., None]:
-    """Through compiled kernels' own call: it serves launch hooks, any current device and any launcher.
+class _CarefulRun:
+    """A run through compiled kernels' own call: it serves launch hooks, any current device and any launcher."""
 
-    The run takes the row count behind its other arguments where launches depend on it.
-    """
-    callable_kernels = all(hasattr(type(launch.compiled), "__getitem__") for launch in launches)
-    scratch_needed = any(getattr(launch.compiled.metadata, "global_scratch_size", 0) for launch in launches)
+    def __init__(self, launches: Sequence[BoundLaunch], index: int) -> None:
+        self._launches = launches
+        self._index = index
 
-    def launch_all(groups: Mapping[str, tuple[Any, ...]], rows: tuple[int, ...]) -> None:
-        now = [launch.at(*rows) for launch in launches] if rows else launches
-        if not callable_kernels:
-            _launch_jit(now, groups)
+    def __call__(self, outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+        groups = {"outputs": outputs, "arguments": arguments, "scratch": scratch}
+        needed = any(getattr(launch.compiled.metadata, "global_scratch_size", 0) for launch in self._launches)
+        with torch.cuda.device(self._index):
+            if needed:
+                # Triton keeps its allocator in a context variable, which is empty in every new thread
+                contextvars.copy_context().run(self._launch_with_allocator, groups)
+            else:
+                self._launch(groups)
+
+    def _launch(self, groups: Mapping[str, tuple[Any, ...]]) -> None:
+        if not all(hasattr(type(launch.compiled), "__getitem__") for launch in self._launches):
+            _launch_jit(self._launches, groups)
             return
-        for launch in now:
+        for launch in self._launches:
             launch.compiled[launch.grid](*[_value(operand, groups) for operand in launch.operands])
 
-    def launch_with_allocator(groups: Mapping[str, tuple[Any, ...]], rows: tuple[int, ...]) -> None:
+    def _launch_with_allocator(self, groups: Mapping[str, tuple[Any, ...]]) -> None:
+        device = torch.device("cuda", self._index)
         triton.set_allocator(lambda size, _align, _stream: torch.empty(size, dtype=torch.uint8, device=device))
-        launch_all(groups, rows)
-
-    device = torch.device("cuda", index)
-
-    def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors, *rows: int) -> None:
-        groups = {"outputs": outputs, "arguments": arguments, "scratch": scratch}
-        with torch.cuda.device(index):
-            if scratch_needed:
-                # Triton keeps its allocator in a context variable, which is empty in every new thread
-                contextvars.copy_context().run(launch_with_allocator, groups, rows)
-            else:
-                launch_all(groups, rows)
-
-    return run
+        self._launch(groups)
 
 
-def _generated_run(
-    launches: Sequence[BoundLaunch],
-    index: int,
-    careful: Callable[..., Any],
-    twin: Callable[..., Any],
-    direct: bool,
-    rows: bool = False,
-) -> Any:
-    """The hot path, as one function without a loop: each loop or tuple here costs as much as a third of the launch.
+@dataclass(frozen=True, eq=False)
+class DeviceForm:
+    """Launches on a device without their extents and numbers. ``launches`` are those of the first run of the form.
 
-    ``rows``: the run serves many row counts.
+    Its text is the hot path, one function without a loop: each loop or tuple here costs as much as a third of the
+    launch. ``direct``: through the C launcher.
     """
-    runtime, alone = triton.knobs.runtime, only_gpu()
-    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-    names: dict[str, Any] = {
-        "k_runtime": runtime,
-        "k_enter": enter,
-        "k_leave": leave,
-        "k_enter_calls": getattr(enter, "calls", ()),
-        "k_leave_calls": getattr(leave, "calls", ()),
-        "k_careful": careful,
-        "k_twin": twin,
-        "k_current_stream": current_stream,
-        "k_current_device": current_device,
-        "k_empty": torch.empty,
-        "k_uint8": torch.uint8,
-        "k_device": torch.device("cuda", index),
-    }
-    calls = [_direct_call(place, launch, names) for place, launch in enumerate(launches)] if direct else []
 
-    def lines(operands: Operands) -> list[str]:
-        body = _addresses(launches, operands)
-        elsewhere = "" if operands.on_device or alone else f" or k_current_device() != {index}"
-        if not direct:
+    launches: tuple[BoundLaunch, ...]
+    index: int
+    direct: bool
+    names: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, launches: Sequence[BoundLaunch], index: int) -> DeviceForm:
+        """The form of loaded launches; the first of a process tests the C launcher."""
+        kept = tuple(launch for launch in launches if 0 not in launch.grid)
+        with torch.cuda.device(index):
+            direct = all(_has_known_launcher(launch.compiled) for launch in kept) and _probe_passed()
+        return cls.made(kept, index, direct)
+
+    @classmethod
+    def made(cls, launches: tuple[BoundLaunch, ...], index: int, direct: bool) -> DeviceForm:
+        """The form with all that does not change with a size behind its names."""
+        runtime = triton.knobs.runtime
+        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+        names: dict[str, Any] = {
+            "k_runtime": runtime,
+            "k_enter": enter,
+            "k_leave": leave,
+            "k_enter_calls": getattr(enter, "calls", ()),
+            "k_leave_calls": getattr(leave, "calls", ()),
+            "k_current_stream": current_stream,
+            "k_current_device": current_device,
+            "k_empty": torch.empty,
+            "k_uint8": torch.uint8,
+            "k_device": torch.device("cuda", index),
+        }
+        for place, launch in enumerate(launches if direct else ()):
+            names |= _launcher_names(place, launch)
+        return cls(launches, index, direct, names)
+
+    def run(self, launches: Sequence[BoundLaunch], twin: Callable[..., Any]) -> Run:
+        """A run of launches of this form with their extents and numbers."""
+        kept = [launch for launch in launches if 0 not in launch.grid]
+        names = {**self.names, "k_careful": _CarefulRun(kept, self.index), "k_twin": twin}
+        for place, launch in enumerate(kept if self.direct else ()):
+            names |= _size_names(place, launch)
+        return WrittenRun(Written(self, self._lines, names))
+
+    def _lines(self, operands: Operands) -> list[str]:
+        body = _addresses(self.launches, operands)
+        elsewhere = "" if operands.on_device or only_gpu() else f" or k_current_device() != {self.index}"
+        if not self.direct:
             return [*body, *operands.leave_to("k_careful")]
         body += [
             "if k_enter_calls or k_leave_calls or k_runtime.launch_enter_hook is not k_enter"
             f" or k_runtime.launch_exit_hook is not k_leave{elsewhere}:",
             *(f"    {line}" for line in operands.leave_to("k_careful")),
-            f"k_stream = {operands.stream or f'k_current_stream({index})'}",
+            f"k_stream = {operands.stream or f'k_current_stream({self.index})'}",
         ]
-        return [*body, *(line for call in calls for line in call(operands))]
-
-    return run_of(Written(lines, names), rows=rows)
+        return [
+            *body,
+            *(line for place, launch in enumerate(self.launches) for line in _direct_call(place, launch, operands)),
+        ]
 
 
 def _addresses(launches: Sequence[BoundLaunch], operands: Operands) -> list[str]:
@@ -242,36 +231,51 @@ def _address(operand: Operand) -> str:
     return f"k_{operand.group}_{operand.place}"
 
 
-def _direct_call(place: int, launch: BoundLaunch, names: dict[str, Any]) -> Callable[[Operands], list[str]]:
-    """What writes the lines of one launch."""
+def _launcher_names(place: int, launch: BoundLaunch) -> dict[str, Any]:
+    """All of a launch that its text reaches for and that is no size."""
     kernel, launcher = launch.compiled, launch.compiled.run
-    # the name keeps the kernel: from Triton 3.8 on its module is unloaded when it is collected
-    names |= {f"k_kernel_{place}": kernel, f"k_launch_{place}": launcher.launch, f"k_function_{place}": kernel.function}
-    names |= {f"k_metadata_{place}": kernel.packed_metadata}
+    # the first name keeps the kernel: from Triton 3.8 on its module is unloaded when it is collected
+    names = {f"k_kernel_{place}": kernel, f"k_launch_{place}": launcher.launch, f"k_function_{place}": kernel.function}
+    names[f"k_metadata_{place}"] = kernel.packed_metadata
+    if _is_annotated(launcher):
+        names |= {f"k_types_{place}": launcher.arg_annotations, f"k_signature_{place}": launcher.kernel_signature}
+    return names
+
+
+def _is_annotated(launcher: Any) -> bool:
+    """Whether the launcher is one of Triton 3.7 or later, which takes its arguments as a tuple."""
+    return hasattr(launcher, "arg_annotations")
+
+
+def _size_names(place: int, launch: BoundLaunch) -> dict[str, Any]:
+    """Extents and numbers of a launch."""
+    x, y, z = launch.grid
+    names: dict[str, Any] = {f"k_x_{place}": x, f"k_y_{place}": y, f"k_z_{place}": z}
     for number, operand in enumerate(launch.operands):
-        names[f"k_value_{place}_{number}"] = operand.value
+        if not operand.group:
+            names[f"k_value_{place}_{number}"] = operand.value
+    launcher = launch.compiled.run
+    if launcher.global_scratch_size:
+        names[f"k_size_{place}"] = x * y * z * launcher.num_ctas * launcher.global_scratch_size
+    return names
+
+
+def _direct_call(place: int, launch: BoundLaunch, operands: Operands) -> list[str]:
+    """The lines of one launch."""
+    launcher = launch.compiled.run
     lines, scratch = [], "None"
     if launcher.global_scratch_size:
-        programs = launch.grid[0] * launch.grid[1] * launch.grid[2] * launcher.num_ctas
-        size = _shown(programs * launcher.global_scratch_size)
         scratch = f"k_memory_{place}"
-        lines.append(f"{scratch} = k_empty({size}, dtype=k_uint8, device=k_device)")
-    head = f"{', '.join(map(_shown, launch.grid))}, k_stream, k_function_{place}"
+        lines.append(f"{scratch} = k_empty(k_size_{place}, dtype=k_uint8, device=k_device)")
+    head = f"k_x_{place}, k_y_{place}, k_z_{place}, k_stream, k_function_{place}"
     head += f", {bool(launcher.launch_cooperative_grid)}, {bool(launcher.launch_pdl)}"
-    annotated = hasattr(launcher, "arg_annotations")  # Triton 3.7 and later
-    if annotated:
-        names |= {f"k_types_{place}": launcher.arg_annotations, f"k_signature_{place}": launcher.kernel_signature}
-
-    def write(operands: Operands) -> list[str]:
-        given = "".join(f"{text}, " for text in _arguments(place, launch, operands))
-        if annotated:
-            tail = f"k_metadata_{place}, None, None, None, {scratch}, None"
-            tail += f", k_types_{place}, k_signature_{place}, ({given})"
-        else:
-            tail = f"{scratch}, None, k_metadata_{place}, None, None, None, {given.removesuffix(', ')}"
-        return [*lines, f"k_launch_{place}({head}, {tail})"]
-
-    return write
+    given = "".join(f"{text}, " for text in _arguments(place, launch, operands))
+    if _is_annotated(launcher):
+        tail = f"k_metadata_{place}, None, None, None, {scratch}, None"
+        tail += f", k_types_{place}, k_signature_{place}, ({given})"
+    else:
+        tail = f"{scratch}, None, k_metadata_{place}, None, None, None, {given.removesuffix(', ')}"
+    return [*lines, f"k_launch_{place}({head}, {tail})"]
 
 
 def _arguments(place: int, launch: BoundLaunch, operands: Operands) -> Iterator[str]:
@@ -280,14 +284,8 @@ def _arguments(place: int, launch: BoundLaunch, operands: Operands) -> Iterator[
             yield _address(operand)
         elif operand.kind == "attribute":
             yield operands.at(operand.group, operand.place)
-        elif is_symbolic(operand.value):
-            yield text_of(operand.value)
         else:
             yield f"k_value_{place}_{number}"
-
-
-def _shown(number: Any) -> str:
-    return text_of(number) if is_symbolic(number) else str(number)
 
 
 def _has_known_launcher(kernel: Any) -> bool:
@@ -332,12 +330,11 @@ def _probe() -> bool:
     if not _has_known_launcher(kernel):
         return False
     launch = BoundLaunch(_probe_kernel, kernel, (2, 1, 1), operands, {})
+    form = DeviceForm.made((launch,), index, True)
     x = torch.arange(128, dtype=torch.float32, device="cuda")
     y = torch.zeros_like(x)
     try:
-        _generated_run([launch], index, _careful_run([launch], index), interpreted_run([launch]), direct=True)(
-            (y,), (x, 0.5), ()
-        )
+        form.run([launch], interpreted_run([launch]))((y,), (x, 0.5), ())
         right = torch.equal(y.cpu(), torch.cat([0.5 * x[:100], x.new_zeros(28)]).cpu())
         fault = "it wrote something else than it should"
     except (TypeError, ValueError, SystemError, AttributeError) as refused:

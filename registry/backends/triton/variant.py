@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -21,9 +21,8 @@ from ...author_code import at, where_defined
 from ...errors import InvalidDefinitionError, MisnamedError
 from ...fingerprint import fingerprint
 from ...implementation import Launch
-from ...problem import FULL_ALIGNMENT, TensorSpec
+from ...problem import FULL_ALIGNMENT, TensorSpec, fits_int32
 from ...source_files import sources_of
-from ...symbolic import settled
 from ..launch_checks import argument_of
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
@@ -130,29 +129,17 @@ def _title(launch: Launch) -> str:
 def _operand(launch: Launch, parameter: str, argument: str | int | float, signature: Signature) -> Operand:
     if not isinstance(argument, str):
         return _number(launch, Operand(parameter, "number", "", value=argument))
-    group, place, value = _find(launch, argument, signature)
+    group, place, value = argument_of(launch, _title(launch), argument, signature)
     if value is None:
         return Operand(parameter, "constant", "constexpr", value=None)
     if isinstance(value, TensorSpec):
         if value.dtype not in _POINTERS:
             raise launch.fault(f"{_title(launch)}: {argument} has dtype {value.dtype}, which Triton has not")
-        aligned = value.alignment >= FULL_ALIGNMENT and _specialised(launch, parameter)
+        aligned = value.alignment >= FULL_ALIGNMENT and _is_specialised(launch, parameter)
         return Operand(parameter, "tensor", "*" + _POINTERS[value.dtype], group, place, aligned=aligned)
     number = _number(launch, Operand(parameter, "number", "", value=value))
     # an attribute is read from each call, so nothing may be assumed of its value
     return replace(number, kind="attribute", group=group, place=place, value=None, aligned=False)
-
-
-def _find(launch: Launch, name: str, signature: Signature) -> tuple[str, int, Any]:
-    arguments = {**signature.arguments.values, **signature.prepared}
-    for group, values in (
-        ("outputs", signature.outputs),
-        ("arguments", arguments),
-        ("scratch", signature.scratch),
-    ):
-        if name in values:
-            return group, list(values).index(name), values[name]
-    return "", 0, argument_of(launch, _title(launch), name, signature)
 
 
 def _number(launch: Launch, operand: Operand) -> Operand:
@@ -165,18 +152,29 @@ def _number(launch: Launch, operand: Operand) -> Operand:
         raise launch.fault(
             f"{_title(launch)}: {operand.parameter} is {value!r}", "an argument is a tensor's name or a number"
         )
-    kind = "i32" if -(2**31) <= value < 2**31 else "i64"
-    # in this order: a size that stands for many must not be asked for what nobody wants to know
-    aligned = _specialised(launch, operand.parameter) and bool(value % FULL_ALIGNMENT == 0)
-    return replace(operand, type=kind, aligned=aligned)
+    aligned = value % FULL_ALIGNMENT == 0 and _is_specialised(launch, operand.parameter)
+    return replace(operand, type="i32" if fits_int32(value) else "i64", aligned=aligned)
 
 
-def _specialised(launch: Launch, parameter: str) -> bool:
-    params = getattr(launch.kernel, "params", None)
-    # a kernel made for the interpreter is not compiled
-    return params is not None and all(
-        p.name != parameter or not (p.do_not_specialize or p.do_not_specialize_on_alignment) for p in params
+def _is_specialised(launch: Launch, parameter: str) -> bool:
+    return parameter in specialised_parameters(launch.kernel)
+
+
+@lru_cache(maxsize=1024)
+def specialised_parameters(kernel: Any) -> frozenset[str]:
+    """Parameters that a kernel is compiled for multiples of 16 of; none of a kernel made for the interpreter."""
+    return frozenset(
+        parameter.name
+        for parameter in getattr(kernel, "params", None) or ()
+        if not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment)
     )
+
+
+def number_form(kernel: Any, parameter: str, value: Any) -> Hashable:
+    """All that a compiled kernel depends on of a number that is handed to ``parameter``."""
+    if type(value) is not int:
+        return type(value).__name__
+    return fits_int32(value), value % FULL_ALIGNMENT == 0 and parameter in specialised_parameters(kernel)
 
 
 def variant_of(launch: Launch, signature: Signature, target: Target) -> Variant:
@@ -195,7 +193,7 @@ def _options(launch: Launch, target: Target) -> dict[str, Any]:
     """The launch's compiler options, less those that are constants: a launch may pass its whole configuration."""
     known = _option_names(target)
     check_options(launch, known)
-    return {**_PINNED, **{name: settled(value) for name, value in launch.options.items() if name in known}}
+    return {**_PINNED, **{name: value for name, value in launch.options.items() if name in known}}
 
 
 def check_options(launch: Launch, known: frozenset[str] | None = None) -> None:
@@ -218,7 +216,7 @@ def _encode(launch: Launch, value: Any) -> Any:
     if isinstance(value, tl.dtype):
         return {"dtype": str(value)}
     if value is None or isinstance(value, bool | int | float | str):
-        return settled(value)
+        return value
     raise launch.fault(
         f"{_title(launch)}: constant {value!r}", "a constant is None, a bool, an int, a float, a str or a tl.dtype"
     )

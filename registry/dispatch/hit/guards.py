@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from ...arguments.schema import tensors_in
+from ...generated_code import function
 from ...problem import FULL_ALIGNMENT
 from ..torch_side.situation import capturing
 from ..torch_side.torch_private import Check, tensor_guard
 
 Condition = Callable[..., bool]
-"""A further demand, called with the tensors of the call."""
+"""A further demand on a call, called with the call's tensors."""
 
 
 def matcher(given: Sequence[torch.Tensor | None], conditions: Sequence[Condition] = ()) -> Check:
@@ -50,43 +51,30 @@ def _maker(present: tuple[bool, ...], twice: bool, in_line: bool, conditions: in
         demands.append(f"not ({' | '.join(f'{name}.data_ptr()' for name in tensors)}) & {FULL_ALIGNMENT - 1}")
     others = [f"condition{place}" for place in range(conditions)]
     demands += [f"{other}({given})" for other in others]
-    source = (
-        f"def make({', '.join([*checks, *others])}):\n"
-        f"    def match({', '.join(names)}):\n"
-        f"        return {' and '.join(demands)}\n"
-        "    return match\n"
-    )
-    return maker_of(source)
-
-
-def maker_of(source: str) -> Callable[..., Check]:
-    """The function ``make`` that the text defines; it returns a matcher."""
-    scope: dict[str, Any] = {}
-    exec(compile(source, __file__, "exec"), scope)
-    make: Callable[..., Check] = scope["make"]
-    return make
+    lines = [f"def match({', '.join(names)}):", f"    return {' and '.join(demands)}", "return match"]
+    return function("make", ", ".join([*checks, *others]), lines, {})
 
 
 def aligned(*given: Any) -> bool:
-    """Every tensor starts at a multiple of 16 bytes."""
+    """True if every tensor starts at a multiple of 16 bytes."""
     return all(value.data_ptr() % FULL_ALIGNMENT == 0 for value in tensors_in(given))
 
 
 def misaligned(*given: Any) -> bool:
-    """Some tensor does not."""
+    """True if a tensor starts elsewhere than at a multiple of 16 bytes."""
     return not aligned(*given)
 
 
 def not_capturing(*given: Any) -> bool:
-    """No CUDA graph is being captured from the current stream of the tensors' GPU."""
+    """True if no CUDA graph is being captured from the current stream of the tensors' GPU."""
     return not capturing(tensors_in(given))
 
 
 def determinism_not_asked(*_given: Any) -> bool:
-    """``torch.use_deterministic_algorithms`` is off."""
+    """True if ``torch.use_deterministic_algorithms`` is off."""
     return not torch.are_deterministic_algorithms_enabled()
 
 
 def determinism_asked(*_given: Any) -> bool:
-    """It is on."""
+    """True if ``torch.use_deterministic_algorithms`` is on."""
     return torch.are_deterministic_algorithms_enabled()

@@ -7,10 +7,8 @@ plan: the schema's parameters are its own (a keyword or a default costs nothing)
 from __future__ import annotations
 
 import keyword
-import linecache
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from torch import is_grad_enabled
@@ -18,7 +16,9 @@ from torch.compiler import is_dynamo_compiling
 
 from ...arguments.schema import Parameter
 from ...contract import Op, Packed
+from ...generated_code import OWN, function
 from ..torch_side.torch_private import dispatch_modes, forward_level
+from .free import same_zero
 from .packed_form import users_parameters
 
 
@@ -74,29 +74,29 @@ def hot_path(op: Op, around: Around) -> HotPath:
     if op.parsed.has_lists or not all(_usable(parameter.name) for parameter in parameters):
         return _generic(around, lambda *args, **attributes: around.slow(args, attributes))
     known = _names(around)
-    slow = f"_slow(*{_given(parameters, False)})"
+    slow = f"$slow(*{_given(parameters, False)})"
     flat = _made(op, "flat", _signature(parameters, False), _hit(parameters, parameters, slow), known)
     if op.flatten is not None:
         return _generic(around, flat) if op.packed is None else _packed(op, op.packed, around, flat)
     again = _given(parameters, True)
-    body = [f"if _tracing(): return _traced(*{again})", f"if _more or _unknown: return _slow(*{again})"]
+    body = [f"if $tracing(): return $traced(*{again})", f"if $more or $unknown: return $slow(*{again})"]
     call = _made(op, "call", _signature(parameters, True), [*body, *_hit(parameters, parameters, slow)], known)
-    body = [*_taking(parameters), *_hit(parameters, parameters, "_slow(_args, _attributes)")]
-    return HotPath(call, _made(op, "taken", "_args, _attributes", body, known), flat)
+    body = [*_taking(parameters), *_hit(parameters, parameters, "$slow($args, $attributes)")]
+    return HotPath(call, _made(op, "taken", "$args, $attributes", body, known), flat)
 
 
 def _packed(op: Op, packed: Packed, around: Around, flat: Callable[..., Any]) -> HotPath:
     """For an op whose usual call has an argument that stands for several."""
     mine = users_parameters(op, packed)
-    known = {**_names(around), "_Packed": packed.kind}
+    known = {**_names(around), "Packed": packed.kind}
     # a packed object has refused nested tensors when it was made
-    hit = _hit(op.parsed.parameters, mine, "_generic(_args, _attributes)")
+    hit = _hit(op.parsed.parameters, mine, "$generic($args, $attributes)")
     body = [*_taking(mine), *_unpacking(packed), *hit]
-    known["_taken"] = taken = _made(op, "taken", "_args, _attributes", body, known)
-    body = [f"_args, _attributes = {_given(mine, True)}", "if _tracing(): return _traced(_args, _attributes)"]
-    body = ["if _tracing() or _more or _unknown:", *(f"    {line}" for line in body)]
-    body += ["    return _generic(_args, _attributes)", *_unpacking(packed, _given(mine, False))]
-    hit = _hit(op.parsed.parameters, mine, f"_generic(*{_given(mine, False)})")
+    known["taken"] = taken = _made(op, "taken", "$args, $attributes", body, known)
+    body = [f"$args, $attributes = {_given(mine, True)}", "if $tracing(): return $traced($args, $attributes)"]
+    body = ["if $tracing() or $more or $unknown:", *(f"    {line}" for line in body)]
+    body += ["    return $generic($args, $attributes)", *_unpacking(packed, _given(mine, False))]
+    hit = _hit(op.parsed.parameters, mine, f"$generic(*{_given(mine, False)})")
     return HotPath(_made(op, "call", _signature(mine, True), [*body, *hit], known), taken, flat)
 
 
@@ -110,26 +110,35 @@ def _generic(around: Around, flat: Callable[..., Any]) -> HotPath:
 
 
 def _usable(name: str) -> bool:
-    return not keyword.iskeyword(name) and not name.startswith("_")
+    return not keyword.iskeyword(name)
 
 
 def _names(around: Around) -> dict[str, Any]:
-    """What the written functions call by name; a parameter's name never begins with an underscore."""
+    """What the written functions reach for, without ``generated_code.OWN``."""
     return {
-        "_MISSING": MISSING,
-        "_given": given,
-        "_modes": dispatch_modes,
-        "_forward": forward_level,
-        "_is_grad_enabled": is_grad_enabled,
-        "_tracing": is_dynamo_compiling,
-        "_table": around.table,
-        "_forcing": around.watchers[0],
-        "_recorder": around.watchers[1],
-        "_slow": around.slow,
-        "_generic": around.generic,
-        "_traced": around.traced,
-        "_may_retry": around.may_retry,
+        "MISSING": MISSING,
+        "given": given,
+        "modes": dispatch_modes,
+        "forward": forward_level,
+        "is_grad_enabled": is_grad_enabled,
+        "tracing": is_dynamo_compiling,
+        "table": around.table,
+        "forcing": around.watchers[0],
+        "recorder": around.watchers[1],
+        "slow": around.slow,
+        "generic": around.generic,
+        "traced": around.traced,
+        "may_retry": around.may_retry,
+        "same_zero": same_zero,
+        **_BUILTINS,
     }
+
+
+_BUILTINS: Mapping[str, Any] = {
+    one.__name__: one
+    for one in (type, len, int, float, str, Exception, AttributeError, TypeError, RuntimeError, ValueError)
+}
+"""By names of the text's own: a schema may have a parameter named ``type`` or ``len``."""
 
 
 def given(
@@ -150,15 +159,15 @@ def _signature(parameters: Sequence[Parameter], open_ended: bool) -> str:
     shown = {parameter: f"{parameter.name}={_default(parameter)}" for parameter in parameters}
     positional = [text for parameter, text in shown.items() if not parameter.keyword_only]
     named = [text for parameter, text in shown.items() if parameter.keyword_only]
-    star = ["*_more"] if open_ended else ["*"] if named else []
-    return ", ".join([*positional, *star, *named, *(["**_unknown"] if open_ended else [])])
+    star = ["*$more"] if open_ended else ["*"] if named else []
+    return ", ".join([*positional, *star, *named, *(["**$unknown"] if open_ended else [])])
 
 
 def _unpacking(packed: Packed, again: str = "") -> list[str]:
     """Lines that take the packed argument apart, or leave the call to the op's own flattening."""
-    given = f"*{again}" if again else "_args, _attributes"
+    given = f"*{again}" if again else "$args, $attributes"
     return [
-        f"if type({packed.parameter}) is not _Packed: return _generic({given})",
+        f"if $type({packed.parameter}) is not $Packed: return $generic({given})",
         *(f"{name} = {packed.parameter}.{path}" for name, path in packed.parts.items()),
     ]
 
@@ -166,19 +175,19 @@ def _unpacking(packed: Packed, again: str = "") -> list[str]:
 def _taking(parameters: Sequence[Parameter]) -> list[str]:
     """Lines that set the parameters from ``_args`` and ``_attributes``, or leave the call to the generic way."""
     positional = [parameter.name for parameter in parameters if not parameter.keyword_only]
-    lines = ["_count = len(_args)"]
+    lines = ["$count = $len($args)"]
     for count in range(len(positional), -1, -1):
         rest = parameters[count:]
-        lines.append(f"{'if' if count == len(positional) else 'elif'} _count == {count}:")
-        lines += [f"    {', '.join(positional[:count])}, = _args"] if count else []
-        lines.append(f"    if not _attributes: {_defaults(rest)}")
+        lines.append(f"{'if' if count == len(positional) else 'elif'} $count == {count}:")
+        lines += [f"    {', '.join(positional[:count])}, = $args"] if count else []
+        lines.append(f"    if not $attributes: {_defaults(rest)}")
         if rest:
             lines.append(
-                f"    elif len(_attributes) == {' + '.join(f'({one.name!r} in _attributes)' for one in rest)}:"
+                f"    elif $len($attributes) == {' + '.join(f'({one.name!r} in $attributes)' for one in rest)}:"
             )
             lines.append(f"        {_named(rest)}")
-        lines.append("    else: return _generic(_args, _attributes)")
-    return [*lines, "else: return _generic(_args, _attributes)"]
+        lines.append("    else: return $generic($args, $attributes)")
+    return [*lines, "else: return $generic($args, $attributes)"]
 
 
 def _defaults(parameters: Sequence[Parameter]) -> str:
@@ -187,48 +196,46 @@ def _defaults(parameters: Sequence[Parameter]) -> str:
 
 def _named(parameters: Sequence[Parameter]) -> str:
     if len(parameters) == 1:
-        return f"{parameters[0].name} = _attributes[{parameters[0].name!r}]"
-    return "; ".join(f"{one.name} = _attributes.get({one.name!r}, {_default(one)})" for one in parameters)
+        return f"{parameters[0].name} = $attributes[{parameters[0].name!r}]"
+    return "; ".join(f"{one.name} = $attributes.get({one.name!r}, {_default(one)})" for one in parameters)
 
 
 def _default(parameter: Parameter) -> str:
-    return "_MISSING" if parameter.required else f"_default_{parameter.name}"
+    return "$MISSING" if parameter.required else f"$default_{parameter.name}"
 
 
 def _hit(parameters: Sequence[Parameter], nestable: Sequence[Parameter], otherwise: str) -> list[str]:
     """Lines that answer from the table, else return ``otherwise``. ``nestable``: who may be given a nested tensor."""
-    entry = f"_check, ({_expected(parameters)}), _grad, _run, _hit, _resolved"
+    entry = f"$check, ({_expected(parameters)}), $grad, $run, $hit, $resolved"
     same = _same(parameters)
     # torch's guard ends the process when it is given a nested tensor
     nested = " or ".join(_nested(parameter) for parameter in nestable if parameter.kind == "Tensor") or "True"
     names = [parameter.name for parameter in parameters]
     return [
-        "if not _modes() and _forward._current_level < 0 and not _forcing.active and not _recorder.active:",
-        "    _now = _table.now",
-        f"    {entry} = _now.recent",
+        "if not $modes() and $forward._current_level < 0 and not $forcing.active and not $recorder.active:",
+        "    $now = $table.now",
+        f"    {entry} = $now.recent",
         "    try:",
         f"        if {nested}:",
-        "            _same = False",
-        f"        elif not (_same := {same}):",
-        f"            _own = _now.shapes.get({[*names, '_MISSING'][0]}.shape)",
-        "            for _entry in _now.anywhere if _own is None else _own:",
-        f"                {entry} = _entry",
+        "            $same = False",
+        f"        elif not ($same := {same}):",
+        f"            for $entry in $now.shapes.get({[*names, '$MISSING'][0]}.shape, ()):",
+        f"                {entry} = $entry",
         f"                if {same}:",
-        # an entry for many shapes would stand before those that one shape has of its own
-        "                    if _own is not None: _now.recent = _entry",
-        "                    _same = True",
+        "                    $now.recent = $entry",
+        "                    $same = True",
         "                    break",
         # what is no tensor has neither attribute, and what torch.fx traces with raises ValueError when it is compared
-        "    except (AttributeError, TypeError, RuntimeError, ValueError):",
-        "        _same = False",
-        "    if _same:",
+        "    except ($AttributeError, $TypeError, $RuntimeError, $ValueError):",
+        "        $same = False",
+        "    if $same:",
         "        try:",
-        f"            _outputs = _run({', '.join(names)})",
-        "        except Exception as _fault:",
-        "            if not _may_retry(_fault, _grad, _resolved): raise",
+        f"            $outputs = $run({', '.join(names)})",
+        "        except $Exception as $fault:",
+        "            if not $may_retry($fault, $grad, $resolved): raise",
         "        else:",
-        "            _hit()",
-        "            return _outputs",
+        "            $hit()",
+        "            return $outputs",
         f"return {otherwise}",
     ]
 
@@ -237,18 +244,18 @@ def _same(parameters: Sequence[Parameter]) -> str:
     """Whether the entry at hand answers."""
     tensors = ", ".join(parameter.name for parameter in parameters if parameter.kind == "Tensor")
     others = [_SAME[parameter.kind].format(parameter.name) for parameter in parameters if parameter.kind != "Tensor"]
-    return " and ".join([f"_check({tensors})", *others, "(_grad is None or _grad is _is_grad_enabled())"])
+    return " and ".join([f"$check({tensors})", *others, "($grad is None or $grad is $is_grad_enabled())"])
 
 
 def _given(parameters: Sequence[Parameter], open_ended: bool) -> str:
     names = tuple(parameter.name for parameter in parameters)
     positional = sum(not parameter.keyword_only for parameter in parameters)
     values = "".join(f"{name}, " for name in names)
-    return f"_given({names!r}, {positional}, ({values}), {'_more, _unknown' if open_ended else '(), {}'})"
+    return f"$given({names!r}, {positional}, ({values}), {'$more, $unknown' if open_ended else '(), {}'})"
 
 
 def _expected(parameters: Sequence[Parameter]) -> str:
-    return "".join(f"_was_{parameter.name}, " for parameter in parameters if parameter.kind != "Tensor")
+    return "".join(f"$was_{parameter.name}, " for parameter in parameters if parameter.kind != "Tensor")
 
 
 def _nested(parameter: Parameter) -> str:
@@ -257,28 +264,30 @@ def _nested(parameter: Parameter) -> str:
 
 
 _SAME: Mapping[str, str] = {
-    "int": "({0} is _was_{0} or (type({0}) is int and {0} == _was_{0}))",
-    "bool": "{0} is _was_{0}",
-    "str": "({0} is _was_{0} or (type({0}) is str and {0} == _was_{0}))",
+    "int": "({0} is $was_{0} or ($type({0}) is $int and {0} == $was_{0}))",
+    "bool": "{0} is $was_{0}",
+    "str": "({0} is $was_{0} or ($type({0}) is $str and {0} == $was_{0}))",
+    "Scalar": (
+        "({0} is $was_{0} or ($type({0}) is $type($was_{0}) and {0} == $was_{0}"
+        " and ({0} or $same_zero({0}, $was_{0}))))"
+    ),
     # 0.0 equals -0.0, but a kernel may have been compiled for one of them
-    "float": "({0} is _was_{0} or (type({0}) is float and {0} == _was_{0} and ({0} or str({0}) == str(_was_{0}))))",
+    "float": "({0} is $was_{0} or ($type({0}) is $float and {0} == $was_{0} and ({0} or $same_zero({0}, $was_{0}))))",
 }
-"""When a value may take the place of the one that was resolved; most calls pass the very constant of a source line."""
+"""When a value may take the place of the one that was resolved; most calls pass the very constant of a source line.
+
+What was resolved for any value has a ``Free`` there, which equals each.
+"""
 
 
 def _made(op: Op, name: str, signature: str, body: Sequence[str], known: Mapping[str, Any]) -> Callable[..., Any]:
-    """The function, with a file name within this package, so that warnings point at who called it."""
-    source = f"def {name}({signature}):\n" + "".join(f"    {line}\n" for line in body)
-    filename = str(Path(__file__).with_name(f"<{name} of {op.name}>"))
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    defaults = {
-        f"_default_{parameter.name}": parameter.default for parameter in op.parsed.parameters if not parameter.required
-    }
-    # without a __name__, by which torch.compile would look for these names in this module
-    scope: dict[str, Any] = {**known, **defaults}
-    exec(compile(source, filename, "exec"), scope)
-    function: Callable[..., Any] = scope[name]
-    function.__qualname__ = function.__name__ = op.hook
-    function.__module__ = _FOUND_IN
-    function.__doc__ = op.schema
-    return function
+    """The function, as pickle and torch.compile are to see it."""
+    parameters = op.parsed.parameters
+    defaults = {f"default_{parameter.name}": parameter.default for parameter in parameters if not parameter.required}
+    others = [*op.parsed.names, *([op.packed.parameter] if op.packed is not None else [])]
+    # without a __name__ among them, by which torch.compile would look for these names in this module
+    made = function(f"{OWN}{name}", signature, body, {**known, **defaults}, others)
+    made.__qualname__ = made.__name__ = op.hook
+    made.__module__ = _FOUND_IN
+    made.__doc__ = op.schema
+    return made

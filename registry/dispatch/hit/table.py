@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 from ..torch_side.torch_private import Check
+from .free import same
 
 MOST_SHAPES = 4096
 """Per op. An entry is about a kilobyte, and a model that makes more shapes than this profits little from each."""
@@ -15,15 +16,12 @@ MOST_SHAPES = 4096
 MOST_ENTRIES = 16
 """Per shape: attributes, strides and dtypes differ there."""
 
-MOST_ANYWHERE = 64
-"""Entries for many shapes, per op: a few intervals of row counts for each set of other sizes."""
-
 
 class Entry(NamedTuple):
     """``run(*values)`` answers a call, all of whose values are given in the schema's order.
 
     check     called with the values of the schema's Tensor parameters; see ``guards.matcher``
-    plain     what the other values must be, as ``same`` says
+    plain     values that the other ones must equal, as ``free.same`` says; a ``Free`` where any of a kind will do
     grad      the grad mode in which it holds, None for both
     hit       counts an answer
     resolved  for explain
@@ -48,19 +46,17 @@ def _never(*_values: Any) -> bool:
 class Entries:
     """What is known between two clears; a call that began before a clear goes on with the old one.
 
-    recent    the entry of the latest hit: most calls are like the call before, and a guard costs less than a look-up
-    shapes    entries by the first tensor's shape
-    anywhere  entries whose check sees to the shape itself, for shapes that have none of their own
+    recent  the entry of the latest hit: most calls are like the call before, and a guard costs less than a look-up
+    shapes  entries by the first tensor's shape
 
     They are plain tuples, for the hot path to take apart.
     """
 
-    __slots__ = ("anywhere", "recent", "shapes")
+    __slots__ = ("recent", "shapes")
 
     def __init__(self, plain: int) -> None:
         self.recent: Unpacked = (_never, (None,) * plain, None, _never, int, None)
         self.shapes: dict[Hashable, tuple[Unpacked, ...]] = {}
-        self.anywhere: tuple[Unpacked, ...] = ()
 
 
 class Table:
@@ -74,7 +70,6 @@ class Table:
         plain: int,
         most_shapes: int = MOST_SHAPES,
         most_entries: int = MOST_ENTRIES,
-        most_anywhere: int = MOST_ANYWHERE,
     ) -> None:
         self.now = Entries(plain)
         self.generation = 0
@@ -82,7 +77,6 @@ class Table:
         self._order: deque[Hashable] = deque()
         self._most_shapes = most_shapes
         self._most_entries = most_entries
-        self._most_anywhere = most_anywhere
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -101,21 +95,11 @@ class Table:
             while len(self._order) > self._most_shapes:
                 del shapes[self._order.popleft()]
 
-    def add_anywhere(self, entry: Entry, generation: int) -> None:
-        """The same for an entry that answers many shapes."""
-        with self._lock:
-            if generation == self.generation:
-                self.now.anywhere = (tuple(entry), *self.now.anywhere)[: self._most_anywhere]
-
     def find(
         self, shape: Hashable, tensors: tuple[Any, ...], plain: tuple[Any, ...], grad_enabled: bool
     ) -> Entry | None:
-        """The entry that holds for a call, as the hot path would find it; ``tensors`` must not be nested ones.
-
-        ``shape`` None: among those for many shapes.
-        """
-        now = self.now
-        for entry in map(Entry._make, now.shapes.get(shape, now.anywhere)):
+        """The entry that holds for a call, as the hot path would find it; ``tensors`` must not be nested ones."""
+        for entry in map(Entry._make, self.now.shapes.get(shape, ())):
             if (
                 entry.check(*tensors)
                 and all(map(same, plain, entry.plain))
@@ -134,10 +118,3 @@ class Table:
     def renew_locks(self) -> None:
         """In a forked child."""
         self._lock = threading.Lock()
-
-
-def same(value: Any, expected: Any) -> bool:
-    """Equal to a kernel: 1, 1.0 and True are equal to Python, and 0.0 equals -0.0, but one may be compiled in."""
-    if value is expected:
-        return True
-    return type(value) is type(expected) and bool(value == expected) and (value != 0 or str(value) == str(expected))

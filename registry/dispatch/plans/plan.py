@@ -1,4 +1,8 @@
-"""A plan: a bound, loaded, launch-ready candidate. The hot path calls it; the tuner verifies and times the same."""
+"""A plan: a bound, loaded, launch-ready candidate, which the hot path calls and the tuner verifies and times.
+
+A plan belongs to one size of a compiled variant. For another size the implementation is asked again with that size's
+numbers, and what is loaded already is bound to them.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,18 @@ from typing import Any
 
 import torch
 
-from ...artifact import Artifact, Built, Signature
+from ...artifact import Artifact, Built, Signature, Variant
 from ...author_code import at_method
 from ...contract import Op, as_tuple
 from ...correctness.numerics import overlap
 from ...device import Device
 from ...errors import InvalidDefinitionError
-from ...implementation import Implementation, Run, Tensors
+from ...implementation import Implementation, Run, Tensors, binds_loaded
 from ...problem import Arguments, Problem, TensorSpec
 from ...space import Config, config_key
 from .prepared import PreparedTensors
-from .written_plan import fixed, written_call
+from .sizeless import SizelessRuns
+from .written_plan import written_call
 
 
 @dataclass(frozen=True)
@@ -29,9 +34,9 @@ class Candidate:
     implementation: Implementation
     config: Config
 
-    @property
+    @cached_property
     def key(self) -> str:
-        """Unique within one op."""
+        """Text that is unique within one op."""
         return f"{self.implementation.name} {config_key(self.config)}"
 
     def __str__(self) -> str:
@@ -63,11 +68,11 @@ class Plan:
         """The leanest function that allocates, runs and returns, for this signature. Written when first asked for."""
         signature, implementation = self.signature, self.candidate.implementation
         return written_call(
-            len(signature.arguments.values),
+            len(signature.arguments.all),
             _device_of(signature),
             self.run,
-            [fixed(spec) for spec in signature.outputs.values()],
-            [fixed(spec) for spec in signature.scratch.values()],
+            tuple(signature.outputs.values()),
+            tuple(signature.scratch.values()),
             self.prepared.hit(signature.arguments) if self.prepared else None,
             returns_outputs=implementation.returns_outputs,
         )
@@ -114,16 +119,69 @@ def _device_of(signature: Signature) -> torch.device:
     return next(spec.device for spec in (*signature.outputs.values(), *signature.arguments.tensors.values()))
 
 
-def signature_of(
-    op: Op, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device, prepared: PreparedTensors
-) -> Signature:
-    """Specs of all that the candidate's launches may name."""
-    implementation, config = candidate.implementation, candidate.config
-    scratch = {
-        name: TensorSpec(spec.shape, spec.dtype, spec.strides, device.torch)
-        for name, spec in implementation.scratch(problem, config, device).items()
-    }
-    return Signature(arguments, op.output_specs(arguments, device.torch), scratch, prepared.specs(arguments))
+@dataclass(frozen=True)
+class Draft:
+    """A candidate with the signature that its plan for a problem will have: all but the run."""
+
+    op: Op
+    candidate: Candidate
+    problem: Problem
+    device: Device
+    signature: Signature
+    prepared: PreparedTensors
+
+    @classmethod
+    def of(cls, op: Op, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device) -> Draft:
+        """The draft with specs of all that the candidate's launches may name."""
+        implementation, config = candidate.implementation, candidate.config
+        prepared = PreparedTensors(op, implementation, problem, config)
+        scratch = {
+            name: TensorSpec(spec.shape, spec.dtype, spec.strides, device.torch)
+            for name, spec in implementation.scratch(problem, config, device).items()
+        }
+        outputs = op.output_specs(arguments, device.torch)
+        signature = Signature(arguments, outputs, scratch, prepared.specs(arguments))
+        return cls(op, candidate, problem, device, signature, prepared)
+
+    def variants(self) -> tuple[Variant, ...]:
+        """What must be compiled for the plan."""
+        return self.candidate.implementation.variants(self.problem, self.candidate.config, self.device, self.signature)
+
+    def from_memory(self, sizeless: SizelessRuns) -> Plan | None:
+        """The plan of what was bound before, for another size, where that is in memory. Compiles and loads nothing."""
+        implementation, config = self.candidate.implementation, self.candidate.config
+        if implementation.any_size:
+            run = sizeless.get(implementation, config, self.problem, self.signature, self.device)
+        elif binds_loaded(type(implementation)):
+            run = implementation.bind_loaded(self.problem, config, self.device, self.signature)
+        else:
+            run = None
+        return None if run is None else self._plan(run)
+
+    def untuned(self) -> Plan | None:
+        """The plan of a problem that was not tuned itself, if the implementation binds it as one of many."""
+        family = tuple(self.problem.dims[name] for name in sorted(self.op.static))
+        implementation, config = self.candidate.implementation, self.candidate.config
+        run = implementation.bind_untuned(self.problem, config, self.device, self.signature, family)
+        return None if run is None else self._plan(run)
+
+    def compiled(self, artifacts: Mapping[str, Artifact], sizeless: SizelessRuns | None = None) -> Plan:
+        """The plan with a run that is bound now; what is not in ``artifacts`` (by variant key) is compiled.
+
+        A run that serves every size is kept in ``sizeless``. Raises CompileError and its kin.
+        """
+        implementation, config = self.candidate.implementation, self.candidate.config
+        built = tuple(
+            artifacts.get(variant.key) or implementation.compile(variant, self.device.target)
+            for variant in self.variants()
+        )
+        run = implementation.bind(self.problem, config, self.device, Built(self.signature, built))
+        if implementation.any_size and sizeless is not None:
+            sizeless.put(implementation, config, self.problem, self.signature, self.device, run)
+        return self._plan(run, built)
+
+    def _plan(self, run: Run, artifacts: tuple[Artifact, ...] = ()) -> Plan:
+        return Plan(self.op, self.candidate, self.problem, self.signature, artifacts, run, self.prepared)
 
 
 def build(
@@ -136,21 +194,9 @@ def build(
     *,
     untuned: bool = False,
 ) -> Plan:
-    """Compile what is not in ``artifacts`` (by variant key), load, bind. Raises CompileError and its kin.
+    """The plan of a candidate: compile what is not in ``artifacts``, load, bind. Raises CompileError and its kin.
 
     ``untuned``: the problem itself was not tuned, and the implementation may bind it as one of many.
     """
-    implementation = candidate.implementation
-    prepared = PreparedTensors(op, implementation, problem, candidate.config)
-    signature = signature_of(op, candidate, problem, arguments, device, prepared)
-    if untuned:
-        family = tuple(problem.dims[name] for name in sorted(op.static))
-        if (run := implementation.bind_untuned(problem, candidate.config, device, signature, family)) is not None:
-            return Plan(op, candidate, problem, signature, (), run, prepared)
-    found = artifacts or {}
-    loaded = tuple(
-        found.get(variant.key) or implementation.compile(variant, device.target)
-        for variant in implementation.variants(problem, candidate.config, device, signature)
-    )
-    run = implementation.bind(problem, candidate.config, device, Built(signature, loaded))
-    return Plan(op, candidate, problem, signature, loaded, run, prepared)
+    draft = Draft.of(op, candidate, problem, arguments, device)
+    return (draft.untuned() if untuned else None) or draft.compiled(artifacts or {})

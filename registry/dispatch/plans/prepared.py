@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from ...space import Config, config_key
 from ..torch_side.torch_private import stream_capturing, unseen_by_modes
 from .own_thread import made_apart
 from .prepared_cache import Entry, Place, PreparedCache, Versions
-from .prepared_hit import Hit, Sources, hit, unremembered
+from .prepared_hit import Hit, Sources, hit
 
 _CACHE = PreparedCache()
 if hasattr(os, "register_at_fork"):
@@ -111,12 +111,10 @@ class PreparedTensors:
             return values
         return values + tuple(entry.tensor for entry in self._entries(values))
 
-    def hit(self, arguments: Arguments, varying: Collection[str] = ()) -> Hit:
-        """``extend`` for a plan, whose tensors have the specs of ``arguments``, but for the ``varying`` ones."""
-        given = list(arguments.values.items())
-        if any(given[place][0] in varying for places in self._places.values() for place in places):
-            return unremembered(len(self._places), len(given), self.extend)
-        are = {place for place, (_, value) in enumerate(given) if isinstance(value, TensorSpec)}
+    def hit(self, arguments: Arguments) -> Hit:
+        """``extend`` for a plan, whose tensors have the specs of ``arguments``."""
+        given = list(arguments.all.values())
+        are = {place for place, value in enumerate(given) if isinstance(value, TensorSpec)}
         used = {place for places in self._places.values() for place in places}
         tensors = tuple(tuple(place for place in places if place in are) for places in self._places.values())
         sources = Sources(tensors, tuple(sorted(used - are)))

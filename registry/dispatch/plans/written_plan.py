@@ -1,109 +1,122 @@
-"""A plan as one flat function: prepared tensors, allocations and launches in line."""
+"""A plan as one flat function: prepared tensors, allocations and launches in line.
+
+The text holds no size: plans of one form are one compiled text with other shapes, extents and numbers behind its names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ...backends.cuda_stream import current_device, only_gpu
-from ...backends.written_run import Operands, function, written_of
+from ...backends.written_run import Operands, Written, names_of, written_of
+from ...generated_code import CodeTemplate, template
 from ...problem import TensorSpec
 from ..torch_side.torch_private import function_modes, sized_allocator, unseen
 from .prepared_hit import Hit
 
+MOST_TEMPLATES = 4096
+"""Compiled texts that are kept, with the names that do not change with a size."""
 
-@dataclass(frozen=True)
-class Allocation:
-    """A tensor that each call makes anew; ``shape`` and ``strides`` are expressions."""
-
-    spec: TensorSpec
-    shape: Sequence[str]
-    strides: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """``lines`` that read the sizes of a call, and what the run takes of them behind its three groups."""
-
-    lines: Sequence[str] = ()
-    rows: tuple[str, ...] = ()
-
-
-def fixed(spec: TensorSpec) -> Allocation:
-    """The same tensor for every call."""
-    return Allocation(spec, [*map(str, spec.shape)], [*map(str, spec.strides)])
+_templates: dict[Hashable, CodeTemplate] = {}
 
 
 def written_call(
     values: int,
     device: torch.device,
     run: Any,
-    outputs: Sequence[Allocation],
-    scratch: Sequence[Allocation],
+    outputs: Sequence[TensorSpec],
+    scratch: Sequence[TensorSpec],
     hit: Hit | None,
     *,
     returns_outputs: bool = False,
-    sizes: Sizes = Sizes(),
 ) -> Callable[..., Any]:
     """``call(*values)``: allocates, runs and returns the outputs as the op does, all on ``device``.
 
-    The values are named ``a0``, ``a1`` ...
+    The values are named ``a0``, ``a1`` ... in the text.
     """
-    given = [f"a{place}" for place in range(values)]
-    names: dict[str, Any] = dict(hit.names) if hit is not None else {}
     written = None if returns_outputs else written_of(run)
-    lines = [*_on_its_device(device, given, names), *([] if written else _unseen(given, names))]
-    lines += [*sizes.lines, *(hit.lines if hit is not None else ())]
-    made = [] if returns_outputs else [_allocated(f"y{place}", one, lines, names) for place, one in enumerate(outputs)]
-    held = [_allocated(f"t{place}", one, lines, names) for place, one in enumerate(scratch)]
+    outputs = () if returns_outputs else outputs
+    form = None if written is None else written.form
+    lines = None if hit is None else tuple(hit.lines)
+    others = device.type == "cuda" and not only_gpu()
+    key = (values, device, others, form, len(outputs), len(scratch), lines, returns_outputs)
+    found = _templates.get(key)
+    if found is None:
+        while len(_templates) >= MOST_TEMPLATES:
+            _templates.pop(next(iter(list(_templates))), None)
+        found = _templates[key] = _template(
+            values, device, others, written, len(outputs), len(scratch), hit, returns_outputs
+        )
+    names: dict[str, Any] = {"run": run} if written is None else names_of(written)
+    if written is None:
+        names |= {"e_modes": function_modes, "e_unseen": unseen}
+    if others:
+        names |= {"e_current_device": current_device, "e_on": torch.cuda.device, "e_device": device}
+    if hit is not None:
+        names |= hit.names
+    for letter, specs in (("y", outputs), ("t", scratch)):
+        for place, spec in enumerate(specs):
+            names[f"make_{letter}{place}"] = sized_allocator(spec.dtype, spec.device)
+            names[f"shape_{letter}{place}"] = spec.shape
+            names[f"strides_{letter}{place}"] = spec.strides
+            names[f"dtype_{letter}{place}"] = spec.dtype
+    return found.function(names)
+
+
+def _template(
+    values: int,
+    device: torch.device,
+    others: bool,
+    written: Written | None,
+    outputs: int,
+    scratch: int,
+    hit: Hit | None,
+    returns_outputs: bool,
+) -> CodeTemplate:
+    given = [f"a{place}" for place in range(values)]
+    made, held = [f"y{place}" for place in range(outputs)], [f"t{place}" for place in range(scratch)]
     items = {
         "outputs": (*made,),
         "arguments": (*given, *(hit.prepared if hit is not None else ())),
         "scratch": (*held,),
     }
-    groups = {group: _tuple(parts) for group, parts in items.items()}
     after = f"return {_returned(made)}"
-    operands = Operands(groups, items, sizes.rows, after, on_device=True)
+    operands = Operands({group: _tuple(parts) for group, parts in items.items()}, items, after, on_device=True)
     if hit is not None:
         operands = replace(operands, addresses=hit.addresses, stream=hit.stream)
-    if written is None:
-        names["run"] = run
-        ran = operands.call("run")
-        lines += [f"return {ran}"] if returns_outputs else [ran, after]
-    else:
-        names |= written.names
+    lines = [*(_on_its_device(device, given) if others else []), *([] if written else _unseen(given))]
+    lines += [*(hit.lines if hit is not None else ()), *map(_allocated, (*made, *held))]
+    if written is not None:
         lines += [*written.lines(operands), after]
-    return function("plan", ", ".join([*given, "/"] if given else []), lines, names)
+    elif returns_outputs:
+        lines.append(f"return {operands.call('run')}")
+    else:
+        lines += [operands.call("run"), after]
+    return template("plan", ", ".join([*given, "/"] if given else []), lines)
 
 
-def _on_its_device(device: torch.device, given: Sequence[str], names: dict[str, Any]) -> list[str]:
+def _on_its_device(device: torch.device, given: Sequence[str]) -> list[str]:
     """Lines that make the GPU current: kernels and allocations go to the current one, whatever the tensors say."""
-    if device.type != "cuda" or only_gpu():
-        return []
-    names |= {"e_current_device": current_device, "e_on": torch.cuda.device, "e_device": device}
     return [
         f"if e_current_device() != {device.index}:",
         f"    with e_on(e_device): return plan({', '.join(given)})",
     ]
 
 
-def _unseen(given: Sequence[str], names: dict[str, Any]) -> list[str]:
+def _unseen(given: Sequence[str]) -> list[str]:
     """Lines that keep the operations of torch which a run is made of from a TorchFunctionMode.
 
     What such a mode returns in place of an operation is not in the outputs that the run was given to write to.
     """
-    names |= {"e_modes": function_modes, "e_unseen": unseen}
     return ["if e_modes():", f"    with e_unseen(): return plan({', '.join(given)})"]
 
 
-def _allocated(name: str, one: Allocation, lines: list[str], names: dict[str, Any]) -> str:
-    names[f"make_{name}"] = sized_allocator(one.spec.dtype, one.spec.device)
-    names[f"dtype_{name}"] = one.spec.dtype
-    lines.append(f"{name} = make_{name}({_tuple(one.shape)}, {_tuple(one.strides)}, dtype_{name})")
-    return name
+def _allocated(name: str) -> str:
+    return f"{name} = make_{name}(shape_{name}, strides_{name}, dtype_{name})"
 
 
 def _returned(made: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,15 +13,17 @@ from ...contract import Op, as_tuple
 from ...device import Device
 from ...discovery.catalog import Catalog
 from ...errors import NotReadyError, NotTunedError, RegistryError, UnsupportedError
+from ...implementation import Implementation
 from ...problem import Arguments, Problem, TensorSpec
 from ..forcing import Forced
 from ..hit.counter import Counter
 from ..hit.guards import Condition, aligned, determinism_asked, determinism_not_asked, misaligned, not_capturing
-from ..plans.plan import Candidate, Plan, build
-from .failures import Aside
-from .resolution import Choice, Situation, choices, refusals
+from ..plans.plan import Candidate, Draft, Plan
+from ..plans.sizeless import SizelessRuns
+from .failures import Failures
+from .resolution import Choice, Situation, Step, choices, refusals
 from .tuning_command import tune_command
-from .winners import Winners
+from .winners import OpWinners, Winners
 
 MOST_PLANS = 8192
 """Per op. Plans are shared by all forms of a call, and by grad and inference mode."""
@@ -109,32 +111,45 @@ class Call:
     place: Hashable
 
 
+class _Standing(NamedTuple):
+    """What situations on one device share, until winners or implementations change."""
+
+    source: Winners
+    winners: OpWinners
+    implementations: tuple[Implementation, ...]
+    standings: dict[int, Implementation | str]
+
+
 class Plans:
     """Resolves an op's calls, and remembers the plans."""
 
     def __init__(self, op: Op, catalog: Catalog, winners: Callable[[], Winners]) -> None:
         self.op = op
-        self.aside = Aside()
+        self.failures = Failures()
         self._catalog = catalog
         self._winners = winners
         self._plans: dict[Hashable, Resolved] = {}
+        self._sizeless = SizelessRuns(op)
+        self._situations: dict[Device, _Standing] = {}
         self._lock = threading.Lock()
 
     @property
     def generation(self) -> int:
         """Grows whenever all is forgotten. Taken before resolution: what was resolved earlier is not kept."""
-        return self.aside.generation
+        return self.failures.generation
 
     def clear(self) -> None:
         """Forget plans and failures, also what is being resolved at the moment."""
         with self._lock:
-            self.aside.clear()
+            self.failures.clear()
             self._plans = {}
+            self._situations = {}
+            self._sizeless = SizelessRuns(self.op)
 
     def renew_locks(self) -> None:
         """In a forked child."""
         self._lock = threading.Lock()
-        self.aside.renew_locks()
+        self.failures.renew_locks()
 
     def remember(self, resolved: Resolved, forced: Forced | None, generation: int) -> None:
         """Keep a plan that ran and was resolved in ``generation``."""
@@ -153,15 +168,26 @@ class Plans:
 
     def situation(self, problem: Problem, device: Device) -> Situation:
         """What resolution decides by; reads the op's winners if they are not in memory yet."""
-        implementations = self._catalog.implementations(self.op.name)
-        return Situation(self.op, problem, device, implementations, self._winners().of(self.op, device))
+        source = self._winners()
+        known = self._situations.get(device)
+        if known is None or known.source is not source:
+            winners = source.of(self.op, device)
+            known = _Standing(source, winners, self._catalog.implementations(self.op.name), {})
+            self._situations[device] = known
+        return Situation(self.op, problem, device, known.implementations, known.winners, known.standings)
+
+    def in_memory(self, device: Device) -> bool:
+        """Whether a situation on ``device`` is known without reading anything."""
+        known = self._situations.get(device)
+        return known is not None and known.source is self._winners()
 
     def candidates(
-        self, call: Call, forced: Forced | None, generation: int, strict: bool = False
+        self, call: Call, forced: Forced | None, generation: int, strict: bool = False, loaded_only: bool = False
     ) -> Iterator[Resolved]:
         """Built plans, best first, ending with the reference. What cannot be built is put aside.
 
-        ``strict``: raises NotTunedError instead of a default where no winner holds.
+        ``strict``: raises NotTunedError instead of a default where no winner holds. ``loaded_only``: the best choice
+        alone, and that only where nothing has to be compiled or loaded for it.
         """
         misses: list[str] = []
         makeshift = tuned = False
@@ -177,6 +203,8 @@ class Plans:
                 run = self.op.reference
                 yield Resolved(choice, run, call.problem, call.place, None, tuple(misses), narrow, makeshift)
                 return
+            if loaded_only and not candidate.implementation.capturable:
+                return
             if reason := self._passed_over(call.place, candidate):
                 if forced is not None:
                     raise UnsupportedError(f"{candidate} is forced, but {reason}")
@@ -184,8 +212,9 @@ class Plans:
                 passed = (determinism_asked,) if _not_deterministic_enough(candidate) else passed
                 continue
             try:
-                alike = choice.step in {"nearest", "default"}
-                plan = build(self.op, candidate, call.problem, call.arguments, call.device, untuned=alike)
+                plan = self._built(choice.step, candidate, call, loaded_only)
+                if plan is None:
+                    return
                 run = plan.call
             except NOT_FOR_US:
                 raise
@@ -197,8 +226,18 @@ class Plans:
             found = Resolved(choice, run, call.problem, call.place, plan, tuple(misses), conditions, makeshift)
             yield replace(found, untuned=untuned)
 
+    def _built(self, step: Step, candidate: Candidate, call: Call, loaded_only: bool) -> Plan | None:
+        """The candidate's plan; None where it is not in memory and nothing else will do. Raises CompileError."""
+        draft = Draft.of(self.op, candidate, call.problem, call.arguments, call.device)
+        plan = draft.from_memory(self._sizeless)
+        if plan is None and loaded_only:
+            return None
+        if plan is None and step in {"nearest", "default"}:
+            plan = draft.untuned()
+        return plan or draft.compiled({}, self._sizeless)
+
     def _passed_over(self, place: Hashable, candidate: Candidate) -> str:
-        if reason := self.aside.reason(place, candidate):
+        if reason := self.failures.reason(place, candidate):
             return f"it was put aside: {reason}"
         if _not_deterministic_enough(candidate):
             return "it is not deterministic, which torch.use_deterministic_algorithms asks for"
@@ -214,7 +253,7 @@ class Plans:
             raise UnsupportedError(f"{candidate} failed: {type(fault).__name__}: {fault}") from fault
         if isinstance(fault, NotReadyError):
             return f"{candidate} was not ready: {fault.message}"
-        return f"{candidate} was put aside: {self.aside.put(self.op.name, place, candidate, fault, generation)}"
+        return f"{candidate} was put aside: {self.failures.put(self.op.name, place, candidate, fault, generation)}"
 
 
 def _not_tuned(call: Call, misses: list[str]) -> NotTunedError:
@@ -234,7 +273,7 @@ def place_of(arguments: Arguments) -> Hashable:
 
     The schema has fixed the attributes' types; a float is told by its digits, since 0.0 equals -0.0.
     """
-    values = tuple(repr(value) if isinstance(value, float) else value for value in arguments.values.values())
+    values = tuple([repr(value) if isinstance(value, float) else value for value in arguments.all.values()])
     return values, arguments.gradient, torch.are_deterministic_algorithms_enabled()
 
 

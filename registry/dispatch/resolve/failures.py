@@ -12,7 +12,7 @@ MOST_REASONS = 4096
 """Per op. What is older is tried again, at the cost of failing once more."""
 
 
-class Aside:
+class Failures:
     """Failures by problem and candidate. Warns once for each implementation."""
 
     def __init__(self, most_reasons: int = MOST_REASONS) -> None:
@@ -46,6 +46,8 @@ class Aside:
 
     def reason(self, place: Hashable, candidate: Candidate) -> str:
         """Why the candidate was put aside there; empty when it was not."""
+        if not self._reasons:
+            return ""
         return self._reasons.get((place, candidate.key), "")
 
     def reasons(self, place: Hashable) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -46,13 +46,18 @@ class Choice:
 
 @dataclass(frozen=True)
 class Situation:
-    """What resolution decides by."""
+    """What resolution decides by.
+
+    ``standings``: of decisions by id, the implementation today or why the decision holds for no size. It may be shared
+    by situations that differ in the problem alone.
+    """
 
     op: Op
     problem: Problem
     device: Device
     implementations: tuple[Implementation, ...]
     winners: OpWinners
+    standings: dict[int, Implementation | str] = field(default_factory=dict, repr=False, compare=False)
 
     def named(self, name: str) -> Implementation | None:
         """The implementation of that name, if it is installed."""
@@ -151,7 +156,21 @@ def default_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]
 
 def usable(decision: Decision, situation: Situation) -> Candidate | str:
     """The decision's candidate as it is today, or why it does not hold here."""
-    name, config = decision.candidate.implementation, decision.candidate.config
+    implementation = situation.standings.get(id(decision))
+    if implementation is None:
+        implementation = situation.standings[id(decision)] = _standing(decision, situation)
+    if isinstance(implementation, str):
+        return implementation
+    config = decision.candidate.config
+    reasons = refusals(implementation, situation.problem, situation.device) or violations(
+        implementation, config, situation
+    )
+    return f"{implementation.name}: {'; '.join(reasons)}" if reasons else Candidate(implementation, config)
+
+
+def _standing(decision: Decision, situation: Situation) -> Implementation | str:
+    """The decision's implementation as it is today, or why the decision holds for no size."""
+    name = decision.candidate.implementation
     implementation = situation.named(name)
     if decision.problem.op_version != situation.op.version:
         return f"measured for version {decision.problem.op_version} of the op, which is now {situation.op.version}"
@@ -159,10 +178,7 @@ def usable(decision: Decision, situation: Situation) -> Candidate | str:
         return f"{name} is not installed here"
     if asked(implementation, "fingerprint", implementation.fingerprint) != decision.candidate.fingerprint:
         return f"the source of {name} has changed since it was measured"
-    reasons = refusals(implementation, situation.problem, situation.device) or violations(
-        implementation, config, situation
-    )
-    return f"{name}: {'; '.join(reasons)}" if reasons else Candidate(implementation, config)
+    return implementation
 
 
 def standing(decisions: Iterable[Decision], catalog: Catalog, device: Device) -> Iterator[tuple[Decision, str]]:

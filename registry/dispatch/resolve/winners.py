@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import heapify, heappop
+from typing import NamedTuple
 
 from tuning_db import Decision, MissingDatabaseError, TuningDBError
 
@@ -14,7 +16,7 @@ from ... import shipped
 from ...contract import Op
 from ...device import Device
 from ...errors import StoreError
-from ...problem import Problem, Value, canonical_json
+from ...problem import Problem, Value, canonical_json, exact
 from ..warning import warn_caller
 
 REGIME = "cold"
@@ -41,33 +43,31 @@ class OpWinners:
     fault: str = ""
     shipped: tuple[Decision, ...] = ()
     database: str = ""
+    _of_families: dict[Hashable, tuple[_Tuned, ...]] | None = field(default=None, init=False, repr=False, compare=False)
 
-    def exact(self, problem: Problem) -> Iterator[Decision]:
+    def exact(self, problem: Problem) -> tuple[Decision, ...]:
         """The decisions for exactly these dimensions, one for each software, the user's first."""
-        wanted = canonical_json(dict(problem.dims))
-        return (one for one in self._all if canonical_json(dict(one.problem.dims)) == wanted)
+        return self._by_dims.get(_key(problem.dims), ())
 
     def nearest(self, op: Op, problem: Problem) -> Iterator[Near]:
-        """Decisions with the same static dimensions, the nearest first.
+        """Decisions with the problem's static dimensions, the nearest first.
 
         Of two equally near that of the same distribution of data, then of the one declared first, then the user's, then
         the larger problem's.
         """
-        wanted = _static(op, problem.dims)
-        found = [
-            Near(decision, octaves_between(op, problem.dims, decision.problem.dims))
-            for decision in self._all
-            if decision.problem.dims.keys() == problem.dims.keys() and _static(op, decision.problem.dims) == wanted
+        names = sorted(op.dynamic)
+        here = [_size(problem.dims[name]) for name in names]
+        tuned = self._families(op).get(_key(problem.dims, _loose(op)), ())
+        ranked = [
+            (_octaves(here, one.sizes), _unlike(op, problem.dims, one.decision.problem.dims), *one.tie, one.decision)
+            for one in tuned
         ]
-
-        def rank(near: Near) -> tuple[float, list[int], bool, list[float]]:
-            dims = near.decision.problem.dims
-            larger = [-float(dims[name]) for name in sorted(op.dynamic)]
-            return near.octaves, _unlike(op, problem.dims, dims), self.is_shipped(near.decision), larger
-
-        exact = canonical_json(dict(problem.dims))
-        others = (near for near in found if canonical_json(dict(near.decision.problem.dims)) != exact)
-        yield from sorted(others, key=rank)
+        heapify(ranked)
+        this = _key(problem.dims)
+        while ranked:
+            octaves, *_, decision = heappop(ranked)
+            if octaves > 0 or _key(decision.problem.dims) != this:
+                yield Near(decision, octaves)
 
     def ranking(self) -> dict[str, tuple[str, ...]]:
         """The candidates that are considered for each problem, the first first, as text."""
@@ -93,19 +93,65 @@ class OpWinners:
         return (*self.decisions, *(one for one in self.shipped if self.is_shipped(one)))
 
     @cached_property
+    def _by_dims(self) -> dict[Hashable, tuple[Decision, ...]]:
+        found: dict[Hashable, list[Decision]] = {}
+        for one in self._all:
+            found.setdefault(_key(one.problem.dims), []).append(one)
+        return {key: tuple(decisions) for key, decisions in found.items()}
+
+    def _families(self, op: Op) -> dict[Hashable, tuple[_Tuned, ...]]:
+        """Decisions by static dimensions; made once for the op that these are the winners of."""
+        if self._of_families is None:
+            found: dict[Hashable, list[_Tuned]] = {}
+            loose, names = _loose(op), sorted(op.dynamic)
+            for place, one in enumerate(self._all):
+                dims = one.problem.dims
+                if loose <= dims.keys() and all(isinstance(dims[name], int | float) for name in names):
+                    larger = tuple([-float(dims[name]) for name in names])
+                    tie = self.is_shipped(one), larger, place
+                    tuned = _Tuned(one, tuple([_size(dims[name]) for name in names]), tie)
+                    found.setdefault(_key(dims, loose), []).append(tuned)
+            object.__setattr__(self, "_of_families", {key: tuple(family) for key, family in found.items()})
+        assert self._of_families is not None
+        return self._of_families
+
+    @cached_property
     def _shipped_uids(self) -> frozenset[str]:
         # who has imported the file has them as their own
         return frozenset(one.uid for one in self.shipped) - {one.uid for one in self.decisions}
 
 
+class _Tuned(NamedTuple):
+    """A decision with its dynamic dimensions as numbers, in the order of their names, and what breaks a tie."""
+
+    decision: Decision
+    sizes: tuple[float, ...]
+    tie: tuple[bool, tuple[float, ...], int]
+
+
 def octaves_between(op: Op, one: Mapping[str, Value], other: Mapping[str, Value]) -> float:
     """Euclidean distance of the dynamic dimensions' base-2 logarithms: 1.0 is twice or half in one of them."""
-    return math.hypot(*(math.log2(max(float(one[name]), 1) / max(float(other[name]), 1)) for name in op.dynamic))
+    names = sorted(op.dynamic)
+    return _octaves([_size(one[name]) for name in names], [_size(other[name]) for name in names])
 
 
-def _static(op: Op, dims: Mapping[str, Value]) -> str:
-    loose = {*op.dynamic, *op.distributions}
-    return canonical_json({name: value for name, value in dims.items() if name not in loose})
+def _octaves(one: Sequence[float], other: Sequence[float]) -> float:
+    # quotients: halves and doubles are equally far, which differences of logarithms are not to the last bit
+    return math.hypot(*[math.log2(size / far) for size, far in zip(one, other, strict=True)])
+
+
+def _size(value: Value) -> float:
+    return max(float(value), 1)
+
+
+def _key(dims: Mapping[str, Value], without: Collection[str] = ()) -> Hashable:
+    """Dimensions as a key, equal where their canonical JSON is."""
+    return frozenset([(name, exact(value)) for name, value in dims.items() if name not in without])
+
+
+def _loose(op: Op) -> frozenset[str]:
+    """Dimensions that may differ between a problem and one whose winner it takes."""
+    return op.dynamic | op.distributions.keys()
 
 
 def _unlike(op: Op, one: Mapping[str, Value], other: Mapping[str, Value]) -> list[int]:

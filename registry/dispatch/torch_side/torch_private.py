@@ -7,7 +7,7 @@ The tests run in a thread of their own: this module may be imported in inference
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -47,7 +47,7 @@ def native_guard(*tensors: torch.Tensor) -> Check:
 
 
 def public_guard(*tensors: torch.Tensor) -> Check:
-    """The same through torch's public functions, about 2 µs a tensor."""
+    """``native_guard`` through torch's public functions, about 2 µs a tensor."""
     expected = [_observed(tensor) for tensor in tensors]
 
     def check(*given: Any) -> bool:
@@ -75,68 +75,6 @@ def _observed(tensor: torch.Tensor) -> tuple[object, ...]:
         tensor.shape,
         tensor.stride(),
     )
-
-
-def native_rows_guard(tensors: Sequence[torch.Tensor], free: Sequence[int]) -> Check:
-    """``native_guard`` for many row counts: of each tensor the first ``free`` sizes may be any.
-
-    The strides of all but the last free dimension are not looked at; the others must be row-major where any are free.
-    """
-    strides = [_row_strides(tensor, count) for tensor, count in zip(tensors, free, strict=True)]
-    check: Check = _guards.TensorGuards(
-        *tensors,
-        dynamic_dims_sizes=[
-            [None] * count + list(tensor.shape[count:]) for tensor, count in zip(tensors, free, strict=True)
-        ],
-        dynamic_dims_strides=strides,
-    ).check
-    return check
-
-
-def public_rows_guard(tensors: Sequence[torch.Tensor], free: Sequence[int]) -> Check:
-    """The same through torch's public functions."""
-    expected = [
-        (_observed(tensor)[:-2], tensor.dim(), tensor.shape[count:], _row_strides(tensor, count), count)
-        for tensor, count in zip(tensors, free, strict=True)
-    ]
-
-    def check(*given: Any) -> bool:
-        if len(given) != len(expected):
-            raise TypeError("wrong length")
-        return all(
-            type(value) in PLAIN
-            and value.layout == torch.strided
-            and _observed(value)[:-2] == seen
-            and value.dim() == rank
-            and value.shape[count:] == sizes
-            and all(stride in {None, own} for stride, own in zip(strides, value.stride(), strict=True))
-            for value, (seen, rank, sizes, strides, count) in zip(given, expected, strict=True)
-        )
-
-    return check
-
-
-def _row_strides(tensor: torch.Tensor, count: int) -> list[int | None]:
-    if not count:
-        return list(tensor.stride())
-    strides: list[int | None] = []
-    step = 1
-    for size in reversed(tensor.shape[count - 1 :]):
-        strides.append(step)
-        step *= size
-    return [*[None] * (count - 1), *reversed(strides)]
-
-
-def _native_rows_guard_works() -> bool:
-    empty = partial(torch.empty, dtype=torch.float32, device="cpu")
-    x, y = empty(2, 3), empty(2, 2, 3)
-    try:
-        check = native_rows_guard((x, y), (1, 2))
-        accepted = [(x, y), (empty(7, 3), empty(5, 4, 3)), (empty(1, 3), empty(4, 6, 3)[:, :2])]
-        refused = [(empty(7, 4), y), (empty(7, 6)[:, :3], y), (x, empty(2, 4, 3)[:, ::2]), (x.double(), y), (y, y)]
-        return all(check(*given) for given in accepted) and not any(check(*given) for given in refused)
-    except (AttributeError, TypeError, RuntimeError, SystemError):
-        return False
 
 
 def _native_guard_works() -> bool:
@@ -271,18 +209,12 @@ def _in_clean_thread(test: Callable[[], bool]) -> bool:
 
 
 NATIVE_GUARD = _in_clean_thread(_native_guard_works)
-NATIVE_ROWS_GUARD = NATIVE_GUARD and _in_clean_thread(_native_rows_guard_works)
 NATIVE_ALLOCATOR = _in_clean_thread(_native_allocator_works)
 
 
 def tensor_guard(*tensors: torch.Tensor) -> Check:
     """The fastest sound guard that this torch offers; see ``native_guard``."""
     return native_guard(*tensors) if NATIVE_GUARD else public_guard(*tensors)
-
-
-def rows_guard(tensors: Sequence[torch.Tensor], free: Sequence[int]) -> Check:
-    """The fastest sound guard for many row counts that this torch offers; see ``native_rows_guard``."""
-    return native_rows_guard(tensors, free) if NATIVE_ROWS_GUARD else public_rows_guard(tensors, free)
 
 
 def allocator(spec: TensorSpec) -> Allocate:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ...artifact import Variant
 from ...contract import Op
 from ...device import Device
-from ...dispatch.plans.plan import Candidate, signature_of
-from ...dispatch.plans.prepared import PreparedTensors
+from ...dispatch.plans.plan import Candidate, Draft
 from ...problem import Arguments, Problem
 
 
@@ -14,10 +13,7 @@ def variants_of(
     op: Op, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device
 ) -> tuple[Variant, ...]:
     """The candidate's variants for a problem that its implementation supports, with a config of its space."""
-    implementation, config = candidate.implementation, candidate.config
-    prepared = PreparedTensors(op, implementation, problem, config)
-    signature = signature_of(op, candidate, problem, arguments, device, prepared)
-    return implementation.variants(problem, config, device, signature)
+    return Draft.of(op, candidate, problem, arguments, device).variants()
 
 
 def variants_at(

@@ -27,7 +27,7 @@ from registry.backends.cuda.frame import Layout
 from registry.backends.cuda.implementation import architecture_of, shared_limit
 from registry.backends.kernel_text import normalised_module
 from registry.device import Device
-from registry.dispatch.plans.written_plan import fixed, written_call
+from registry.dispatch.plans.written_plan import written_call
 from registry.errors import CompileError, InvalidDefinitionError, NotLaunchedError, OutOfResourcesError
 from registry.implementation import Launch
 from registry.problem import Arguments, Problem, TensorSpec
@@ -293,7 +293,8 @@ def enqueued(monkeypatch: pytest.MonkeyPatch) -> _Enqueued:
 def bound(launch: Launch = LAUNCH, misaligned: Any = None) -> Any:
     specs = signature(8, eps=0.0, missing=None, count=0, flag=False)
     kernels = [cuda_launch.Kernel(0xABC0_0000_1234, None)]
-    return cuda_launch.bind_launches(kernels, ["k"], [launch], specs, 0, misaligned)
+    form = cuda_launch.LaunchForm(kernels, [launch], specs, 0, guarded=misaligned is not None)
+    return form.run([launch], misaligned)
 
 
 def test_arguments_are_packed_as_the_kernel_declares_them(enqueued: _Enqueued) -> None:
@@ -368,7 +369,7 @@ def test_a_refused_launch_says_so(enqueued: _Enqueued) -> None:
 def test_a_plan_launches_in_line_what_its_run_launches(enqueued: _Enqueued) -> None:
     told: list[Any] = []
     run = bound(misaligned=lambda *given: told.append(given))
-    plan = written_call(5, torch.device("cpu"), run, [fixed(TensorSpec.contiguous((8,), torch.float32))], [], None)
+    plan = written_call(5, torch.device("cpu"), run, [TensorSpec.contiguous((8,), torch.float32)], [], None)
     x, unaligned = torch.empty(8), torch.empty(9)[1:]
     y = plan(x, 0.25, None, 7, True)
     run((y,), (x, 0.25, None, 7, True), ())
@@ -477,27 +478,28 @@ def test_a_process_loads_so_many_kernels_and_keeps_those(
     assert driver.loads == 2
 
 
-@pytest.mark.parametrize("for_rows", [False, True])
 def test_a_twin_that_cannot_be_loaded_any_more_says_so(
-    own_cache: Path, driver: _Driver, monkeypatch: pytest.MonkeyPatch, for_rows: bool
+    own_cache: Path, driver: _Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing was launched: an op that mutates is answered by another implementation."""
     launched: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(cuda_launch, "check_arguments", lambda *given: None)
-    monkeypatch.setattr(cuda_launch, "bind_launches", lambda *bound: lambda *given: launched.append("one size"))
-    monkeypatch.setattr(cuda_launch, "bind_rows", lambda *bound: lambda *given: launched.append("any rows"))
+    monkeypatch.setattr(
+        cuda_launch.LaunchForm, "run", lambda form, launches, twin: lambda *given: launched.append("unaligned")
+    )
+    monkeypatch.setattr(cuda_launch, "_enqueue", lambda: None)
     monkeypatch.setattr(cuda_launch, "_LOADED", {})
     monkeypatch.setattr(kernel_limit, "MOST_KERNELS", 1)
     assert cuda_launch.load(Scale().compile(variant(Scale()), H200.target).path, 0)
-    twin = cuda._Twin(Scale(), problem(), {"block": 64}, H200, signature(), for_rows=for_rows)
+    twin = cuda._Twin(Scale(), problem(), {"block": 64}, H200, signature())
     for _ in range(2):
         with pytest.raises(NotLaunchedError, match=r"test\.scale: tensors are not 16-byte aligned.* loaded 1 CUDA"):
             twin((), (), ())
     assert not launched
     monkeypatch.setattr(kernel_limit, "MOST_KERNELS", 2)
     twin((), (), ())
-    assert launched == ["any rows" if for_rows else "one size"]
+    assert launched == ["unaligned"]
 
 
 def test_a_twin_whose_kernel_does_not_fit_says_so(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

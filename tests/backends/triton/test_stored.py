@@ -25,13 +25,10 @@ def variant() -> Variant:
     problem = op.problem_of({"n": 4096, "dtype": "float32"})
     implementation = next(each for each in catalog.implementations("square") if each.name.startswith("triton."))
     from registry.arguments.inputs import arguments_of
-    from registry.dispatch.plans.plan import Candidate, signature_of
-    from registry.dispatch.plans.prepared import PreparedTensors
+    from registry.dispatch.plans.plan import Candidate, Draft
 
-    config = implementation.default(problem, H200)
-    prepared = PreparedTensors(op, implementation, problem, config)
-    signature = signature_of(op, Candidate(implementation, config), problem, arguments_of(op, problem), H200, prepared)
-    return implementation.variants(problem, config, H200, signature)[0]
+    candidate = Candidate(implementation, implementation.default(problem, H200))
+    return Draft.of(op, candidate, problem, arguments_of(op, problem), H200).variants()[0]
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.architecture)

@@ -33,7 +33,7 @@ from registry.artifact import Built
 from registry.contract import Floor, Tolerance
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.plans.plan import Candidate
-from registry.dispatch.resolve.failures import Aside
+from registry.dispatch.resolve.failures import Failures
 from registry.errors import NotLaunchedError
 from registry.implementation import Run, Tensors
 
@@ -370,12 +370,12 @@ def test_what_stood_in_while_determinism_was_asked_does_not_stay(
 
 
 def test_reasons_are_bounded(told: Any) -> None:
-    aside, candidate = Aside(most_reasons=3), Candidate(told("a.broken"), {})
+    failures, candidate = Failures(most_reasons=3), Candidate(told("a.broken"), {})
     with pytest.warns(DispatchWarning):
-        aside.put("softmax", 0, candidate, CompileError("no"), aside.generation)
+        failures.put("softmax", 0, candidate, CompileError("no"), failures.generation)
     for place in range(10):
-        aside.put("softmax", place, candidate, CompileError("no"), aside.generation)
-    assert [place for place in range(10) if aside.reason(place, candidate)] == [7, 8, 9]
+        failures.put("softmax", place, candidate, CompileError("no"), failures.generation)
+    assert [place for place in range(10) if failures.reason(place, candidate)] == [7, 8, 9]
 
 
 def test_a_broken_gpu_is_not_blamed_on_whoever_meets_it(dispatcher: Dispatcher, told: Any, x: torch.Tensor) -> None:

@@ -250,7 +250,7 @@ def test_checkpointing_that_ends_in_the_call_blames_nobody(dispatcher: Dispatche
     dispatcher.bound("softmax").clear()
     (found,) = torch.autograd.grad(y.pow(2).sum(), x)
     close(found, torch.autograd.grad(torch.softmax(x * 2, -1).pow(2).sum(), x)[0])
-    assert not dispatcher.bound("softmax").plans.aside
+    assert not dispatcher.bound("softmax").plans.failures
     assert dispatcher.explain("softmax", x).implementation == "a.one"
 
 
@@ -265,7 +265,7 @@ def test_a_hook_that_refuses_what_is_saved_is_the_callers_error(dispatcher: Disp
         with torch.autograd.graph.saved_tensors_hooks(refuse, refuse), pytest.raises(ValueError, match="not to be"):
             dispatcher.call("softmax", torch.randn(4, 8, requires_grad=True))
     assert len(one.runs) == 2
-    assert not dispatcher.bound("softmax").plans.aside
+    assert not dispatcher.bound("softmax").plans.failures
 
 
 def test_gradients_of_a_batch_of_seeds(dispatcher: Dispatcher, told: Any) -> None:

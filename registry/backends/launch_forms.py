@@ -1,0 +1,61 @@
+"""Launches by what their compiled code depends on: another size of a bound launch finds its kernel without hashing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, TypeVar
+
+from ..artifact import Signature
+from ..implementation import Launch
+from ..problem import exact
+
+MOST_FORMS = 8192
+"""Of one backend. A form is some KiB; what is dropped is bound anew from the kernels, which stay loaded."""
+
+_Form = TypeVar("_Form")
+
+
+def launch_key(launch: Launch, number: Callable[[int, Any], Hashable]) -> Hashable:
+    """All of a launch that its compiled code may depend on: no extent of the grid but whether one of them is 0.
+
+    ``number(place, value)`` tells what code depends on of argument ``place``, which is a number.
+    """
+    return (
+        launch.kernel,
+        tuple([arg if type(arg) is str else number(place, arg) for place, arg in enumerate(launch.args)]),
+        tuple([(name, exact(value)) for name, value in launch.constants.items()]),
+        tuple([(name, exact(value)) for name, value in launch.options.items()]),
+        tuple(launch.cluster),
+        launch.shared_bytes,
+        len(launch.grid),
+        0 in launch.grid,
+    )
+
+
+def form_key(keys: Sequence[Hashable], signature: Signature, device: int, *others: Hashable) -> Hashable:
+    """All that the compiled text of a run depends on; ``others`` is what a backend adds."""
+    return (*keys, signature.form, device, *others)
+
+
+class Forms(Generic[_Form]):
+    """Forms of bound launches by key; the oldest is dropped when there are too many. Safe to read from any thread."""
+
+    def __init__(self, most: int = MOST_FORMS) -> None:
+        self._most = most
+        self._forms: dict[Hashable, _Form] = {}
+
+    def get(self, key: Hashable) -> _Form | None:
+        """The form, None where nothing of the kind was bound yet or where the key cannot be hashed."""
+        try:
+            return self._forms.get(key)
+        except TypeError:
+            return None
+
+    def put(self, key: Hashable, form: _Form) -> None:
+        """Keep a form."""
+        try:
+            self._forms[key] = form
+        except TypeError:
+            return
+        while len(self._forms) > self._most:
+            self._forms.pop(next(iter(list(self._forms))), None)

@@ -1,0 +1,301 @@
+"""The miss: how a call is answered that the hot path does not know, and what it leaves for the calls like it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from torch.fx import Proxy
+
+from ..arguments.schema import tensors_in
+from ..contract import Op
+from ..device import Device
+from ..errors import CompileError, NotLaunchedError, NotReadyError, UnsupportedError
+from ..problem import Arguments, Problem
+from .forcing import Forced, Forcing
+from .hit.counter import Counter
+from .hit.entries import Entries
+from .hit.table import Entry, Table
+from .mode import REFERENCE_MODE, Mode
+from .recording import recorder
+from .resolve.candidates import NOT_FOR_US, Attempt, Call, Plans, Resolved, place_of, reference
+from .torch_side import operators as torch_ops
+from .torch_side.gradients import Gradients
+from .torch_side.situation import (
+    capturing,
+    counting_writes,
+    gradient_needed,
+    in_dual_level,
+    keeping_dtype,
+    nothing_to_launch,
+    traced_by_torch,
+    unseen_by_modes,
+    unusual,
+)
+
+_NOT_ENQUEUED = (NotReadyError, CompileError, UnsupportedError)
+"""Faults after which a plan has written nothing but its own outputs."""
+
+_NOT_ENQUEUED_MUTATING = (NotReadyError, NotLaunchedError)
+"""Such faults of an op that mutates: of several launches the second may be the one that is refused."""
+
+_MOST_FORCED = 32
+"""Demands of ``using`` whose tables are kept."""
+
+
+class Asked:
+    """One call: the schema's values in order, their specs and the problem that they pose."""
+
+    def __init__(self, op: Op, values: tuple[Any, ...]) -> None:
+        self.values = values
+        self.tensors = tensors_in(values)
+        self._op = op
+
+    @cached_property
+    def arguments(self) -> Arguments:
+        """The values as specs, which note the attributes that are looked at."""
+        return self._op.arguments(self.values).watched()
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The op's problem of these arguments. Raises InvalidArgumentError for what the op does not accept."""
+        return self._op.pose(self.arguments)
+
+
+class Miss:
+    """The slow path of one op, with its plans and the tables that the hot path reads.
+
+    ``follow`` brings the dispatcher up to date, ``serves`` tells whether torch's operator of the op runs these calls.
+    """
+
+    def __init__(
+        self,
+        plans: Plans,
+        forcing: Forcing,
+        follow: Callable[[], None],
+        gradients: Gradients,
+        watch: recorder.Recorder,
+        mode: Callable[[], Mode],
+        serves: Callable[[], bool],
+    ) -> None:
+        op = plans.op
+        self.plans = plans
+        self.entries = Entries(op.parsed)
+        self.table = Table(len(self.entries.plain))
+        self._op = op
+        self._forcing = forcing
+        self._follow = follow
+        self._gradients = gradients
+        self._watch = watch
+        self._mode = mode
+        self._serves = serves
+        self._missed = Counter()
+        self._forced_tables: dict[str, Table] = {}
+        self._names = op.parsed.names
+        self._not_enqueued = _NOT_ENQUEUED_MUTATING if op.parsed.mutates else _NOT_ENQUEUED
+
+    @property
+    def count(self) -> int:
+        """Calls that were answered here."""
+        return self._missed.value
+
+    def clear(self) -> None:
+        """Forget every plan, e.g. because there are new winners."""
+        # plans first: a table that is new by then must not take in what was recalled before
+        self.plans.clear()
+        self._forced_tables = {}
+        self.table.clear()
+
+    def renew_locks(self) -> None:
+        """Replace locks that a thread may have held which is not in this forked child."""
+        self.plans.renew_locks()
+        for table in (self.table, *self._forced_tables.values()):
+            table.renew_locks()
+
+    # --- one call
+
+    def answer(self, args: tuple[Any, ...], attributes: Mapping[str, Any], *, warming: bool = False) -> Any:
+        """The outputs of a call in the schema's terms. ``warming``: it does not count as the program's.
+
+        Raises the schema's errors, and NotTunedError or NotReadyError in strict mode.
+        """
+        if self.traced_by_fx(args, attributes):
+            return torch_ops.define(self._op)(*args, **attributes)
+        self._missed.hit()
+        self._follow()
+        forced = self._forcing.of(self._op.name)
+        table = self._table_of(forced)
+        generations = table.generation, self.plans.generation
+        asked = Asked(self._op, self._op.parsed.bind(args, attributes))
+        strange = unusual(asked.tensors)
+        if strange and traced_by_torch(asked.tensors) and self._serves():
+            return torch_ops.called(torch_ops.define(self._op), self._op, asked.values)
+        given = self._given(args, attributes)
+        # states in which no call takes the hot path, though its entries hold
+        watched = self._forcing.active or self._watch.active or in_dual_level()
+        if watched and not strange and not warming and (entry := self.entries.known(table, given)):
+            try:
+                outputs = entry.run(*given)
+            except Exception as fault:
+                if not self.may_retry(fault, entry.grad, entry.resolved):
+                    raise
+            else:
+                entry.hit()
+                self._report(asked)
+                return outputs
+        outputs, resolved = self._first_that_runs(asked, forced, generations[1])
+        if not warming:
+            resolved.calls.hit()
+        if not strange and not warming:
+            self._report(asked)
+        if not strange and not capturing(asked.tensors):
+            self.plans.remember(resolved, forced, generations[1])
+            # inference tensors, whose changes cannot be followed, have entries of their own: others are not bound
+            if not resolved.makeshift or any(tensor.is_inference() for tensor in asked.tensors):
+                with unseen_by_modes():
+                    self._keep(table, generations[0], given, asked, resolved)
+        return outputs
+
+    def traced_by_fx(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> bool:
+        """Whether torch.fx.symbolic_trace is to record this call, as one of torch's operator of the op."""
+        symbols = any(isinstance(value, Proxy) for value in (*args, *attributes.values()))
+        return symbols and self._serves()
+
+    def may_retry(self, fault: Exception, _grad: bool | None, _resolved: Any) -> bool:
+        """Whether a hit that raised ``fault`` is resolved anew, where the plan that failed is put aside."""
+        return isinstance(fault, self._not_enqueued)
+
+    def warm(self, args: tuple[Any, ...], attributes: Mapping[str, Any], values: tuple[Any, ...]) -> None:
+        """Keep a plan for such a call, if there is none. It does not count as the program's."""
+        kept = self.plans.recall(place_of(self._op.arguments(values)), self._forcing.of(self._op.name))
+        if kept is None:
+            self.answer(args, attributes, warming=True)
+
+    def _keep(self, table: Table, generation: int, given: tuple[Any, ...], asked: Asked, resolved: Resolved) -> None:
+        """Let the table answer such calls."""
+        answer = self._prepared(resolved, asked), resolved.calls.hit, resolved
+        read = self._read(asked.arguments, resolved)
+        self.entries.add(table, generation, (given, asked.values), answer, resolved.conditions, read)
+
+    def _read(self, arguments: Arguments, resolved: Resolved) -> Collection[str]:
+        """Names of the attributes that the answer depends on: everything has run by now that could look at one."""
+        if resolved.plan is None:
+            return arguments.read
+        return arguments.read | resolved.plan.signature.arguments.read | self._op.fake_reads
+
+    def _first_that_runs(self, asked: Asked, forced: Forced | None, generation: int) -> tuple[Any, Resolved]:
+        makeshift = False
+        for resolved in _unseen(self.answers(asked, forced, generation)):
+            attempt = Attempt(resolved)
+            try:
+                outputs = self._prepared(replace(resolved, run=attempt), asked)(*asked.values)
+            except Exception as fault:
+                own, attempt.fault = fault is attempt.fault, None  # they hold each other, and the tensors
+                if not own:
+                    raise
+                self._excuse(resolved, fault, forced, generation)
+                makeshift = makeshift or isinstance(fault, NotReadyError)
+            else:
+                return outputs, replace(resolved, makeshift=makeshift or resolved.makeshift)
+        raise AssertionError("resolution ends with the reference, or with what was forced")
+
+    def _given(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The values of a sound call in the schema's order as they were given: not coerced."""
+        named = {**dict(zip(self._names, args, strict=False)), **attributes}
+        return tuple([named.get(parameter.name, parameter.default) for parameter in self._op.parsed.parameters])
+
+    def _report(self, asked: Asked) -> None:
+        """Tell the recorder that this was called, if there was anything to launch."""
+        if self._watch.active and not nothing_to_launch(asked.tensors):
+            self._watch.seen(asked.problem)
+
+    def _excuse(self, resolved: Resolved, fault: Exception, forced: Forced | None, generation: int) -> None:
+        """Put aside the candidate that failed; raise when that is not for dispatch to hide."""
+        candidate = resolved.choice.candidate
+        launched = self._op.parsed.mutates and not isinstance(fault, self._not_enqueued)
+        if candidate is None or launched or isinstance(fault, NOT_FOR_US):
+            raise fault
+        self.plans.failed(resolved.place, candidate, fault, forced, generation)
+
+    def _prepared(self, resolved: Resolved, asked: Asked) -> Callable[..., Any]:
+        """A function that answers the call with all that torch expects of an operation: dtype, gradient and version."""
+        run = keeping_dtype(resolved.run, asked.tensors)
+        if self._op.parsed.mutates:
+            run = counting_writes(run, self._op.parsed)
+        # plain torch operations are recorded one by one
+        if not resolved.plain_torch and gradient_needed(asked.tensors):
+            return self._gradients.recording(run)
+        return run
+
+    # --- tables
+
+    def known(self, forced: Forced | None, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Entry | None:
+        """The entry that answers a sound call of tensors that are not unusual."""
+        return self.entries.known(self._table_of(forced), self._given(args, attributes))
+
+    def _table_of(self, forced: Forced | None) -> Table:
+        if forced is None:
+            return self.table
+        tables = self._forced_tables
+        if forced.key not in tables and len(tables) >= _MOST_FORCED:
+            tables.pop(next(iter(list(tables))), None)  # a list: other threads add to it meanwhile
+        return tables.setdefault(forced.key, Table(len(self.entries.plain)))
+
+    # --- who may answer
+
+    def answers(
+        self, asked: Asked, forced: Forced | None, generation: int, telling: bool = False
+    ) -> Iterator[Resolved]:
+        """All that may answer a call, best first; the first that runs does. ``telling``: none is going to run."""
+        tensors = asked.tensors
+        if reason := unusual(tensors):
+            yield self._plain_torch(reason, None, None if self._mode() == "reference" else forced)
+            return
+        problem = asked.problem
+        if reason := nothing_to_launch(tensors):
+            yield reference(self._op, reason, problem)
+            return
+        if self._mode() == "reference":
+            yield reference(self._op, REFERENCE_MODE, problem)
+            return
+        if gradient_needed(tensors) and (refusal := self._gradients.refusal(asked.values)):
+            raise refusal
+        strict = self._mode() == "strict" and not telling
+        place = place_of(asked.arguments)
+        known = self.plans.recall(place, forced)
+        if known is not None and all(condition(*asked.values) for condition in known.conditions):
+            yield known
+        call = Call(problem, asked.arguments, Device.of(tensors[0].device), place)
+        if capturing(tensors):
+            yield from self._during_capture(call, forced, generation, strict)
+        else:
+            yield from self.plans.candidates(call, forced, generation, strict)
+
+    def _during_capture(self, call: Call, forced: Forced | None, generation: int, strict: bool) -> Iterator[Resolved]:
+        """Another size of what is loaded, else the reference: nothing is read or compiled while a stream captures."""
+        if self.plans.in_memory(call.device):
+            yield from self.plans.candidates(call, forced, generation, strict, loaded_only=True)
+        reason = "a CUDA stream is capturing and this call's plan is not in memory: call it once before"
+        if strict:
+            raise NotReadyError(f"{call.problem}: {reason}", hint="registry.warmup(...) builds plans ahead")
+        yield self._plain_torch(reason, call.problem, forced)
+
+    def _plain_torch(self, reason: str, problem: Problem | None, forced: Forced | None) -> Resolved:
+        if forced is not None:
+            raise UnsupportedError(
+                f"{self._op.name}: {forced.implementation} is forced, but {reason}",
+                hint="leave the registry.using(...) block for this call",
+            )
+        return reference(self._op, reason, problem)
+
+
+def _unseen(answers: Iterator[Resolved]) -> Iterator[Resolved]:
+    """Answers, each found and built out of sight of TorchFunctionModes; they run within sight of them."""
+    while True:
+        with unseen_by_modes():
+            resolved = next(answers, None)
+        if resolved is None:
+            return
+        yield resolved
