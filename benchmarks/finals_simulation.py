@@ -104,7 +104,7 @@ class World:
         other = near[self.draw.integers(len(near))]
         series = _series(kind, other)
         measured = series[self.draw.integers(len(series))]
-        medians = np.median(measured, axis=1)
+        medians = _medians(measured)
         if kind == "twin":
             shifts = self._twin_shifts(medians, blocks)
         else:
@@ -125,11 +125,18 @@ def _series(kind: str, source: Source) -> tuple[np.ndarray, ...]:
     return (source.twin,) if kind == "twin" else source.challengers
 
 
+def _medians(values: np.ndarray) -> np.ndarray:
+    """The median of each row; for short rows sorting takes a fifth of the time of ``np.median``."""
+    ordered, middle = np.sort(values, axis=1), values.shape[1] - 1
+    found: np.ndarray = (ordered[:, middle // 2] + ordered[:, (middle + 1) // 2]) / 2
+    return found
+
+
 def _spread(series: np.ndarray) -> tuple[float, float]:
     """The variance of the block medians, and what of it the rounds alone explain (by resampling them)."""
     draw = np.random.default_rng(0)
-    explained = [np.var(np.median(draw.choice(block, (200, len(block))), axis=1)) for block in series]
-    return float(np.var(np.median(series, axis=1), ddof=1)), float(np.mean(explained))
+    explained = [np.var(_medians(draw.choice(block, (200, len(block))))) for block in series]
+    return float(np.var(_medians(series), ddof=1)), float(np.mean(explained))
 
 
 def _process_share(spreads: Sequence[tuple[float, float]]) -> float:

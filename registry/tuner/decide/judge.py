@@ -140,7 +140,8 @@ def time_ratio(
     logs = [np.log(np.asarray(block[one]) / np.asarray(block[other])).clip(-clip, clip) for block in common]
     if not logs:
         return Ratio(1.0, 0.0, math.inf)
-    medians = np.array([np.median(values) for values in logs])
+    # of ten values statistics.median takes a tenth of the time of numpy's
+    medians = np.array([statistics.median(values.tolist()) for values in logs])
     centre, mean = float(np.median(medians)), float(medians.mean())
     reach = _reach(medians, median_of(other, common), alpha, noise, elsewhere=elsewhere)
     low, high = _bootstrap(logs, alpha)
@@ -177,8 +178,8 @@ def observed(incumbent: str, challengers: Sequence[str], blocks: Sequence[Times]
     own = medians.pop(INCUMBENT_COPY)
     first = own[:BLOCKS]
     us = median_of(incumbent, pairs)
-    single = [Pair(float(np.median(block[incumbent])), math.exp(log)) for block, log in zip(pairs, own, strict=True)]
-    decided = (Pair(us, math.exp(float(np.median(first)))),) if len(first) == BLOCKS else ()
+    single = [Pair(statistics.median(block[incumbent]), math.exp(log)) for block, log in zip(pairs, own, strict=True)]
+    decided = (Pair(us, math.exp(statistics.median(first))),) if len(first) == BLOCKS else ()
     variances = [(us, _variance(logs[:BLOCKS])) for logs in medians.values() if _is_near(logs[:BLOCKS])]
     return Noise(decided, tuple(single), tuple(variances), ((us, _variance(first)),) if _is_near(first) else ())
 
@@ -211,7 +212,8 @@ def _variance(medians: Sequence[float]) -> float:
 
 def _block_medians(one: str, other: str, blocks: Sequence[Times]) -> list[float]:
     common = [block for block in blocks if {one, other} <= block.keys()]
-    return [float(np.median(np.log(np.asarray(block[one]) / np.asarray(block[other])))) for block in common]
+    logs = (np.log(np.asarray(block[one]) / np.asarray(block[other])) for block in common)
+    return [statistics.median(values.tolist()) for values in logs]
 
 
 def _reach(medians: np.ndarray, us: float, alpha: float, noise: Noise, *, elsewhere: bool) -> float:
