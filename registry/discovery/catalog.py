@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import sys
 import threading
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
@@ -12,19 +11,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import pluggy
-
 from ..contract import Op
 from ..errors import InvalidDefinitionError, PluginError, RegistryError, UnknownNameError
 from ..implementation import Implementation
 from .backward_check import check_backward_ops
-from .hooks import DEFINES, PROJECT, defines, definitions, hook_of, specification
-from .loading import GUARDED, attach, called, describe, file_module, import_file
+from .hooks import DEFINES, PROJECT, defines
+from .inventory import Inventory
+from .loading import GUARDED, attach, called, describe, import_file
 from .plugin import DISTRIBUTION, Faults, Hook, Permissions, Plugin, PluginReport
-from .registration import check_implementation_of, check_new_op
-
-_BY_CALLS = "registry.register"
-"""The name of the plugin of all that is added by calls in this process."""
+from .registration import check_implementation_of
 
 _LOADING: ContextVar[Catalog | None] = ContextVar("_LOADING", default=None)
 
@@ -67,20 +62,20 @@ class Catalog:
         self._loaded = self._busy = False
         self._adopting: Plugin | None = None
         self._faults = Faults(self._permissions)
-        self._reset()
+        self._inventory = Inventory()
 
     def ops(self) -> dict[str, Op]:
         """Every defined op by name, the box's first."""
         self._load()
-        return dict(self._ops)
+        return dict(self._inventory.ops)
 
     def op(self, name: str) -> Op:
         """The op of that name. Raises UnknownNameError with the nearest names."""
         self._load()
         try:
-            return self._ops[name]
+            return self._inventory.ops[name]
         except KeyError:
-            raise UnknownNameError("op", name, self._ops) from None
+            raise UnknownNameError("op", name, self._inventory.ops) from None
 
     def implementations(self, op: str) -> tuple[Implementation, ...]:
         """An op's implementations in the order of registration. Raises UnknownNameError for an unknown op."""
@@ -97,10 +92,10 @@ class Catalog:
     def plugins(self) -> tuple[PluginReport, ...]:
         """Every plugin that was found, with its faults; runs the hooks of every op."""
         self._load()
-        for op in list(self._ops):
+        for op in list(self._inventory.ops):
             self.implementations(op)
         with self._lock:
-            return tuple(plugin.report(self._inactive(plugin)) for plugin in self._plugins)
+            return tuple(plugin.report(self._inventory.inactive(plugin)) for plugin in self._inventory.plugins)
 
     def register(self, implementation: Implementation) -> None:
         """Add an implementation of a known op. Raises UnknownNameError or InvalidDefinitionError.
@@ -111,32 +106,20 @@ class Catalog:
             raise InvalidDefinitionError(f"register({implementation!r}): not an Implementation's instance")
         op = self.op(str(getattr(implementation, "op", "")))
         with self._lock:
-            known = dict(self._implementations_of(op.name))
-            here = self._by_hand()
-            entry = (op.name, str(getattr(implementation, "name", "")))
-            if entry in here.implementations and known[entry[1]].definition == implementation.definition:
-                del known[entry[1]]
-                here.implementations.remove(entry)
-            check_implementation_of(op, implementation, known)
-            self._found[op.name] = {**known, implementation.name: implementation}
-            here.implementations.append(entry)
+            self._implementations_of(op.name)
+            self._inventory.add_implementation(self._caller(), op, implementation)
             self.generation += 1
 
     def define(self, op: Op) -> None:
         """Add an op. Raises InvalidDefinitionError when its name, or what stands before ``::`` in it, is taken."""
         self._load()
         with self._lock:
-            owner = self._by_hand()
-            check_new_op(op, self._ops, owner, self._plugins)
-            self._add_op(owner, op)
+            self._inventory.add_op(self._caller(), op)
             self.generation += 1
 
     def added_by_calls(self) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
         """The ops, and the implementations as (op, name), of ``define`` and ``register`` outside of a plugin file."""
-        found = [plugin for plugin in self._plugins if plugin.name == _BY_CALLS]
-        return tuple(op for plugin in found for op in plugin.ops), tuple(
-            entry for plugin in found for entry in plugin.implementations
-        )
+        return self._inventory.added_by_calls()
 
     def load_file(self, path: str | Path) -> None:
         """Load a .py file as a plugin. A file that is loaded already is left as it is.
@@ -153,7 +136,7 @@ class Catalog:
             try:
                 self._adopt_file(plugin, file)
             except RegistryError as fault:
-                self._withdraw(plugin)
+                self._inventory.withdraw(plugin)
                 raise PluginError(f"plugin file {path}: {fault.message}", hint=fault.hint) from fault
             finally:
                 self._adopting = None
@@ -167,14 +150,6 @@ class Catalog:
 
     # --- loading
 
-    def _reset(self) -> None:
-        self._manager = pluggy.PluginManager(PROJECT)
-        self._manager.add_hookspecs(definitions())
-        self._plugins: list[Plugin] = []
-        self._ops: dict[str, Op] = {}
-        self._found: dict[str, dict[str, Implementation]] = {}
-        self._faults.forget()
-
     def _load(self) -> None:
         if self._loaded:
             return
@@ -184,11 +159,12 @@ class Catalog:
             self._refuse_reentry()
             self._busy = True
             try:
-                self._reset()
+                self._inventory = Inventory()
+                self._faults.forget()
                 self._find_plugins()
-                for plugin in self._plugins:
+                for plugin in self._inventory.plugins:
                     self._collect_ops(plugin)
-                for plugin in self._plugins:
+                for plugin in self._inventory.plugins:
                     self._check_backward_ops(plugin)
                     self._report_misspelt(plugin)
                 self._loaded = True
@@ -204,14 +180,14 @@ class Catalog:
 
     def _find_plugins(self) -> None:
         box = Plugin.in_the_box("registry.contracts")
-        attach(box, _Box, self._manager, api_optional=False)
-        self._plugins.append(box)
+        attach(box, _Box, self._inventory.manager, api_optional=False)
+        self._inventory.plugins.append(box)
         found = self._entry_points
         if found is None:
             found = metadata.entry_points(group=PROJECT)
         taken: dict[str, Plugin] = {}
         for plugin, entry_point in sorted(Plugin.each_of(found), key=lambda pair: _rank(pair[0])):
-            self._plugins.append(plugin)
+            self._inventory.plugins.append(plugin)
             if first := taken.get(plugin.name):
                 self._faults.of(plugin, f"the name {plugin.name!r} is taken by {first}; only that one is in use")
                 continue
@@ -224,7 +200,7 @@ class Catalog:
 
     def _attach(self, plugin: Plugin, entry_point: metadata.EntryPoint) -> None:
         try:
-            attach(plugin, entry_point.load, self._manager, api_optional=False)
+            attach(plugin, entry_point.load, self._inventory.manager, api_optional=False)
         except RegistryError as fault:
             self._faults.of(plugin, fault.message, fault)
         except GUARDED as fault:
@@ -234,20 +210,17 @@ class Catalog:
         for hook in plugin.hooks.get(DEFINES, ()):
             for op in self._called(plugin, hook, "its ops"):
                 try:
-                    check_new_op(op, self._ops, plugin, self._plugins)
+                    self._inventory.add_op(plugin, op)
                 except InvalidDefinitionError as fault:
                     self._faults.of(plugin, fault.message, fault)
-                else:
-                    self._add_op(plugin, op)
 
     def _check_backward_ops(self, plugin: Plugin) -> None:
         """Take out the ops of a plugin whose backward op nobody defines."""
         for name in list(plugin.ops):
             try:
-                check_backward_ops([self._ops[name]], self._ops)
+                check_backward_ops([self._inventory.ops[name]], self._inventory.ops)
             except InvalidDefinitionError as fault:
-                plugin.ops.remove(name)
-                del self._ops[name]
+                self._inventory.remove_op(plugin, name)
                 self._faults.of(plugin, str(fault), fault)
 
     def _called(self, plugin: Plugin, hook: Hook, what: str) -> tuple[Any, ...]:
@@ -257,33 +230,22 @@ class Catalog:
             self._faults.of(plugin, fault.message, fault.__cause__)
             return ()
 
-    def _add_op(self, plugin: Plugin, op: Op) -> None:
-        caller = getattr(self._manager.hook, op.hook, None)
-        if caller is None or not caller.has_spec():  # an op that a file took away with it leaves its specification
-            self._manager.add_hookspecs(specification(op))
-        self._ops[op.name] = op
-        plugin.ops.append(op.name)
-
-    def _inactive(self, plugin: Plugin) -> tuple[str, ...]:
-        defined = {op.hook for op in self._ops.values()}
-        return tuple(op for op in plugin.implemented_ops if hook_of(op) not in defined)
-
     def _report_misspelt(self, plugin: Plugin) -> None:
-        for op in self._inactive(plugin):
-            near = difflib.get_close_matches(op, self._ops, n=1, cutoff=0.85)
+        for op in self._inventory.inactive(plugin):
+            near = difflib.get_close_matches(op, self._inventory.ops, n=1, cutoff=0.85)
             if near:
                 self._faults.of(plugin, f"it implements {op!r}, which nobody defines; did you mean {near[0]!r}?")
 
     # --- implementations
 
     def _implementations_of(self, op: str) -> Mapping[str, Implementation]:
-        if op in self._found:
-            return self._found[op]
+        if op in self._inventory.implementations:
+            return self._inventory.implementations[op]
         contract = self.op(op)
         with self._lock:
-            if op not in self._found:
-                self._found[op] = self._collect(contract)
-            found = self._found[op]
+            if op not in self._inventory.implementations:
+                self._inventory.implementations[op] = self._collect(contract)
+            found = self._inventory.implementations[op]
         self._faults.tell()
         return found
 
@@ -293,7 +255,7 @@ class Catalog:
         found: dict[str, Implementation] = {}
         owned: list[tuple[Plugin, tuple[str, str]]] = []
         try:
-            for plugin in self._plugins:
+            for plugin in self._inventory.plugins:
                 for implementation in self._offered(plugin, op, found):
                     found[implementation.name] = implementation
                     owned.append((plugin, (op.name, implementation.name)))
@@ -304,7 +266,7 @@ class Catalog:
         return found
 
     def _offered(self, plugin: Plugin, op: Op, found: Mapping[str, Implementation]) -> Iterable[Implementation]:
-        owners = {other.name for other in self._plugins} - {plugin.name}
+        owners = {other.name for other in self._inventory.plugins} - {plugin.name}
         for hook in plugin.hooks.get(op.hook, ()):
             for implementation in self._called(plugin, hook, f"its implementations of {op.name}"):
                 try:
@@ -316,52 +278,31 @@ class Catalog:
 
     # --- files and what is added by hand
 
-    def _by_hand(self) -> Plugin:
+    def _caller(self) -> Plugin:
         """The plugin to which belongs what is added by a call: the file that is being loaded, if any."""
-        if self._adopting is not None:
-            return self._adopting
-        for plugin in self._plugins:
-            if plugin.name == _BY_CALLS:
-                return plugin
-        self._plugins.append(Plugin(_BY_CALLS))
-        return self._plugins[-1]
+        return self._adopting or self._inventory.by_calls()
 
     def _adopt_file(self, plugin: Plugin, file: Path) -> None:
         before = self.generation
-        attach(plugin, lambda: import_file(file), self._manager, api_optional=True)
+        attach(plugin, lambda: import_file(file), self._inventory.manager, api_optional=True)
         if not plugin.hooks and self.generation == before:
             raise PluginError(
                 "it registers nothing", hint='mark a function with @registry.implements("softmax") that returns a list'
             )
+        inventory = self._inventory
         for hook in plugin.hooks.get(DEFINES, ()):
             for op in called(hook, "its ops"):
-                check_new_op(op, self._ops, plugin, self._plugins)
-                self._add_op(plugin, op)
-        check_backward_ops([self._ops[name] for name in plugin.ops], self._ops)
-        for name in self._inactive(plugin):
-            raise UnknownNameError("op", name, self._ops)
-        found = {op: dict(self._implementations_of(op)) for op in self._active(plugin)}
-        for op, known in found.items():
-            for hook in plugin.hooks[hook_of(op)]:
-                for implementation in called(hook, f"its implementations of {op}"):
-                    check_implementation_of(self._ops[op], implementation, known)
-                    known[implementation.name] = implementation
-                    plugin.implementations.append((op, implementation.name))
-        self._found.update(found)
-        self._plugins.append(plugin)
-
-    def _active(self, plugin: Plugin) -> tuple[str, ...]:
-        return tuple(op.name for op in self._ops.values() if op.hook in plugin.hooks)
-
-    def _withdraw(self, plugin: Plugin) -> None:
-        if self._manager.has_plugin(plugin.name):
-            self._manager.unregister(name=plugin.name)
-        sys.modules.pop(file_module(Path(plugin.name)), None)
-        for op, name in plugin.implementations:
-            self._found[op] = {other: one for other, one in self._found.get(op, {}).items() if other != name}
-        for op in plugin.ops:
-            del self._ops[op]
-            self._found.pop(op, None)
+                inventory.add_op(plugin, op)
+        check_backward_ops([inventory.ops[name] for name in plugin.ops], inventory.ops)
+        for name in inventory.inactive(plugin):
+            raise UnknownNameError("op", name, inventory.ops)
+        for op in inventory.active(plugin):
+            self._implementations_of(op.name)
+            for hook in plugin.hooks[op.hook]:
+                for implementation in called(hook, f"its implementations of {op.name}"):
+                    check_implementation_of(op, implementation, inventory.implementations[op.name])
+                    inventory.add_implementation(plugin, op, implementation)
+        inventory.plugins.append(plugin)
 
 
 def _rank(plugin: Plugin) -> tuple[bool, str, str]:
