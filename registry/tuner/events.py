@@ -1,4 +1,4 @@
-"""What a tuning run tells whoever watches: frozen records, in the order in which things happen."""
+"""Events of a tuning run, as frozen records: an observer is given each when it happens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ProblemSkipped:
 
 @dataclass(frozen=True)
 class ProblemStarted:
-    """Search begins: ``candidates`` is how many will be tried at most."""
+    """The search of a problem begins; ``candidates`` is the most trials that it will make."""
 
     problem: Problem
     candidates: int
@@ -58,7 +58,7 @@ class TrialDone:
 
 @dataclass(frozen=True)
 class Incumbent:
-    """What a winner had to beat: the stored winner of before (``stored``), or else the default."""
+    """The candidate that the winner had to beat: the earlier stored winner (``stored``), or else the default."""
 
     implementation: str
     config: Config
@@ -110,21 +110,21 @@ class FinalsStarted:
 
 @dataclass(frozen=True)
 class ProblemDecided:
-    """A winner stored (or kept)."""
+    """A problem's finals are over: its winner was stored or kept, or it has none."""
 
     result: Result
 
 
 @dataclass(frozen=True)
 class Note:
-    """Something that a person should know and that stops nothing, e.g. a worker was replaced."""
+    """A message for the user about an event that does not stop the run, e.g. a worker was replaced."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Saving:
-    """What winners are worth to a program whose calls were counted.
+    """The time that winners save a program whose calls were counted.
 
     ``share`` of its time, as estimated, is in the problems that have winners now. Where the default was timed beside
     them, the calls that were counted take ``default_us`` by defaults, ``low_us`` to ``high_us`` with what is known of

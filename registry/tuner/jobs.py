@@ -1,4 +1,4 @@
-"""What crosses between the tuning run and its children: plain data, and its JSON."""
+"""Jobs and answers that cross between the tuning run and its children: plain data, and its JSON."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class TrialJob:
 
 @dataclass(frozen=True)
 class BlockJob:
-    """Time several entrants on one problem in turns: ``rounds`` rounds, the order shuffled in each.
+    """Time several entrants on one problem, one sample each in every of ``rounds`` rounds, in shuffled order.
 
-    ``verify``: check again what was timed; a pre-final, which is no evidence, does without.
+    ``verify``: check the timed outputs again; a pre-final, which is no evidence, does not.
     """
 
     id: int
@@ -67,7 +67,7 @@ class CompileJob:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a trial. ``seconds`` is the worker's time."""
+    """The outcome of a trial. ``seconds`` is the worker's time."""
 
     status: Status
     message: str = ""
@@ -96,7 +96,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class TimedBlock:
-    """A finals block: per entrant its time in µs in each round, or why it could not run."""
+    """The answer to a block: each entrant's time in µs in each round, or its fault."""
 
     times: tuple[tuple[float, ...], ...]
     faults: tuple[str, ...]

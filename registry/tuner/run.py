@@ -37,13 +37,13 @@ from .workers import preloading
 from .workers.crew import Crew
 
 _WARMING_UP_S = 10.0
-"""What a run takes until its processes have started; how busy worker and device were is told from then on."""
+"""Seconds until a run's processes have started; the shares of worker and device count from then on."""
 
 __all__ = ["Budget", "Limits", "tune"]
 
 
 def _ignore(event: Event) -> None:
-    """The observer of a run that nobody watches."""
+    """The observer of a run without an observer."""
 
 
 def tune(  # noqa: PLR0913  (an option each)
@@ -85,7 +85,7 @@ def tune(  # noqa: PLR0913  (an option each)
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run may take, how it measures, and whether it leaves alone what has a winner."""
+    """Budget and limits of a run, its regime, and whether problems with a winner are tuned again (``retune``)."""
 
     budget: Budget
     limits: Limits
@@ -125,7 +125,7 @@ class TuningRun:
         self._weights = weigh(plans, counts, self._default_us)
 
     def run(self) -> tuple[Result, ...]:
-        """Everything, in order; returns the results that were reached."""
+        """Tune all problems in order; returns the results that were reached."""
         known = self._known()
         problems = tuple(plan.problem for plan in self._plans)
         self._observe(RunStarted(str(self._device), problems, tuple(plan.problem for plan in known), self._database))
@@ -184,8 +184,8 @@ class TuningRun:
     def _tune(self, plans: Sequence[ProblemPlan], *, first: bool, last: bool) -> None:
         """Search a batch of problems, then hold their finals together.
 
-        The search of the ``first`` batch has verified defaults that tell of the machine's noise; after the ``last`` no
-        worker is needed.
+        After the search of the ``first`` batch a verified default is timed to learn the machine's noise; after the
+        ``last`` batch no worker is needed.
         """
         self._crew.start_worker()
         with self._timed("search_seconds"):
@@ -206,7 +206,7 @@ class TuningRun:
         self._noise = finals.noise
 
     def _begin_noise(self, job: BlockJob | None) -> None:
-        """Have the worker measure what this machine shows of what enters as two."""
+        """Have the worker time twin entrants, whose ratios show the machine's noise."""
         if job is not None:
             self._crew.start_worker()
             self._noise_block = self._crew.begin_block(job)
@@ -218,7 +218,7 @@ class TuningRun:
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        """Add what passes meanwhile to the seconds of a phase, which the run's record keeps."""
+        """Add the seconds that the block takes to a phase; the run's record keeps them."""
         began = time.monotonic()
         try:
             yield
@@ -229,7 +229,7 @@ class TuningRun:
         return default_us(self._store.winner(plan.op, plan.problem))
 
     def _begin(self, plan: ProblemPlan, over: Sequence[SearchState]) -> SearchState:
-        """A problem's search, from its neighbours' winners on and with what is stored of it already told."""
+        """A problem's search, with its neighbours' winners as seeds and its stored trials already learnt."""
         seeds = seeds_of(plan, [*_tuned_in_this_run(plan, over), *self._store.neighbours(plan)])
         stored = self._store.valid(plan, self._store.winner(plan.op, plan.problem))
         budget = self._weights.budget(plan.problem, self._settings.budget)

@@ -1,4 +1,4 @@
-"""Between the run's objects and what tuning_db stores."""
+"""A run's reads and writes of the store, from and to the tuner's own objects."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LASTING = frozenset({"ok", "wrong_result", "nondeterministic", "compile_error", 
 """Statuses that a second trial would give again. A timeout, a crash or a full memory may have been bad luck."""
 
 _LATE_ROWS = 64
-"""On a server so many rows, at most, become visible after one with a greater number."""
+"""At most so many rows of a server's table become visible after a row with a greater number."""
 
 
 @dataclass
 class _Seen:
-    """What a run has read of one problem's trials: rows after ``began``, and so far to ``newest``."""
+    """How far a run has read one problem's trials: rows from ``began`` to ``newest``, and their uids."""
 
     began: int
     newest: int
@@ -35,7 +35,7 @@ class _Seen:
 
 
 class RunStore:
-    """One run's view of the store: what is known, and where what is found goes. ``run`` is the run's uid."""
+    """One run's view of the store: reads known trials and winners, writes new ones. ``run`` is the run's uid."""
 
     def __init__(self, store: Store, device: Device, protocol: TimingProtocol, details: Mapping[str, Any]) -> None:
         self._store = store
@@ -78,21 +78,24 @@ class RunStore:
         return trial.uid
 
     def known_trials(self, plan: ProblemPlan) -> list[tuple[Candidate, Trial]]:
-        """Stored trials of this problem, environment and protocol whose candidate is still exactly what it was.
+        """Stored trials of this problem, environment and protocol whose candidates have unchanged sources.
 
-        Oldest first, so that the newest of a candidate is the one that stays. What may have been the machine's fault
-        is left out, to be tried again.
+        Oldest first, so that the newest trial of a candidate counts. Trials with a status that may have been the
+        machine's fault are left out: their candidates are tried again.
         """
         self._seen[problem_key(plan.op, plan.problem)] = _Seen(0, 0)
         return self.news(plan)
 
     def has_news(self) -> bool:
-        """Whether another run has stored a trial of any problem since this was asked last; a look at an index."""
+        """Whether another run has stored a trial of any problem since the last call; reads an index only."""
         self._newest, others = self._store.newest_trial(self._newest, self.run)
         return others
 
     def news(self, plan: ProblemPlan) -> list[tuple[Candidate, Trial]]:
-        """As :meth:`known_trials`, but only what other runs have stored since that, or else since this run began."""
+        """Trials as in :meth:`known_trials`, but only those of other runs and not read before.
+
+        Without an earlier call for the problem, those that were stored since this run began.
+        """
         problem = problem_key(plan.op, plan.problem)
         seen = self._seen_of(problem)
         since = max(seen.began, seen.newest - _LATE_ROWS)
@@ -115,16 +118,19 @@ class RunStore:
         return found
 
     def valid(self, plan: ProblemPlan, decision: Decision | None) -> Candidate | None:
-        """The decision's candidate if it is still what was measured and still runs here, searched this time or not."""
+        """The decision's candidate if its source is unchanged and its config valid here; None otherwise.
+
+        The candidate need not be among those that are searched this time.
+        """
         if decision is None:
             return None
         everything = (*plan.choices, *plan.others)
         return self._candidate(everything, decision.candidate)
 
     def neighbours(self, plan: ProblemPlan) -> list[tuple[Mapping[str, Any], Candidate]]:
-        """(dims, winner) of stored problems with the same static dimensions; configs invalid here are left out.
+        """(dims, winner) of stored problems with this problem's static dimensions; configs invalid here are left out.
 
-        A winner whose source has changed since is still a good place to start.
+        A winner whose source has changed since is still a good seed.
         """
         key = problem_key(plan.op, plan.problem)
         decisions = self._store.winners(

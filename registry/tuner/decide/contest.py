@@ -1,4 +1,4 @@
-"""One problem in the finals: who meets whom, what was timed, and what a decision says of it."""
+"""One problem in the finals: its incumbent and challengers, their times, and the facts that a decision stores."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .noise import Noise
 
 FLOOR = "floor"
 FAR = 1.5
-"""Times the fastest: whose distance need not be known to the percent."""
+"""Times the fastest: a candidate that is farther is compared by the search alone, not in a pre-final."""
 DISTURBED: Mapping[str, float] = {"cuda": 2.0, "cpu": 5.0}
-"""Finals in which the winner takes so many times what it took in the search say more about the machine than about it.
+"""Finals are disturbed when their winner takes so many times its time in the search, by device type.
 
 Of 1447 candidates that were in the finals of three runs on an H200, one half was within 0.7% of the search, 99% at most
-1.14 times slower, and the farthest 1.42 times. A CPU's processes share their cores with whoever else runs."""
+1.14 times slower, and the farthest 1.42 times. A CPU's processes share their cores with other programs."""
 
 _WRONG = ("wrong_result", "nondeterministic", "error")
-"""How the fault of an entrant that was run and found wrong begins."""
+"""Beginnings of the faults of entrants that ran and were found wrong."""
 
 Met = Mapping[str, tuple[Candidate | None, Entrant]]
-"""Entrants of a block by name, in the order in which they are set up; the floor has no candidate."""
+"""Entrants of a block by name, in the order in which the worker sets them up; the copy floor has no candidate."""
 
 
 @dataclass
@@ -42,16 +42,19 @@ class Contest:
     previous: Decision | None
     challengers: list[Candidate]
     wanted: int = MOST_BLOCKS
-    """How many blocks it has; set before the first."""
+    """The number of blocks of this contest, fixed before the first block is timed."""
     rows: list[Final] = field(default_factory=list)
     blocks: list[dict[str, tuple[float, ...]]] = field(default_factory=list)
     early: dict[str, tuple[float, ...]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    """Who was found wrong in some block, and why."""
+    """Name of an entrant that was found wrong in some block -> its fault."""
 
     def early_entrants(self) -> list[Candidate]:
-        """Who enters the pre-final: the challengers and, so that the ratios to all are known, the incumbent and the
-        best of every other implementation. Of one that is far behind the search tells enough."""
+        """Entrants of the pre-final: the challengers, the incumbent, and the best candidate of every implementation.
+
+        The latter enter so that the ratios to all implementations are known. A candidate that took more than 1.5 times
+        the fastest time in the search stays out: its ratio comes from the search.
+        """
         times = {one.key: self.findings.median_us(one.key) or math.inf for one in self.findings.best_of_each()}
         near = FAR * min(times.values(), default=math.inf)
         best = [one for one in self.findings.best_of_each() if times[one.key] <= near]
@@ -59,7 +62,8 @@ class Contest:
         return list({candidate.key: candidate for candidate in everybody}.values())
 
     def meet_early(self, answer: Answer) -> None:
-        """Take in the pre-final: the fastest challengers go on; when it was lost, those of the search."""
+        """Take in the pre-final: its fastest challengers go on, or the search's fastest where the pre-final was
+        lost."""
         if isinstance(answer, TimedBlock):
             entered = zip(self.early_entrants(), answer.times, strict=True)
             self.early = {candidate.key: times for candidate, times in entered if times}
@@ -68,10 +72,10 @@ class Contest:
         self.challengers = [named[name] for name in chosen]
 
     def entrants(self, block: int) -> Met:
-        """Who enters a block: the incumbent twice and the challengers.
+        """Entrants of a block: the incumbent twice, the challengers, and in the first block the copy floor.
 
-        In the first also the copy floor. The order is another one in every block: memory handed out in the same order
-        would lie at the same addresses in every process.
+        Their order differs from block to block: memory that is allocated in one order would lie at the same addresses
+        in every process.
         """
         findings = self.findings
         entrants: dict[str, tuple[Candidate | None, Entrant]] = {
@@ -88,22 +92,25 @@ class Contest:
 
     @property
     def candidates(self) -> Mapping[str, Candidate]:
-        """Those that can win, by key."""
+        """The candidates that can win, by key."""
         return {self.incumbent.key: self.incumbent, **{one.key: one for one in self.challengers}}
 
     @property
     def challenged_by(self) -> list[str]:
-        """The names in the blocks of the challengers that nobody found wrong."""
+        """The names in the blocks of the challengers that were not found wrong."""
         return [candidate.key for candidate in self.challengers if candidate.key not in self.refused]
 
     def refuse(self, name: str, fault: str) -> None:
-        """Who is wrong in one block is wrong, however fast in the others; a full memory or a lost one is bad luck."""
+        """Refuse an entrant that was found wrong in a block, however fast in other blocks.
+
+        A fault such as a full memory refuses nobody: it says nothing about the candidate.
+        """
         if fault.startswith(_WRONG):
             self.refused[self.incumbent.key if name == INCUMBENT_COPY else name] = fault
 
     @property
     def incumbent_us(self) -> float:
-        """What the incumbent took in the search; one that was not in it: in the finals that it was stored after."""
+        """The incumbent's time in the search, else in the finals after which it was stored."""
         searched = self.findings.median_us(self.incumbent.key)
         if searched is None and self.previous is not None:
             return self.previous.median_us
@@ -112,12 +119,12 @@ class Contest:
 
     @property
     def complete(self) -> bool:
-        """Whether some block showed the incumbent and its noise."""
+        """Whether some block timed both the incumbent and its copy, which shows the noise."""
         return any({self.incumbent.key, INCUMBENT_COPY} <= block.keys() for block in self.blocks)
 
     @property
     def met(self) -> Incumbent:
-        """The incumbent, as a person is told of it."""
+        """The incumbent as results and events show it."""
         name, config = self.incumbent.implementation.name, dict(self.incumbent.config)
         before = self.previous.candidate if self.previous else None
         return Incumbent(
@@ -126,20 +133,23 @@ class Contest:
 
     @property
     def floor_us(self) -> float | None:
-        """The copy floor's time, None where it did not run."""
+        """The copy floor's time, None where the copy did not run."""
         floors = [us for block in self.blocks for us in block.get(FLOOR, ())]
         return statistics.median(floors) if floors else None
 
     def disturbance(self, winner: str) -> str:
-        """Why the finals cannot be believed, "" when they can: something else kept the device busy."""
+        """Why the finals cannot be believed because other work kept the device busy; "" when they can."""
         searched, decided = self.findings.median_us(winner), median_of(winner, self.blocks)
         if searched is None or decided < DISTURBED[self.findings.plan.device.type] * searched:
             return ""
         return f"its finals were disturbed: {decided:.4g} µs for what took {searched:.4g} µs in the search"
 
     def baselines(self, winner: Candidate) -> dict[str, float]:
-        """Per other implementation its best candidate's time over the winner's, paired by rounds: of the blocks where
-        it was in them, else of the pre-final; else, unpaired, of the search."""
+        """Name of each other implementation -> its best candidate's time over the winner's.
+
+        The ratio is paired by rounds where both were in the blocks, or else in the pre-final; otherwise it is the
+        unpaired ratio of the search.
+        """
         ratios: dict[str, float] = {}
         entered = [self.incumbent, *self.challengers, *self.findings.best_of_each()]
         for candidate in {candidate.key: candidate for candidate in entered}.values():
@@ -158,9 +168,9 @@ class Contest:
         return mine / its if mine and its else None
 
     def default_ratio(self, winner: Candidate, noise: Noise) -> Interval | None:
-        """The default's time over the winner's and where a remeasurement would find it; None where it did not run.
+        """The default's time over the winner's, with the interval of a remeasurement; None if the default did not run.
 
-        Of a winner that is the default its own copy tells, else nothing does.
+        Where the winner is the default and the incumbent, the interval is that of its copy.
         """
         default = self.findings.default()
         if default is None:
@@ -176,15 +186,18 @@ class Contest:
         return Interval(value, min(value, ratio.low), max(value, ratio.high))
 
     def ties(self, verdict: Verdict) -> Iterator[str]:
-        """Who could not be told from the winner, as a person reads it: ``triton.row BLOCK=1024``."""
+        """Candidates that could not be told from the winner, as text: ``triton.row BLOCK=1024``."""
         for name in verdict.ties:
             candidate = self.candidates[name]
             config = [f"{key}={value}" for key, value in candidate.config.items()]
             yield " ".join([candidate.implementation.name, *config])
 
     def against(self, incumbent: Candidate | None, previous: Decision, winner: Candidate) -> Contest:
-        """The contest that follows when another run has published: the winner of this one, and the default, against
-        the new ``incumbent`` (None when that cannot run here any more: then against the old one)."""
+        """The contest that follows when another run has published a decision meanwhile.
+
+        This contest's winner and the default meet the new ``incumbent``, or the old one where the new one cannot run
+        here any more (None).
+        """
         holder = incumbent or self.incumbent
         default = self.findings.default()
         wanted = [winner, *([default] if default else [])]

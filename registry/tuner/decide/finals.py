@@ -1,4 +1,4 @@
-"""The finals of a run: who enters, the blocks in fresh processes, the decision and its publication."""
+"""The finals of a run: the candidates that enter, the blocks in fresh processes, the decision, its publication."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ from .noise import Noise
 from .results import result_of, without_winner
 
 _NEAR = 1.1
-"""Times the fastest of the search, which is within 0.7% of what finals find for half of the candidates, and 14% off for
-one in a hundred. Who is farther is no contender."""
+"""Times the fastest of the search: a candidate that is farther does not enter.
+
+The search's times are within 0.7% of the finals' for half of the candidates, and 14% off for one in a hundred."""
 
 CHANGED = "source or space changed, or gone"
-"""Why a stored winner is out that could not even be tried. As ``registry results`` says it."""
+"""Why a stored winner is out that could not be tried; ``registry results`` uses the phrase, too."""
 
 
 class BlockRunner(Typed):
@@ -85,7 +86,7 @@ class Finals:
 
     @property
     def contests(self) -> int:
-        """Problems whose finals are still to be decided."""
+        """The number of problems whose finals are still to be decided."""
         return len(self._contests)
 
     @property
@@ -188,7 +189,7 @@ class Finals:
         return self._earlier + self.noise
 
     def _fix_blocks(self) -> None:
-        """Settle how many blocks each contest has, before anything of it is timed."""
+        """Fix the number of blocks of each contest, before any block of it is timed."""
         durations = [contest.incumbent_us for contest in self._contests]
         for contest, count in zip(self._contests, blocks_of_each(durations, self._known), strict=True):
             contest.wanted = count
@@ -227,7 +228,7 @@ class Finals:
         return None
 
     def _why_out(self, contest: Contest) -> str:
-        """Why the stored winner was not there to be beaten; "" where it was, or where there is none."""
+        """Why the stored winner did not take part; "" where it is the incumbent, or where nothing is stored."""
         previous, plan = contest.previous, contest.findings.plan
         if previous is None:
             return ""
@@ -287,7 +288,7 @@ class Finals:
 
 
 def _challengers(findings: Findings, incumbent: Candidate) -> list[Candidate]:
-    """Who is near the fastest of the search, fastest first: two at least, if there are so many, and eight at most."""
+    """Candidates near the fastest of the search, fastest first: two at least, if there are so many, eight at most."""
     ranked = [candidate for candidate in findings.ranked() if candidate.key != incumbent.key]
     limit = _NEAR * (findings.best_us or 0.0)
     near = sum((findings.median_us(candidate.key) or 0.0) <= limit for candidate in ranked)
@@ -295,5 +296,5 @@ def _challengers(findings: Findings, incumbent: Candidate) -> list[Candidate]:
 
 
 def _is_large(plan: ProblemPlan) -> bool:
-    """Whether its reference takes longer than a block: it is then verified in the last one only."""
+    """Whether the problem's reference takes longer than a block: entrants are then verified in the last block only."""
     return plan.op.floor(plan.problem).bytes > LARGE_BYTES

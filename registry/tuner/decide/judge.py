@@ -20,7 +20,8 @@ from .student_t import t_quantile
 BLOCKS = 3
 MOST_BLOCKS = 5
 FEW_TELL, USUAL_IS_KNOWN = 4, 24
-"""Finals that tell what noise is usual: with fewer there are five blocks, or four; with more, three are enough.
+"""Numbers of finals that show what noise is usual: below the first a problem has five blocks, below the second four,
+from there on three.
 
 With three challengers of which one is 2% faster, 24 problems together miss 11.5% in three blocks, 12 of them 15.6% and
 one alone 24.2%. One alone misses 14.5% in four blocks and 10.5% in five
@@ -31,15 +32,14 @@ ATTEMPTS = 3
 """Finals of one problem at most, when other runs publish in between."""
 FINALISTS = 2
 BEHIND = 1.03
-"""Times the fastest of a pre-final: two processes differ by a percent, so that who is farther wins no block."""
+"""Times the fastest of a pre-final: processes differ by a percent, so that a slower candidate would win no block."""
 ALPHA = 0.04
 _METHODS = 0.0055
 """Standard deviation, over problems, of a log ratio that another method of timing finds, with no noise left.
 
 Of 80 ratios that benchmarks/truth.py found on an H200, with other copies, graphs and flushes than the tuner's, the mean
-square deviation was 0.81% squared, of which processes explain 0.58% squared. It is the same from run to run: of
-rms_norm(8192 x 8192) 1.6 to 2.1% each time, where the first launch after an idle device costs one kernel more than the
-other.
+square deviation was 0.81% squared, of which processes explain 0.58% squared. It repeats from run to run: 1.6 to 2.1%
+for rms_norm(8192 x 8192), where the first launch after an idle device costs one kernel more than the other.
 """
 _Z = statistics.NormalDist().inv_cdf
 _RESAMPLES = 1000
@@ -53,7 +53,7 @@ INCUMBENT_COPY = "incumbent again"
 
 @dataclass(frozen=True)
 class Ratio:
-    """An entrant's time over another's, with its interval: 0.9 means 10% faster."""
+    """An entrant's time over another entrant's, with an interval: 0.9 means 10% faster."""
 
     value: float
     low: float
@@ -61,15 +61,16 @@ class Ratio:
 
     @property
     def inverse(self) -> Ratio:
-        """The other's time over this one's."""
+        """The ratio the other way round: the second entrant's time over the first's."""
         return Ratio(1 / self.value, 1 / self.high, 1 / self.low if self.low else math.inf)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who won. ``ratio`` is incumbent's time over the winner's (1 when the incumbent stays), with its interval.
+    """The name of the winner. ``ratio`` is the incumbent's time over the winner's (1 when the incumbent stays).
 
-    ``ties``: who else ran and cannot be told from the winner. ``noise`` is the relative A/A noise at this duration.
+    ``ties``: names of other entrants that cannot be told from the winner. ``noise`` is the relative A/A noise at this
+    duration.
     """
 
     winner: str
@@ -80,9 +81,10 @@ class Verdict:
 
 
 def blocks_for(told_by: int) -> int:
-    """How many blocks finals have, when so many tell what noise is usual: they themselves, and known ones like them.
+    """The number of blocks of finals when ``told_by`` finals, these and known ones alike, show what noise is usual.
 
-    Fixed before any of them is timed. Where few tell, more blocks tell more of each problem's own noise.
+    The number is fixed before any block is timed. Where few finals are known, more blocks show more of each problem's
+    own noise.
     """
     if told_by < FEW_TELL:
         return MOST_BLOCKS
@@ -90,11 +92,11 @@ def blocks_for(told_by: int) -> int:
 
 
 def blocks_of_each(durations: Sequence[float], known: Noise) -> list[int]:
-    """How many blocks the finals of each problem have, by what their incumbents take in µs.
+    """The number of blocks of each problem's finals, given the times of their incumbents in µs.
 
-    All that are held together and the known ones like any of them tell what noise is usual; but of a problem whose own
-    decade fewer than ``FEW_TELL`` finals tell about, they tell little: for one below 10 µs after 24 above 200 µs, three
-    blocks have 2.4% false wins and five 1.6%, and miss 19.2% and 9.2% of the gains of 2%.
+    All finals that are held together, and known ones of similar durations, show what noise is usual. A problem with
+    fewer than ``FEW_TELL`` finals in its own decade has the most blocks: for a problem below 10 µs after 24 above
+    200 µs, three blocks have 2.4% false wins and five 1.6%, and miss 19.2% and 9.2% of the gains of 2%.
     """
     usual = blocks_for(len(durations) + known.finals_like(durations))
     told_by = [sum(same_decade(us, other) for other in durations) + known.finals_like([us]) for us in durations]
@@ -102,8 +104,11 @@ def blocks_of_each(durations: Sequence[float], known: Noise) -> list[int]:
 
 
 def judge(incumbent: str, challengers: Sequence[str], blocks: Sequence[Times], noise: Noise) -> Verdict:
-    """The incumbent is replaced only if an interval, corrected for the number of challengers, excludes 1 and the
-    gain exceeds the A/A noise; otherwise it is a tie and it stays."""
+    """The verdict on one problem's finals.
+
+    The incumbent is replaced only if an interval, corrected for the number of challengers, excludes 1 and the gain
+    exceeds the A/A noise. Otherwise the incumbent stays, as a tie where some challenger cannot be told from it.
+    """
     alpha = ALPHA / max(1, len(challengers))
     entered = [name for name in challengers if sum(name in block for block in blocks) > 1]
     clear = {name: _clear_ratio(name, incumbent, blocks, alpha, noise) for name in entered}
@@ -161,15 +166,15 @@ def _clear_ratio(one: str, other: str, blocks: Sequence[Times], alpha: float, no
 
 
 def block_ratio(one: str, other: str, blocks: Sequence[Times]) -> float | None:
-    """``one``'s time over ``other``'s without an interval; None where they never met."""
+    """``one``'s time over ``other``'s without an interval; None where no block has both."""
     logs = _block_medians(one, other, blocks)
     return math.exp(statistics.median(logs)) if logs else None
 
 
 def observed(incumbent: str, challengers: Sequence[str], blocks: Sequence[Times]) -> Noise:
-    """What the finals of one problem add to what is known about noise.
+    """The noise that the finals of one problem show.
 
-    Of more than three blocks the first three count, so that all that is known is of three: over more, noise is less.
+    Of more than three blocks the first three count: noise over more blocks is smaller and could not be compared.
     """
     pairs = [block for block in blocks if {incumbent, INCUMBENT_COPY} <= block.keys()]
     if not pairs:
@@ -185,7 +190,7 @@ def observed(incumbent: str, challengers: Sequence[str], blocks: Sequence[Times]
 
 
 def fastest(times: Mapping[str, Sequence[float]], keep: int = FINALISTS) -> list[str]:
-    """Who goes on from a pre-final: by the median time, fastest first; who has no times, or is behind, is out."""
+    """Names that go on from a pre-final, fastest median first; without those that have no times or are 3% behind."""
     medians = {name: statistics.median(times[name]) for name in times if times[name]}
     ordered = sorted(medians, key=lambda name: medians[name])[:keep]
     return [name for name in ordered if medians[name] <= BEHIND * min(medians.values())]
@@ -197,12 +202,12 @@ def median_of(name: str, blocks: Sequence[Times]) -> float:
 
 
 def _ties(against: Mapping[str, Ratio], aa: float) -> tuple[str, ...]:
-    """Who is not beyond doubt slower than the winner: the rule that replaces an incumbent, the other way round."""
+    """Names of entrants that are not clearly slower than the winner, by the rule that replaces an incumbent."""
     return tuple(name for name, ratio in against.items() if not (ratio.low > 1 and ratio.value > 1 + aa))
 
 
 def _is_near(medians: Sequence[float]) -> bool:
-    """Whether an entrant was in three blocks, and about as fast: a gain of ten varies more than any noise."""
+    """Whether an entrant was in three blocks and about as fast: a ratio of ten varies more than any noise."""
     return len(medians) == BLOCKS and abs(statistics.median(medians)) < _CLIP
 
 
@@ -217,7 +222,7 @@ def _block_medians(one: str, other: str, blocks: Sequence[Times]) -> list[float]
 
 
 def _reach(medians: np.ndarray, us: float, alpha: float, noise: Noise, *, elsewhere: bool) -> float:
-    """Half the width of the t interval, 0 where nothing is known of the variance; ``elsewhere`` with the methods'."""
+    """Half the width of the t interval, 0 where no variance is known; ``elsewhere`` adds the methods' deviation."""
     own, prior = len(medians) - 1, noise.prior(us)
     freedom = own + prior.freedom
     methods = _Z(1 - alpha / 2) * _METHODS if elsewhere else 0.0

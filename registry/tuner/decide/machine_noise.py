@@ -19,7 +19,7 @@ from ..search.findings import Findings
 from .noise import PAIRS_PER_DECADE, Noise, Pair
 
 _RUNS, _SAME = 100, 5
-"""Runs that are looked at, and how many of the same environment count."""
+"""The latest runs that are read, and how many of those in this environment count."""
 
 _COPIES = 4
 _ROUNDS_A_PAIR = 10
@@ -55,13 +55,14 @@ def _bytes(plan: ProblemPlan) -> int:
 
 
 def earlier_noise(store: Store, environment: Environment) -> Noise:
-    """What the latest runs in the same environment stored about noise (``Noise.details`` under ``noise``)."""
+    """The noise that the latest five runs in this environment stored (``Noise.details`` under ``noise``)."""
     latest = [run for run in store.runs(_RUNS) if run.environment == environment]
     return sum((Noise.of_details(run.summary.get("noise", {})) for run in latest[:_SAME]), Noise())
 
 
 def aa_of(answer: Answer) -> Noise:
-    """What the job's answer says: a pair for every ten rounds of two entrants. Nothing when it was lost."""
+    """The noise of a block of twin entrants: a pair for every ten rounds of two entrants; none if the block was
+    lost."""
     if not isinstance(answer, TimedBlock):
         return Noise()
     taken = [np.asarray(times) for times in answer.times]

@@ -23,7 +23,7 @@ _PRIOR_FREEDOM = 3.0
 _MEDIAN_OF_F = _PRIOR_FREEDOM / 2 * (2 ** (2 / _PRIOR_FREEDOM) - 1)
 """Median of F(2, _PRIOR_FREEDOM); two, because a variance over three blocks has two degrees of freedom."""
 _FEW = 4.0
-"""With so many variances the prior is worth half its degrees of freedom; it is a median of wide scatter."""
+"""With so many variances the prior, a median of widely scattered values, counts half its degrees of freedom."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Noise:
         return _high(self.single or self.decided)
 
     def finals_like(self, durations: Collection[float]) -> int:
-        """How many finals it knows whose incumbents took about as long as one of these, in µs."""
+        """The number of known finals whose incumbents took about as long as one of these durations in µs."""
         return sum(any(same_decade(pair.us, us) for us in durations) for pair in self.decided)
 
     def prior(self, us: float) -> Prior:
@@ -94,7 +94,8 @@ class Noise:
 
     @property
     def details(self) -> Mapping[str, Any]:
-        """As stored with a run: the A/A noise of every decade (by its middle), and what it rests on."""
+        """As stored with a run: the A/A noise of every decade (by its middle), and the pairs and variances behind
+        it."""
         durations = [pair.us for pair in (*self.decided, *self.single)]
         decades = sorted({round(math.log10(us)) for us in durations if us > 0})
         return {
@@ -107,7 +108,8 @@ class Noise:
 
     @classmethod
     def of_details(cls, details: Mapping[str, Any]) -> Noise:
-        """What ``details`` told; nothing where they are not of that form (they may come from anywhere)."""
+        """The noise that ``details`` describes; empty where they have another form, since a database may hold
+        anything."""
         try:
             decided, single, variances, copies = (
                 tuple((float(us), float(value)) for us, value in details.get(name, ()))

@@ -1,4 +1,4 @@
-"""Launches as a CUDA graph, and what is left behind when they cannot be one: nothing."""
+"""Captures launches as a CUDA graph; a capture that fails leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 
 from .samplers import Enqueue, no_collection
 
-# bound at import: what a candidate patches later is not called
+# bound at import, so that a candidate's later patch is not called
 _replay = torch.cuda.CUDAGraph.replay
 
 _THREAD_LOCAL = 1
-"""CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: what other threads do does not spoil the capture."""
+"""CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: work of other threads does not spoil the capture."""
 
 
 class CaptureError(Exception):
-    """Launches that a graph cannot hold; they are fine otherwise."""
+    """The launches cannot be captured; they may be right otherwise."""
 
 
 def try_capture(launch: Enqueue, device: torch.device) -> None:
-    """See whether a launch can be captured; raises CaptureError.
+    """Capture a launch and forget it; raises CaptureError where that is impossible.
 
     By the driver's own calls: when a capture of torch's fails, its allocator goes on as if it were still capturing.
     """
@@ -41,7 +41,7 @@ def try_capture(launch: Enqueue, device: torch.device) -> None:
         try:
             launch()
         except Exception as raised:  # a stranger's launch; it ran outside of a capture
-            # its words only: its traceback holds what the launch allocated
+            # the text only: the traceback would keep the launch's tensors alive
             fault = _first_line(raised)
         finally:
             code = driver.cuStreamEndCapture(handle, ctypes.byref(graph))
@@ -55,7 +55,7 @@ class Graph:
     """A captured graph of torch's: memory that the launches allocate lives as long as it does."""
 
     def __init__(self, enqueue: Callable[[], object], device: torch.device) -> None:
-        """Capture what ``enqueue`` launches; raises CaptureError, and then leaves all as it was."""
+        """Capture the launches of ``enqueue``; raises CaptureError, and then leaves torch's state as it was."""
         self._graph = torch.cuda.CUDAGraph()
         stream = _stream(device)
         current = torch.cuda.current_stream(device)
@@ -90,8 +90,11 @@ def _capture(graph: Any, enqueue: Callable[[], object], stream: torch.cuda.Strea
 
 
 def _clean_up(graph: Any, pool: Any, device: torch.device) -> None:
-    """What torch leaves undone when ``capture_end`` fails: its allocator still serves the graph's pool, the pool is
-    never released, and the default generator believes that it is captured until some capture ends well."""
+    """Undo the effects that torch leaves when ``capture_end`` fails.
+
+    Its allocator still serves the graph's pool, the pool is never released, and the default generator counts as
+    captured until some capture ends well.
+    """
     if _has_ended(graph):
         graph.reset()
         return

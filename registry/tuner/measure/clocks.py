@@ -29,7 +29,10 @@ _REUSE = 20
 
 @dataclass(frozen=True)
 class ClockReading:
-    """Clocks in MHz (None where nobody can say) and why the device ran slower than it could, the power limit apart."""
+    """Clocks in MHz (None where the driver does not tell them) and the reasons for throttling.
+
+    The power limit is no such reason: ``capped`` tells of it.
+    """
 
     sm_mhz: int | None = None
     memory_mhz: int | None = None
@@ -45,7 +48,7 @@ class ClockReading:
 
 
 class Clocks:
-    """What is known of a device's clocks. A CPU, and a GPU without NVML, say nothing."""
+    """The clocks of a device. Of a CPU, or a GPU without NVML, nothing is known."""
 
     def __init__(self, device: Device, gpu: Gpu | None = None) -> None:
         self._device = device
@@ -58,18 +61,20 @@ class Clocks:
 
     @classmethod
     def of(cls, device: Device) -> Clocks:
-        """With NVML's view of the device, if it has one."""
+        """The clocks of a device as NVML tells them, where it does."""
         return cls(device, gpu_of(device))
 
     def warm(self) -> None:
-        """Once: keep the device busy until its clock is steady, 0.3 s at most."""
+        """At the first call, keep the device busy until its clock is steady, 0.3 s at most."""
         if not self._warmed:
             self._warmed = True
             warm_until_steady(_products(self._device), self._sm_mhz)
 
     def read(self) -> ClockReading | None:
-        """The clocks now; None where nobody can say. Where asking takes ms the latest answer serves for a while, unless
-        it was that the device is throttled."""
+        """The clocks now; None where the driver does not tell them.
+
+        Where reading takes ms the latest reading serves for a while, unless the device was throttled.
+        """
         if self._gpu is None:
             return None
         began = perf_counter()
@@ -105,7 +110,7 @@ def _reading(gpu: Gpu) -> ClockReading:
 
 @dataclass
 class _Steadiness:
-    """The latest few values of something that should stop changing."""
+    """The latest four values of a quantity that should stop changing."""
 
     values: list[float] = field(default_factory=list)
 
@@ -121,7 +126,7 @@ class _Steadiness:
 
 
 def warm_until_steady(chunk_us: Callable[[], float], sm_mhz: Callable[[], int | None]) -> bool:
-    """Run chunks of work until the latest four take the same time at the same clock; False after 0.3 s without."""
+    """Run chunks of work until the latest four agree in time and clock to 1%; False if they do not within 0.3 s."""
     times, clocks = _Steadiness(), _Steadiness()
     began = perf_counter()
     while perf_counter() - began < _WARM_UP_S:
@@ -133,7 +138,10 @@ def warm_until_steady(chunk_us: Callable[[], float], sm_mhz: Callable[[], int | 
 
 
 def _products(device: Device) -> Callable[[], float]:
-    """Some ms of matrix products on random data: what draws the most power, so that the boost of an idle chip ends."""
+    """Returns a function that runs some ms of matrix products on random data and returns their µs.
+
+    They draw the most power, so that the boost of an idle chip ends.
+    """
     generator = torch.Generator(device=device.torch)
     generator.manual_seed(0)
     one = torch.randn((_SIDE, _SIDE), device=device.torch, generator=generator).half()

@@ -1,4 +1,4 @@
-"""The copy floor: a device copy that moves as many bytes as the problem must, timed like any candidate."""
+"""The copy floor: the time of a device copy that moves the bytes a problem must move, timed as a candidate is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def copy_sampler(floor_bytes: int, device: Device, protocol: TimingProtocol) -> 
     for 500 MiB and the faster of the two 258 µs.
     """
     half = max(4, floor_bytes // 8 * 4)
-    # not of zeros or ones, which toggle fewer wires than data do
+    # random data: zeros or ones toggle fewer wires than data do
     sources = [torch.rand(half // 4, device=device.torch) for _ in range(copies_of(2 * half, protocol))]
     pairs = [(torch.empty_like(source), source) for source in sources]
     samplers = [_sampler(copy, pairs, protocol, device) for copy in (_by_driver, _by_kernel)]

@@ -15,7 +15,7 @@ from ...device import Device
 from .capture import Graph
 from .samplers import Enqueue, Sample, Sampler, no_collection
 
-# bound at import: what a candidate patches later is not called
+# bound at import, so that a candidate's later patch is not called
 _Event: Any = torch.cuda.Event
 _record: Any = torch.cuda.Event.record
 _query: Any = torch.cuda.Event.query
@@ -27,11 +27,11 @@ _sum = torch.sum
 
 _CYCLES_PER_US = 2_000
 _HEAD_START_US = 40.0
-"""Enough for recording an event and launching a graph."""
+"""The host's time for recording an event and launching a graph, with room to spare."""
 _LONGEST_HEAD_START_US = 20_000.0
 _LATE_AT_MOST = 6
 _LEAST_US = 0.01
-"""What remains of a launch at least when the flush is subtracted; ratios need something."""
+"""The least time of a launch after the flush is subtracted: ratios need a positive number."""
 _FLUSH_COLUMNS = 1024
 """A sum over many short rows is one kernel; one over everything allocates memory for a second step."""
 _BASELINES = 31
@@ -97,8 +97,10 @@ class Baseline:
 
 
 class Flush:
-    """Reads twice the cache, so that nothing else is in it, in turns from two buffers: the second time is as long as
-    the first, since the other has evicted this one."""
+    """Reads twice the size of the cache, so that it holds nothing else.
+
+    Two buffers are read alternately: each read takes equally long, since the other buffer has evicted this one.
+    """
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         rows = -(-nbytes // (4 * _FLUSH_COLUMNS))
@@ -107,13 +109,13 @@ class Flush:
         self.reads = [partial(_sum, buffer, 1, out=sink) for buffer in buffers]
 
     def __call__(self) -> None:
-        """Enqueue both."""
+        """Enqueue the reads of both buffers."""
         for read in self.reads:
             read()
 
 
 class Flushes:
-    """A device's flush, and its time as part of a graph and launched; all samplers of a process share them."""
+    """A device's flush with its own time, launched or in a graph; all samplers of a process share them."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         self.flush = Flush(nbytes, device)
@@ -130,7 +132,7 @@ class Flushes:
 
 @lru_cache(maxsize=4)
 def flushes_of(nbytes: int, device: Device) -> Flushes:
-    """Reads of ``nbytes`` on a device."""
+    """The flush of a device that reads ``nbytes``, made once a process."""
     return Flushes(nbytes, device.torch)
 
 
@@ -139,7 +141,7 @@ class GraphSampler(Sampler):
 
     def __init__(self, turn: Sequence[Enqueue], device: Device, flushes: Flushes | None = None) -> None:
         """``flushes`` come before the turn, and are subtracted. Raises CaptureError."""
-        # the graph holds addresses: what the launches refer to must live as long as it does
+        # the graph holds addresses: the tensors of the launches must live as long as the graph
         self._turn = Turn(turn, flushes.flush if flushes else None, flushes.captured if flushes else None)
         self._clock = DeviceClock()
         self._graph = Graph(self._turn, device.torch)
@@ -159,7 +161,7 @@ class GraphSampler(Sampler):
 
 
 class BacklogSampler(Sampler):
-    """The same launches queued one by one, each turn behind a head start of its own."""
+    """Launches queued one by one, each turn over the copies behind a head start of its own."""
 
     def __init__(
         self, turn: Sequence[Enqueue], host_us: float, flushes: Flushes | None = None, refused: str = ""
@@ -182,7 +184,7 @@ class BacklogSampler(Sampler):
 
 
 class Turn:
-    """What is timed at once: launches, after a flush where they need one, whose time does not count."""
+    """The launches of one sample, after a flush where they need one, whose time is subtracted."""
 
     def __init__(self, turn: Sequence[Enqueue], flush: Flush | None, baseline: Baseline | None) -> None:
         self._turn = turn
@@ -192,14 +194,14 @@ class Turn:
         self.suffix = "+flush" if flush else ""
 
     def __call__(self) -> None:
-        """Enqueue it."""
+        """Enqueue the flushes and the launches."""
         for read in self._reads:
             read()
             for launch in self._turn:
                 launch()
 
     def per_launch(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The times of one launch, given those of all."""
+        """Samples of one launch, given samples of all launches of the turn."""
         spent_us = self._baseline.us() if self._baseline else 0.0
         return [Sample(max((us - spent_us) / self.launches, _LEAST_US), clean) for us, clean in samples]
 
@@ -219,7 +221,7 @@ class SingleSampler(Sampler):
         return "host" if self._clock.waits else "single"
 
     def warm_up(self, us: float) -> None:
-        """The first look at launches as long as these was enough."""
+        """Nothing: the first look has warmed up launches as long as these."""
 
     def take(self, count: int) -> list[Sample]:
         places = range(self._next, self._next + count)
@@ -235,7 +237,7 @@ class SingleSampler(Sampler):
 
 
 class HostTime:
-    """A launch, and how long the host last took to enqueue it."""
+    """A launch, and the µs that the host last took to enqueue it."""
 
     def __init__(self, launch: Enqueue) -> None:
         self._launch = launch
@@ -249,4 +251,4 @@ class HostTime:
 
 
 def _nothing() -> None:
-    """Launches that make each other cold need no flush."""
+    """The flush of launches that make each other cold."""

@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says of a GPU while it is measured; everything is None or empty where nobody can say.
+"""The NVIDIA driver's readings of a GPU while it is measured; None or empty where the driver does not give one.
 
 Needs the distribution ``nvidia-ml-py`` (extra ``cuda``). Nothing here touches CUDA: no context is made.
 """
@@ -57,7 +57,7 @@ class Gpu:
         return None if sm is None or memory is None else ClockRates(sm, memory)
 
     def throttle_mask(self) -> int | None:
-        """The driver's bit mask of why clocks are not at their highest, as it is."""
+        """The driver's bit mask of reasons why clocks are not at their highest."""
         library = self._library
         # the first is today's name of the second
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
@@ -68,16 +68,17 @@ class Gpu:
         return None
 
     def throttled(self) -> tuple[str, ...]:
-        """Why the device runs slower than it was asked to now; idle and application clocks are no reasons."""
+        """Names of the reasons why the device is throttled now; idle and application clocks are no such reasons."""
         return reasons(self.throttle_mask() or 0)
 
     def compute_processes(self) -> frozenset[int] | None:
-        """Processes with a context on the device, as the driver numbers them: in a container perhaps otherwise."""
+        """Process ids with a context on the device, as the driver numbers them: a container may number them
+        otherwise."""
         found = self._ask(self._library.nvmlDeviceGetComputeRunningProcesses, self._handle)
         return None if found is None else frozenset(int(process.pid) for process in found)
 
     def others(self, own: Collection[int]) -> frozenset[int] | None:
-        """Processes on the device beside ``own``; None when nobody can tell, as in some containers."""
+        """Process ids on the device beside ``own``; None where the driver does not tell, as in some containers."""
         found = self.compute_processes()
         if found is None or (found and own and not found & set(own)):
             return None
@@ -89,7 +90,7 @@ class Gpu:
         return None if rates is None else int(rates.gpu)
 
     def power_watts(self) -> float | None:
-        """What the board draws."""
+        """The board's power draw in watts."""
         milliwatts = self._ask(self._library.nvmlDeviceGetPowerUsage, self._handle)
         return None if milliwatts is None else milliwatts / 1000
 
@@ -99,7 +100,7 @@ class Gpu:
         return None if found is None else int(found.used)
 
     def wait_until_gone(self, pid: int, seconds: float) -> bool:
-        """Whether ``pid`` is no longer listed, waiting at most ``seconds`` for it; True where nobody can say."""
+        """Whether ``pid`` is no longer listed, waiting at most ``seconds``; True where the driver does not tell."""
         until = time.monotonic() + seconds
         while pid in (self.compute_processes() or ()):
             if time.monotonic() > until:
@@ -114,7 +115,7 @@ class Gpu:
         return None if value is None else int(value)
 
     def _ask(self, function: Callable[..., _T], *arguments: Any) -> _T | None:
-        # a MIG slice, a virtual GPU or an old driver refuses single questions
+        # a MIG slice, a virtual GPU or an old driver refuses some readings
         try:
             return function(*arguments)
         except self._library.NVMLError:
@@ -144,7 +145,7 @@ def gpu_of(device: Device) -> Gpu | None:
 
 
 def identity_of(device: Device) -> str:
-    """What tells this device from every other of the machine, in every process: its UUID; "cpu" for the cores."""
+    """A name of the device that is unique on the machine and equal in every process: its UUID; "cpu" for a CPU."""
     if device.type != "cuda":
         return device.type
     properties = torch.cuda.get_device_properties(device.index)

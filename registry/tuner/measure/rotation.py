@@ -1,4 +1,4 @@
-"""The rotating copies of a problem's inputs: what is timed, and overwritten in place to see whether it is read."""
+"""The rotating copies of a problem's inputs: launches on them are timed, and they are overwritten for verification."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .stack import Stack
 
 
 class Rotation:
-    """``count`` copies of the same arguments at other addresses; tensors are stacked, other values as they are."""
+    """``count`` copies of a problem's arguments at different addresses; values that are no tensors are shared."""
 
     def __init__(self, values: tuple[Any, ...], count: int) -> None:
         # a list's tensors have a stack each
@@ -35,7 +35,7 @@ class Rotation:
         return [stack for place in sorted(self._stacks) for stack in self._stacks[place]]
 
     def show(self, name: str, values: tuple[Any, ...]) -> None:
-        """Overwrite every copy in place, unless it is ``name`` that they hold already.
+        """Overwrite every copy in place with ``values``, unless the copies hold those of this ``name`` already.
 
         No version counter moves: an implementation that remembers results by address and version must not notice.
         """
@@ -46,14 +46,14 @@ class Rotation:
             stack.write(tensor)
 
     def spoil(self) -> None:
-        """Overwrite every copy with nonsense that nobody may have read: NaN, and 0 where a number may be an index."""
+        """Overwrite every copy with values that give wrong results: NaN, and 0 where a number may be an index."""
         self._shown = ""
         for stack in self._all:
             tensor = stack.tensors[0]
             stack.write(torch.full_like(tensor, torch.nan if tensor.is_floating_point() else 0))
 
     def announce(self) -> None:
-        """Let the version counters tell of a change: what the host prepares from arguments is found by them."""
+        """Advance the version counters after a change: the host finds prepared tensors by them."""
         if self._announced == self._shown:
             return
         self._announced = self._shown
@@ -61,7 +61,7 @@ class Rotation:
             torch.autograd.graph.increment_version(stack.tensors)
 
     def unchanged(self, values: tuple[Any, ...], places: Iterable[int]) -> dict[int, torch.Tensor]:
-        """By place whether every copy still holds ``values``, as tensors on the device."""
+        """Place -> whether every copy still holds ``values`` there, as a tensor on the device."""
         return {
             place: torch.stack(list(map(Stack.holds, self._stacks[place], tensors_in((values[place],))))).all()
             for place in places
@@ -69,7 +69,7 @@ class Rotation:
         }
 
     def agree(self, places: Iterable[int]) -> list[torch.Tensor]:
-        """Of the tensors at these places whether all copies are equal bit by bit, as tensors on the device."""
+        """For each place whether all copies are equal bit by bit, as a tensor on the device."""
         return [stack.agrees() for place in places for stack in self._stacks[place]]
 
     def poison(self, places: Iterable[int]) -> None:
@@ -79,7 +79,7 @@ class Rotation:
             self._stacks[place][0].poison()
 
     def margins_untouched(self, places: Iterable[int]) -> dict[int, torch.Tensor]:
-        """By place whether nothing was written beside the copies since ``poison``, as tensors on the device."""
+        """Place -> whether nothing was written beside the copies since ``poison``, as a tensor on the device."""
         return {place: self._stacks[place][0].margins_untouched() for place in places}
 
     @property

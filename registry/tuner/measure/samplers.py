@@ -1,6 +1,6 @@
-"""One sample of a candidate's time: what is launched between two clock readings, and on which memory.
+"""Samples of a candidate's time: the launches between two clock readings, and the memory that they use.
 
-What waits here for the device is in ``device_samplers``; ``sampling`` chooses.
+Samplers of device time are in ``device_samplers``; ``sampling`` chooses a sampler.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Enqueue = Callable[[], object]
 """Launch the candidate once on one of the rotating buffers."""
 
 _EVICTING = 8
-"""A working set of so many caches leaves nothing of its beginning in the cache."""
+"""A working set of so many times the cache leaves nothing of its beginning in the cache."""
 _MOST_CALLS = 1000
 _RETAKES = 2
 
@@ -36,7 +36,7 @@ class Sampler(ABC):
     """Times one candidate, each sample averaged over as many launches as the protocol wants."""
 
     refused = ""
-    """Why its launches could not be captured, where that was tried."""
+    """Why the launches could not be captured, "" where they were or where that was not tried."""
 
     @property
     @abstractmethod
@@ -64,19 +64,19 @@ class Sampler(ABC):
         return taken.us
 
     def warm_up(self, us: float) -> None:
-        """Sample for so long and forget it."""
+        """Take samples for this many µs and forget them."""
         began = perf_counter_ns()
         self.take(1)
         first_us = (perf_counter_ns() - began) / 1e3
         if first_us < us:
             self.take(min(_MOST_CALLS, math.ceil((us - first_us) / first_us)))
 
-    def close(self) -> None:  # noqa: B027 - only graphs hold something
-        """Free what the sampler holds on the device."""
+    def close(self) -> None:  # noqa: B027 - only graphs hold device memory
+        """Free the sampler's memory on the device."""
 
 
 class ScreenedSampler(Sampler):
-    """A candidate that its first launches have shown to be hopeless: nothing more is timed, ``samples`` are they."""
+    """The sampler of a candidate whose first launches were hopeless: nothing more is timed than these ``samples``."""
 
     how = "first launches"
 
@@ -135,7 +135,7 @@ class ClockSampler(Sampler):
 
 
 def rotation(working_set: int, protocol: TimingProtocol) -> int:
-    """Copies that evict each other: those between two launches on the same one are together twice the cache."""
+    """The number of copies that evict each other: between two launches on one copy, twice the cache is used."""
     if working_set >= _EVICTING * protocol.cache_bytes:
         return 1
     return 1 + math.ceil(2 * protocol.cache_bytes / max(working_set, 1))
@@ -153,7 +153,7 @@ def needs_flush(working_set: int, protocol: TimingProtocol) -> bool:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Without Python's garbage collector, which takes its tens of ms whenever it likes and may free device memory."""
+    """Run the block without Python's garbage collector, which may take tens of ms and free device memory."""
     enabled = gc.isenabled()
     gc.disable()
     try:

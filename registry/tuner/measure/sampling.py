@@ -1,4 +1,4 @@
-"""Which way of sampling a candidate gets, after a first look at how long it takes."""
+"""Chooses a candidate's sampler, after a first look at its duration."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .samplers import ClockSampler, Enqueue, Sampler, ScreenedSampler, needs_flu
 _MOST_LAUNCHES = 64
 """Launches a sample, unless there are more copies. Where the copies are cold, 64 always last long enough."""
 _EVENTS_US = 3.0
-"""What two events around a short launch add to it."""
+"""µs that two events around a short launch add to its time."""
 _FIRST_LAUNCH_US = 10.0
-"""What a first launch may take longer than later ones: its code and its page tables are cold too."""
+"""µs by which a first launch may take longer than later ones: its code and page tables are cold too."""
 _FIRST_CALL_US = 5.0
 _FIRST_HEAD_START_US = 100.0
 _LOOKS = 2
@@ -34,12 +34,12 @@ class Look:
 
     @property
     def estimate_us(self) -> float:
-        """A launch without the events around it."""
+        """The µs of a launch without the events around it."""
         us = min(self.times)
         return max(us - _EVENTS_US, us / 2, 0.1)
 
     def is_hopeless(self, best_us: float | None, protocol: TimingProtocol, allowance_us: float) -> bool:
-        """Whether even the faster is so far from the best that samples would be wasted on the candidate."""
+        """Whether even the fastest launch is so far from the best that samples of the candidate would be wasted."""
         if best_us is None or not self.clean:
             return False
         return min(self.times) - allowance_us > protocol.screen * best_us

@@ -21,8 +21,11 @@ _SERIES = 3
 
 @dataclass(frozen=True)
 class Measurement:
-    """Samples in µs in the order taken, why sampling stopped, and what else there is to know (``how`` they were taken,
-    ``clocks`` after them, how many were ``dropped`` and ``spoiled``, whether the device was ``contended``)."""
+    """Samples in µs in the order taken, and why sampling stopped.
+
+    ``details``: ``how`` samples were taken, ``clocks`` after them, the numbers ``dropped`` and ``spoiled``, whether the
+    device was ``contended``.
+    """
 
     samples: tuple[float, ...]
     stop_reason: str
@@ -31,7 +34,7 @@ class Measurement:
 
     @property
     def median_us(self) -> float:
-        """The figure that candidates are ranked by in the search."""
+        """The median of the samples, by which the search ranks candidates."""
         return statistics.median(self.samples)
 
 
@@ -63,7 +66,7 @@ def measure(
 
 
 def _disturbances(series: Series, reading: ClockReading | None, dropped: int, clocks: Clocks | None) -> dict[str, Any]:
-    """Only what there was: details are stored with every trial."""
+    """Details of the disturbances that occurred; no entry for others, since details are stored with every trial."""
     found: dict[str, Any] = {"clocks": reading.details} if reading else {}
     found |= {"dropped": dropped} if dropped else {}
     found |= {"spoiled": series.spoiled} if series.spoiled else {}
@@ -71,7 +74,7 @@ def _disturbances(series: Series, reading: ClockReading | None, dropped: int, cl
 
 
 class Series:
-    """Samples until there is a reason to stop. Those that are not clean are left out, unless most are so."""
+    """Takes samples until there is a reason to stop. Unclean samples are left out, unless most samples are unclean."""
 
     def __init__(self, protocol: TimingProtocol, best_us: float | None, began_ns: int) -> None:
         self._protocol = protocol
@@ -105,7 +108,7 @@ class Series:
                 return reason
 
     def _batch(self) -> int:
-        """To the next decision, but not far past the limit."""
+        """The number of samples until the next decision, at most as many as fit before the limit."""
         protocol, count = self._protocol, len(self.samples)
         goals = [goal - count for goal in (protocol.min_censor, protocol.min_samples) if goal > count]
         wanted = goals[0] if goals else min(max(2, count // 2), protocol.max_samples - count)
@@ -150,7 +153,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float]:
 
 
 def has_settled(samples: Sequence[float], protocol: TimingProtocol) -> bool:
-    """Whether the second half of the samples has told nothing new: neither about the median nor about the noise."""
+    """Whether the second half of the samples has changed neither the median nor the noise."""
     half, half_noise = _median_and_noise(samples[: len(samples) // 2])
     whole, noise = _median_and_noise(samples)
     return abs(whole - half) <= protocol.interval / 2 * whole and abs(noise - half_noise) <= protocol.settled * noise

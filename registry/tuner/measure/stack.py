@@ -22,7 +22,7 @@ class Stack:
     the one or the other. Every other time these change places: what comes after a tensor is NaN at first, which shows
     who reads it, then the number, which shows who reads, changes and writes it.
 
-    ``tensors`` have version counters of their own: what is written here is not seen by whoever caches by version.
+    ``tensors`` have version counters of their own: a cache that goes by versions does not notice writes to the stack.
     """
 
     def __init__(self, spec: TensorSpec, count: int) -> None:
@@ -36,7 +36,7 @@ class Stack:
         self._count = count
         self._all = self._base.as_strided((count, *spec.shape), (self._pitch, *spec.strides), self._margin)
         self._bits = as_bits(self._base)
-        # margins are whole words, and so is what lies between them
+        # margins are whole words, and so are the tensors between them with their padding
         self._words = self._bits.view(-1).view(torch.int64)
         self._rows = self._rows_of_words(spec)
         self._poisons = self._by_what_comes_after()
@@ -44,13 +44,15 @@ class Stack:
         self.tensors: list[torch.Tensor] = [tensor.data for tensor in self._all]
 
     def poison(self) -> None:
-        """Fill everything, margins too, with what no right output holds: NaN where the number was, and vice versa."""
+        """Fill tensors and margins with poison, which no right output holds: NaN where the number was, and vice
+        versa."""
         self._poisons.reverse()
         word, _ = self._poisons[0]
         self._words.fill_(word)
 
     def disturb(self, start: int) -> None:
-        """Change a few elements of every tensor, the same of each: see ``bits.disturb``. What has holes is poisoned."""
+        """Change a few elements, at equal places in every tensor: see ``bits.disturb``. Tensors with holes are
+        poisoned."""
         if not self._all[0].is_contiguous():
             self.poison()
             return
@@ -58,7 +60,7 @@ class Stack:
         disturb(self._base.as_strided(shape, (self._pitch, 1), self._margin), start)
 
     def write(self, value: torch.Tensor) -> None:
-        """Copy one tensor, of the same shape and dtype, into all."""
+        """Copy ``value``, of the stack's shape and dtype, into every tensor."""
         words = self._words_of(value)
         if self._rows is not None and words is not None:
             self._rows.copy_(words)
@@ -66,7 +68,7 @@ class Stack:
             _without_repeats(self._all).copy_(_without_repeats(value))
 
     def holds(self, value: torch.Tensor) -> torch.Tensor:
-        """Whether every tensor equals ``value``, of the same shape and dtype, bit by bit: a tensor on the device."""
+        """Whether every tensor equals ``value``, of the stack's shape and dtype, bit by bit: a tensor on the device."""
         words = self._words_of(value)
         if self._rows is not None and words is not None:
             return (self._rows == words).all()
@@ -104,7 +106,7 @@ class Stack:
         return self._bits.view(-1), self._margin * each, self._pitch * each, self._span * each
 
     def _by_what_comes_after(self) -> list[tuple[int, torch.Tensor]]:
-        """The two words to fill with, and what margins then hold; of the second, NaN follows each tensor."""
+        """The two words of poison with the margins that each makes; with the second, NaN follows each tensor."""
         flat, margin, _, span = self._in_bits()
         poison = Poison.of(self._base.dtype)
         found = []

@@ -15,7 +15,7 @@ from .problems import ProblemPlan
 
 _STATIC_WEIGHT = 2.0
 _OTHER = 3.0
-"""What is no number and differs (a dtype) keeps problems as far apart as a factor of 20 along a dynamic dimension."""
+"""Added for each value that is no number and differs, e.g. a dtype: a factor of 20 along a dynamic dimension."""
 
 
 def distance(op: Op, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
@@ -41,7 +41,7 @@ def ordered(plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
 
 
 def _outwards(plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
-    """Prim's order: next is what is nearest to anything placed; the first of equals."""
+    """Prim's order: each next plan is nearest to any plan before it; the first of equals."""
     distances = np.array([[distance(one.op, one.problem.dims, two.problem.dims) for two in plans] for one in plans])
     placed = [int(distances.sum(axis=1).argmin())]
     nearest = distances[placed[0]].copy()

@@ -1,4 +1,4 @@
-"""From problems to what could run each: supported implementations, their valid configurations, why others are out."""
+"""From problems to plans: the supported implementations, their valid configurations, why the others are out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MEMORY_SHARE = 0.8
 
 @dataclass(frozen=True)
 class ImplementationPlan:
-    """One implementation on one problem: its valid configurations, or every reason why it is out."""
+    """One implementation on one problem: its valid configurations, or every reason why it is not supported."""
 
     implementation: Implementation
     configs: tuple[Config, ...] = ()
@@ -34,15 +34,15 @@ class ImplementationPlan:
 
     @property
     def supported(self) -> bool:
-        """Whether it takes part."""
+        """Whether the implementation takes part."""
         return not self.unsupported
 
 
 @dataclass(frozen=True)
 class ProblemPlan:
-    """What will be searched for one problem; ``skipped`` says why it cannot be tuned here, "" if it can.
+    """The implementations to search for one problem; ``skipped`` says why it cannot be tuned here, "" if it can.
 
-    ``others`` are not to be searched, but a winner among them still has to be beaten.
+    ``others`` are implementations that are not searched, but a stored winner among them still has to be beaten.
     """
 
     problem: Problem
@@ -100,7 +100,7 @@ def check_shared(plans: Sequence[ProblemPlan], catalog: Catalog) -> None:
 
 
 def needed_bytes(op: Op, problem: Problem) -> int:
-    """What verification holds at once: arguments and outputs twice, the float64 reference and its temporaries."""
+    """Bytes that verification holds at once: arguments and outputs twice, the float64 reference, its temporaries."""
     arguments = arguments_of(op, problem)
     outputs = op.output_specs(arguments, torch.device("cpu")).values()
     tensors = [*arguments.tensors.values(), *outputs]

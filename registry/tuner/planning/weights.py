@@ -1,6 +1,6 @@
-"""What a problem weighs in a program: how often it is called times how long it takes, and what tuning makes of it.
+"""The weight of a problem in a program: its number of calls times its duration.
 
-The heaviest are tuned first, and get more trials than those that hardly matter.
+The heaviest problems are tuned first, and get more trials than those that hardly matter.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ BATCH = 64
 """Problems that share finals: their winners are stored at the end of the batch."""
 
 _FIRST_BATCH = 8
-"""Of a weighted run, doubling from there: what matters most is stored early."""
+"""Problems of the first batch of a weighted run; each next batch is twice as large. Heavy ones are stored early."""
 
 _LIGHT = 0.01
-"""Those that make up less than this part of the program's time together get only the starts."""
+"""The lightest problems, which together make up less than this part of the program's time, get only the starts."""
 
 _STARTS = 16
 """Trials: defaults, at most five seeds of neighbours, three random candidates."""
 
 _LEAST, _MOST = 0.5, 4.0
-"""Times the usual budget."""
+"""The least and the most factor that a weight puts on the usual budget."""
 
 _BYTES_PER_US = {"cuda": 2e6, "cpu": 2e4}
 _FLOP_PER_US = {"cuda": 2e8, "cpu": 2e5}
 _START_US = {"cuda": 3.0, "cpu": 3.0}
-"""A current GPU and a few cores, to a factor of two or so: it decides who goes first, and is shown to nobody."""
+"""Rough speeds of a current GPU and of a few cores: they only decide which problem is tuned first."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Weights:
     counts: Mapping[Problem, int] = field(default_factory=dict)
 
     def batches(self, plans: Sequence[ProblemPlan]) -> list[Sequence[ProblemPlan]]:
-        """In the order of tuning; within a batch each has near ones before it."""
+        """The plans in the order of tuning; within a batch near problems follow each other."""
         if not self.shares:
             in_order = ordered(plans)
             return [in_order[start : start + BATCH] for start in range(0, len(in_order), BATCH)]
@@ -64,7 +64,7 @@ class Weights:
     def budget(self, problem: Problem, budget: Budget) -> Budget:
         """What one problem's search may take: by its share of the time, from half to four times the usual.
 
-        A number that somebody asked for is a limit, and is not exceeded.
+        A number that the user asked for is a limit, and is not exceeded.
         """
         if not self.shares:
             return budget
@@ -80,7 +80,7 @@ class Weights:
         )
 
     def saving(self, results: Iterable[Result]) -> Saving | None:
-        """What the winners are worth to the program; None when nobody knows how often it calls what."""
+        """The time that winners save the program; None without counts of calls."""
         if not self.counts:
             return None
         decided = [result for result in results if result.median_us is not None]
@@ -97,7 +97,7 @@ class Weights:
 
     @cached_property
     def _light(self) -> frozenset[Problem]:
-        """The lightest, as many as make up less than ``_LIGHT`` together."""
+        """The lightest problems, as many as make up less than ``_LIGHT`` together."""
         light, total = [], 0.0
         for problem, share in sorted(self.shares.items(), key=lambda entry: entry[1]):
             total += share
@@ -112,9 +112,9 @@ def weigh(
     counts: Mapping[Problem, int],
     measured_us: Callable[[ProblemPlan], float | None],
 ) -> Weights:
-    """Weights by how often each problem is called; by what its default took where that was measured, else by its floor.
+    """Weights of problems: counts of calls times the default's measured time, or times the floor where none is known.
 
-    What cannot be tuned here counts too: it is part of the program's time.
+    A problem that cannot be tuned here counts too: it is part of the program's time.
     """
     if not counts:
         return Weights()
@@ -134,7 +134,7 @@ def floor_us(op: Op, problem: Problem, device: Device) -> float:
 
 
 def default_us(decision: Decision | None) -> float | None:
-    """What an untuned call took when a problem was decided, if that was measured."""
+    """The default's time in µs when the problem was decided, None where it was not measured."""
     if decision is None or decision.default_ratio is None:
         return None
     return decision.median_us * decision.default_ratio.value

@@ -10,15 +10,15 @@ from pathlib import Path
 from ...device import Device
 
 _KEPT_FREE = 4
-"""Threads of execution for the worker and the run: two cores, where each has two. Verifying is launching, and takes a
-seventh longer where compilers share a core with it."""
+"""Threads of execution for the worker and the run: two cores, where each has two. Verifying launches kernels, and takes
+a seventh longer where compilers share a core with it."""
 _FEW = 8
-"""With no more than these, only one is kept free."""
+"""A machine with no more threads of execution than these keeps only one free."""
 
 _ANYWHERE = "-"
 
 Siblings = Callable[[int], Sequence[int]]
-"""The numbers of what shares a core with a number, itself among them."""
+"""Returns the numbers of all threads of execution on the core of a given one, itself included."""
 
 
 def compiling_cores(device: Device, siblings: Siblings | None = None) -> tuple[int, ...]:
@@ -35,7 +35,7 @@ def compiling_cores(device: Device, siblings: Siblings | None = None) -> tuple[i
 
 
 def as_argument(cores: Sequence[int]) -> str:
-    """For a command line; ``-`` where there are none to be bound to."""
+    """The cores as a word of a command line; ``-`` where there are none to be bound to."""
     return ",".join(map(str, cores)) or _ANYWHERE
 
 
@@ -58,7 +58,7 @@ def _kept_free(cores: Sequence[int], siblings: Siblings) -> set[int]:
 
 
 def _siblings(core: int) -> list[int]:
-    """As Linux tells; a machine that is virtual often does not, and says that each stands alone."""
+    """The threads of execution on this one's core, as Linux tells; a virtual machine often lists each alone."""
     try:
         text = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text()
         return [number for part in text.strip().split(",") for number in _span(part)]

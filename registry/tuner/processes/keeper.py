@@ -36,7 +36,7 @@ _MESSAGE_BYTES = 1 << 20
 # they are used, and Inductor sets its own; CUDA reads its variables when the device is first used
 LOADED_WITH = ("TORCH", "PYTORCH", "TRITON", "CUDA_VISIBLE", "OMP", "GOMP", "MKL", "OPENBLAS", "PYTHON", "LD_")
 
-# what a template's imports ask about the GPU they must ask of NVML: a CUDA driver does not survive a fork
+# imports of a template must ask NVML about the GPU: a CUDA driver does not survive a fork
 _QUIET = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
@@ -69,7 +69,7 @@ class Kept:
     status: int
     pid: int = 0
     killed: bool = False
-    blame: str = ""  # what to tell beside the exit code, when it was killed for a reason
+    blame: str = ""  # the reason for which it was killed, told beside the exit code
     oom_kills: int = 0
 
     def tell(self, **message: Any) -> None:
@@ -160,7 +160,7 @@ class Keeper:
             _kill_group(kept.pid)
 
     def _serve(self) -> None:
-        """Start what is queued, unless a template will be ready soon."""
+        """Start the queued children, unless a template will be ready soon."""
         waiting, self._queue = self._queue, []
         for kept in waiting:
             template = self._templates[0] if self._templates else None
@@ -241,7 +241,7 @@ class Keeper:
         with contextlib.suppress(OSError):
             template.asked.append(kept)
             send(template.socket, {**kept.request, "keeper": os.getpid()}, [kept.socket, kept.log])
-        # a template that is gone is noticed when its socket is read; what it was asked for is then executed
+        # the end of a template is noticed when its socket is read; children that it was asked for are then executed
 
     def _from_template(self, template: Template) -> None:
         message, _ = receive(template.socket)
@@ -277,7 +277,7 @@ class Keeper:
     # ends
 
     def _reap(self) -> None:
-        """Every child that has ended: its group goes with it, before its number can be somebody else's."""
+        """Reap every child that has ended, and kill its group before its process id can be used again."""
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -307,7 +307,7 @@ class Keeper:
         kept.close("socket", "log", "status")
 
     def _sweep(self) -> None:
-        """Kill what children have left behind in sessions of their own: it has become ours."""
+        """Kill processes that children have left behind: their parent is this process now."""
         if any(template.asked for template in self._templates):
             return  # one of the unknown may be the child that is being forked
         known = {*self._pids, *(template.pid for template in self._templates)}
@@ -333,7 +333,7 @@ class Keeper:
 
 
 def resident_bytes(pid: int) -> int:
-    """Anonymous and shared memory of a process: what nobody could take from it. Code and files do not count."""
+    """Bytes of anonymous and shared memory of a process, which cannot be reclaimed; code and files do not count."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -343,7 +343,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def send(to: socket.socket, message: dict[str, Any], descriptors: list[int]) -> None:
-    """One datagram, with descriptors."""
+    """Send one datagram, with descriptors."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     to.sendmsg([json.dumps(message).encode()], rights)
 

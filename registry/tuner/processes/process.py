@@ -64,7 +64,7 @@ class Child:
         return self._started.how
 
     def fileno(self) -> int:
-        """For ``selectors``."""
+        """The socket's descriptor, for ``selectors``."""
         return self._socket.fileno()
 
     @property
@@ -78,7 +78,7 @@ class Child:
         self.flush()
 
     def flush(self) -> None:
-        """Send what there is room for. To a child that is gone nothing is sent: its end is noticed elsewhere."""
+        """Send as much as the socket has room for; nothing to a child that has ended, which ``receive`` notices."""
         try:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
@@ -114,11 +114,11 @@ class Child:
         return messages, bool(data)
 
     def ended(self, seconds: float = 0.0) -> Ending | None:
-        """How it ended, waiting at most ``seconds``; None while it runs."""
+        """How the child ended, waiting at most ``seconds``; None while it runs."""
         return self._started.ended(seconds)
 
     def end(self, seconds: float = 0.5) -> Ending:
-        """For a child of which nothing more is to come: kill what is left of it, and say how and why it ended."""
+        """Kill the rest of a child that sends nothing more; returns how and why it ended."""
         by_itself = None if self._nonsense else self._started.ended(seconds)
         words = self._last_words()
         self.stop()
@@ -131,7 +131,10 @@ class Child:
         self._started.kill()
 
     def stop(self) -> bool:
-        """Kill the group, wait until it is reaped, free what is held here; whether it is gone. May be called again."""
+        """Kill the group, wait until it is reaped, free the socket and the log; returns whether it is gone.
+
+        May be called again.
+        """
         self._started.kill()
         gone = self._started.ended(_GONE_S) is not None
         self._started.close()
@@ -145,7 +148,7 @@ class Child:
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Let an idle child end by itself, then make sure."""
+        """Let an idle child end by itself within two seconds, else kill it."""
         self.dismiss()
         self._started.ended(2.0)
         self.stop()

@@ -65,7 +65,7 @@ class Started(Protocol):
         """Kill its whole group. May be called again."""
 
     def close(self) -> None:
-        """Free what is held here."""
+        """Free the descriptors that this process holds of the child."""
 
 
 class KeeperClient:
@@ -78,12 +78,12 @@ class KeeperClient:
 
     @property
     def pid(self) -> int:
-        """Of the keeper itself."""
+        """The process id of the keeper itself."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it can start anything; not in a fork of the process that it belongs to."""
+        """Whether the keeper can start children; False in a fork of the process that it belongs to."""
         return self.owner == os.getpid() and self._process.poll() is None
 
     def start(self, command: Command, channel: int, log: int) -> Started:
@@ -107,7 +107,7 @@ class KeeperClient:
         return _Kept(self, number, status)
 
     def kill(self, number: int) -> None:
-        """Kill a child's group."""
+        """Kill the group of the child with this number."""
         with contextlib.suppress(OSError):
             keeper_module.send(self._socket, {"do": "kill", "id": number}, [])
 
@@ -117,7 +117,7 @@ class KeeperClient:
             keeper_module.send(self._socket, {"do": "warm", "modules": list(modules)}, [])
 
     def close(self) -> None:
-        """End it, with all its children."""
+        """End the keeper, with all its children."""
         self._socket.close()
         if self.owner == os.getpid():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -141,14 +141,14 @@ class _Kept:
 
     @property
     def pid(self) -> int:
-        """Waits for it to be started; 0 if that failed."""
+        """The child's process id, 0 if it could not be started; waits until it is started."""
         while not self._pid and self._ending is None:
             self._read(None)
         return self._pid
 
     @property
     def how(self) -> str:
-        """How it was started, or why not."""
+        """How the child was started, or why it was not."""
         return self._how if self.pid or self._ending else ""
 
     def ended(self, seconds: float = 0.0) -> Ending | None:
@@ -167,7 +167,7 @@ class _Kept:
             self._status = -1
 
     def _read(self, seconds: float | None) -> bool:
-        """Whether anything was told within ``seconds``."""
+        """Take in a message of the keeper; returns whether one came within ``seconds``."""
         if self._status < 0:
             self._ending = self._ending or Ending(1, "it was closed")
             return False

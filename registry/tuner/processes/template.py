@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> None:
         if function:
             getattr(module, function)()
     gc.collect()
-    gc.freeze()  # what is here stays, and a collection in a child must not copy its pages
+    gc.freeze()  # modules stay loaded, and a collection in a child must not copy their pages
     if os.fork() == 0:
         os._exit(0)
     os.wait()
@@ -112,7 +112,7 @@ def _fork(keeper: socket.socket, message: dict[str, Any], channel: int, log: int
 
 
 def _run(message: dict[str, Any], channel: int, log: int) -> None:
-    """What an executed child would do. Never returns."""
+    """Be the child: its main function with its environment, folder and log. Never returns."""
     code = 1
     try:
         os.setsid()
@@ -139,7 +139,7 @@ def _run(message: dict[str, Any], channel: int, log: int) -> None:
 
 
 def _await_adoption(keeper: int) -> None:
-    """Until this orphan is the keeper's: only then does ``PR_SET_PDEATHSIG`` mean the keeper."""
+    """Wait until the keeper is this process's parent: only then does ``PR_SET_PDEATHSIG`` mean the keeper."""
     until = time.monotonic() + 10
     while os.getppid() != keeper and time.monotonic() < until:
         time.sleep(0.0005)
@@ -159,7 +159,7 @@ def _take_over(message: dict[str, Any]) -> None:
 
 
 def _place_elsewhere() -> None:
-    """Forks share one layout of the address space; that of an executed process is random, and finals count on it.
+    """Move the heap by a random amount: forks share one layout of addresses, and finals count on random ones.
 
     Python's ``random`` is seeded anew in a fork, numpy's is not.
     """

@@ -85,11 +85,11 @@ class JointSpace:
         return self.blocks[self.candidates[number].implementation.name]
 
     def distances(self, block: Block, places: Sequence[int] | Numbers) -> Numbers:
-        """L1 distances of the block's candidates from these places."""
+        """L1 distances of the block's candidates from a point with these places."""
         return np.asarray(np.abs(block.places - np.asarray(places)).sum(axis=1), dtype=np.int64)
 
     def distances_from(self, number: int) -> tuple[Block, Numbers]:
-        """A candidate's block and its distances from everything there."""
+        """A candidate's block, and the candidate's L1 distances from all candidates of the block."""
         block = self.block_of(number)
         return block, self.distances(block, block.places[number - block.start])
 

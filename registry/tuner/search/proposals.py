@@ -29,11 +29,11 @@ MIX: tuple[MakeArm, ...] = (
 """The arms of the search in the order of their turns, round and round. An arm is added by a file and an entry here."""
 
 EXHAUST = 32
-"""A space this small is tried whole when nobody asks for more trials."""
+"""A space with at most so many candidates is tried whole, unless the user gave a number of trials."""
 
 _RANDOM_STARTS = 8
 _FEWEST_RANDOM = 3
-"""Where seeds stand in for random candidates."""
+"""Random candidates at least, where seeds stand in for the others."""
 _SEEDS_KEPT = 5
 
 _NOISE = 0.005

@@ -1,4 +1,4 @@
-"""Whether compiled code fits the device: what does not is never sent there."""
+"""Whether compiled code fits the device; code that does not is never sent there."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from ...device import Device
 
 
 def misfit(artifacts: Iterable[Artifact], device: Device) -> str:
-    """Why one of them does not fit, "" when all do: shared memory beyond a block's limit, or registers that spill.
+    """Why an artifact does not fit, "" when all fit: shared memory beyond a block's limit, or registers that spill.
 
-    What spills runs, but waits for memory where the others compute: of 78 winners of Triton and CUDA kernels on an H200
-    none spilled.
+    Code that spills runs, but waits for memory: of 78 winners of Triton and CUDA kernels on an H200 none spilled.
     """
     for artifact in artifacts:
         shared, spilled = artifact.resources.get("shared_bytes", 0), artifact.resources.get("spill_bytes", 0)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 MOST_PROBLEMS = 100_000
-"""A file that stands for more is a slip: tuning them would take days."""
+"""Problems of a file at most: tuning more would take days, so that such a file is an error."""
 
 _LARGEST = 2**63 - 1
 _MOST_BITS_SHOWN = 256
@@ -31,7 +31,7 @@ _MOST_BITS_SHOWN = 256
 
 
 class Ops(Protocol):
-    """What is needed of a catalog."""
+    """The part of a catalog that reading shapes needs."""
 
     def ops(self) -> Mapping[str, Op]:
         """Every op by name."""
@@ -39,7 +39,7 @@ class Ops(Protocol):
 
 @dataclass(frozen=True)
 class Shapes:
-    """What a shapes file stands for: problems by op, without duplicates, in the file's order.
+    """The problems of a shapes file by op, without duplicates, in the file's order.
 
     ``counts`` says how often a program calls each of them; it is empty when no entry says so.
     """

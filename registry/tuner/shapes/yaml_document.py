@@ -1,4 +1,4 @@
-"""A YAML file as plain data with the line of everything in it. Whatever stands in the file, reading it is bounded."""
+"""A YAML file as plain data with the line of every value. Time and memory of reading any file are bounded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Place = tuple[Hashable, ...]
 
 MOST_CHARACTERS = 2**24
 MOST_VALUES = 400_000
-"""With every alias written out: a few aliases of aliases stand for billions."""
+"""Values of a file at most, every alias written out: a few aliases of aliases stand for billions."""
 DEEPEST = 8
 
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
@@ -23,7 +23,8 @@ _SHAPE = "expected op: [{dimension: [value, ...]}, ...]"
 
 
 class Document:
-    """``data`` is what the file holds, None when it is empty. Raises ShapesFileError for what cannot be read."""
+    """A read file: ``data`` is its content, None for an empty file. Raises ShapesFileError for a file it cannot
+    read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,7 +33,7 @@ class Document:
         self.data = self._read(self._text())
 
     def line(self, place: Place) -> int:
-        """Where that stands, or what is around it."""
+        """The line of a value, or of the innermost value around it that the file has."""
         return self._lines.get(self._written(place), 1)
 
     def fault(self, place: Place, message: str, hint: str) -> ShapesFileError:
@@ -124,7 +125,7 @@ class Document:
         try:
             return loader.construct_object(node)
         except (ValueError, ArithmeticError) as fault:
-            # PyYAML reads dates, binary data, numbers to base 60: whatever looks like one and is none ends here
+            # PyYAML reads dates, binary data and numbers to base 60, and raises for text that only looks like one
             reason = str(fault).partition(";")[0].partition(":")[0]
             raise self.fault(place, f"got {node.value!r:.40}: {reason}", "expected a number or a name") from None
         except yaml.MarkedYAMLError:

@@ -1,4 +1,4 @@
-"""Other problems and layouts that dispatch may hand a candidate to: it must be right there too.
+"""Probes: other problems and layouts that dispatch may give to a candidate, which must be right there too.
 
 A winner also serves the problems for which nothing nearer is tuned, and calls whose tensors are not aligned or not
 contiguous. A candidate that is wrong at one of a few small ones is refused before it is timed.
@@ -38,19 +38,19 @@ from .verdicts import Checks, WrongError
 from .verify import check_unchanged
 
 _SIZES = (1, 37)
-"""What a dynamic dimension becomes: one, and a prime, which is no multiple of any block."""
+"""Sizes of a probe's last dynamic dimension: one, and a prime, which is no multiple of any block."""
 _LARGER_SIZES = (4099, 1031, 257)
-"""And the largest of these primes that costs little: more than a block."""
+"""Beside them the largest of these primes that costs little: more than a block."""
 _OTHER_SIZES = (3, 5, 2)
-"""What the dynamic dimensions before the last become meanwhile."""
+"""Sizes of the dynamic dimensions before the last."""
 _MOST_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
 _MEMORY_PART = 1 / 1000
-"""Of the device's memory, which one problem's tensors may take."""
+"""The part of the device's memory that one probe's tensors may take."""
 _MOST_FLOP = {"cpu": 2e8, "cuda": 1e12}
 _LARGER_PART = 1 / 16
-"""Of these limits: what the larger size may take."""
+"""The part of these limits that the larger size may take."""
 _GROUPS_PART = 1 / 20
-"""Of the device's memory, which the groups that are kept may take."""
+"""The part of the device's memory that all kept groups of probes may take."""
 _FIRST = 2
 
 
@@ -65,11 +65,11 @@ class Probe:
     pristine: tuple[Any, ...]
     bounds: tuple[Bounds, ...]
     outputs: tuple[Surrounded, ...]
-    """Where candidates write, one after another."""
+    """The outputs that candidates write to, one after another."""
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes held, about: what is beside tensors is small."""
+        """Bytes held by tensors, bounds and outputs."""
         tensors = tensors_in((*self.values, *self.pristine))
         held: tuple[torch.Tensor | Bounds | Surrounded, ...] = (*tensors, *self.bounds, *self.outputs)
         return sum(each.nbytes for each in held)
@@ -79,7 +79,7 @@ class Probe:
 
 
 def probe_problems(op: Op, problem: Problem, device: Device) -> tuple[Problem, ...]:
-    """Small problems with the same static dimensions, sizes that are no multiple of anything; never ``problem``."""
+    """Small problems with the static dimensions of ``problem`` and odd sizes; never ``problem`` itself."""
     found = [_resized(op, problem, size) for size in _SIZES]
     larger = (_resized(op, problem, size) for size in _LARGER_SIZES)
     found.append(next((each for each in larger if each and _is_small(op, each, device, _LARGER_PART)), None))
@@ -101,9 +101,9 @@ class Probes:
         self._checked: collections.Counter[tuple[str, str]] = collections.Counter()
 
     def come_first(self, plan: Plan) -> bool:
-        """Whether the candidate is to be checked before it is timed: one of the first few of its implementation.
+        """Whether the candidate is checked before it is timed: it is one of the first two of its implementation.
 
-        They show what is wrong with the kernel. Later ones cost less when only those are checked that are fast.
+        The first show faults of the kernel. Of later candidates only the fast ones are checked, after timing.
         """
         return self._checked[_group(plan.op, plan.problem), plan.candidate.implementation.name] < _FIRST
 
@@ -125,7 +125,7 @@ class Probes:
                     ran.append(passed)
             checks.settle()
         except Exception:
-            # it may have written to the probes' inputs
+            # the candidate may have written to the probes' inputs
             self._groups.pop(group, None)
             raise
         finally:
@@ -145,7 +145,7 @@ class Probes:
         return self._groups[group]
 
     def _make_room(self, most: float) -> None:
-        """Drop the largest groups: problems come in turns, so that whichever goes is asked for again as soon."""
+        """Drop the largest groups until ``most`` bytes are left; each group is asked for again equally soon."""
         held = {group: _nbytes(probes) for group, probes in self._groups.items()}
         while held and sum(held.values()) > most:
             largest = max(held, key=lambda group: held[group])
@@ -179,14 +179,14 @@ def _nbytes(probes: Sequence[Probe]) -> int:
 
 def _group(op: Op, problem: Problem) -> str:
     static = {name: value for name, value in problem.dims.items() if name not in op.dynamic}
-    # the tuned problem itself is no probe: one that others have for a probe has a group of its own
+    # a tuned problem is no probe of itself: if it is a probe of other problems, its group is its own
     own = {name: value for name, value in problem.dims.items() if name in op.dynamic}
     is_probe = own in [_sizes(list(own), size) for size in (*_SIZES, *_LARGER_SIZES) if own]
     return canonical_json({"op": op.name, "static": static, "own": own if is_probe else {}})
 
 
 def _sizes(names: Sequence[str], size: int) -> dict[str, int]:
-    """What dynamic dimensions become where the last is ``size``."""
+    """Sizes of the dynamic dimensions where the last is ``size``."""
     others = {name: 1 if size == 1 else _OTHER_SIZES[place % 3] for place, name in enumerate(names)}
     return {**others, names[-1]: size}
 
@@ -197,7 +197,7 @@ def _resized(op: Op, problem: Problem, size: int) -> Problem | None:
         return None
     try:
         return op.problem_of({**problem.dims, **_sizes(names, size)})
-    except Exception:  # whatever an op's check raises where it has no such problem
+    except Exception:  # an op's check may raise anything for a problem that it does not have
         return None
 
 
@@ -221,7 +221,7 @@ def _probes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
 
 
 def _laid_out(op: Op, problem: Problem, device: Device, layout: Layout) -> Iterator[Probe]:
-    """The probe, if the op makes one: an op may know of no such problem or layout."""
+    """The probe of a problem in a layout; none where the op has no such problem or layout."""
     generator = torch.Generator(device=device.torch).manual_seed(len(layout))
     try:
         drawn = op.draw(problem, op.kinds[0], generator)
@@ -230,7 +230,7 @@ def _laid_out(op: Op, problem: Problem, device: Device, layout: Layout) -> Itera
         posed = op.pose(arguments, problem)
         reference = reference64(op, values)
         bounds = bounds_of(op, posed, values, reference, own_error(op, posed, values, reference))
-    except Exception:  # whatever an op raises for arguments that it does not take
+    except Exception:  # an op may raise anything for arguments that it does not take
         return
     if posed == problem and not is_contiguous_by_another_name(layout, arguments.tensors.values()):
         outputs = (surrounded(spec) for spec in op.output_specs(arguments, device.torch).values())
@@ -243,7 +243,7 @@ def _check(plan: Plan, probe: Probe, checks: Checks) -> None:
             output.poison()
         _check_on(plan, probe, probe.outputs, (), checks)
         return
-    # what mutates is given inputs of its own, which it may read too far, or change too much of
+    # an op that mutates is given copies with poisoned memory beside them, to find reads and writes beyond the end
     for nan_beside in (False, True):
         outputs = tuple(surrounded(spec) for spec in plan.signature.outputs.values())
         _check_on(plan, probe, outputs, _copies(probe, nan_beside), checks)

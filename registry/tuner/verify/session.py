@@ -1,4 +1,4 @@
-"""What a worker keeps of one problem between trials: inputs, references, and the rotating copies that are timed."""
+"""Sessions: a worker's inputs, references and rotating copies of one problem, kept between trials."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ from ..measure.rotation import Rotation
 from ..measure.samplers import copies_of
 
 PARTLY, PARTLY_AGAIN = "partly other", "partly other again"
-"""The kinds of inputs that timed copies are overwritten with: the timed ones, but for a few elements, which are not the
-same ones. Who looks at some elements to tell inputs apart may look at what was changed once, but hardly twice."""
+"""Kinds of inputs that timed copies are overwritten with: the timed kind with a few changed elements, others for each.
+
+A candidate that recognises inputs by some elements may look at a changed element once, but hardly twice."""
 
 _MIXTURES = (PARTLY, PARTLY_AGAIN)
 
 _OTHER_PART = 1 / 64
-"""So few, that who remembers a result by some of its inputs believes that it knows it; so many, that every output that
-is a sum over inputs differs by more than its tolerance."""
+"""The part of the elements that is changed: so small that a candidate which remembers results by some elements of the
+inputs finds them unchanged; so large that every output which sums over inputs differs by more than its tolerance."""
 
 _CACHE_SHARE = 0.35
 """Part of the device's memory that the cases of one problem may keep between trials."""
 
 _BOUNDS_SHARE = 0.5
-"""The same where it is bounds alone that are kept."""
+"""Part of the device's memory that the bounds of one problem may keep, where its inputs are too large to be kept."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class Session:
         return self.op.kinds[0]
 
     def case(self, kind: str) -> InputCase:
-        """Inputs of that kind, one of the op's or of those above, and their reference; the same at every call."""
+        """Inputs of a kind, one of the op's or ``PARTLY`` or ``PARTLY_AGAIN``, with their bounds; equal at every
+        call."""
         if kind in self._cases:
             return self._cases[kind]
         case = self._partly_other(kind) if kind in _MIXTURES else self._make(kind, self._drawn(kind))
@@ -84,7 +86,7 @@ class Session:
         return case
 
     def judge(self, case: InputCase, results: Tensors) -> str:
-        """What is wrong with the results (``Op.results``) of a case, looked at closely; "" when nothing is."""
+        """The fault of a case's results (``Op.results``), found element by element; "" when they are right."""
         if all(bounds.hold(result) for bounds, result in zip(case.bounds, results, strict=True)):
             return ""
         return self.compared(case, results).message
@@ -102,13 +104,14 @@ class Session:
             error = own_error(self.op, self.problem, values, reference)
             bounds = bounds_of(self.op, self.problem, values, reference, error)
             self._keep(kind, bounds)
-        # what is never handed to a candidate needs no second copy
+        # inputs that are never handed to a candidate need no second copy
         pristine = clone(values) if kind in self.op.kinds else values
         return InputCase(kind, values, pristine, bounds)
 
     def _keep(self, kind: str, bounds: tuple[Bounds, ...]) -> None:
-        """Of a large problem the bounds alone: its inputs are drawn again in no time, its bounds take a hundred times
-        as long."""
+        """Keep the bounds of a problem whose inputs are too large to be kept: drawing the inputs again takes a
+        hundredth of
+        the time."""
         held = sum(each.nbytes for kept in (*self._bounds.values(), bounds) for each in kept)
         if not self.is_roomy and held <= _BOUNDS_SHARE * self.device.memory_bytes:
             self._bounds[kind] = bounds
@@ -119,13 +122,13 @@ class Session:
         return self.op.draw(self.problem, kind, generator)
 
     def _partly_other(self, kind: str) -> InputCase:
-        """The timed inputs with a few numbers of another draw; what is not floating, such as indices, all of it.
+        """The timed inputs with a few numbers of another draw; tensors that are not floating are of the other draw.
 
-        All of the other draw where the op makes no sense of the mixture.
+        All tensors are of the other draw where the op's reference of the mixture fails or is not finite.
         """
         number = _MIXTURES.index(kind)
         values, others = self._drawn(self.timed_kind), self._drawn(self.timed_kind, again=1 + number)
-        # a seed of its own: which numbers are other ones must not depend on what they are
+        # a seed of its own: the places of changed numbers must not depend on the numbers
         generator = torch.Generator(device=self.device.torch).manual_seed(self._seed + 2_000_003)
         other = iter(tensors_in(others))
         mixed = with_tensors(values, lambda tensor: _mixed(tensor, next(other), generator, number))
@@ -133,14 +136,14 @@ class Session:
         return self._make(kind, mixed if self._mixable else others, reference)
 
     def _reference_of_mixture(self, mixed: tuple[Any, ...]) -> Tensors | None:
-        """None where the op makes no sense of it; which one it is is remembered."""
+        """The reference of the mixture, None where it fails or is not finite; ``_mixable`` remembers which."""
         self._mixable = False
         try:
             reference = reference64(self.op, mixed)
         except (torch.OutOfMemoryError, MemoryError):
             self._mixable = None
             raise
-        except Exception:  # whatever an op raises when its inputs contradict each other
+        except Exception:  # an op may raise anything for inputs that contradict each other
             return None
         self._mixable = all(bool(output.isfinite().all()) for output in reference)
         return reference if self._mixable else None
@@ -153,7 +156,7 @@ class Session:
 
     @cached_property
     def rotation(self) -> Rotation:
-        """The rotating copies that are timed. What they hold is told to ``show``."""
+        """The rotating copies that are timed; ``show`` says which inputs they hold."""
         values = self.values(self.timed_kind)
         rotation = Rotation(values, copies_of(self.working_set, self.protocol))
         rotation.show(self.timed_kind, values)
@@ -164,7 +167,7 @@ class Session:
         self.rotation.show(kind, self.values(kind))
 
     def values(self, kind: str) -> tuple[Any, ...]:
-        """Inputs of that kind, whether or not anybody needs their reference."""
+        """Inputs of that kind; their reference is not computed unless the case is kept anyway."""
         if kind in self._cases or kind in _MIXTURES:
             return self.case(kind).pristine
         return self._drawn(kind)
@@ -176,12 +179,12 @@ class Session:
 
     @cached_property
     def unmutated(self) -> tuple[int, ...]:
-        """Places of those that it must leave alone."""
+        """Places of the arguments that the op must not change."""
         return tuple(place for place in range(len(self.op.parsed.parameters)) if place not in self.mutated)
 
     @cached_property
     def is_roomy(self) -> bool:
-        """Whether there is memory to keep what one trial needs for the next."""
+        """Whether there is memory to keep the cases of one trial for the next."""
         judged = self.op.result_specs(self.arguments, self.device.torch)
         case = 2 * sum(spec.nbytes for spec in self.arguments.tensors.values()) + 8 * sum(spec.numel for spec in judged)
         return case * (len(self.op.kinds) + len(_MIXTURES)) <= _CACHE_SHARE * self.device.memory_bytes
@@ -213,7 +216,7 @@ class Sessions:
         self._sessions: collections.OrderedDict[tuple[str, int], Session] = collections.OrderedDict()
 
     def get(self, op: str, dims: dict[str, Any], protocol: TimingProtocol, seed: int) -> Session:
-        """The session of a problem, made when it is new. A huge problem drops all others first."""
+        """The session of a problem, made at the first call. A huge problem drops all other sessions first."""
         found = self._op(op)
         problem = found.problem_of(dims)
         key = (problem.key, seed)
@@ -241,12 +244,13 @@ class Sessions:
 
 
 def clone(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same arguments at other addresses."""
+    """Copies of the arguments at other addresses; values that are no tensors as they are."""
     return with_tensors(values, torch.clone)
 
 
 def _mixed(value: torch.Tensor, other: torch.Tensor, generator: torch.Generator, number: int) -> torch.Tensor:
-    """``number`` tells which elements are taken from ``other``: with the same generator, others for another one."""
+    """``value`` with some elements of ``other``; for one state of the generator each ``number`` takes other
+    elements."""
     if not value.is_floating_point() or value.numel() == 0:
         return other
     drawn = torch.rand(value.shape, device=value.device, generator=generator)

@@ -1,4 +1,4 @@
-"""A plan on the rotating copies: what is launched and timed, and the outputs that are judged afterwards."""
+"""A plan on the rotating copies: its timed launches, and their outputs, which are judged afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .session import InputCase, Session
 from .verdicts import Checks, WrongError
 
 _STARTS = 2**16
-"""Places that ``disturb`` may begin at, far more than it tells apart."""
+"""Seeds of ``disturb``, far more than there are different disturbances."""
 
 LATE = "it was not ready when it was read: work on another stream or thread has to be waited for"
 
@@ -42,7 +42,7 @@ class TimedPlan:
         self.launches: list[Enqueue] = [self._launch(copy, values) for copy, values in enumerate(copies)]
 
     def show(self, kind: str, values: tuple[Any, ...]) -> None:
-        """Overwrite the timed inputs in place; what the host prepared from them is prepared anew."""
+        """Overwrite the timed inputs in place; tensors that the host prepared from them are prepared anew."""
         rotation, prepared = self._session.rotation, self._plan.prepared
         rotation.show(kind, values)
         if prepared:
@@ -52,20 +52,22 @@ class TimedPlan:
 
     @property
     def writes(self) -> bool:
-        """Whether there are outputs that it is given to write to."""
+        """Whether the plan writes to outputs of the host, rather than returning its own."""
         return bool(self._stacks)
 
     def poison(self) -> None:
-        """Let the outputs hold what no right answer does, those too that functional code returned: a graph that it
-        was captured in writes them again."""
+        """Fill the outputs with values that no right answer holds.
+
+        Outputs that functional code returned are filled too: a graph that captured the code writes them again.
+        """
         for stack in self._stacks:
             stack.poison()
         self._poison_returned()
 
     def disturb(self) -> None:
-        """Let the outputs hold what is plausible, but in part somebody else's: some elements, which nobody can foresee.
+        """Change some elements of the outputs, which are chosen at random, to other plausible values.
 
-        What was returned, or has holes, is poisoned.
+        Outputs that were returned or have holes are poisoned instead.
         """
         start = secrets.randbelow(_STARTS)
         for stack in self._stacks:
@@ -74,12 +76,12 @@ class TimedPlan:
 
     def _poison_returned(self) -> None:
         if self._functional:
-            # also what was made in inference mode, or is a view of something that wants a gradient
+            # an output may be an inference tensor, or a view of a tensor that requires a gradient
             with torch.inference_mode():
                 poison(tuple(output.detach() for outputs in self.outputs for output in outputs))
 
     def launch_each(self) -> None:
-        """Every launch by itself. What was returned before is still held: nobody may be given it again."""
+        """Call every launch once. The first output of before is still held: no call may return its memory again."""
         held = self.outputs[0] if self._functional else ()
         for launch in self.launches:
             launch()
@@ -90,18 +92,18 @@ class TimedPlan:
             )
 
     def check_first(self, checks: Checks, case: InputCase, when: str) -> None:
-        """See whether the first copy's results are right; samples need not have come to the others."""
+        """Check the first copy's results; samples need not have reached the other copies."""
         self._check(checks, case, when, range(1))
 
     def check(self, checks: Checks, case: InputCase, when: str) -> None:
-        """See whether every copy's results are right for that case. ``when`` begins what is said if they are not."""
+        """Check every copy's results for that case. ``when`` begins the message of a fault."""
         self._check(checks, case, when, range(len(self.outputs)))
         if self._plan.candidate.implementation.deterministic:
             differ = f"{when}: it gives other bits at other addresses for the same inputs, and does not say so"
             checks.add(self._agree(), "nondeterministic", differ)
 
     def check_margins(self, checks: Checks) -> None:
-        """See whether anything was written beside the outputs since they were poisoned."""
+        """Check that nothing was written beside the outputs since they were poisoned."""
         for name, stack in zip(self._plan.signature.outputs, self._stacks, strict=False):
             checks.add([stack.margins_untouched()], "wrong_result", f"it writes outside its output {name}")
         for place, flag in self._session.rotation.margins_untouched(self._session.mutated).items():
@@ -128,12 +130,12 @@ class TimedPlan:
             self._check_returned(self.outputs[: len(copies)], when)
         op, rotation = self._session.op, self._session.rotation
         judged = [op.results(self.outputs[copy], rotation.copies[copy]) for copy in copies]
-        # one copy within bounds is enough where the others must equal it
+        # one copy within bounds is enough where all copies must be equal
         closely = judged[:1] if self._plan.candidate.implementation.deterministic else judged
         checks.add(_holding(case, closely), "wrong_result", lambda: self._why(case, judged, when))
 
     def _check_returned(self, returned: Sequence[Tensors], when: str) -> None:
-        """Whatever functional code returns at any call must be of the right kind, and its own."""
+        """Check that the outputs of every call have the right specs and share no memory; raises WrongError."""
         specs = self._plan.signature.outputs
         # a look at each would take longer than all the rest
         for place in {0, len(returned) - 1}:

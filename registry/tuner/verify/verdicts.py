@@ -1,4 +1,4 @@
-"""Verdicts that are still on their way: made on the device one after the other, read together."""
+"""Checks whose results are still on the device: enqueued one after the other, read together."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Flags = Sequence[torch.Tensor]
 """Tensors of one truth value each, on the device."""
 
 Explain = Callable[[], str]
-"""What is wrong, looked at closely; "" when it is right after all."""
+"""Returns the fault after a close look, "" when the result is right after all."""
 
 
 @dataclass
 class Checks:
-    """Flags on the device, each with what to say if it is not set.
+    """Flags on the device, each with the message for a flag that is not set.
 
     Reading a flag makes the host wait for the stream, so all are read at once. Only the stream: work that a candidate
     has put elsewhere must not be waited for.

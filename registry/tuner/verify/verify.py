@@ -1,6 +1,6 @@
-"""Is it right? Every kind of input against the float64 reference, into poisoned outputs, before and after timing.
+"""Verifies candidates: every kind of input against the float64 reference, before and after timing.
 
-What is checked, and what each check is for, is in docs/tuning.md.
+docs/tuning.md lists the checks and their reasons.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .verdicts import Checks, Explain, Flags, WrongError
 
 __all__ = ["WrongError", "check_unchanged", "run_poisoned", "verify", "verify_timed"]
 
-# bound at import: what a candidate patches later is not called
+# bound at import, so that a candidate's later patch is not called
 _sleep: Callable[[int], None] = torch.cuda._sleep
 
 _DELAY_CYCLES = 400_000
-"""About 0.2 ms: what a launch on the wrong stream, or on none, does meanwhile, it does to inputs that are not there."""
+"""About 0.2 ms: a launch on the wrong stream runs meanwhile, before the inputs are written."""
 
 
 _BY_ROUNDING = 100.0
-"""Times the tolerance: an error beyond that comes from no other order of additions."""
+"""Times the tolerance: a larger error cannot come from another order of additions."""
 
 
 def verify(plan: Plan, session: Session, twin: tuple[Plan, Session] | None = None) -> None:
@@ -72,15 +72,15 @@ def _verify_other_kinds(plan: Plan, session: Session, checks: Checks) -> None:
 
 
 def verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, *, alone: bool = True) -> None:
-    """Check what was timed, as it was timed; raises WrongError.
+    """Check the timed launches, on the memory that was timed; raises WrongError.
 
-    First the outputs that timing left; then, on the same inputs, plausible ones that are in part somebody else's. Then
-    the inputs are overwritten in place and everything is launched just as samples did, the old outputs still in place;
-    and again, launch by launch, into poisoned outputs, when other elements of the inputs are other ones.
+    First the outputs that timing left are checked; then a launch on those inputs over outputs that are partly changed.
+    Then the inputs are overwritten in place and everything is launched as samples did, the old outputs still in place;
+    last, with other elements changed, launch by launch into poisoned outputs.
 
-    ``alone`` is False in the finals, where others were timed on the same inputs: who has changed them is then seen
-    only afterwards. Other inputs at the same addresses, whose reference takes long, are left to the trial; outputs that
-    are in part somebody else's are there when everything is launched as samples did.
+    ``alone`` is False in the finals, where other entrants were timed on the same inputs: a change of the inputs is then
+    found only afterwards. Changed inputs, whose reference takes long, are left to the trial; the outputs are partly
+    changed before everything is launched as samples did.
     """
     with _stream_kept(session):
         if session.op.parsed.mutates:
@@ -124,10 +124,10 @@ def _verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, checks: 
 
 
 def _verify_mutating(timed: TimedPlan, session: Session, checks: Checks) -> None:
-    """What mutates has gone on from its own results: it starts afresh, and runs once."""
+    """Check a plan that mutates its arguments, which timing has changed: one launch from fresh arguments."""
     for kind in (PARTLY, PARTLY_AGAIN, session.timed_kind):
         case = session.case(kind)
-        # who was timed before may have written beside them
+        # an entrant that was timed before may have written beside them
         session.rotation.poison(session.mutated)
         session.rotation.spoil()
         timed.poison()
@@ -136,23 +136,23 @@ def _verify_mutating(timed: TimedPlan, session: Session, checks: Checks) -> None
         timed.check(checks, case, "after timing")
         _check_copies(session, case, checks)
         timed.check_margins(checks)
-        checks.settle()  # what is wrong is looked at before it is overwritten
+        checks.settle()  # a wrong result is examined before the next kind overwrites it
 
 
 def _run_on(plan: Plan, session: Session, case: InputCase, checks: Checks) -> Tensors:
-    """Run once into poisoned memory, and see that the inputs are what they were (what mutates is given copies).
+    """Run once into poisoned outputs and check that the inputs are unchanged; returns ``Op.results``.
 
-    Returns ``Op.results``.
+    An op that mutates is given copies of the inputs.
     """
     values = clone(case.values) if session.op.parsed.mutates else case.values
     outputs = run_poisoned(plan, values)
     check_unchanged(session.op, values, case.pristine, checks)
     if faults := output_faults(outputs, plan.signature.outputs, values):
-        # inputs first: who changes them is wrong everywhere
+        # inputs first: a candidate that changes them is wrong everywhere
         checks.settle()
         raise WrongError("wrong_result", "; ".join(faults))
     if plan.candidate.implementation.returns_outputs and session.is_roomy:
-        # memory that was returned and is free is somebody else's now
+        # memory that the candidate returned and freed is written to, as its next owner would
         poison(tuple([torch.empty_like(output) for output in outputs]))
     return session.op.results(outputs, values)
 
@@ -160,10 +160,11 @@ def _run_on(plan: Plan, session: Session, case: InputCase, checks: Checks) -> Te
 def _run_again(
     plan: Plan, session: Session, case: InputCase, results: Tensors, checks: Checks, right: tuple[Flags, str, Explain]
 ) -> None:
-    """A second run, elsewhere: at another address, and on a GPU on another stream, behind a delay, ahead of which the
-    inputs are nonsense. What is compared is what the very next kernel on that stream reads.
+    """Run a second time at another address, and on a GPU on another stream, and compare the results of both runs.
 
-    ``right`` is the check of the first run: what differs from run to run is called so, rather than wrong.
+    On the GPU a delay comes first, and the inputs are NaN or 0 until it is over. The results are read by the very next
+    kernel on that stream. ``right`` is the check of the first run; it comes after the comparison, so that a candidate
+    whose runs differ is called nondeterministic rather than wrong.
     """
     early, rotation = clone(results), session.rotation
     with _other_stream(session):
@@ -192,7 +193,7 @@ def _run_again(
 
 
 def _check_memory(results: Tensors, early: Tensors, checks: Checks, *, refill: bool) -> None:
-    """Results must stay what they were when the memory that is free by now is used, and without another write."""
+    """Check that results do not change when free memory is used again, nor by a late write."""
     if refill:
         poison(tuple([torch.empty_like(result) for result in results]))
     for result, was in zip(results, early, strict=True):
@@ -217,7 +218,7 @@ def run_poisoned(plan: Plan, values: tuple[Any, ...]) -> Tensors:
 
 
 def check_unchanged(op: Op, values: tuple[Any, ...], pristine: tuple[Any, ...], checks: Checks) -> None:
-    """See whether each argument that must be left alone was."""
+    """Check that each argument that the op does not mutate is unchanged."""
     for parameter, value, was in zip(op.parsed.parameters, values, pristine, strict=True):
         if not parameter.mutated:
             flags = list(map(having_same_bits, tensors_in((value,)), tensors_in((was,))))
@@ -247,7 +248,7 @@ def _why_again(session: Session, case: InputCase, read: Tensors, again: Tensors)
 
 
 def _differing(session: Session, case: InputCase, results: Tensors, read: Tensors, again: Tensors) -> str:
-    """Two runs differ: by rounding, or because one of them is wrong altogether."""
+    """The message for two runs that differ by rounding; raises WrongError where one of them is wrong altogether."""
     if session.compared(case, results).ratio > _BY_ROUNDING:
         raise WrongError("wrong_result", _why(session, case, results))
     if session.compared(case, read).ratio > _BY_ROUNDING:
@@ -257,7 +258,7 @@ def _differing(session: Session, case: InputCase, results: Tensors, read: Tensor
 
 @contextlib.contextmanager
 def _stream_kept(session: Session) -> Iterator[None]:
-    """See that a launch leaves the stream current that it was given, and go on with that one."""
+    """Check that launches inside leave their stream current; the stream is current again afterwards in any case."""
     if session.device.type != "cuda":
         yield
         return
@@ -273,7 +274,8 @@ def _stream_kept(session: Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _other_stream(session: Session) -> Iterator[None]:
-    """On a GPU: a stream of high priority, so that what reads on it comes before what a candidate puts elsewhere."""
+    """On a GPU, use a stream of high priority: its reads come before work that a candidate has put on another
+    stream."""
     if session.device.type != "cuda":
         yield
         return
@@ -291,7 +293,7 @@ def _other_stream(session: Session) -> Iterator[None]:
 
 @lru_cache(maxsize=16)
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """One a device: libraries keep a workspace for every stream that they have seen."""
+    """One stream for each device: libraries keep a workspace for every stream that they have seen."""
     return torch.cuda.Stream(device, priority=-1)
 
 

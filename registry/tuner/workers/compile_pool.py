@@ -24,7 +24,7 @@ _COMPILE_ENVIRONMENT = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS":
 
 @dataclass
 class _Slot:
-    """One compiling child and what it is busy with."""
+    """One compiling child and its job."""
 
     child: Child
     job: CompileJob | None = None
@@ -54,7 +54,7 @@ class CompilePool:
         self._failed_starts = 0
         self._wanted: set[str] = set()
         self.seconds: dict[str, float] = {}
-        """Backend -> how long its variants took, summed over the processes."""
+        """Backend -> seconds of compiling its variants, summed over the processes."""
 
     def want(self, op: str, implementation: str, variant: Variant, target: Target) -> BuiltVariant | Failed | None:
         """The variant's result, or None while it is being compiled (it is queued if it was not wanted before)."""
@@ -65,7 +65,7 @@ class CompilePool:
         return self._results.get(variant.key)
 
     def keep_only(self, keys: Set[str]) -> None:
-        """Forget what is queued and not among ``keys``; what is being compiled goes on."""
+        """Drop queued variants that are not among ``keys``; a variant that is being compiled is finished."""
         dropped = [job for job in self._queue if job.variant.key not in keys]
         self._wanted.difference_update(job.variant.key for job in dropped)
         self._queue = collections.deque(job for job in self._queue if job.variant.key in keys)
@@ -76,7 +76,7 @@ class CompilePool:
         return not self._queue and all(slot.job is None for slot in self._slots)
 
     def check_deadlines(self) -> None:
-        """Kill what compiles for too long."""
+        """Kill processes that compile for too long."""
         for slot in list(self._slots):
             if time.monotonic() > slot.deadline:
                 forget(self._selector, slot.child)
@@ -159,7 +159,7 @@ class CompilePool:
         if slot.compiling:
             self._finish(slot, failure)
             return
-        # it never came to the variant, which is not to blame
+        # the process never came to the variant, which is not to blame
         self._failed_starts += 1
         if self._failed_starts >= MOST_FAILED_STARTS:
             raise RegistryError(f"compiler processes do not start: {failure.message}")

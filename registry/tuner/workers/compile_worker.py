@@ -36,7 +36,7 @@ def compile_one(catalog: Catalog, job: CompileJob) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> None:
     """``compile_worker DESCRIPTOR PARENT CORES [PLUGIN_FILE ...]``; CORES as ``cores.as_argument`` writes them."""
     parent = Parent(int(arguments[0]), int(arguments[1]))
-    # what is timed comes first: the worker on the device must never wait for a core
+    # the worker on the device must never wait for a core: compilers yield to it
     os.nice(_NICENESS)
     bind_to(arguments[2])
     torch.set_num_threads(1)  # OMP_NUM_THREADS comes too late for a process that was forked

@@ -1,4 +1,4 @@
-"""The processes of a run: the compilers, the worker on the device, and the one that will replace it."""
+"""The processes of a run: the compilers, the worker on the device, and the worker that will replace it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .device_client import DeviceWorker
 _TICK_S = 0.5
 """The longest wait for a child's answer."""
 _LOOK_S = 0.1
-"""The least time between two looks at the device."""
+"""The least time between two readings of the device's load."""
 _SEEN_S = 1.0
-"""The most time between two looks that count: the driver's figure is about 0.17 to 1 s, the last before a look."""
+"""The most time between two readings that count: the driver's figure covers the last 0.17 to 1 s."""
 _MOST_COMPILERS = 16
 
 
@@ -44,7 +44,7 @@ class Crew:
         self.worker: DeviceWorker | None = None
         self._trials: list[tuple[TrialJob, Outcome]] = []
         self.blocks: list[tuple[float, float]] = []
-        """Of every series of blocks: how long it took, and how long the worker was at it once it had started."""
+        """For every series of blocks: its seconds, and the seconds that the worker measured."""
         self._spare: DeviceWorker | None = None
         self._blocks: dict[int, Answer] = {}
         self._jobs = 0
@@ -52,7 +52,7 @@ class Crew:
         self._busy: list[tuple[float, float]] = []
         self._gpu = nvml.gpu_of(device)
         self._loads: list[tuple[float, float]] = []
-        """When the device was looked at, and the part of the time before in which a kernel ran."""
+        """Times at which the device was read, and the part of the time before in which a kernel ran."""
 
     def next_job(self) -> int:
         """A number that no other job of the run has."""
@@ -60,11 +60,15 @@ class Crew:
         return self._jobs
 
     def start_worker(self) -> None:
-        """Have a worker on the device."""
+        """Start a worker on the device, unless there is one."""
         self.worker = self.worker or self._new_worker()
 
     def replace_worker(self, *, last: bool) -> None:
-        """A fresh process. On a GPU the one after it starts meanwhile: it touches the device at its first job only."""
+        """Replace the worker by a fresh process.
+
+        On a GPU the process after that starts meanwhile, unless this is the ``last``: it touches the device only at its
+        first job.
+        """
         self._look_at_device()
         fresh, self._spare = self._spare or self._new_worker(), None
         if self.worker is not None:
@@ -127,12 +131,12 @@ class Crew:
 
     @property
     def seconds(self) -> float:
-        """Since the crew was called together."""
+        """Seconds since the crew was made."""
         return time.monotonic() - self._began
 
     @property
     def worker_seconds(self) -> float:
-        """How long the worker had a job."""
+        """Seconds in which the worker had a job."""
         return sum(end - begin for begin, end in self._busy)
 
     def worker_share(self, after: float) -> float | None:
@@ -144,9 +148,9 @@ class Crew:
         return sum(max(0.0, end - max(begin, since)) for begin, end in self._busy) / elapsed
 
     def kernel_share(self, after: float) -> float | None:
-        """The part of the time, from ``after`` seconds on, in which a kernel ran; None where nobody can tell.
+        """The part of the time, from ``after`` seconds on, in which a kernel ran; None where the driver does not tell.
 
-        The driver tells of the last second at most: longer times between two looks count neither way.
+        The driver tells of the last second at most: longer times between two readings count neither way.
         """
         later = [(at, share) for at, share in self._loads if at >= self._began + after]
         seen = [(at - before, share) for (before, _), (at, share) in pairwise(later) if at - before <= _SEEN_S]
@@ -157,7 +161,7 @@ class Crew:
         """End every child. May be called in any state."""
         workers = [worker for worker in (self.worker, self._spare) if worker is not None]
         for worker in workers:
-            # what a driver takes to free a device passes while the others end
+            # the driver frees the device while the other processes end
             worker.dismiss()
         self.compiler.close()
         for worker in workers:
@@ -166,7 +170,7 @@ class Crew:
         self._selector.close()
 
     def _let_compilers_end(self) -> None:
-        """On a CPU: they and the worker want the same cores."""
+        """On a CPU, wait until nothing compiles: compilers and worker want the same cores."""
         while self._device.type == "cpu" and not self.compiler.idle:
             self.wait()
 

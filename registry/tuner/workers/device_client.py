@@ -20,15 +20,15 @@ from ..processes.process import Child, Message
 from .lost import NONSENSE, failed
 
 _IN_FLIGHT = 3
-"""Jobs that it has or will get, so that it need not wait while the run stores a trial and thinks of the next."""
+"""Jobs that are sent ahead, so that the worker need not wait while the run stores a trial and chooses the next."""
 
 _DEVICE_FREE_S = 5.0
 
 
 class DeviceWorker:
-    """The one process on the device; killed and replaced when it hangs or dies, at the cost of the job it was at.
+    """The one process on the device; when it hangs or dies it is replaced, and the job that it was at is lost.
 
-    ``fresh``: every process is executed and none forked, for whoever wants an address space of its own.
+    ``fresh``: every process is executed and none forked, so that it has an address space layout of its own.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class DeviceWorker:
 
     @property
     def idle(self) -> bool:
-        """Whether it has nothing to do."""
+        """Whether the worker has no job."""
         return not self._jobs
 
     @property
     def pid(self) -> int:
-        """The present process's."""
+        """The present process's id."""
         return self._child.pid
 
     @property
@@ -177,7 +177,8 @@ class DeviceWorker:
             self._answered(lost, replace(outcome, seconds=took))
 
     def _await_device(self) -> None:
-        """Until the driver has freed what a process that is gone held: nothing may be measured beside that."""
+        """Wait until the driver has freed the device memory of a process that has ended, before anything is
+        measured."""
         gpu = nvml.gpu_of(self._device)
         if gpu is not None and not gpu.wait_until_gone(self._child.pid, _DEVICE_FREE_S):
             self._note(f"{self._device} still lists process {self._child.pid}, which has ended")

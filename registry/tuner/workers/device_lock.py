@@ -19,8 +19,8 @@ from ..measure.nvml import identity_of
 class DeviceLock:
     """Two files under the cache folder's ``locks``, locked with ``flock``: the kernel frees them when the holder dies.
 
-    Whoever wants the device stands in line first (``.queue``) and keeps that place until it has the device
-    (``.device``), so that a process which comes back at once finds the line held, and two runs take turns.
+    A process locks ``.queue`` first and keeps it until it has locked ``.device``, so that a process which comes back at
+    once finds the queue held, and two runs take turns.
     """
 
     def __init__(self, device: Device) -> None:
@@ -68,7 +68,7 @@ def _opened(path: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     except BlockingIOError:
-        pass  # held by somebody, so locks do work here
+        pass  # held by another process, so locks do work here
     except OSError:
         os.close(descriptor)
         raise

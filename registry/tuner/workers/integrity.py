@@ -1,7 +1,7 @@
-"""Whether a stranger's code has replaced what measuring and verifying are made of.
+"""Finds functions and classes of measuring and verifying that a stranger's code has replaced.
 
-A worker takes stock before it imports any plugin. What was replaced afterwards is found, put back, and held against
-the plugin that did it: its trials are refused. A plugin is code with the rights of its process, so this is no defence
+A worker takes stock before it imports any plugin. A later replacement is found and undone, and the trials of the plugin
+that made it are refused. A plugin is code with the rights of its process, so this is no defence
 against malice with an eye for detail; it is one against a patched clock.
 """
 
@@ -26,7 +26,7 @@ from ...implementation import Implementation
 from ..verify.verdicts import WrongError
 
 _NOT_OURS = {"torch.manual_seed", "torch.Storage"}
-"""What torch.compile and torch.set_default_dtype replace; nothing here calls them."""
+"""Functions that torch.compile and torch.set_default_dtype replace; the tuner does not call them."""
 _OPEN = frozenset({"print", "input", "open", "breakpoint", "help", "exit", "quit", "__import__", "__build_class__"})
 """Builtins that honest tools replace."""
 WATCHED = (
@@ -38,7 +38,7 @@ WATCHED = (
     "registry.problem",
     "registry.tolerance",
 )
-"""Beginnings of the names of our modules that judge and time, or that these ask."""
+"""Beginnings of the names of our modules that judge and time, and of those that they call."""
 _LIBRARY: tuple[ModuleType, ...] = (builtins, gc, itertools, math, random, statistics, time)
 _TORCH: tuple[Any, ...] = (
     torch,
@@ -53,7 +53,7 @@ _TORCH: tuple[Any, ...] = (
 
 @dataclass(frozen=True)
 class Replaced:
-    """One thing that is not what it was: ``name`` as a person knows it, and the top-level module that replaced it."""
+    """The dotted name of a replaced function or class, and the top-level module that replaced it (``owner``)."""
 
     name: str
     owner: str
@@ -63,7 +63,7 @@ class Replaced:
 
 
 class _Part:
-    """A module or class, and what it had. A name that is new counts where it hides one that was found before."""
+    """A module or class and its functions. A new name counts where it hides an inherited or built-in one."""
 
     def __init__(self, name: str, place: Any) -> None:
         self._name = name
@@ -77,7 +77,7 @@ class _Part:
         }
 
     def restore(self) -> Iterator[Replaced]:
-        """Put back what was replaced."""
+        """Undo replacements; yields each."""
         now = vars(self._place)
         for part, was in self._callables.items():
             if now.get(part) is not was:
@@ -96,18 +96,18 @@ class _Part:
 
 
 class Integrity:
-    """What measuring and verifying were made of when this was constructed."""
+    """The functions and classes of measuring and verifying at the time of construction."""
 
     def __init__(self) -> None:
         self._parts = [_Part(name, place) for name, place in _places()]
 
     def restore(self) -> list[Replaced]:
-        """Put back what was replaced since; returns what it was."""
+        """Undo every replacement since construction; returns the replacements."""
         return [replaced for part in self._parts for replaced in part.restore()]
 
 
 class Trust:
-    """What a worker knows about plugins that have replaced something. ``lost``: it must not measure any more."""
+    """A worker's record of plugins that have replaced functions. ``lost``: the worker must not measure any more."""
 
     def __init__(self, integrity: Integrity) -> None:
         self._integrity = integrity
@@ -117,12 +117,12 @@ class Trust:
         self.lost = False
 
     def admit(self, implementation: Implementation) -> None:
-        """Put back what was replaced or set while plugins were imported.
+        """Undo replacements and settings that were made while plugins were imported.
 
         Raises WrongError if it was the implementation's plugin that replaced something.
         """
         if implementation.op not in self._admitted:
-            # an op's plugins are imported once; whatever comes later is seen after each trial
+            # an op's plugins are imported once; later replacements are found after each trial
             self._admitted.add(implementation.op)
             for replaced in self._integrity.restore():
                 self._guilty.setdefault(replaced.owner, _told([replaced]))
@@ -131,13 +131,16 @@ class Trust:
             raise WrongError("error", message)
 
     def breach(self) -> str:
-        """What has been replaced or set since the last look, "" when nothing: then nothing measured can be believed."""
+        """The replacements and settings since the last call, as a message; "" when there are none.
+
+        After a replacement no time of this worker can be believed: ``lost`` is set.
+        """
         replaced, settings = self._integrity.restore(), self._restore_settings()
         self.lost = self.lost or bool(replaced)
         return _told(replaced) if replaced else "; ".join(settings)
 
     def _restore_settings(self) -> list[str]:
-        """Put back what is set for the whole process and was changed; returns what it was."""
+        """Undo changed settings of the process; returns a message for each."""
         found = []
         for (name, was), now in zip(self._settings.items(), _settings().values(), strict=True):
             if was != now:
@@ -173,7 +176,7 @@ def _is_code(value: Any) -> bool:
 
 
 def _owner(part: Any) -> str:
-    """The top-level module that a replacement was defined in, "" when it does not tell."""
+    """The top-level module that a replacement was defined in, "" where it has none."""
     if isinstance(part, property):
         part = part.fget
     part = getattr(part, "__func__", part)

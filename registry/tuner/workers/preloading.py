@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from ..planning.problems import ProblemPlan
 
 ENTRY = f"{__name__}:preload"
-"""What a template is told to call, see ``spawning.kept``."""
+"""The function that a template calls, see ``spawning.kept``."""
 
 # torch._dynamo takes seconds: torch imports it at the first call of a reference on tensors without data
 _MODULES = (
@@ -29,7 +29,7 @@ _OPTIONAL = ("triton", "triton.compiler", _TRITON)
 
 
 def preloads_of(plans: Iterable[ProblemPlan]) -> tuple[str, ...]:
-    """What the implementations that take part in these plans want imported before their processes are forked."""
+    """Modules and functions that the plans' implementations want imported and called before processes are forked."""
     everything = [choice.implementation.preloads for plan in plans for choice in plan.supported]
     return tuple(dict.fromkeys(entry for entries in everything for entry in entries))
 

@@ -1,4 +1,4 @@
-"""What a fault is called in a trial."""
+"""The status of a trial that raised a fault."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _STATUSES: tuple[tuple[type[BaseException], str], ...] = (
     (torch.OutOfMemoryError, "out_of_memory"),
     (MemoryError, "out_of_memory"),
 )
-"""The first that a fault is an instance of; anything else is an ``error``."""
+"""Exception type -> status; the first match counts, and any other fault is an ``error``."""
 
 
 def status_of(fault: BaseException) -> tuple[str, str]:
-    """Status and message."""
+    """The status and the message of a fault."""
     message = fault.message if isinstance(fault, RegistryError | WrongError) else f"{type(fault).__name__}: {fault}"
     if isinstance(fault, WrongError):
         return fault.status, message

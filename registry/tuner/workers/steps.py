@@ -13,7 +13,7 @@ Announce = Callable[[str], None]
 
 
 class Steps:
-    """Announces steps and adds up what each took, so that a run can say where the device's time went."""
+    """Announces steps and adds up their seconds, so that a run can say where the device's time went."""
 
     def __init__(self, announce: Announce) -> None:
         self._announce = announce

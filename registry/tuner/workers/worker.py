@@ -48,16 +48,16 @@ class Worker:
         self.trust = Trust(integrity or Integrity())
 
     def trial(self, job: TrialJob, announce: Announce) -> Outcome:
-        """Verify, time, verify what was timed."""
+        """The outcome of a trial: verify the candidate, time it, verify the timed outputs."""
         steps = Steps(announce)
         try:
             outcome = self._trial(job, steps)
-        except BaseException as fault:  # whatever a stranger's code raises, SystemExit too, is that candidate's outcome
+        except BaseException as fault:  # any fault of a stranger's code, SystemExit too, is the candidate's outcome
             outcome = Outcome(*status_of(fault))
         if breach := self.trust.breach():
             outcome = Outcome("error", breach)
         if outcome.status != "ok":
-            # here, where no traceback holds the tensors any more
+            # only here does no traceback hold the tensors any more
             self.start_afresh(job, outcome)
         return steps.recorded(outcome)
 
@@ -90,9 +90,9 @@ class Worker:
         return _outcome(found)
 
     def block(self, job: BlockJob, announce: Announce) -> TimedBlock:
-        """Time entrants in turns; one that cannot run, or is wrong now, is left out with its fault.
+        """Time entrants in interleaved rounds; an entrant that cannot run, or is wrong now, is left out with its fault.
 
-        All are where the op itself is refused.
+        All entrants are left out where the op itself is refused.
         """
         began = time.perf_counter()
         announce("load")
@@ -127,7 +127,7 @@ class Worker:
             faults[place] = ": ".join(status_of(raised)) if raised else entry.check(session) if job.verify else ""
             entry.sampler.close()
         if breach := self.trust.breach():
-            # whichever did it, it was timed among all the others
+            # all entrants were timed together, so that no time can be believed
             faults = [f"error: {breach}"] * len(faults)
         times = tuple(() if fault else taken for taken, fault in zip(times, faults, strict=True))
         positions = tuple(() if fault else taken for taken, fault in zip(positions, faults, strict=True))
@@ -144,7 +144,7 @@ class Worker:
         return entry
 
     def session(self, problem: Problem, protocol: TimingProtocol, seed: int) -> Session:
-        """Inputs and references of a problem: the same at every call, until they are started afresh."""
+        """The session of a problem, with equal inputs and references at every call until ``start_afresh`` drops it."""
         return self._sessions.get(problem.op, dict(problem.dims), protocol, seed)
 
     def _on_twin(self, plan: Plan, session: Session, job: TrialJob) -> tuple[Plan, Session] | None:
@@ -179,7 +179,7 @@ class Worker:
         return sampler
 
     def start_afresh(self, job: TrialJob, outcome: Outcome) -> None:
-        """What went wrong may have written to the inputs or filled the memory; the next candidate must not suffer."""
+        """Drop the session after a failed trial, which may have written to the inputs or filled the memory."""
         if outcome.status in _NEVER_RAN:
             return
         if outcome.status != "out_of_memory":
@@ -204,7 +204,7 @@ class _Entry:
     timed: TimedPlan | None = None
 
     def check(self, session: Session) -> str:
-        """What is wrong with what was timed, "" when nothing is."""
+        """The fault of the timed outputs, "" when they are right."""
         try:
             if self.timed is not None:
                 verify_timed(self.timed, self.sampler, session, alone=False)
@@ -214,7 +214,7 @@ class _Entry:
 
 
 def _is_promising(found: Measurement, best_us: float | None) -> bool:
-    """Whether the candidate may come to win, now or when others are refused."""
+    """Whether the candidate may still win: its time is at most 1.5 times the best so far."""
     return not found.censored and (best_us is None or found.median_us <= _PROMISING * best_us)
 
 

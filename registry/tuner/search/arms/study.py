@@ -1,4 +1,4 @@
-"""The Optuna study of one problem: what TPE suggests next, given everything that was tried or is being tried.
+"""The Optuna study of one problem: TPE's suggestions, given all candidates that were tried or are being tried.
 
 Parameters are categorical and conditional: the implementation first, its own parameters under it. TPE looks at the
 order of the values only, so a failure is told as slower than anything: FAIL would teach it nothing.
@@ -50,7 +50,7 @@ class Study:
         self._running[number] = self._add(number, None)
 
     def finished(self, number: int, log_us: float | None) -> None:
-        """The candidate's log time, None when it failed; whether or not it was said to have started."""
+        """The candidate's log time, None when it failed; whether or not ``started`` was called."""
         value = _FAILED if log_us is None else log_us
         trial = self._running.pop(number, None)
         if trial is None:
@@ -59,9 +59,9 @@ class Study:
             self._study.tell(trial, value)
 
     def suggestion(self) -> tuple[str, list[int]]:
-        """What TPE would try: an implementation and the places of its values, valid or not, tried or not.
+        """TPE's suggestion: an implementation and the places of its values, valid or not, tried or not.
 
-        The study forgets it; whoever takes it up says ``started``.
+        The study forgets the suggestion; a caller that follows it calls ``started``.
         """
         trial = self._study.ask()
         name = str(trial.suggest_categorical(_IMPLEMENTATION, list(self._names.choices)))

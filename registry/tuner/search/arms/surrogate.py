@@ -1,4 +1,4 @@
-"""What times the untried candidates may have: Gaussian processes over the places of parameter values.
+"""A model of the times of untried candidates: Gaussian processes over the places of parameter values.
 
 One process an implementation, Matérn 5/2 with a length scale a parameter. The hyperparameters are not optimised but
 integrated: a few particles, weighted by marginal likelihood and moved as data arrive, which needs no gradients and does
@@ -42,7 +42,7 @@ class Posterior:
 
 
 class GaussianProcess:
-    """The times of one implementation. Data are log times, centred by the caller."""
+    """The model of one implementation's times. Data are log times, centred by the caller."""
 
     def __init__(self, block: Block, random: np.random.Generator) -> None:
         self._random = random
@@ -54,7 +54,7 @@ class GaussianProcess:
         self._values: Reals = np.zeros(0)
 
     def fit(self, seen: Numbers, values: Reals) -> None:
-        """Move the particles towards what explains the data. ``seen`` are rows of the block."""
+        """Move the particles towards values that explain the data. ``seen`` are rows of the block."""
         self._seen, self._values = seen, values
         if len(seen) < 3 or not self._rows.shape[1]:
             return
@@ -69,7 +69,7 @@ class GaussianProcess:
         self._logs = np.where(accepted, logs, self._logs)
 
     def predict(self, rows: Numbers, pending: Numbers) -> Posterior:
-        """Log times of ``rows``, ``pending`` ones taken to come out as expected."""
+        """The posterior of the log times of ``rows``; ``pending`` candidates are taken to come out as expected."""
         best = np.argsort(-self._logs)[:_PREDICTING]
         particles = self._particles[best]
         weights = np.full(len(best), 1.0 / len(best))
