@@ -73,7 +73,7 @@ class Rotation:
         return [stack.agrees() for place in places for stack in self._stacks[place]]
 
     def poison(self, places: Iterable[int]) -> None:
-        """Fill the tensors at these places, no lists, and what is beside their copies."""
+        """Poison the tensors at these places, which are no lists, and the margins beside them."""
         self._shown = ""
         for place in places:
             self._stacks[place][0].poison()

@@ -109,9 +109,10 @@ class Session:
         return InputCase(kind, values, pristine, bounds)
 
     def _keep(self, kind: str, bounds: tuple[Bounds, ...]) -> None:
-        """Keep the bounds of a problem whose inputs are too large to be kept: drawing the inputs again takes a
-        hundredth of
-        the time."""
+        """Keep the bounds of a problem whose inputs are too large to be kept.
+
+        Drawing the inputs again takes a hundredth of the time of computing the bounds.
+        """
         held = sum(each.nbytes for kept in (*self._bounds.values(), bounds) for each in kept)
         if not self.is_roomy and held <= _BOUNDS_SHARE * self.device.memory_bytes:
             self._bounds[kind] = bounds
