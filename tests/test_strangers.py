@@ -256,7 +256,9 @@ def test_a_cuda_kernel_that_does_not_fit_its_launch_is_told_without_a_gpu(
     assert line_of(file, place) in told
 
 
-def test_a_result_that_is_ignored_is_told_by_the_check_and_by_the_tuner(tmp_path: Path) -> None:
+def test_a_result_that_is_ignored_is_told_by_the_check_and_by_the_tuner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     body = PYTHON.replace("torch.mul(arguments[0], arguments[0], out=outputs[0])", "return arguments[0] ** 2")
     _, implementation, file = stranger(tmp_path, body)
     message = "mine.one: run returned a tensor that is ignored"
@@ -264,15 +266,36 @@ def test_a_result_that_is_ignored_is_told_by_the_check_and_by_the_tuner(tmp_path
     assert message in told
     assert f"({file.parent.name}/{line_of(file, 'def bind')}): say returns_outputs = True" in told
     shapes, database = tmp_path / "shapes.yaml", tmp_path / "tuning.db"
-    shapes.write_text("square:\n  - {n: 1000, dtype: float32}\n")
+    shapes.write_text("square:\n  - {n: [1000, 2000], dtype: float32}\n")
     options = ["--shapes", str(shapes), "--device", "cpu", "--plugin", str(file), "--implementations", "mine.one"]
     assert app.run(new_tune_app(), "tune", [*options, "--db", str(database)]) == 1
-    from tuning_db import Store
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("failed")]
+    assert line.startswith(f"failed mine.one: error: {message}")
+    assert line.endswith("(x 2)")
 
-    with Store.open(str(database)) as store:
-        (trial,) = store.trials(op="square")
-    assert trial.status == "error"
-    assert message in trial.message
+
+def test_an_op_that_nobody_implements_says_how_to_add_an_implementation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, shapes = tmp_path / "kernels.py", tmp_path / "shapes.yaml"
+    file.write_text(
+        "import registry\nfrom dataclasses import replace\nfrom registry.contracts import SQUARE\n"
+        "schema = SQUARE.schema.replace('square', 'kernels::cube')\n"
+        "@registry.defines\ndef ops():\n    return [replace(SQUARE, name='kernels::cube', schema=schema)]\n"
+    )
+    shapes.write_text('"kernels::cube":\n  - {n: 1000, dtype: float32}\n')
+    reason = "nobody implements kernels::cube: give an Implementation to registry.register()"
+    dry = ["--shapes", str(shapes), "--device", "cpu", "--dry-run", "--plugin", str(file)]
+    assert app.run(new_tune_app(), "tune", dry) == 0
+    assert f"skipped: {reason}" in capsys.readouterr().out
+    asked = ["explain", "kernels::cube", "n=1000", "dtype=float32", "--device", "cpu", "--plugin", str(file)]
+    assert app.run(new_registry_app(), "registry", asked) == 0
+    assert f"reference: {reason}" in capsys.readouterr().out
+    assert (
+        app.run(new_registry_app(), "registry", ["compile", "--arch", "sm_90", "--op", "kernels::cube", *asked[-2:]])
+        == 2
+    )
+    assert reason in capsys.readouterr().err
 
 
 def test_a_result_that_is_an_output_may_be_returned(tmp_path: Path) -> None:

@@ -178,6 +178,8 @@ def _conclude(results: tuple[Result, ...], display: Display) -> None:
         text.say()
         winners_table.print_results(results)
         text.say()
+    for line in winners_table.failure_lines(display.failed):
+        text.say(line)
     if any(result.incumbent for result in results):
         changes.print_changes(results)
         text.say()

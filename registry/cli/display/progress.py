@@ -32,6 +32,8 @@ class Display(ABC):
     def __init__(self) -> None:
         self.ended: events.RunEnded | None = None
         self.skipped: list[events.ProblemSkipped] = []
+        self.failed: list[tuple[str, str]] = []
+        """Implementation, status and message of every trial that failed with a message."""
 
     def __call__(self, event: events.Event) -> None:
         """The observer that the tuner calls."""
@@ -39,6 +41,8 @@ class Display(ABC):
             self.ended = event
         elif isinstance(event, events.ProblemSkipped):
             self.skipped.append(event)
+        elif isinstance(event, events.TrialDone) and event.status != "ok" and event.message:
+            self.failed.append((event.implementation, f"{event.status}: {' '.join(event.message.split())}"))
         self.show(event)
 
     @abstractmethod

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+from ...errors import folded
 from ...tuner.events import Result
 from . import text
 
 COMPILED = "torch.compile"
+_MOST_FAILURES = 10
 
 
 def speedup_over(result: Result, implementation: str) -> float | None:
@@ -24,6 +27,14 @@ def print_results(results: Sequence[Result]) -> None:
         [_row(result) for result in results],
         right=["µs", "of floor", "× torch", "× compile"],
     )
+
+
+def failure_lines(failed: Sequence[tuple[str, str]]) -> list[str]:
+    """A line for each distinct failure of an implementation's trials, with their count, the most frequent first."""
+    often = Counter(failed)
+    lines = folded(sorted(failed, key=lambda one: -often[one]), group=str)
+    more = [f"and {len(lines) - _MOST_FAILURES} other failures"] if len(lines) > _MOST_FAILURES else []
+    return [*(f"failed {line}" for line in lines[:_MOST_FAILURES]), *more]
 
 
 def _row(result: Result) -> list[str]:
