@@ -129,6 +129,8 @@ class Op:
                that its problem has the first, and a winner of another one answers where that has none
     view       Arguments -> Arguments as the dimensions see them, where that is not how they are given: the traits are
                those of the view, e.g. of ``x.moved(dim, -1)``
+    alike      tensors that ``inputs`` gives the dtype of another, but a call may not: ``{"weight": "x"}``. Only an
+               implementation that says ``mixed = True`` runs a call in which they differ
     fake       shapes, dtypes and strides of the outputs, from meta or fake tensors; the reference when not given
     flatten    the user's call -> (args, attributes) in the schema's terms, e.g. a PackedWeight into its tensors
     packed     the same for the usual call, as data: dispatch then takes the argument apart without a Python call
@@ -160,6 +162,7 @@ class Op:
     choices: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     distributions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     view: Callable[[Arguments], Arguments] | None = None
+    alike: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not _NAME.match(self.name):
@@ -281,7 +284,16 @@ class Op:
             dims[name] = texts[0] if like is None else like.dims[name]
         for name, values in self.choices.items():
             check_choice(self.name, name, dims.get(name), values)
-        return Problem(self.name, dims, Traits(arguments if self.view is None else partial(self.view, arguments)))
+        source = arguments if self.view is None else partial(self.view, arguments)
+        return Problem(self.name, dims, Traits(source, {"mixed": True} if self._is_mixed(arguments) else None))
+
+    def _is_mixed(self, arguments: Arguments) -> bool:
+        pairs = ((arguments[name], arguments[other]) for name, other in self.alike.items())
+        return any(
+            one.dtype != other.dtype
+            for one, other in pairs
+            if isinstance(one, TensorSpec) and isinstance(other, TensorSpec)
+        )
 
     def problem_of(self, dims: Mapping[str, Value]) -> Problem:
         """The problem with these dimensions, e.g. of a shapes file, as a call with its inputs poses it.

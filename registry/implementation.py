@@ -97,6 +97,7 @@ class Implementation(ABC):
     returns_outputs functional code: it returns new tensors instead of writing into the host's
     any_size        the run that ``bind`` returns serves every problem that differs in dynamic dimensions only: torch's
                     own operators do, what is compiled for a shape or remembers a size does not
+    mixed           runs calls whose tensors differ in dtype where the op's inputs do not (``Op.alike``)
     preloads        ``module`` or ``module:function``: what a process imports (and calls) before it forks the processes
                     that compile and run implementations of this kind; it starts no thread and opens no device
     """
@@ -108,6 +109,7 @@ class Implementation(ABC):
     capturable: bool = True
     returns_outputs: bool = False
     any_size: bool = False
+    mixed: bool = False
     preloads: ClassVar[tuple[str, ...]] = ()
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:

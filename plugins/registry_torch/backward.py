@@ -19,11 +19,12 @@ from .native import Native
 def rms_norm_gradients(
     grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of ``[..., cols]`` and ``[cols]``, in fp32."""
-    wide, gradient = x.float(), grad_y.float()
+    """Of ``[..., cols]`` and ``[cols]``, in fp32 or wider."""
+    accumulator = torch.promote_types(x.dtype, torch.float32)
+    wide, gradient = x.to(accumulator), grad_y.to(accumulator)
     inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     unit = wide * inverse
-    weighted = gradient * weight.float()
+    weighted = gradient * weight.to(accumulator)
     grad_x = (weighted - unit * (weighted * unit).mean(-1, keepdim=True)) * inverse
     grad_weight = (gradient * unit).reshape(-1, x.shape[-1]).sum(0)
     return grad_x.to(x.dtype).contiguous(), grad_weight.to(weight.dtype)

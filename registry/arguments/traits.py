@@ -63,7 +63,12 @@ class Traits:
         return self.arguments is not None and self.arguments.gradient
 
     def __getitem__(self, trait: str) -> bool:
-        """``traits["contiguous"]`` or ``traits["aligned"]``: whether that holds for every tensor argument."""
+        """``traits["contiguous"]`` or ``traits["aligned"]``: whether that holds for every tensor argument.
+
+        ``traits["mixed"]``: whether dtypes differ that are one dtype in the op's own inputs (``Op.alike``).
+        """
+        if trait == "mixed":
+            return bool(self._told.get(trait, False))
         if trait not in _AGGREGATES:
             raise UnknownNameError("trait", trait, _AGGREGATES)
         if trait in self._told or self.arguments is None:
@@ -74,9 +79,9 @@ class Traits:
         """These traits for a call none of whose tensors starts at a multiple of 16 bytes."""
         if self.arguments is None:
             return Traits(told={**self._told, "aligned": False})
-        return Traits(
-            self.arguments.mapped(lambda spec: replace(spec, alignment=min(spec.dtype.itemsize, FULL_ALIGNMENT // 2)))
-        )
+        half = FULL_ALIGNMENT // 2
+        moved = self.arguments.mapped(lambda spec: replace(spec, alignment=min(spec.dtype.itemsize, half)))
+        return Traits(moved, self._told)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Traits, (self.arguments, self._told)

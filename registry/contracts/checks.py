@@ -12,6 +12,8 @@ from ..problem import Arguments, Problem, TensorSpec, Value, dtype_name
 from ..tracing import refuse
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+WIDE = (*FLOATS, torch.float64)
+"""float64 is for torch.autograd.gradcheck, and for who must have it; kernels of the box run the others."""
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -20,7 +22,7 @@ def shape_text(shape: Iterable[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
-def float_tensor(arguments: Arguments, name: str, dtypes: tuple[torch.dtype, ...] = FLOATS) -> TensorSpec:
+def float_tensor(arguments: Arguments, name: str, dtypes: tuple[torch.dtype, ...] = WIDE) -> TensorSpec:
     """The spec of a tensor that must be there and have one of ``dtypes``."""
     spec = arguments.tensor(name)
     if spec.dtype not in dtypes:
@@ -93,6 +95,13 @@ def one_of(problem: Problem, name: str, values: Iterable[Value]) -> None:
         )
 
 
-def float_dtype(problem: Problem, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:
+def row_examples() -> tuple[dict[str, Value], ...]:
+    """Small problems of rows and columns, most of them odd; one in float64."""
+    shapes = ((1, 1), (3, 7), (5, 128), (2, 1000), (33, 1025), (1, 4099))
+    pairs = [(torch.float64, (3, 130)), *((dtype, shape) for dtype in FLOATS for shape in shapes)]
+    return tuple({"rows": rows, "cols": cols, "dtype": dtype_name(dtype)} for dtype, (rows, cols) in pairs)
+
+
+def float_dtype(problem: Problem, dtypes: tuple[torch.dtype, ...] = WIDE) -> None:
     """``dtype`` must name one of ``dtypes``."""
     one_of(problem, "dtype", map(dtype_name, dtypes))

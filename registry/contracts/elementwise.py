@@ -12,7 +12,7 @@ from ..errors import InvalidArgumentError
 from ..problem import Arguments, Problem, Value, dtype_name
 from . import fills
 from .checks import FLOATS, float_dtype, float_tensor, positive, same_dtype, shape_text
-from .rounding import fp32_weight, underflow, units
+from .rounding import fp32_error, fp32_weight, underflow, units
 
 APPROXIMATIONS = ("none", "tanh")
 KINDS = ("normal", "outliers", "spike_last", "constant", "special")
@@ -124,11 +124,12 @@ EXACT = Tolerance(rtol=units(float32=1.01, half=1.01), atol=underflow(), scale=m
 # An approximate tanh (2**-11 relative, tanh.approx) misses it by far.
 GELU_TOLERANCE = Tolerance(
     rtol=units(float32=2.0, half=1.05),
-    atol={name: 1e-6 + lost for name, lost in underflow().items()},
+    atol=fp32_error(1e-6),
     scale=_gelu_magnitude,
 )
 
-EXAMPLES: tuple[dict[str, Value], ...] = tuple({"n": n, "dtype": dtype_name(dtype)} for dtype in FLOATS for n in SIZES)
+_CASES = ((torch.float64, 1000), *((dtype, n) for dtype in FLOATS for n in SIZES))
+EXAMPLES: tuple[dict[str, Value], ...] = tuple({"n": n, "dtype": dtype_name(dtype)} for dtype, n in _CASES)
 
 VECTOR_ADD = Op(
     name="vector_add",

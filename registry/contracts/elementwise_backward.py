@@ -22,7 +22,7 @@ from .elementwise import (
     magnitude,
     square_problem,
 )
-from .rounding import fp32_weight, underflow, units
+from .rounding import fp32_error, fp32_weight, underflow, units
 
 
 def square_backward_reference(grad_y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -113,7 +113,7 @@ GELU_BACKWARD = Op(
     # 2**-24, which x * u' makes 1e-6, and gradients are up to 6.
     tolerance=Tolerance(
         rtol=units(float32=2.0, half=1.05),
-        atol={name: 6e-6 + 6 * lost for name, lost in underflow().items()},
+        atol=fp32_error(6e-6, lost=6),
         scale=_gelu_magnitude,
     ),
     static=frozenset({"dtype"}),

@@ -16,7 +16,12 @@ FEWEST_ROWS = 4
 
 
 def normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Standard normal numbers."""
+    """Standard normal numbers; of int8 and uint8 any of theirs, of float8 what rounding makes of float32's."""
+    if not dtype.is_floating_point:
+        info = torch.iinfo(dtype)
+        return torch.randint(info.min, info.max + 1, shape, dtype=dtype, device=generator.device, generator=generator)
+    if dtype.itemsize == 1:
+        return torch.randn(shape, device=generator.device, generator=generator).to(dtype)
     return torch.randn(shape, dtype=dtype, device=generator.device, generator=generator)
 
 

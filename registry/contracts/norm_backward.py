@@ -129,5 +129,6 @@ RMS_NORM_BACKWARD = Op(
     kinds=KINDS,
     examples=RMS_NORM.examples,
     check=check_norm,
+    alike={"weight": "x"},
     weights=RMS_NORM.weights,
 )

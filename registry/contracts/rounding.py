@@ -7,20 +7,20 @@ from collections.abc import Mapping
 import torch
 
 from ..problem import Problem, dtype_name
-from .checks import FLOATS
+from .checks import WIDE
 
 FLOAT32_UNIT = 2.0**-24
 """Unit roundoff of float32: one operation errs by at most this, relatively."""
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
-    """Half the distance from 1 to the next number: 2**-24 float32, 2**-11 float16, 2**-8 bfloat16."""
+    """Half the distance from 1 to the next number: 2**-53 float64, 2**-24 float32, 2**-11 float16, 2**-8 bfloat16."""
     return torch.finfo(dtype).eps / 2
 
 
 def units(float32: float, half: float) -> Mapping[str, float]:
-    """``rtol`` in unit roundoffs of each dtype."""
-    return {dtype_name(dtype): (float32 if dtype == torch.float32 else half) * unit_roundoff(dtype) for dtype in FLOATS}
+    """``rtol`` in unit roundoffs of each dtype; as many of float64 as of float32."""
+    return {dtype_name(dtype): (half if dtype.itemsize == 2 else float32) * unit_roundoff(dtype) for dtype in WIDE}
 
 
 def underflow() -> dict[str, float]:
@@ -33,9 +33,19 @@ def underflow() -> dict[str, float]:
         "float32": torch.finfo(torch.float32).tiny,
         "float16": torch.finfo(torch.float16).smallest_normal * 2.0**-10,
         "bfloat16": torch.finfo(torch.bfloat16).tiny,
+        "float64": torch.finfo(torch.float64).tiny,
     }
 
 
+def fp32_error(size: float, lost: float = 1.0) -> dict[str, float]:
+    """``atol`` where fp32 arithmetic errs by ``size`` whatever the result, and ``lost`` times as much underflows."""
+    narrower = {"float64": unit_roundoff(torch.float64) / FLOAT32_UNIT}
+    return {name: size * narrower.get(name, 1.0) + lost * least for name, least in underflow().items()}
+
+
 def fp32_weight(problem: Problem) -> float:
-    """How much one fp32 rounding weighs in unit roundoffs of the problem's dtype: 1, 2**-13 or 2**-16."""
-    return FLOAT32_UNIT / unit_roundoff(problem.torch_dtype)
+    """How much one rounding of the accumulator weighs in unit roundoffs of the problem's dtype: 1, 2**-13 or 2**-16.
+
+    Halves are accumulated in float32, other dtypes in their own.
+    """
+    return min(FLOAT32_UNIT / unit_roundoff(problem.torch_dtype), 1.0)

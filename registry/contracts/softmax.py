@@ -11,7 +11,7 @@ import torch
 from ..contract import Backward, Floor, Op, Tolerance
 from ..problem import Arguments, Problem, Value, dtype_name
 from . import fills
-from .checks import FLOATS, check_dim, float_dtype, float_tensor, normalised_dim, positive
+from .checks import check_dim, float_dtype, float_tensor, normalised_dim, positive, row_examples
 from .rounding import fp32_weight, underflow, units
 
 KINDS = ("normal", "outliers", "spike_last", "constant", "masked")
@@ -96,8 +96,6 @@ def check_softmax(problem: Problem) -> None:
     float_dtype(problem)
 
 
-_SHAPES = ((1, 1), (3, 7), (5, 128), (2, 1000), (33, 1025), (1, 4099))
-
 SOFTMAX = Op(
     name="softmax",
     schema="softmax(Tensor x, int dim=-1) -> Tensor y",
@@ -111,9 +109,7 @@ SOFTMAX = Op(
     static=frozenset({"cols", "dtype"}),
     dynamic=frozenset({"rows"}),
     kinds=KINDS,
-    examples=tuple(
-        {"rows": rows, "cols": cols, "dtype": dtype_name(dtype)} for dtype in FLOATS for rows, cols in _SHAPES
-    ),
+    examples=row_examples(),
     check=check_softmax,
     view=rows_last,
     backward=Backward(op="softmax_backward", saved=("y",)),

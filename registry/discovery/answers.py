@@ -26,6 +26,8 @@ def refusals(implementation: Implementation, problem: Problem, device: Device) -
     """
     if device.type not in implementation.device_types:
         return (f"it runs on {', '.join(sorted(implementation.device_types))}, not on {device.type}",)
+    if problem.traits["mixed"] and not implementation.mixed:
+        return ("tensors differ in dtype that were alike when it was verified",)
     given = implementation.unsupported(problem, device)
     reasons = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping) else None
     if reasons is None or not all(isinstance(reason, str) for reason in reasons):

@@ -161,7 +161,7 @@ X, W = torch.randn(4, 6), torch.ones(6)
     [
         (SQUARE_BACKWARD, (X[:1], X), r"^square_backward: grad_y is 1x6 but x is 4x6\n  .*grad_y.expand_as\(x\)"),
         (SQUARE_BACKWARD, (X.half(), X), r"x is float32 but grad_y is float16\n  .*grad_y.to\(x.dtype\)"),
-        (SQUARE_BACKWARD, (X.int(), X.int()), "x is int32, expected float32, float16 or bfloat16"),
+        (SQUARE_BACKWARD, (X.int(), X.int()), "x is int32, expected float32, float16, bfloat16 or float64"),
         (GELU_BACKWARD, (X, X[0]), "grad_y is 4x6 but x is 6"),
         (GELU_BACKWARD, (X, X, "erf"), "approximate must be one of none, tanh, got 'erf'"),
         (SOFTMAX_BACKWARD, (X, X, 2), r"dim=2 but y has 2 dimensions \(shape 4x6\)\n  expected -2 to 1$"),

@@ -174,7 +174,7 @@ A = torch.randn(2, 256).half()
         (SOFTMAX, (X, 3), r"^softmax: dim=3 but x has 2 dimensions \(shape 4x6\)\n  expected -2 to 1$"),
         (SOFTMAX, (X, -3), "dim=-3 but x has 2 dimensions"),
         (SOFTMAX, (torch.tensor(1.0), 1), r"dim=1 but x has 0 dimensions \(shape scalar\)"),
-        (SOFTMAX, (X.double(),), "x is float64, expected float32, float16 or bfloat16"),
+        (SOFTMAX, (X.long(),), "x is int64, expected float32, float16, bfloat16 or float64"),
         (SOFTMAX, (X.int(),), "x is int32, expected"),
         (SOFTMAX, ([1.0],), "x must be a Tensor"),
         (SOFTMAX, (X, "last"), "dim must be a int"),
@@ -227,7 +227,7 @@ def test_gemm_int4_refuses_plain_tensors_that_make_no_weight() -> None:
     [
         (SOFTMAX, {"cols": 0}, "cols must be a positive integer, got 0"),
         (SOFTMAX, {"rows": -1}, "rows must be a positive integer, got -1"),
-        (SOFTMAX, {"dtype": "float64"}, "dtype must be one of float32, float16, bfloat16, got 'float64'"),
+        (SOFTMAX, {"dtype": "int8"}, "dtype must be one of float32, float16, bfloat16, float64, got 'int8'"),
         (GELU, {"approximate": "erf"}, "approximate must be one of none, tanh"),
         (SQUARE, {"n": "many"}, "n must be a positive integer, got 'many'"),
         (GEMM_INT4, {"dtype": "float32"}, "dtype must be one of float16, bfloat16"),

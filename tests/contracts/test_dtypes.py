@@ -1,0 +1,73 @@
+"""float64 through ``call``, a half x with a float32 weight, and names of the small dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from registry.contracts import RMS_NORM, fills
+from registry.discovery.catalog import Catalog
+from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.torch_side.operators import serving
+from registry.problem import Problem
+
+gradcheck: Callable[..., bool] = torch.autograd.gradcheck
+
+
+@pytest.fixture(scope="module")
+def dispatcher() -> Iterator[Dispatcher]:
+    made = Dispatcher(Catalog())
+    with serving(made):
+        yield made
+
+
+def double(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("vector_add", (double(3, 5), double(3, 5, seed=1))),
+        ("square", (double(3, 5),)),
+        ("gelu", (double(3, 5), "none")),
+        ("gelu", (double(3, 5), "tanh")),
+        ("softmax", (double(3, 5), 0)),
+        ("rms_norm", (double(3, 5), double(5, seed=1), 1e-6)),
+    ],
+)
+def test_gradcheck_runs_through_call(dispatcher: Dispatcher, name: str, args: tuple[Any, ...]) -> None:
+    assert gradcheck(lambda *values: dispatcher.call(name, *values), args)
+    assert dispatcher.call(name, *args).dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_half_x_takes_a_float32_weight_and_keeps_its_dtype(dispatcher: Dispatcher, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(3, 64, dtype=dtype, requires_grad=True), torch.rand(64, requires_grad=True)
+    y = dispatcher.call("rms_norm", x, weight)
+    wide = x.detach().double()
+    expected = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * weight.detach()
+    assert y.dtype == dtype
+    assert torch.equal(y, expected.to(dtype))
+    y.backward(torch.ones_like(y))
+    assert x.grad is not None
+    assert weight.grad is not None
+    assert (x.grad.dtype, weight.grad.dtype) == (dtype, torch.float32)
+    others = dispatcher.explain("rms_norm", x.detach(), weight.detach()).others
+    assert {reason for other in others for reason in other.reasons if "alike" in reason}
+
+
+def test_a_float32_x_takes_no_half_weight() -> None:
+    with pytest.raises(ValueError, match="x is float32 but weight is float16"):
+        RMS_NORM.pose(RMS_NORM.arguments((torch.ones(2, 4), torch.ones(4, dtype=torch.float16), 1e-6)))
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "int8", "float64"])
+def test_a_problem_knows_the_dtype_and_inputs_of_it_are_drawn(name: str) -> None:
+    dtype = Problem("acme::gemm", {"m": 4, "dtype": name}).torch_dtype
+    drawn = fills.normal((64, 8), dtype, torch.Generator().manual_seed(0))
+    assert drawn.dtype == dtype
+    assert len(drawn.float().unique()) > 50
