@@ -100,6 +100,7 @@ class Implementation(ABC):
     mixed           runs calls whose tensors differ in dtype where the op's inputs do not (``Op.alike``)
     preloads        ``module`` or ``module:function``: what a process imports (and calls) before it forks the processes
                     that compile and run implementations of this kind; it starts no thread and opens no device
+    compiles_anywhere    ``compile`` needs the target's name only, and no device of that kind
     """
 
     op: str
@@ -111,6 +112,7 @@ class Implementation(ABC):
     any_size: bool = False
     mixed: bool = False
     preloads: ClassVar[tuple[str, ...]] = ()
+    compiles_anywhere: ClassVar[bool] = True
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         """Every reason, for a person to read, why this problem cannot run here. The device type is checked before."""

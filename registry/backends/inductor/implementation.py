@@ -40,6 +40,7 @@ class InductorImplementation(Implementation):
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
     returns_outputs = True
+    compiles_anywhere: ClassVar[bool] = False
     preloads: ClassVar[tuple[str, ...]] = (*inductor_artifact.MODULES, "registry.backends.inductor.warm:warm")
 
     @abstractmethod

@@ -16,9 +16,6 @@ from ...space import Config
 from .problems import ImplementationPlan, ProblemPlan
 from .variants import variants_of
 
-_COMPILED_HERE = frozenset({"triton", "cuda", "cpp", "inline"})
-"""Backends whose variants say all that a compiler needs; torch.compile's need the device itself."""
-
 
 @dataclass(frozen=True)
 class CompiledVariant:
@@ -125,7 +122,7 @@ def _variants(plan: ProblemPlan, candidate: Candidate) -> tuple[Sequence[Variant
         found = variants_of(plan.op, candidate, plan.problem, plan.arguments, plan.device)
     except Exception as fault:  # a stranger's code: a fault in it is a line of the report
         return (), _told(fault)
-    return [variant for variant in found if variant.backend in _COMPILED_HERE], ""
+    return (found if candidate.implementation.compiles_anywhere else ()), ""
 
 
 def _compiled(wanted: _Wanted) -> CompiledVariant:
