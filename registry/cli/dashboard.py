@@ -28,7 +28,7 @@ def dashboard(
 ) -> None:
     """Open the searches in optuna-dashboard.
 
-    One study a problem, rebuilt from the stored trials. It is a copy: what is changed in the browser is not stored.
+    One study per problem, rebuilt from the stored trials. Changes made in the browser are not stored.
     """
     if not 0 <= port <= _HIGHEST_PORT:
         raise typer.BadParameter(f"--port {port}: expected 0 to {_HIGHEST_PORT}")

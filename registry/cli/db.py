@@ -11,8 +11,8 @@ from .options import Database
 def upgrade(db: Database = None) -> None:
     """Bring an older database up to date, with all it holds.
 
-    In one transaction: a fault on the way leaves it as it was. Where nothing is to be done, nothing is. Commands that
-    only read never do this; tune and import do where it is needed.
+    One transaction: a fault leaves the database unchanged. A database of the latest version is left as it is. tune and
+    import upgrade an older database themselves; commands that only read never change one.
     """
     before, now = Store.upgrade(db)
     with Store.open(db, create=False, migrate=False) as store:

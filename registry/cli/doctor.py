@@ -14,11 +14,11 @@ _MARKS = {"ok": "ok   ", "absent": "-    ", FAULT: "FAULT"}
 
 
 def doctor(db: Database = None, json: Json = False) -> None:
-    """Check what works on this machine.
+    """Check this machine.
 
-    Python, torch, Triton, GPU, compilers, cache, database and plugins, and what to do about what does not work.
+    Python, torch, Triton, GPU, compilers, cache, database and plugins, each fault with its remedy.
 
-    Exit code 1 when something is at fault; what is merely absent (a GPU) is not.
+    Exit code 1 when there is a fault; a part that is absent (a GPU) is none.
     """
     found = list(checks(db))
     if json:

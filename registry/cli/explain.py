@@ -26,9 +26,9 @@ def explain(
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Tell what a call runs, and why.
+    """Tell which implementation a call would run, and why.
 
-    Implementation, config, what decided it, and why the other implementations were not chosen.
+    With its config, the step that decided, and the reasons against each other implementation.
 
     For contiguous, aligned tensors without gradients. Nothing is compiled or run.
     """

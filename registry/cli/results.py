@@ -48,11 +48,12 @@ def results(
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """List what won, or every trial.
+    """List the winners, or every trial.
 
     With problem, hardware, config, median µs, fraction of the floor and speedups. ``× default`` is the default's time
-    over the winner's, with the interval in which a remeasurement should find it; ``≈`` names who could not be told
-    from the winner. A ``new`` one that took the place of a stored winner says why that was out.
+    over the winner's, with the interval in which another measurement is expected to find it; ``≈`` stands before the
+    candidates that could not be told from the winner. Behind the verdict ``new`` stands why a winner stored before did
+    not enter the finals.
     """
     wanted = _statuses(status, trials=trials)
     hardware = None if device is None else _hardware(device)
