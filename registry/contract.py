@@ -181,7 +181,7 @@ class Op:
             )
         if not self.kinds:
             raise InvalidDefinitionError(f"op {self.name!r}: no input kinds")
-        tensors = [parameter.name for parameter in self.parsed.parameters if parameter.kind == "Tensor"]
+        tensors = [parameter.name for parameter in self.parsed.parameters if parameter.holds_tensors]
         for name in sorted(self.weights.difference(tensors)):
             raise InvalidDefinitionError(f"op {self.name!r}: weights: {UnknownNameError('tensor', name, tensors)}")
         for name, values in self._named_values.items():

@@ -12,11 +12,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import results_table
+from registry import Candidate, Device, Op
+from registry.arguments.inputs import arguments_of
+from registry.backends import InlineImplementation
 from registry.cli.main import new_registry_app
 from registry.cli.tune import new_tune_app
 from registry.discovery.catalog import Catalog
 from registry.implementation import Implementation
 from registry.testing import check_implementation
+from registry.tuner.planning.variants import variants_at
 from registry.tuner.shapes.shapes import load_shapes
 
 from . import fresh
@@ -27,7 +31,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 _MARKED = re.compile(r"<!-- run(?:: (?P<file>\S+))? -->\n```python\n(?P<code>.*?)```", re.DOTALL)
 _BLOCK = re.compile(r"```(?P<language>\w+)\n(?P<text>.*?)```", re.DOTALL)
-_LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+_LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)")
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", 132, 141 << 30, 60 << 20)
 
 
 def marked(named: bool) -> Iterator[object]:
@@ -70,6 +76,18 @@ def test_a_plugin_in_the_guides_is_sound(name: str, code: str, tmp_path: Path, c
     for implementation in brought:
         if "cpu" in implementation.device_types:
             check_implementation(implementation, catalog.op(implementation.op), device="cpu")
+        elif not isinstance(implementation, InlineImplementation):  # which needs nvcc
+            compile_for_a_gpu(implementation, catalog.op(implementation.op))
+
+
+def compile_for_a_gpu(implementation: Implementation, op: Op) -> None:
+    """Compile the default of each dtype's first example for an H200, which need not be here."""
+    for dims in {dims["dtype"]: dims for dims in reversed(op.examples)}.values():
+        problem = op.problem_of(dims)
+        candidate = Candidate(implementation, implementation.default(problem, H200))
+        variants = variants_at(op, candidate, problem, arguments_of(op, problem), H200)
+        if variants is not None:  # None where it says that it does not support the problem
+            assert all(implementation.compile(variant, H200.target).path for variant in variants)
 
 
 def test_shapes_in_the_guides_load(tmp_path: Path, catalog: Catalog) -> None:
@@ -135,5 +153,13 @@ def test_every_option_has_a_help_text() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_the_guides_lead_somewhere(page: Path) -> None:
-    for target in _LINK.findall(page.read_text()):
-        assert (page.parent / target).exists(), target
+    for target, anchor in _LINK.findall(_BLOCK.sub("", page.read_text())):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name after its ``#``: the headings, as a browser of repositories writes them."""
+    headings = _HEADING.findall(_BLOCK.sub("", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -129,5 +129,16 @@ def _hooks(manager: pluggy.PluginManager, module: object) -> Mapping[str, tuple[
                 raise InvalidDefinitionError(
                     f"its hook {caller.name} is a wrapper; mark hooks with registry.implements"
                 )
+            _refuse_name_of_submodule(module, getattr(hook.function, "__name__", ""))
         found[caller.name] = tuple(hook.function for hook in own)
     return found
+
+
+def _refuse_name_of_submodule(module: Any, name: str) -> None:
+    """Raise InvalidDefinitionError if importing a submodule would put it in the place of the hook ``name``."""
+    if name and hasattr(module, "__path__") and importlib.util.find_spec(f"{module.__name__}.{name}") is not None:
+        raise InvalidDefinitionError(
+            f"its hook {name}() has the name of its submodule {module.__name__}.{name}, which takes its place when it"
+            " is imported",
+            hint=f"rename the function, e.g. {name}_implementations",
+        )

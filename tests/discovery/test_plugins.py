@@ -364,3 +364,17 @@ for report in Catalog().plugins():
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["bad () True", "good ('softmax/good.one', 'softmax/good.two') False"]
     assert done.stderr.count("PluginWarning: plugin 'bad' (acme 1.0): ModuleNotFoundError") == 1
+
+
+def test_a_hook_named_as_a_submodule_is_refused_since_importing_that_would_take_its_place(site: Any) -> None:
+    package = site.folder / "shadowed"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import registry\nKERNEL_REGISTRY_API = 1\n"
+        "@registry.implements('softmax')\ndef softmax():\n    from .softmax import found\n    return found\n"
+    )
+    (package / "softmax.py").write_text("found = []\n")
+    site.add("acme-shadowed", {"shadowed": "shadowed"})
+    site.modules.append("shadowed")
+    _, report = _faulty(site, "shadowed")
+    assert "its hook softmax() has the name of its submodule shadowed.softmax" in report.fault

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +18,7 @@ from ...space import Config, config_key
 from ..torch_side.torch_private import stream_capturing, unseen_by_modes
 from .own_thread import made_apart
 from .prepared_cache import Entry, Place, PreparedCache, Versions
-from .prepared_hit import Hit, Sources, hit
+from .prepared_hit import Hit, Sources, hit, unremembered
 
 _CACHE = PreparedCache()
 if hasattr(os, "register_at_fork"):
@@ -94,9 +95,9 @@ class PreparedTensors:
         meta = torch.device("meta")
         specs = {}
         for name, sources in self._wanted.items():
-            values = [arguments[source] for source in sources]
-            metas = tuple(value.empty(meta) if isinstance(value, TensorSpec) else value for value in values)
-            made = self._implementation.prepare(name, metas, self._problem, self._config)
+            given, counts = _flat(tuple(arguments[source] for source in sources))
+            metas = tuple(value.empty(meta) if isinstance(value, TensorSpec) else value for value in given)
+            made = self._implementation.prepare(name, _grouped(metas, counts), self._problem, self._config)
             device = next(iter(arguments.tensors.values())).device
             specs[name] = TensorSpec(tuple(made.shape), made.dtype, tuple(made.stride()), device)
         return specs
@@ -114,6 +115,8 @@ class PreparedTensors:
     def hit(self, arguments: Arguments) -> Hit:
         """``extend`` for a plan, whose tensors have the specs of ``arguments``."""
         given = list(arguments.all.values())
+        if any(isinstance(given[place], tuple) for places in self._places.values() for place in places):
+            return unremembered(len(self._places), len(given), self.extend)
         are = {place for place, value in enumerate(given) if isinstance(value, TensorSpec)}
         used = {place for places in self._places.values() for place in places}
         tensors = tuple(tuple(place for place in places if place in are) for places in self._places.values())
@@ -124,7 +127,7 @@ class PreparedTensors:
         """Bytes that are held for these values now."""
         total = 0
         for name, places in self._places.items():
-            sources = tuple(values[place] for place in places)
+            sources, _ = _flat(tuple(values[place] for place in places))
             if not any(isinstance(source, torch.Tensor) and source.is_inference() for source in sources):
                 found = _CACHE.find(*self._identity(name, sources)[:2])
                 total += 0 if found is None else found.nbytes
@@ -136,9 +139,10 @@ class PreparedTensors:
         return (*self._key, name, known), tuple(source._version for source in tensors), tensors
 
     def _entries(self, values: tuple[Any, ...]) -> list[Entry]:
-        return [self._entry(name, tuple(values[place] for place in places)) for name, places in self._places.items()]
+        wanted = {name: tuple(values[place] for place in places) for name, places in self._places.items()}
+        return [self._entry(name, *_flat(sources)) for name, sources in wanted.items()]
 
-    def _entry(self, name: str, sources: tuple[Any, ...]) -> Entry:
+    def _entry(self, name: str, sources: tuple[Any, ...], counts: tuple[int | None, ...]) -> Entry:
         try:
             place, versions, tensors = self._identity(name, sources)
         except RuntimeError:
@@ -151,7 +155,7 @@ class PreparedTensors:
             ) from None
         found, capturing = _CACHE.find(place, versions), _capturing(tensors[0])
         if found is None:
-            found = self._make(name, place, sources, tensors[0], versions)
+            found = self._make(name, place, sources, counts, tensors[0], versions)
         elif capturing and not found.captured:
             _CACHE.pin(place, found, tensors)
         if not capturing:
@@ -159,7 +163,13 @@ class PreparedTensors:
         return found
 
     def _make(
-        self, name: str, place: Place, sources: tuple[Any, ...], first: torch.Tensor, versions: Versions
+        self,
+        name: str,
+        place: Place,
+        sources: tuple[Any, ...],
+        counts: tuple[int | None, ...],
+        first: torch.Tensor,
+        versions: Versions,
     ) -> Entry:
         if _capturing(first):
             raise NotReadyError(
@@ -169,7 +179,7 @@ class PreparedTensors:
         implementation, problem, config = self._implementation, self._problem, self._config
 
         def make(given: tuple[Any, ...]) -> torch.Tensor:
-            return implementation.prepare(name, given, problem, config)
+            return implementation.prepare(name, _grouped(given, counts), problem, config)
 
         # a tensor of inference mode could neither be refilled nor used outside of it
         with unseen_by_modes():
@@ -186,13 +196,26 @@ def _check_sources(op: Op, implementation: Implementation, wanted: Mapping[str, 
         for source in sources:
             if source not in kinds:
                 raise InvalidDefinitionError(f"{told} {source!r}: {UnknownNameError('argument', source, kinds)}")
-            if kinds[source] == "Tensor" and source not in op.weights:
+            if kinds[source] in {"Tensor", "Tensor[]"} and source not in op.weights:
                 weights = ", ".join(sorted(op.weights)) or "none"
                 raise InvalidDefinitionError(
                     f"{told} {source!r}, which is no weight of the op (its weights: {weights})",
                     hint=f"compute it at each call, in scratch; or add {source!r} to Op.weights if calls hand over one"
                     " tensor again and again",
                 )
+
+
+def _flat(sources: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[int | None, ...]]:
+    """Sources with the tensors of a list one by one, and for each source the length of its list, None for no list."""
+    counts = tuple(len(source) if isinstance(source, tuple) else None for source in sources)
+    each = (source if isinstance(source, tuple) else (source,) for source in sources)
+    return tuple(value for some in each for value in some), counts
+
+
+def _grouped(given: tuple[Any, ...], counts: tuple[int | None, ...]) -> tuple[Any, ...]:
+    """The sources that ``_flat`` made ``given`` and ``counts`` of."""
+    values = iter(given)
+    return tuple(next(values) if count is None else tuple(itertools.islice(values, count)) for count in counts)
 
 
 def _capturing(tensor: torch.Tensor) -> bool:

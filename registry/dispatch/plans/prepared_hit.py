@@ -53,6 +53,13 @@ def streams_of(device: torch.device) -> tuple[Callable[[int], int], Callable[[],
     return (lambda _: 0), (lambda: False)
 
 
+def unremembered(count: int, values: int, extend: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Hit:
+    """``extend`` at each call, for ``count`` tensors of which some are prepared from a list of tensors."""
+    prepared = tuple(f"p{number}" for number in range(count))
+    line = f"{', '.join(prepared)}, = e_extend(({_listed(range(values))}))[{values}:]"
+    return Hit([line], {"e_extend": extend}, prepared)
+
+
 def hit(
     cache: PreparedCache,
     sources: Sources,

@@ -1,0 +1,1 @@
+"""The contracts of this package's ops, one file a family."""
