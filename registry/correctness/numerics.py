@@ -18,10 +18,9 @@ from typing import Any
 import torch
 
 from ..arguments.schema import tensors_in, with_tensors
-from ..contract import Op, Outputs, as_tuple
+from ..contract import Op, Outputs, Tolerance, as_tuple
 from ..errors import InvalidDefinitionError
 from ..problem import Problem, TensorSpec, dtype_name
-from ..tolerance import Tolerance
 
 CHUNK = 2**22
 """Elements compared at a time: some ten float64 temporaries of 32 MiB each."""

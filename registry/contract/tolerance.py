@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .problem import Problem
+from ..problem import Problem
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 
-from .arguments.inputs import posed_by_inputs
-from .arguments.loaded_parameters import loaded_parameters
-from .arguments.schema import Schema, tensors_in
-from .errors import InvalidArgumentError, InvalidDefinitionError, UnknownNameError
-from .problem import (
+from ..arguments.inputs import posed_by_inputs
+from ..arguments.loaded_parameters import loaded_parameters
+from ..arguments.schema import Schema, tensors_in
+from ..errors import InvalidArgumentError, InvalidDefinitionError, UnknownNameError
+from ..problem import (
     Arguments,
     Problem,
     TensorSpec,
@@ -25,9 +25,9 @@ from .problem import (
     check_choices,
     torch_dtype,
 )
+from .gradient import Backward
+from .packed_call import Packed
 from .tolerance import Comparator, Floor, Tolerance
-
-__all__ = ["COUNT", "Backward", "Comparator", "Floor", "Op", "Outputs", "Packed", "Tolerance", "as_tuple"]
 
 Outputs = torch.Tensor | tuple[torch.Tensor, ...] | None
 """What a call returns: its one output, several, or None where the schema has none."""
@@ -38,7 +38,6 @@ COUNT = "count"
 _MOST_KEPT = 1024
 
 _NAME = re.compile(r"([a-z][a-z0-9_]*::)?[a-z][a-z0-9_]*\Z")
-_PATH = re.compile(r"[a-z][a-z0-9_]*(\[\d+\])?\Z")
 
 
 def as_tuple(outputs: Outputs) -> tuple[torch.Tensor, ...]:
@@ -46,60 +45,6 @@ def as_tuple(outputs: Outputs) -> tuple[torch.Tensor, ...]:
     if outputs is None:
         return ()
     return outputs if isinstance(outputs, tuple) else (outputs,)
-
-
-@dataclass(frozen=True)
-class Packed:
-    """An argument of the user's call that stands for several of the schema's, which follow one another.
-
-    ``parts``: the schema's name -> where it is in an object of exactly ``kind``, e.g. ``"qweight"`` or ``"shape[1]"``.
-    """
-
-    parameter: str
-    kind: type
-    parts: Mapping[str, str]
-
-    def __post_init__(self) -> None:
-        for name, path in self.parts.items():
-            if not _PATH.match(path):
-                raise InvalidDefinitionError(
-                    f"packed {self.parameter}: {name} is at {path!r}", hint='expected e.g. "scales" or "shape[1]"'
-                )
-
-
-@dataclass(frozen=True)
-class Backward:
-    """The op that computes the gradient, and what it needs saved, by name of input or output.
-
-    That op takes ``grad_<output>``, then what is saved under its own name, then the attributes by theirs; it returns
-    ``grad_<input>``. It may take ``bool need_<input>``: False where nobody needs the gradient of that input, whose
-    output may then be empty. ``op`` None: the gradient of every input is that of the one output, and nothing runs.
-
-    differentiable  outputs that a gradient comes back for. None: those whose ``grad_<output>`` the backward op takes;
-                    by the reference the first output. Others, and all that are not floating, have no gradient
-    by_reference    see ``Backward.reference``
-    """
-
-    op: str | None
-    saved: tuple[str, ...]
-    differentiable: tuple[str, ...] | None = None
-    by_reference: bool = False
-
-    @classmethod
-    def reference(cls, differentiable: tuple[str, ...] | None = None) -> Backward:
-        """The gradient by autograd of the op's reference, which runs once more for it on the saved inputs.
-
-        For an op without a backward kernel of its own. Only gradients that are needed are computed.
-        """
-        return cls(None, (), differentiable, by_reference=True)
-
-    def differentiable_of(self, outputs: tuple[str, ...], taken: Collection[str] = ()) -> tuple[str, ...]:
-        """Those of ``outputs`` that a gradient comes back for; ``taken`` are the backward op's parameters."""
-        if self.differentiable is not None:
-            return tuple(name for name in outputs if name in self.differentiable)
-        if self.op is None:
-            return outputs[:1]
-        return tuple(name for name in outputs if f"grad_{name}" in taken)
 
 
 @dataclass(frozen=True, eq=False)

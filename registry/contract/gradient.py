@@ -1,0 +1,41 @@
+"""How the gradient of an op is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The op that computes the gradient, and what it needs saved, by name of input or output.
+
+    That op takes ``grad_<output>``, then what is saved under its own name, then the attributes by theirs; it returns
+    ``grad_<input>``. It may take ``bool need_<input>``: False where nobody needs the gradient of that input, whose
+    output may then be empty. ``op`` None: the gradient of every input is that of the one output, and nothing runs.
+
+    differentiable  outputs that a gradient comes back for. None: those whose ``grad_<output>`` the backward op takes;
+                    by the reference the first output. Others, and all that are not floating, have no gradient
+    by_reference    see ``Backward.reference``
+    """
+
+    op: str | None
+    saved: tuple[str, ...]
+    differentiable: tuple[str, ...] | None = None
+    by_reference: bool = False
+
+    @classmethod
+    def reference(cls, differentiable: tuple[str, ...] | None = None) -> Backward:
+        """The gradient by autograd of the op's reference, which runs once more for it on the saved inputs.
+
+        For an op without a backward kernel of its own. Only gradients that are needed are computed.
+        """
+        return cls(None, (), differentiable, by_reference=True)
+
+    def differentiable_of(self, outputs: tuple[str, ...], taken: Collection[str] = ()) -> tuple[str, ...]:
+        """Those of ``outputs`` that a gradient comes back for; ``taken`` are the backward op's parameters."""
+        if self.differentiable is not None:
+            return tuple(name for name in outputs if name in self.differentiable)
+        if self.op is None:
+            return outputs[:1]
+        return tuple(name for name in outputs if f"grad_{name}" in taken)
