@@ -1,4 +1,4 @@
-"""The one family of exceptions. Each says what was given, what was expected and, as ``hint``, what to do next."""
+"""The one family of exceptions. Each tells the given and the expected value and, as ``hint``, the next step."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class MisnamedError(UnknownNameError, InvalidDefinitionError):
 
 
 class WrongAnswerError(InvalidDefinitionError):
-    """An implementation that answers a question about itself, such as its preference, with what is no answer."""
+    """An implementation whose answer about itself is of the wrong type, such as a preference that is no number."""
 
 
 class PluginError(RegistryError):
@@ -94,15 +94,15 @@ class CompileError(RegistryError):
 
 
 class OutOfResourcesError(CompileError):
-    """A kernel for which there is no room.
+    """A kernel that needs more than there is.
 
-    It, or its grid, needs more than the device has (registers, shared memory, blocks), or the process has loaded as
-    many CUDA kernels as it may.
+    The kernel or its grid exceeds the device (registers, shared memory, blocks), or the process has loaded as many
+    kernels as it may.
     """
 
 
 class NotReadyError(RegistryError):
-    """Something that may not be made now, e.g. a prepared weight during capture. Nothing was enqueued."""
+    """A plan or a prepared weight that may not be made at this moment, e.g. during capture. Nothing was enqueued."""
 
 
 class DeviceError(RegistryError):
@@ -110,7 +110,7 @@ class DeviceError(RegistryError):
 
 
 class ShapesFileError(RegistryError):
-    """A shapes file that cannot be read: the message holds file, line, key and what was expected."""
+    """A shapes file that cannot be read: the message holds file, line, key and the expected value."""
 
 
 class NotTunedError(RegistryError, LookupError):

@@ -39,7 +39,7 @@ class Launch:
 
     args      names of inputs, outputs, scratch or prepared tensors, or of number attributes; or literal numbers
     grid      a tuple of up to three ints, none negative
-    constants what the kernel is compiled with
+    constants compile-time constants of the kernel, by name
     options   the compiler's: num_warps, num_stages (Triton); a CUDA or C++ backend documents its own
     cluster, shared_bytes   CUDA only
     """
@@ -155,7 +155,7 @@ class Implementation(ABC):
         return config
 
     def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
-        """What must be compiled before ``bind``; plain data, equal for all problems that can share it."""
+        """The variants to compile before ``bind``: plain data, equal for all problems that can share them."""
         return ()
 
     def compile(self, variant: Variant, target: Target) -> Artifact:
@@ -164,7 +164,7 @@ class Implementation(ABC):
 
     @abstractmethod
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Load the artifacts and return what the hot path calls. Compiles nothing."""
+        """Load the artifacts and return the run, the function that the hot path calls. Compiles nothing."""
 
     def bind_loaded(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run | None:
         """As ``bind`` where all that it launches was bound before, for another size: nothing is compiled or loaded.
@@ -176,16 +176,16 @@ class Implementation(ABC):
     def bind_untuned(
         self, problem: Problem, config: Config, device: Device, signature: Signature, family: Hashable
     ) -> Run | None:
-        """What runs a problem that was not tuned itself, where a compilation for each would keep its callers waiting.
+        """A run for a problem that was not tuned itself, where a compilation for each size would delay the calls.
 
         None, the default: it is compiled and bound as a tuned one is. ``family`` is equal for problems of the op that
         differ in dynamic dimensions only. The run may compile at a call, but raises NotReadyError during capture. For
-        backends, not for implementations: what the tuner verified is what ``bind`` returns.
+        backends, not for implementations: the tuner verifies the run that ``bind`` returns.
         """
         return None
 
     def sources(self) -> Iterable[ModuleType | str]:
-        """What the fingerprint covers: modules (hashed as normalised syntax) and other source text.
+        """The sources that the fingerprint covers: modules (hashed as normalised syntax) and other text.
 
         By default the modules of the class and of the implementations it is derived from, with every module of the
         same package that those import.

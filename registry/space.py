@@ -49,7 +49,7 @@ def config_key(config: Config) -> str:
 
 
 class Space:
-    """The finite product of named domains, less what breaks a named constraint. Immutable.
+    """The finite product of named domains, without the configurations that break a named constraint. Immutable.
 
     >>> space = Space(BLOCK=[128, 256], num_warps=[1, 2, 4]).require("8 elements a thread", ...)
     """
@@ -59,7 +59,7 @@ class Space:
         self.constraints: Mapping[str, Constraint] = {}
 
     def require(self, name: str, constraint: Constraint) -> Space:
-        """This space with one more constraint; ``name`` says for a person what must hold."""
+        """This space with one more constraint; ``name`` tells a person the condition that must hold."""
         space = Space()
         space.domains, space.constraints = self.domains, {**self.constraints, name: constraint}
         return space

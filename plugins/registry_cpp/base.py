@@ -1,4 +1,4 @@
-"""What the kernels of this plugin share: element types, layouts, thread counts, their text."""
+"""Bases of this plugin's kernels: element types, layouts, thread counts, their text."""
 
 from __future__ import annotations
 

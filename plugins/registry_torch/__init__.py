@@ -79,7 +79,7 @@ def square_backward_implementations() -> Iterable[Implementation]:
 
 @implements("gelu_backward")
 def gelu_backward_implementations() -> Iterable[Implementation]:
-    """What torch's autograd runs, and Inductor's."""
+    """torch's own gradient, as its autograd runs it, and the gradient that Inductor compiles."""
     from .backward import GeluBackward
     from .compiled_backward import CompiledGeluBackward
 
@@ -88,7 +88,7 @@ def gelu_backward_implementations() -> Iterable[Implementation]:
 
 @implements("softmax_backward")
 def softmax_backward_implementations() -> Iterable[Implementation]:
-    """What torch's autograd runs, and Inductor's."""
+    """torch's own gradient, as its autograd runs it, and the gradient that Inductor compiles."""
     from .backward import SoftmaxBackward
     from .compiled_backward import CompiledSoftmaxBackward
 

@@ -16,7 +16,7 @@ from .int4 import dequantized
 
 
 class Native(Implementation):
-    """What needs no tuning, and is compared with everything that does."""
+    """torch's own operator: it needs no tuning, and is the baseline of every comparison."""
 
     name = "torch.native"
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})

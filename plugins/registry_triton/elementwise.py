@@ -62,7 +62,7 @@ class _Block(TritonImplementation):
         )
 
     def constants(self, problem: Problem) -> dict[str, Any]:
-        """What the kernel is compiled with beside BLOCK."""
+        """The constants of the kernel beside BLOCK, by name."""
         return {}
 
 

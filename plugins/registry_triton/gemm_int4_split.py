@@ -37,7 +37,7 @@ def _every_split_works(problem: Problem, config: Config) -> bool:
 
 
 class _SplitInt4(TritonImplementation):
-    """What split-K kernels share: fp32 partial products in scratch, added by a second launch in a fixed order."""
+    """Base of split-K kernels: fp32 partial products in scratch, added by a second launch in a fixed order."""
 
     op = "gemm_int4"
     kernel: Any
@@ -71,7 +71,7 @@ class _SplitInt4(TritonImplementation):
 
     @abstractmethod
     def constants(self, problem: Problem, config: Config) -> dict[str, Any]:
-        """What only this kernel is compiled with."""
+        """The constants of this kernel alone, beside those that all split-K kernels have."""
 
 
 class SplitKInt4(_SplitInt4):

@@ -1,4 +1,4 @@
-"""What every kernel over the 4-bit packing needs: groups along K, tiles that one row of scales serves, reasons."""
+"""Helpers of the kernels over the 4-bit packing: groups along K, tiles that one row of scales serves, reasons."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def reasons(problem: Problem, device: Device, least_group: int) -> Iterator[str]
 
 
 def shared_constants(problem: Problem, config: Config) -> dict[str, Any]:
-    """What every kernel over this packing is compiled with."""
+    """The constants of every kernel over this packing, by name."""
     return {
         "GROUP": group(problem),
         "PER_CHANNEL": per_channel(problem),

@@ -36,7 +36,7 @@ def _sum_launch(problem: Problem, count: int) -> Launch:
 
 
 class RowRmsNormBackward(TritonImplementation):
-    """Whole rows in registers, read once, by programs that stay and sum up the weight's gradient as they go."""
+    """Whole rows in registers, read once, by resident programs that sum up the weight's gradient over their rows."""
 
     op = "rms_norm_backward"
     name = "triton.row"

@@ -1,4 +1,4 @@
-"""What softmax, its gradient and rms_norm share: whole rows in registers, and rows in passes."""
+"""Bases for softmax, its gradient and rms_norm: whole rows in registers, and rows in passes."""
 
 from __future__ import annotations
 

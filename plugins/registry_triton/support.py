@@ -1,4 +1,4 @@
-"""What every implementation here needs of a problem and a device, and the names of Triton's compiler options."""
+"""Reasons, sizes and compiler options that the implementations of this plugin share."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How a backend compiles, fingerprints and launches. Base classes for implementations; see docs/writing-a-plugin.md.
 
-The names below are imported when they are first used: a backend's compiler is no business of those who do not use it.
+The names below are imported when they are first used: a program that uses no backend does not load its compiler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a configuration will need of an SM, estimated before it is compiled: what a space's constraints prune by."""
+"""Estimates of the registers and shared memory that a configuration will need, for the constraints of a space."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ def programs_per_multiprocessor(programs: int, device: Device) -> float:
 
 
 def row_multiple(size: int, limit: int = 16) -> int:
-    """The greatest power of two up to ``limit`` that divides ``size``: what a kernel may assume of a row's start."""
+    """The greatest power of two up to ``limit`` that divides ``size``, and with it the offset of every row."""
     return math.gcd(size, limit)

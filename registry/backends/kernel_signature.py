@@ -143,7 +143,7 @@ def _readable(found: torch.dtype, expected: torch.dtype) -> bool:
 
 @lru_cache(maxsize=512)
 def _declared(source: str, name: str, macros: tuple[tuple[str, str], ...], language: Language) -> _Declared | None:
-    """What the text declares of a kernel; None where that cannot be told."""
+    """The parameters of a kernel as its text declares them; None where they cannot be told."""
     text = _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), source)
     base, _, template = name.partition("<")
     base = base.strip().rpartition("::")[2]

@@ -21,7 +21,7 @@ class Operands:
 
     groups     an expression for each of ``outputs``, ``arguments`` and ``scratch``
     items      expressions for their items, where the text around holds them in variables
-    after      what the text around does when the run is done
+    after      the statement that ends the surrounding text when the run is done
     addresses  of items whose address the text around holds, by item
     stream     the current stream's handle, if the text around holds it
     on_device  the text around has seen to it that the GPU is the current one

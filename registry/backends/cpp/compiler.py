@@ -1,4 +1,4 @@
-"""The system's C++ compiler: what it is, a cache of what it built, and loading it into this process."""
+"""The system's C++ compiler: its identity, a cache of the libraries it built, and loading one into this process."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def content_digest(library: Path) -> str:
 
 
 def is_intact(library: Path) -> bool:
-    """Whether the file's content is what its name says; loading a truncated library would kill the process."""
+    """True if the digest in a library's name is that of its content; loading a truncated one kills the process."""
     try:
         return library.stem.endswith(f"-{content_digest(library)}")
     except FileNotFoundError:

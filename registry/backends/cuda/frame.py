@@ -1,4 +1,4 @@
-"""What a launch hands to the CUDA driver: structs and argument values, laid out once and refilled by each call."""
+"""The structs and argument values of a launch for the CUDA driver: laid out once, filled again by each call."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Layout:
         return self.size - 8
 
     def packed(self, addresses: Sequence[str], operands: Operands) -> list[str]:
-        """Expressions of what ``pack`` takes behind memory and offset; the stream is ``k_stream``."""
+        """Expressions of the values that ``pack`` takes behind memory and offset; the stream is ``k_stream``."""
         texts: list[str] = []
         for place in range(self.count):
             extents = [f"k_extent_{place}_{number}" for number in range(_EXTENTS)] if self._whole else []
@@ -124,7 +124,7 @@ def _extents(launch: Launch) -> tuple[int, ...]:
 
 
 def _cluster(launch: Launch) -> Any:
-    """The launch's attribute, which all threads share, since nobody writes to it."""
+    """The cluster attribute of a launch, shared by all threads, since it is only read; None without a cluster."""
     if not launch.cluster:
         return None
     attribute = ctypes.create_string_buffer(_CLUSTER.size)

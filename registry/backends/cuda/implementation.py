@@ -100,7 +100,7 @@ class CudaImplementation(Implementation):
         """The kernel launch, or several in order."""
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
-        """Every reason why this cannot run; here what all CUDA implementations need."""
+        """Every reason why no CUDA implementation can run here: no NVIDIA GPU, no NVRTC."""
         if device.type != "cuda" or device.target.backend != "cuda":
             yield f"{device.name} is no NVIDIA GPU"
         if reason := nvrtc.missing():
@@ -167,7 +167,7 @@ class CudaImplementation(Implementation):
             yield self.source
 
     def fingerprint(self) -> str:
-        """As everywhere; comments inside kernel text that a module holds do not count either."""
+        """Hash of the sources, in which comments do not count, nor those inside kernel text that a module holds."""
         return fingerprint_with_kernels(self.sources())
 
     def _launches(self, problem: Problem, config: Config, device: Device) -> tuple[Launch, ...]:
@@ -202,7 +202,7 @@ class CudaImplementation(Implementation):
 
 
 class _Twin:
-    """The same candidate for tensors that are not 16-byte aligned; built when first needed."""
+    """A run of the candidate for tensors that are not 16-byte aligned; built by the first call that brings one."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ def _form_key(launches: Sequence[Launch], signature: Signature, device: Device, 
 
 
 def architecture_of(target: Target) -> str:
-    """What NVRTC compiles for: ``sm_90`` becomes ``sm_90a``."""
+    """The architecture that NVRTC compiles for: ``sm_90`` becomes ``sm_90a``."""
     name = target.architecture
     return f"{name}a" if name in _SPECIFIC else name
 

@@ -60,7 +60,7 @@ class InlineImplementation(Implementation):
         return config
 
     def arguments(self, signature: Signature) -> tuple[str, ...]:
-        """Names of what the function takes, in order: the outputs if it writes into them, then the schema's values."""
+        """Names of the function's arguments, in order: the outputs if it writes into them, then the schema's values."""
         outputs = () if self.returns_outputs else tuple(signature.outputs)
         return (*outputs, *signature.arguments.values, *signature.scratch, *signature.prepared)
 
@@ -112,7 +112,7 @@ class InlineImplementation(Implementation):
         yield self.cuda_source
 
     def fingerprint(self) -> str:
-        """As everywhere; comments inside the texts do not count."""
+        """Hash of the module and of both texts, in which comments do not count."""
         return fingerprint_with_kernels(self.sources())
 
 
@@ -137,7 +137,7 @@ def load_inline(
 
 
 class _Pasted(InlineImplementation):
-    """What ``load_inline`` returns: everything that a subclass would declare is given to the instance."""
+    """The implementation that ``load_inline`` returns: its instance holds all that a subclass would declare."""
 
     def __init__(self, declared: Mapping[str, Any]) -> None:
         vars(self).update(declared)
@@ -152,7 +152,7 @@ class _Pasted(InlineImplementation):
 
 
 def missing(with_cuda: bool) -> list[str]:
-    """What a build lacks on this machine, for a person to read."""
+    """Every tool that a build needs and this machine lacks, as a reason for a person to read."""
     from torch.utils import cpp_extension
 
     reasons = []
@@ -167,7 +167,7 @@ def missing(with_cuda: bool) -> list[str]:
 
 
 def compiler_versions(with_cuda: bool) -> list[str]:
-    """What the C++ compiler, and nvcc where it takes part, print as their version."""
+    """The versions that the C++ compiler prints, and nvcc where it takes part."""
     from torch.utils import cpp_extension
 
     commands = [tuple(shlex.split(cpp_extension.get_cxx_compiler()))]

@@ -81,7 +81,7 @@ def _load(path: str, device: int) -> Kernel | None:
 
 
 def allow(kernel: Kernel, launch: Launch, device: int) -> None:
-    """Raise the kernel's limits to what the launch asks: dynamic shared memory, clusters above 8.
+    """Raise the kernel's limits to those of the launch: dynamic shared memory, clusters above 8.
 
     Plans share a kernel, so a limit is never lowered. It is set below 48 KiB too: static and dynamic shared memory
     count together.

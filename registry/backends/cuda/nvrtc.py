@@ -36,7 +36,7 @@ _COUNTS = {
 
 @dataclass(frozen=True)
 class Source:
-    """What NVRTC compiles: text, one kernel's name or template instantiation, macros, compiler options, architecture.
+    """The input of NVRTC: text, one kernel's name or template instantiation, macros, compiler options, architecture.
 
     ``options`` are ``maxrregcount`` (int), ``use_fast_math`` (bool) and ``std`` (``c++17`` when absent).
     """
@@ -62,7 +62,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Cubin:
-    """A compiled kernel in the cache: ``symbol`` is its mangled name, ``resources`` are what ptxas told."""
+    """A compiled kernel in the cache: ``symbol`` is its mangled name, ``resources`` are those that ptxas reports."""
 
     path: Path
     symbol: str
@@ -188,7 +188,7 @@ def _refused(source: Source, text: str) -> CompileError:
 
 
 def _resources(log: str, symbol: str) -> dict[str, int]:
-    """What ``ptxas -v`` says of one kernel; a log without it (an older NVRTC) yields nothing."""
+    """Resources of one kernel in the log of ``ptxas -v``; empty for a log without them (an older NVRTC)."""
     parts = _ENTRY.split(log)
     told = dict(zip(parts[1::2], parts[2::2], strict=True)).get(symbol, "")
     found = {name: pattern.search(told) for name, pattern in _COUNTS.items()} if told else {}

@@ -42,7 +42,7 @@ _TRITON_CACHE = "TRITON_CACHE_DIR"
 
 
 def available() -> bool:
-    """Whether this torch can save what Inductor compiled."""
+    """True if this torch can save code that Inductor compiled."""
     inductor = _inductor()
     return hasattr(inductor, "CompiledArtifact") and hasattr(inductor, "standalone_compile")
 
@@ -50,7 +50,7 @@ def available() -> bool:
 def compile_to_file(function: Compiled, tensors: Sequence[TensorSpec], threads: int, file: Path) -> bool:
     """Compile ``function`` of tensors like these and save it; False when it compiled but cannot be saved.
 
-    ``threads`` is what a CPU kernel splits its work over. Whatever Inductor raises is raised.
+    ``threads`` is the number that a CPU kernel splits its work over. Raises every exception of Inductor.
     """
     from torch._inductor import config
     from torch._subclasses import FakeTensorMode
@@ -58,7 +58,7 @@ def compile_to_file(function: Compiled, tensors: Sequence[TensorSpec], threads: 
 
     # one kernel a graph: a pool of compiler processes would cost more to start than it saves
     patched = config.patch({"cpp.threads": threads, "compile_threads": 1})
-    # standalone_compile asks for the configurations to be timed at once: on a device that somebody else measures on
+    # standalone_compile asks for the configurations to be timed at once: on a device where another process measures
     options = {"config_patches": {"triton.autotune_at_compile_time": False}}
     with PATCHING, quiet(), _shared_triton_cache(), patched, torch.no_grad():
         with FakeTensorMode():
@@ -77,7 +77,7 @@ def compile_to_file(function: Compiled, tensors: Sequence[TensorSpec], threads: 
 
 
 def load_file(file: Path) -> Compiled:
-    """What ``compile_to_file`` saved, by this same torch; anything may be raised when it was another."""
+    """The function that ``compile_to_file`` saved under this version of torch; under another, any exception."""
     with PATCHING, quiet(), _shared_triton_cache():
         loaded: Compiled = _inductor().CompiledArtifact.load(path=str(file), format="binary")
     return loaded
@@ -89,7 +89,7 @@ def _inductor() -> Any:
 
 @contextlib.contextmanager
 def _shared_triton_cache() -> Iterator[None]:
-    """Triton's disk cache in this package's folder, so that who loads finds what the compiling process compiled.
+    """Triton's disk cache in this package's folder, where a process finds the kernels that another one compiled.
 
     Inductor's own choice is a temporary folder a process: every configuration of every kernel was compiled again.
     """
@@ -106,8 +106,8 @@ def _shared_triton_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what Inductor says in warnings and torch in its log. For who holds ``PATCHING``."""
-    # importing Inductor where a CUDA toolkit but no GPU is found logs a warning that is nobody's business here
+    """Silence Inductor's warnings and torch's log. The caller must hold ``PATCHING``."""
+    # importing Inductor where a CUDA toolkit but no GPU is found logs a warning of no use here
     logger = logging.getLogger("torch.utils.cpp_extension")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -48,7 +48,7 @@ class InductorImplementation(Implementation):
         """Plain torch code over the schema's values in order; it must not depend on anything else."""
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
-        """A reason when Inductor lacks what it generates code for. An override begins with ``super()``'s."""
+        """A reason when Inductor lacks a compiler or a device here. An override begins with ``super()``'s reasons."""
         if device.type == "cpu" and not _cpp_compiler():
             yield "Inductor needs a C++ compiler (g++, or what CXX names)"
         if device.type == "cuda" and importlib.util.find_spec("triton") is None:
@@ -90,7 +90,7 @@ class InductorImplementation(Implementation):
         return Artifact(variant, str(file) if saved else "")
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Load what was compiled, or compile now; once more for every other value of an attribute (an epsilon)."""
+        """Load the compiled code, or compile it now; another value of an attribute (an epsilon) compiles once more."""
         (artifact,) = built.artifacts
         values = list(built.signature.arguments.values.values())
         tensors = [place for place, value in enumerate(values) if isinstance(value, TensorSpec)]
@@ -115,7 +115,7 @@ class InductorImplementation(Implementation):
     def bind_untuned(
         self, problem: Problem, config: Config, device: Device, signature: Signature, family: Hashable
     ) -> Run | None:
-        """One compilation with sizes that may vary, for the whole family. What was compiled for this one is used."""
+        """A run by one compilation with varying sizes, for all problems of the family; the first call compiles."""
         (variant,) = self.variants(problem, config, device, signature)
         if _file(variant, device.target).exists():
             return None
@@ -147,7 +147,7 @@ def _plain(value: object) -> object:
 
 
 def _with_attributes(variant: Variant, values: tuple[object, ...]) -> Variant:
-    """The same variant with other values of its attributes."""
+    """The variant with other values of its attributes."""
     given = iter(values)
     arguments = [{"value": next(given)} if "value" in argument else argument for argument in variant.spec["arguments"]]
     return replace(variant, spec={**variant.spec, "arguments": arguments})
@@ -176,7 +176,7 @@ def _file(variant: Variant, target: Target) -> Path:
 
 
 def _visible(target: Target) -> bool:
-    """Whether code for ``target`` can be generated here: Inductor asks the GPU itself what it is."""
+    """True if code for ``target`` can be generated here: Inductor asks the GPU itself for its properties."""
     if target.backend == "cpu":
         return True
     return torch.cuda.is_available() and Device.of("cuda").architecture == target.architecture

@@ -24,7 +24,7 @@ from ...problem import TensorSpec
 from . import artifact as inductor_artifact
 
 _MOST = 256
-"""Functions kept, each with eight compilations at most. What a plan holds lives on without being kept here."""
+"""Functions kept, each with eight compilations at most. A function that a plan holds lives on when dropped here."""
 _QUIET = 2
 """A function's first compilations, which are expected and keep quiet."""
 
@@ -98,7 +98,7 @@ def bind(function: Callable[..., Any], key: Hashable, signature: Signature) -> R
 
 
 class _Bound:
-    """``function`` of its tensors alone. All are equal: what tells them apart is said beside."""
+    """``function`` as a function of its tensors alone, with its other arguments bound."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         # Dynamo follows tuples of these types
@@ -132,7 +132,7 @@ def _told(value: object) -> Hashable:
 
 
 def _kind(tensors: Sequence[torch.Tensor]) -> tuple[bool, ...]:
-    """What torch.compile compiles for besides sizes: it may differ from call to call of one plan."""
+    """The state that torch.compile compiles for besides sizes, which may differ between calls of one plan."""
     modes = torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled()
     return (*modes, *[tensor.is_inference() for tensor in tensors])
 

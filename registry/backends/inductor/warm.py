@@ -1,4 +1,4 @@
-"""What Inductor computes once a process before it loads anything: a process that forks does it for its children."""
+"""The work that Inductor does once a process before its first load: a process that forks does it for its children."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LOADED_WITH = ("torch._inductor.codegen.memory_planning", "torch._inductor.hook
 
 
 def warm() -> None:
-    """Import what a load imports, and hash torch's own source, 0.2 s. It opens no device and starts no thread."""
+    """Import the modules that a load needs, and hash torch's source, in 0.2 s, without opening a device or a thread."""
     for name in _LOADED_WITH:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""What a CUDA binary (an ELF file) says of its kernel: registers and bytes of stack, read without the CUDA toolkit."""
+"""Registers and bytes of stack of the kernel in a CUDA binary (an ELF file), read without the CUDA toolkit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Implementations written in Triton: the author says what to launch, this compiles, loads and launches it."""
+"""Implementations written in Triton: the author gives launches as data; they are compiled, loaded and run here."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _AMD_RESOURCES = {"registers": r"\.vgpr_count:\s+(\d+)", "spill_bytes": r"\.priv
 class TritonImplementation(Implementation):
     """An implementation whose work is one or several Triton kernels.
 
-    Write ``launch``; variants, compiling and launching follow from it. What the backend assumes of arguments:
+    Write ``launch``; variants, compiling and launching follow from it. The backend assumes of arguments:
     pointers by dtype, integers i32 (i64 beyond its range), floats fp32; tensors and integers that are multiples of 16
     are compiled as such, unless the kernel lists the parameter in ``do_not_specialize``, which every number that
     follows from a dynamic dimension should be. Under ``TRITON_INTERPRET=1`` the kernels run on CPU tensors.
@@ -104,7 +104,7 @@ class TritonImplementation(Implementation):
         return Artifact(variant, path_of(kernel), resources)
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Load what ``compile`` made and return the function that launches it.
+        """Load the compiled kernels and return the function that launches them.
 
         Raises OutOfResourcesError for a grid or a kernel that the device cannot run.
         """
@@ -146,7 +146,7 @@ class TritonImplementation(Implementation):
 
 
 class _UnalignedTwin:
-    """The same launches compiled without assuming anything of addresses, made when the first call needs it."""
+    """A run whose kernels assume nothing of addresses; compiled when the first call brings an unaligned tensor."""
 
     def __init__(
         self,
@@ -200,13 +200,13 @@ def _bound(launch: Launch, compiled: Any, signature: Signature, title: str) -> B
 
 
 def warm() -> None:
-    """Have Triton compute what it does once a process before it compiles or loads: a hash of all of itself, 0.4 s."""
+    """Have Triton hash its own source, which it does once a process before it first compiles or loads, in 0.4 s."""
     with contextlib.suppress(ImportError, AttributeError):
         importlib.import_module("triton.runtime.cache").triton_key()
 
 
 def build_utilities() -> None:
-    """Have Triton build what it needs to load its first kernel, a C compiler's work; its cache on disk keeps it."""
+    """Have Triton build the C extension by which it loads kernels; its cache on disk keeps the result."""
     with _own_cache():
         triton_stored.build_utilities()
 

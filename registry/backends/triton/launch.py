@@ -2,7 +2,7 @@
 
 Three ways, the first that works: the C launcher inside a compiled kernel with addresses as integers (0.5 to 0.6 µs),
 the compiled kernel's own call (1.2 to 1.5 µs), the JIT function's (7 to 8 µs). The first is trusted only after one
-launch in this process has written what it should.
+launch in this process has written the right numbers.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def _has_known_launcher(kernel: Any) -> bool:
     )
 
 
-# without annotations: Triton 3.6 looks up the names in them and refuses what is no constexpr
+# without annotations: Triton 3.6 looks up the names in them and refuses those that are no constexpr
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _probe_kernel(y, x, count, factor, SIZE):  # type: ignore[no-untyped-def]
     place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
@@ -309,7 +309,7 @@ def _probe_kernel(y, x, count, factor, SIZE):  # type: ignore[no-untyped-def]
 
 
 def _probe_passed() -> bool:
-    """Whether a direct launch does on this machine what it should; False, for now, while a graph is being captured."""
+    """True if a direct launch writes the right numbers on this machine; False while a graph is being captured."""
     return not torch.cuda.is_current_stream_capturing() and _probe()
 
 

@@ -1,4 +1,4 @@
-"""From a launch to a variant: which parameter is a pointer, a number or a constant, and what may be assumed of it."""
+"""From a launch to a variant: which parameter is a pointer, a number or a constant, and which are multiples of 16."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _PINNED = {"enable_fp_fusion": True}
 
 @dataclass(frozen=True)
 class Operand:
-    """What one parameter of a kernel gets. ``kind`` is ``tensor``, ``attribute``, ``number`` or ``constant``.
+    """The argument of one parameter of a kernel. ``kind`` is ``tensor``, ``attribute``, ``number`` or ``constant``.
 
     A tensor or attribute is value ``place`` of ``group`` (``outputs``, ``arguments``, ``scratch``) of a run; ``value``
     is the number or constant, ``type`` Triton's name of the type, ``aligned`` that it is a multiple of 16.
@@ -178,7 +178,7 @@ def number_form(kernel: Any, parameter: str, value: Any) -> Hashable:
 
 
 def variant_of(launch: Launch, signature: Signature, target: Target) -> Variant:
-    """What must be compiled for this launch on arguments of this signature."""
+    """The variant of a launch on arguments of a signature, for a target."""
     bound = operands(launch, signature)
     spec = {
         "signature": [[operand.parameter, operand.type] for operand in bound],
@@ -233,7 +233,7 @@ def gpu_target(target: Target) -> GPUTarget:
 
 
 def source_of(variant: Variant) -> ASTSource:
-    """What ``triton.compile`` takes: the same for equal variants, so that a second compile is a disk-cache hit."""
+    """The source that ``triton.compile`` takes; equal for equal variants, whose second compile is a disk-cache hit."""
     kernel = find_kernel(variant.kernel)
     if not isinstance(kernel, JITFunction):
         raise InvalidDefinitionError(
