@@ -142,7 +142,7 @@ class GraphSampler(Sampler):
     def __init__(self, turn: Sequence[Enqueue], device: Device, flushes: Flushes | None = None) -> None:
         """``flushes`` come before the turn, and are subtracted. Raises CaptureError."""
         # the graph holds addresses: the tensors of the launches must live as long as the graph
-        self._turn = Turn(turn, flushes.flush if flushes else None, flushes.captured if flushes else None)
+        self._turn = LaunchRound(turn, flushes.flush if flushes else None, flushes.captured if flushes else None)
         self._clock = DeviceClock()
         self._graph = Graph(self._turn, device.torch)
 
@@ -168,7 +168,7 @@ class BacklogSampler(Sampler):
     ) -> None:
         """``host_us``: the host's time for one launch."""
         self.refused = refused
-        self._turn = Turn(turn, flushes.flush if flushes else None, flushes.launched if flushes else None)
+        self._turn = LaunchRound(turn, flushes.flush if flushes else None, flushes.launched if flushes else None)
         self._clock = DeviceClock(_HEAD_START_US + 2 * host_us * self._turn.launches)
 
     @property
@@ -183,7 +183,7 @@ class BacklogSampler(Sampler):
         self._clock.time([self._turn])
 
 
-class Turn:
+class LaunchRound:
     """The launches of one sample, after a flush where they need one, whose time is subtracted."""
 
     def __init__(self, turn: Sequence[Enqueue], flush: Flush | None, baseline: Baseline | None) -> None:

@@ -267,9 +267,9 @@ def _check_on(
     results = op.results(found, values)
     flags = [bounds.holding(result) for bounds, result in zip(probe.bounds, results, strict=True)]
     checks.add(flags, "wrong_result", lambda: _why(op, probe, results))
-    for name, surroundings in (("outputs", into), ("arguments", copies)):
+    for name, tensors in (("outputs", into), ("arguments", copies)):
         beside = _told(probe, f"it writes outside its {name}")
-        checks.add([each.untouched() for each in surroundings], "wrong_result", beside)
+        checks.add([each.untouched() for each in tensors], "wrong_result", beside)
     check_unchanged(op, values, probe.pristine, checks)
 
 

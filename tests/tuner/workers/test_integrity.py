@@ -20,8 +20,7 @@ from registry.device import Device
 from registry.implementation import Implementation, Run
 from registry.problem import Problem, TensorSpec
 from registry.space import Config
-from registry.tuner.measure import copy_floor as copying
-from registry.tuner.measure import device_samplers, interleaving, rotation, samplers, sampling, stack
+from registry.tuner.measure import copy_floor, device_samplers, interleaving, rotation, samplers, sampling, stack
 from registry.tuner.measure import series as measure
 from registry.tuner.verify import probes, session, timed, verify
 from registry.tuner.verify import verdicts as checks
@@ -82,7 +81,19 @@ def test_what_was_replaced_is_named_and_put_back(integrity: Integrity, place: An
 
 
 def test_whatever_verifying_and_measuring_call_is_watched() -> None:
-    callers = (checks, copying, device_samplers, measure, probes, rotation, samplers, sampling, session, stack, timed)
+    callers = (
+        checks,
+        copy_floor,
+        device_samplers,
+        measure,
+        probes,
+        rotation,
+        samplers,
+        sampling,
+        session,
+        stack,
+        timed,
+    )
     called = {
         part.__module__
         for module in (*callers, interleaving, verify, worker)
