@@ -19,6 +19,7 @@ from .arguments.schema import Parameter, tensors_in, with_tensors
 from .contract import Op, as_tuple
 from .correctness import numerics
 from .correctness.bits import disturb, same_bits
+from .correctness.output_faults import output_faults, overlap
 from .correctness.poisoned_layouts import (
     LAYOUTS,
     Layout,
@@ -276,7 +277,7 @@ def _run_faults(plan: Plan, given: _Given, start: int) -> Iterator[str]:
     own = numerics.own_error(op, plan.problem, values, reference)
     into = [surrounded(spec) for spec in plan.signature.outputs.values()]
     outputs = plan.into(_outputs(plan, into), values)
-    if faults := numerics.output_faults(outputs, plan.signature.outputs, values):
+    if faults := output_faults(outputs, plan.signature.outputs, values):
         yield from faults
         return
     if not all(bool(each.untouched()) for each in into):
@@ -316,7 +317,7 @@ def _repeating_faults(plan: Plan, given: _Given) -> Iterator[str]:
     for _ in range(2):
         given.restore()
         again = as_tuple(plan(*values))
-        if any(numerics.overlap(one, other) for one in first for other in again):
+        if any(overlap(one, other) for one in first for other in again):
             yield "two calls return the same memory: the second overwrites the first's result"
             return
         if plan.candidate.implementation.deterministic and not _all_same(results, op.results(again, values)):
@@ -356,7 +357,7 @@ def _reference_faults(op: Op, problem: Problem, values: tuple[Any, ...]) -> list
     own = numerics.own_error(op, problem, values, reference)
     before = with_tensors(values, torch.clone)
     outputs = as_tuple(op.reference(*values))
-    faults = numerics.output_faults(outputs, _specs(op, values), () if op.parsed.mutates else values)
+    faults = output_faults(outputs, _specs(op, values), () if op.parsed.mutates else values)
     if not op.parsed.mutates and not _all_same(tuple(_tensors(values)), tuple(_tensors(before))):
         faults.append("the reference changes an argument that the schema does not mark as mutated")
     if faults:

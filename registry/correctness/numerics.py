@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from ..arguments.schema import tensors_in, with_tensors
+from ..arguments.schema import with_tensors
 from ..contract import Op, Outputs, Tolerance, as_tuple
 from ..errors import InvalidDefinitionError
-from ..problem import Problem, TensorSpec, dtype_name
+from ..problem import Problem, dtype_name
 
 CHUNK = 2**22
 """Elements compared at a time: some ten float64 temporaries of 32 MiB each."""
@@ -338,67 +338,3 @@ def _fresh(op: Op, values: tuple[Any, ...]) -> tuple[Any, ...]:
     if not op.parsed.mutates:
         return values
     return with_tensors(values, torch.clone)
-
-
-def poison(tensors: tuple[torch.Tensor, ...]) -> None:
-    """Fill with what no output should hold: NaN, or the largest integer, so that what is not written shows."""
-    for tensor in tensors:
-        if tensor.is_floating_point() or tensor.is_complex():
-            tensor.fill_(math.nan)
-        else:
-            tensor.fill_(True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max)
-
-
-def output_faults(
-    outputs: tuple[torch.Tensor, ...], specs: Mapping[str, TensorSpec], values: tuple[Any, ...]
-) -> list[str]:
-    """What is wrong with outputs before anyone looks at their numbers; empty when nothing is.
-
-    Number, type, shape, dtype, device and strides against ``specs``; memory shared with an argument or another output.
-    """
-    if len(outputs) != len(specs):
-        return [f"{len(outputs)} outputs returned, expected {len(specs)}"]
-    faults: list[str] = []
-    for (name, spec), output in zip(specs.items(), outputs, strict=True):
-        faults += _spec_faults(name, output, spec)
-    arguments = tensors_in(values)
-    tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
-    for place, output in enumerate(tensors):
-        if any(overlap(output, argument) for argument in arguments):
-            faults.append(f"{list(specs)[place]} shares memory with an argument")
-        if any(overlap(output, earlier) for earlier in tensors[:place]):
-            faults.append(f"{list(specs)[place]} shares memory with another output")
-    return faults
-
-
-def _spec_faults(name: str, output: object, spec: TensorSpec) -> Iterator[str]:
-    if not isinstance(output, torch.Tensor):
-        yield f"{name} is a {type(output).__name__}, expected a tensor"
-        return
-    if tuple(output.shape) != spec.shape:
-        yield f"{name} has shape {tuple(output.shape)}, expected {spec.shape}"
-    elif _strides(output) != _strides(spec.empty(torch.device("meta"))):
-        yield f"{name} has strides {output.stride()}, expected {spec.strides}"
-    if output.dtype != spec.dtype:
-        yield f"{name} is {dtype_name(output.dtype)}, expected {dtype_name(spec.dtype)}"
-    if output.device != spec.device:
-        yield f"{name} is on {output.device}, expected {spec.device}"
-
-
-def _strides(tensor: torch.Tensor) -> list[int]:
-    """Strides that matter: of dimensions with more than one element, of a tensor that has any."""
-    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1 and tensor.numel()]
-
-
-def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors may share memory: their spans of addresses meet."""
-    if one.device != other.device or one.numel() == 0 or other.numel() == 0:
-        return False
-    (start, end), (other_start, other_end) = _span(one), _span(other)
-    return start < other_end and other_start < end
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte and the one after the last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -15,6 +15,7 @@ from registry.contracts import BOX, GEMM_INT4, SOFTMAX, SQUARE, VECTOR_ADD
 from registry.correctness import bounds as bounds_module
 from registry.correctness import numerics
 from registry.correctness.bounds import Bounds, bounds_of
+from registry.correctness.output_faults import output_faults, poison
 from registry.errors import InvalidDefinitionError
 from registry.problem import Problem, TensorSpec, dtype_name
 
@@ -126,7 +127,7 @@ def test_empty_and_zero_dimensional_outputs_are_compared() -> None:
 
 def test_poison_leaves_nothing_that_an_output_should_hold() -> None:
     tensors = (torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int32))
-    numerics.poison(tensors)
+    poison(tensors)
     assert tensors[0].isnan().all()
     assert tensors[1].isnan().all()
     assert (tensors[2] == 2**31 - 1).all()
@@ -134,7 +135,7 @@ def test_poison_leaves_nothing_that_an_output_should_hold() -> None:
 
 def faults(output: object, *values: torch.Tensor) -> list[str]:
     specs = {"y": TensorSpec.contiguous((2, 3), torch.float32)}
-    return numerics.output_faults((output,), specs, values)  # type: ignore[arg-type]
+    return output_faults((output,), specs, values)  # type: ignore[arg-type]
 
 
 def test_outputs_of_another_shape_dtype_or_stride_are_named() -> None:
@@ -144,7 +145,7 @@ def test_outputs_of_another_shape_dtype_or_stride_are_named() -> None:
     assert faults(torch.zeros(2, 3).half()) == ["y is float16, expected float32"]
     assert faults(torch.zeros(2, 3, device="meta")) == ["y is on meta, expected cpu"]
     assert faults(None) == ["y is a NoneType, expected a tensor"]
-    assert numerics.output_faults((), {"y": TensorSpec.contiguous((1,), torch.float32)}, ()) == [
+    assert output_faults((), {"y": TensorSpec.contiguous((1,), torch.float32)}, ()) == [
         "0 outputs returned, expected 1"
     ]
 
@@ -158,8 +159,8 @@ def test_an_output_in_an_arguments_memory_is_named() -> None:
 def test_two_outputs_in_the_same_memory_are_named() -> None:
     x = torch.zeros(4)
     specs = {name: TensorSpec.contiguous((2,), torch.float32) for name in ("a", "b")}
-    assert numerics.output_faults((x[:2], x[1:3]), specs, ()) == ["b shares memory with another output"]
-    assert numerics.output_faults((x[:2], x[2:]), specs, ()) == []
+    assert output_faults((x[:2], x[1:3]), specs, ()) == ["b shares memory with another output"]
+    assert output_faults((x[:2], x[2:]), specs, ()) == []
 
 
 def test_own_error_is_the_references_rounding_in_the_arguments_dtype() -> None:

@@ -19,7 +19,8 @@ from registry.backends.triton import launch as triton_launch
 from registry.contract import as_tuple
 from registry.contracts import BOX
 from registry.correctness.bits import same_bits
-from registry.correctness.numerics import compare, own_error, poison, reference64
+from registry.correctness.numerics import compare, own_error, reference64
+from registry.correctness.output_faults import poison
 from registry.device import Device
 from registry.dispatch.plans.plan import Candidate, Plan, build
 from registry.errors import NotReadyError, OutOfResourcesError

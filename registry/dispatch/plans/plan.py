@@ -16,7 +16,7 @@ import torch
 from ...artifact import Artifact, Built, Signature, Variant
 from ...author_code import at_method
 from ...contract import Op, as_tuple
-from ...correctness.numerics import overlap
+from ...correctness.output_faults import overlap
 from ...device import Device
 from ...errors import InvalidDefinitionError
 from ...implementation import Implementation, Run, Tensors, binds_loaded

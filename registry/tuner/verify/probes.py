@@ -18,7 +18,8 @@ from ...arguments.schema import tensors_in, with_tensors
 from ...artifact import Artifact
 from ...contract import Op, as_tuple
 from ...correctness.bounds import Bounds, bounds_of
-from ...correctness.numerics import compare, output_faults, own_error, poison, reference64
+from ...correctness.numerics import compare, own_error, reference64
+from ...correctness.output_faults import output_faults, poison
 from ...correctness.poisoned_layouts import (
     LAYOUTS,
     Layout,

@@ -11,7 +11,7 @@ import torch
 
 from ...contract import as_tuple
 from ...correctness.bits import having_same_bits
-from ...correctness.numerics import output_faults, overlap, poison
+from ...correctness.output_faults import output_faults, overlap, poison
 from ...dispatch.plans.plan import Plan
 from ...implementation import Tensors
 from ..measure.samplers import Enqueue

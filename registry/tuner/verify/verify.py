@@ -15,7 +15,7 @@ import torch
 from ...arguments.schema import tensors_in
 from ...contract import Op
 from ...correctness.bits import having_same_bits
-from ...correctness.numerics import output_faults, overlap, poison
+from ...correctness.output_faults import output_faults, overlap, poison
 from ...dispatch.plans.plan import Plan
 from ...implementation import Tensors
 from ..measure.samplers import Sampler
