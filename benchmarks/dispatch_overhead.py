@@ -32,6 +32,7 @@ from registry.dispatch.torch_side import torch_private
 from registry.implementation import Run
 from registry.space import Config
 
+from . import dispatch_sizes
 from .arguments import output_file
 from .racing.dispatch_rivals import BY_HAND, ways
 
@@ -260,6 +261,7 @@ def measure(device: str, rounds: int = ROUNDS) -> Iterator[Line]:
         yield from through(null, case, cuda, rounds, rivals=False)
         yield from parts(case, null, rounds)
     yield alternating(null, device, cuda, rounds)
+    yield from (Line(*line) for line in dispatch_sizes.lines(device, rounds))
 
 
 def main() -> None:

@@ -22,8 +22,15 @@ Constraint = Callable[[Config], bool]
 _PLAIN = (bool, int, float, str)
 
 
+_SIMPLE = frozenset({int, str, bool})
+
+
 def _domain(name: str, given: Iterable[Value]) -> tuple[Value, ...]:
     """The values of a parameter, checked. Raises InvalidDefinitionError with the author's line."""
+    if type(given) in {list, tuple} and given and _SIMPLE.issuperset(map(type, given)):
+        values = tuple(given)
+        if len(set(values)) == len(values):
+            return values
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         fault, hint = f"is {given!r}", f"expected the values to choose from, e.g. {name}=[{given!r}]"
     elif not (values := tuple(given)):

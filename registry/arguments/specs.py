@@ -167,10 +167,11 @@ class Arguments:
     values: Mapping[str, Argument]
     gradient: bool = False
 
-    @cached_property
+    @property
     def all(self) -> Mapping[str, Argument]:
         """``values`` for code that decides nothing by an attribute's value: no name counts as read."""
-        return self.values.all if isinstance(self.values, Watched) else self.values
+        values = self.values
+        return values.all if type(values) is Watched else values
 
     @property
     def read(self) -> frozenset[str]:

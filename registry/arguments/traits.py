@@ -77,11 +77,11 @@ class Traits:
 
     def misaligned(self) -> Traits:
         """These traits for a call none of whose tensors starts at a multiple of 16 bytes."""
-        if self.arguments is None:
-            return Traits(told={**self._told, "aligned": False})
-        half = FULL_ALIGNMENT // 2
-        moved = self.arguments.mapped(lambda spec: replace(spec, alignment=min(spec.dtype.itemsize, half)))
-        return Traits(moved, self._told)
+
+        def made() -> Arguments | None:
+            return None if self.arguments is None else self.arguments.mapped(_misaligned)
+
+        return Traits(made, {**self._told, "contiguous": self["contiguous"], "aligned": False})
 
     def __reduce__(self) -> tuple[object, ...]:
         return Traits, (self.arguments, self._told)
@@ -101,6 +101,10 @@ class Traits:
         if name not in arguments.values:
             raise UnknownNameError(f"argument of {arguments.op}", name, arguments.values)
         return arguments.values[name]
+
+
+def _misaligned(spec: TensorSpec) -> TensorSpec:
+    return replace(spec, alignment=min(spec.dtype.itemsize, FULL_ALIGNMENT // 2))
 
 
 _AGGREGATES: Mapping[str, Callable[[TensorSpec], bool]] = {

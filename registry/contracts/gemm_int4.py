@@ -46,7 +46,7 @@ def gemm_int4_reference(
 
 def gemm_int4_fake(a: torch.Tensor, qweight: torch.Tensor, *_: object) -> torch.Tensor:
     """``[..., N]``, row-major, dtype of ``a``."""
-    return a.new_empty((*a.shape[:-1], qweight.shape[1]))
+    return torch.empty((*a.shape[:-1], qweight.shape[1]), dtype=a.dtype, device=a.device)
 
 
 def _flatten(*args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

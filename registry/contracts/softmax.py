@@ -26,7 +26,7 @@ def softmax_reference(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
 def softmax_fake(x: torch.Tensor, *_: object) -> torch.Tensor:
     """As ``x``, row-major."""
-    return x.new_empty(x.shape)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def softmax_problem(arguments: Arguments, name: str = "x") -> Mapping[str, Value]:

@@ -11,7 +11,7 @@ from ..device import Device
 from ..errors import UnsupportedError, WrongAnswerError
 from ..implementation import Implementation
 from ..problem import Problem
-from ..space import Config
+from ..space import Config, Space
 
 HOW_TO_IMPLEMENT = (
     "give an Implementation to registry.register(), or name a file that has one by --plugin"
@@ -43,16 +43,25 @@ def default_config(implementation: Implementation, problem: Problem, device: Dev
     point of the space, and whatever ``space`` and ``default`` raise.
     """
     space = implementation.space(problem, device)
-    if space.is_empty:
-        raise UnsupportedError(f"{implementation.name}: {space.why_empty()}")
-    given = implementation.default(problem, device)
+    try:
+        given = implementation.default(problem, device)
+    except Exception:
+        _refuse_empty(implementation, space)
+        raise
     if not is_config(given):
         raise _wrong(implementation, "default", given, "a mapping of the space's parameters to values")
     if violations := space.violations(given):
+        _refuse_empty(implementation, space)
         place = at_method(implementation, "default")
         told = f"its default is not in its space: {'; '.join(violations)}"
         raise WrongAnswerError(f"{implementation.name}: {told}{place}")
     return given
+
+
+def _refuse_empty(implementation: Implementation, space: Space) -> None:
+    """Raise UnsupportedError for a space without a valid configuration: no default can be right."""
+    if space.is_empty:
+        raise UnsupportedError(f"{implementation.name}: {space.why_empty()}")
 
 
 def declared_preference(implementation: Implementation, problem: Problem, device: Device) -> float:

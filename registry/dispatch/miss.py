@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from torch.fx import Proxy
@@ -52,16 +51,24 @@ class Asked:
         self.values = values
         self.tensors = tensors_in(values)
         self._op = op
+        self._arguments: Arguments | None = None
+        self._problem: Problem | None = None
 
-    @cached_property
+    # a cached_property takes a lock in Python 3.11, 1 µs
+
+    @property
     def arguments(self) -> Arguments:
         """The values as specs, which note the attributes that are looked at."""
-        return self._op.arguments(self.values).watched()
+        if self._arguments is None:
+            self._arguments = self._op.arguments(self.values).watched()
+        return self._arguments
 
-    @cached_property
+    @property
     def problem(self) -> Problem:
         """The op's problem of these arguments. Raises InvalidArgumentError for what the op does not accept."""
-        return self._op.pose(self.arguments)
+        if self._problem is None:
+            self._problem = self._op.pose(self.arguments)
+        return self._problem
 
 
 class Miss:
@@ -175,7 +182,7 @@ class Miss:
 
     def _keep(self, table: Table, generation: int, given: tuple[Any, ...], asked: Asked, resolved: Resolved) -> None:
         """Let the table answer such calls."""
-        answer = self._prepared(resolved, asked), resolved.calls.hit, resolved
+        answer = self._prepared(resolved.run, resolved, asked), resolved.calls.hit, resolved
         read = self._read(asked.arguments, resolved)
         self.entries.add(table, generation, (given, asked.values), answer, resolved.conditions, read)
 
@@ -190,7 +197,7 @@ class Miss:
         for resolved in _unseen(self.answers(asked, forced, generation)):
             attempt = Attempt(resolved)
             try:
-                outputs = self._prepared(replace(resolved, run=attempt), asked)(*asked.values)
+                outputs = self._prepared(attempt, resolved, asked)(*asked.values)
             except Exception as fault:
                 own, attempt.fault = fault is attempt.fault, None  # they hold each other, and the tensors
                 if not own:
@@ -198,7 +205,7 @@ class Miss:
                 self._excuse(resolved, fault, forced, generation)
                 makeshift = makeshift or isinstance(fault, NotReadyError)
             else:
-                return outputs, replace(resolved, makeshift=makeshift or resolved.makeshift)
+                return outputs, replace(resolved, makeshift=True) if makeshift else resolved
         raise AssertionError("resolution ends with the reference, or with what was forced")
 
     def _given(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -219,9 +226,9 @@ class Miss:
             raise fault
         self.plans.failed(resolved.place, candidate, fault, forced, generation)
 
-    def _prepared(self, resolved: Resolved, asked: Asked) -> Callable[..., Any]:
-        """A function that answers the call with all that torch expects of an operation: dtype, gradient and version."""
-        run = keeping_dtype(resolved.run, asked.tensors)
+    def _prepared(self, run: Callable[..., Any], resolved: Resolved, asked: Asked) -> Callable[..., Any]:
+        """``run`` with all that torch expects of an operation: its dtype, gradient and version."""
+        run = keeping_dtype(run, asked.tensors)
         if self._op.parsed.mutates:
             run = counting_writes(run, self._op.parsed)
         # plain torch operations are recorded one by one

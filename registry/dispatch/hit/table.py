@@ -13,8 +13,8 @@ from .free import same
 MOST_SHAPES = 4096
 """Per op. An entry is about a kilobyte, and a model that makes more shapes than this profits little from each."""
 
-MOST_ENTRIES = 16
-"""Per shape: attributes, strides and dtypes differ there."""
+MOST_ENTRIES = 32
+"""Per shape: weights, attributes, strides and dtypes differ there, e.g. twenty linear layers behind one activation."""
 
 
 class Entry(NamedTuple):

@@ -77,6 +77,9 @@ class PreparedTensors:
         self._problem = problem
         self._config = config
         self._wanted: Mapping[str, tuple[str, ...]] = implementation.prepared(problem, config)
+        self._places: dict[str, tuple[int, ...]] = {}
+        if not self._wanted:
+            return
         _check_sources(op, implementation, self._wanted)
         self._places = {
             name: tuple(op.parsed.names.index(argument) for argument in arguments)

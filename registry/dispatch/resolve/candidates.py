@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -223,8 +223,17 @@ class Plans:
                 makeshift = makeshift or isinstance(fault, NotReadyError)
                 continue
             conditions = (*passed, *conditions_of(candidate, call.problem, call.device))
-            found = Resolved(choice, run, call.problem, call.place, plan, tuple(misses), conditions, makeshift)
-            yield replace(found, untuned=untuned)
+            yield Resolved(
+                choice,
+                run,
+                call.problem,
+                call.place,
+                plan,
+                tuple(misses),
+                conditions,
+                makeshift,
+                untuned=untuned,
+            )
 
     def _built(self, step: Step, candidate: Candidate, call: Call, loaded_only: bool) -> Plan | None:
         """The candidate's plan; None where it is not in memory and nothing else will do. Raises CompileError."""

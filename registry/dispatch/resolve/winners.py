@@ -55,9 +55,11 @@ class OpWinners:
         Of two equally near that of the same distribution of data, then of the one declared first, then the user's, then
         the larger problem's.
         """
+        tuned = self._families(op).get(_key(problem.dims, _loose(op)))
+        if tuned is None:
+            return
         names = sorted(op.dynamic)
         here = [_size(problem.dims[name]) for name in names]
-        tuned = self._families(op).get(_key(problem.dims, _loose(op)), ())
         ranked = [
             (_octaves(here, one.sizes), _unlike(op, problem.dims, one.decision.problem.dims), *one.tie, one.decision)
             for one in tuned
