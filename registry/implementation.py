@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from .artifact import Artifact, Built, Signature, Target, Variant
-from .author_code import outer_frame, shown
+from .author_code import shown
 from .device import Device
 from .errors import InvalidDefinitionError
 from .fingerprint import fingerprint
@@ -55,15 +55,24 @@ class Launch:
     """File and line of the author's code that made the launch."""
 
     def __post_init__(self) -> None:
-        frame = outer_frame(sys._getframe(1))
+        frame = sys._getframe(2)  # behind the constructor that dataclass writes
         object.__setattr__(self, "line", (frame.f_code.co_filename, frame.f_lineno))
+        grid = self.grid
+        if type(grid) is not tuple or len(grid) > 3 or not all(type(size) is int and size >= 0 for size in grid):
+            self._check_grid()
+        # most launches are made of plain tuples and dicts: they need no slower look
+        if type(self.args) is not tuple or type(self.constants) is not dict or type(self.options) is not dict:
+            self._check_types()
+
+    def _check_grid(self) -> None:
         if isinstance(self.grid, list):
             object.__setattr__(self, "grid", tuple(self.grid))
         if type(self.grid) is not tuple or not all(_is_extent(extent) for extent in self.grid) or len(self.grid) > 3:
             hint = "launch() computes it from problem and config" if callable(self.grid) else "e.g. (problem.rows,)"
-            raise self.fault(
-                f"the grid is {self.grid!r:.80}, expected a tuple of up to three ints, none negative", hint
-            )
+            expected = "a tuple of up to three ints, none negative"
+            raise self.fault(f"the grid is {self.grid!r:.80}, expected {expected}", hint)
+
+    def _check_types(self) -> None:
         if not isinstance(self.args, tuple | list):
             raise self.fault(f"args is {self.args!r:.80}, expected a tuple", f"e.g. ({self.args!r:.40},)")
         for name, given in (("constants", self.constants), ("options", self.options)):

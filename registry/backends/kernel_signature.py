@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -22,6 +22,7 @@ from ..problem import TensorSpec, dtype_name
 from .launch_checks import argument_of
 
 Language = Literal["CUDA", "C++"]
+_Kind = torch.dtype | type | None
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _QUALIFIER = re.compile(r"\b(?:const|volatile|__restrict__|__restrict|restrict|__grid_constant__|signed|std::)\b|\*|&")
@@ -72,32 +73,40 @@ def check_kernel(implementation: Implementation, launch: Launch, signature: Sign
     kernel, title = launch.kernel, f"kernel {launch.kernel.name}"
     given = tuple(_kind(value, launch, title, signature) for value in launch.args)
     macros = tuple((name, value) for name, value in launch.constants.items() if isinstance(value, str))
-    declared = _declared(kernel.source, kernel.name, macros, language)
-    if declared is None:
+    found = _compared(kernel.source, kernel.name, macros, given, language)
+    if found is None:
         return
+    declared, fault = found
     if declared.others:
         context = f"of the kernel text in the Launch at {launch.place}"
         raise MisnamedError("function", kernel.name, declared.others, context)
-    if not (fault := _fault(declared.parameters, given, language)):
-        return
     place = where_written(kernel.source, declared.line, [sys.modules[type(implementation).__module__]])
     at, text = fault
     shown = f"{launch.args[at]!r} is " if at >= 0 else ""
     raise launch.fault(f"{title}{place and f' ({place})'}: {shown}{text}")
 
 
-def _kind(argument: Any, launch: Launch, title: str, signature: Signature) -> str:
-    """``*float32`` for a tensor, ``*`` for an absent one, the type's name for a number, "" for anything else."""
+def _kind(argument: Any, launch: Launch, title: str, signature: Signature) -> _Kind:
+    """The dtype of a tensor, None for an absent one, the type of anything else."""
     value = argument_of(launch, title, argument, signature).value if isinstance(argument, str) else argument
     if value is None:
-        return "*"
-    if isinstance(value, TensorSpec):
-        return f"*{dtype_name(value.dtype)}"
-    return type(value).__name__ if type(value) in {bool, int, float} else ""
+        return None
+    return value.dtype if isinstance(value, TensorSpec) else type(value)
 
 
 @lru_cache(maxsize=4096)
-def _fault(parameters: tuple[_Parameter, ...], given: tuple[str, ...], language: Language) -> tuple[int, str] | None:
+def _compared(
+    source: str, name: str, macros: tuple[tuple[str, str], ...], given: tuple[_Kind, ...], language: Language
+) -> tuple[_Declared, tuple[int, str]] | None:
+    """What the text declares and the fault of the arguments given; None where there is no fault, or no telling."""
+    declared = _declared(source, name, macros, language)
+    if declared is None:
+        return None
+    fault = _fault(declared.parameters, given, language)
+    return (declared, fault or (-1, "")) if fault or declared.others else None
+
+
+def _fault(parameters: tuple[_Parameter, ...], given: tuple[_Kind, ...], language: Language) -> tuple[int, str] | None:
     """The argument that does not fit its parameter (-1: their number), and why."""
     if len(parameters) != len(given):
         names = ", ".join(parameter.name for parameter in parameters)
@@ -108,23 +117,23 @@ def _fault(parameters: tuple[_Parameter, ...], given: tuple[str, ...], language:
     return None
 
 
-def _mismatch(parameter: _Parameter, kind: str, language: Language) -> str:
+def _mismatch(parameter: _Parameter, kind: _Kind, language: Language) -> str:
     declared = f"the parameter {parameter.name} is {parameter.type or 'of an unknown type'}{'*' * parameter.pointer}"
-    if kind.startswith("*"):
-        text = _tensor_mismatch(parameter, kind[1:])
-    elif kind and parameter.pointer:
-        text = "a number"
+    if not isinstance(kind, type):
+        text = _tensor_mismatch(parameter, kind)
+    elif parameter.pointer:
+        text = "a number" if kind.__name__ in _PASSED else ""
     else:
-        text = _number_mismatch(parameter.type, kind, language)
+        text = _number_mismatch(parameter.type, kind.__name__, language)
     return text and f"{text}, but {declared}"
 
 
-def _tensor_mismatch(parameter: _Parameter, dtype: str) -> str:
+def _tensor_mismatch(parameter: _Parameter, dtype: torch.dtype | None) -> str:
     if not parameter.pointer:
         return "a tensor" if parameter.type in _INTEGERS | _FLOATS else ""
     expected = _POINTEES.get(parameter.type)
-    readable = expected is None or not dtype or _readable(getattr(torch, dtype), expected)
-    return "" if readable else f"a tensor of {dtype}"
+    readable = expected is None or dtype is None or _readable(dtype, expected)
+    return "" if readable else f"a tensor of {dtype_name(cast('torch.dtype', dtype))}"
 
 
 def _number_mismatch(declared: str, kind: str, language: Language) -> str:
