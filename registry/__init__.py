@@ -26,6 +26,7 @@ from .api import (
 )
 from .backends.library_function import implementation_of
 from .contract import Backward, Floor, Op, Tolerance
+from .contracts.families import gemm_op, rows_op
 from .device import Device
 from .discovery.hooks import defines, implements
 from .discovery.plugin import PluginReport, PluginWarning
@@ -94,6 +95,7 @@ __all__ = [
     "define",
     "defines",
     "explain",
+    "gemm_op",
     "implementation_of",
     "implementations",
     "implements",
@@ -105,6 +107,7 @@ __all__ = [
     "record",
     "register",
     "reload",
+    "rows_op",
     "tune",
     "using",
     "warmup",

@@ -1,0 +1,173 @@
+"""Builders of contracts: ops on rows, and matrix products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..arguments.schema import Parameter, Schema
+from ..contract import Floor, Op, Outputs, Tolerance
+from ..errors import InvalidArgumentError
+from ..problem import Arguments, Problem, Value, dtype_name
+from . import fills
+from .checks import FLOATS, float_dtype, float_tensor, positive, row_examples, same_dtype, shape_text
+from .rounding import fp32_weight, underflow, units
+
+_KINDS = ("normal", "outliers", "spike_last", "constant")
+_PRODUCTS = ((1, 64, 128), (3, 33, 257), (17, 128, 96), (65, 72, 512))
+
+
+def rows_op(
+    schema: str, reference: Callable[..., Outputs], *, rows: Sequence[str] = ("x", "y"), flop: int = 4, **more: Any
+) -> Op:
+    """The contract of an op on rows of ``cols`` elements, with the dimensions rows, cols and dtype.
+
+    ``rows`` names the arguments and outputs of shape [..., cols], an argument first; every other tensor is [cols].
+    A ``Tensor?`` adds a boolean dimension of its name. ``flop`` is per element; other arguments have defaults.
+    ``more`` are fields of ``Op`` to say otherwise, or beside.
+    """
+    parsed = Schema.parse(schema)
+    shapes = {name: ("rows", "cols") if name in rows else ("cols",) for name in _tensors(parsed)}
+    made = {
+        "tolerance": Tolerance(units(float32=2.0, half=1.1), {**_times(4, underflow())}, _row_scale),
+        "static": frozenset({"cols", "dtype"}),
+        "dynamic": frozenset({"rows"}),
+        "examples": row_examples(),
+        "flop": lambda problem: flop * problem.rows * problem.cols,
+    }
+    return _op(parsed, reference, shapes, {**made, **more})
+
+
+def gemm_op(schema: str, reference: Callable[..., Outputs], **more: Any) -> Op:
+    """The contract of a matrix product, with the dimensions m, n, k and dtype.
+
+    The first tensor is [..., k], the second a weight [n, k], every other one [n], the first output [..., n]. A
+    ``Tensor?`` adds a boolean dimension of its name; other arguments have defaults. ``more`` as for ``rows_op``.
+    """
+    parsed = Schema.parse(schema)
+    first, weight, *others = _tensors(parsed)
+    shapes = {first: ("m", "k"), weight: ("n", "k"), **dict.fromkeys(others, ("n",)), parsed.outputs[0]: ("m", "n")}
+    made = {
+        "tolerance": Tolerance(units(float32=2.0, half=1.5), underflow(), _product_scale),
+        "static": frozenset({"n", "k", "dtype"}),
+        "dynamic": frozenset({"m"}),
+        "examples": tuple(
+            {"m": m, "n": n, "k": k, "dtype": dtype_name(dtype)} for dtype in FLOATS for m, n, k in _PRODUCTS
+        ),
+        "flop": lambda problem: 2 * problem.m * problem.n * problem.k,
+        "weights": frozenset({weight}),
+    }
+    return _op(parsed, reference, shapes, {**made, **more})
+
+
+def _op(
+    parsed: Schema, reference: Callable[..., Outputs], shapes: Mapping[str, tuple[str, ...]], given: dict[str, Any]
+) -> Op:
+    optional = [one.name for one in parsed.parameters if one.kind == "Tensor" and one.optional]
+    flop = given.pop("flop")
+    known = given["static"] | given["dynamic"]
+    there = (True, False) if optional else (True,)
+    examples = [{**dims, **dict.fromkeys(optional, given_too)} for given_too in there for dims in given["examples"]]
+    given["examples"] = tuple(examples)
+    made: dict[str, Any] = {
+        "version": 1,
+        "problem": partial(_problem, parsed, shapes),
+        "inputs": partial(_inputs, parsed, shapes),
+        "floor": lambda problem: Floor(_bytes(parsed, shapes, problem), flop(problem)),
+        "kinds": _KINDS,
+        "check": partial(_check, known - {"dtype"}),
+        "choices": dict.fromkeys(optional, (False, True)),
+    }
+    return Op(parsed.name, parsed.text, reference=reference, **{**made, **given})
+
+
+def _tensors(parsed: Schema) -> list[str]:
+    return [*(one.name for one in parsed.parameters if one.kind == "Tensor"), *parsed.outputs]
+
+
+def _times(factor: float, lost: Mapping[str, float]) -> dict[str, float]:
+    return {name: factor * least for name, least in lost.items()}
+
+
+def _check(sizes: frozenset[str], problem: Problem) -> None:
+    positive(problem, *sizes)
+    float_dtype(problem)
+
+
+def _problem(parsed: Schema, shapes: Mapping[str, tuple[str, ...]], arguments: Arguments) -> dict[str, Value]:
+    """Sizes by the tensors' shapes, in which leading dimensions are one."""
+    dims: dict[str, Value] = {}
+    first = ""
+    for one in parsed.parameters:
+        if one.kind != "Tensor" or arguments[one.name] is None:
+            continue
+        spec, names = float_tensor(arguments, one.name), shapes[one.name]
+        first = first or one.name
+        same_dtype(arguments.op, (first, arguments.tensor(first)), (one.name, spec))
+        sizes = (
+            (math.prod(spec.shape[: 1 - len(names)]), *spec.shape[1 - len(names) :]) if len(names) > 1 else spec.shape
+        )
+        wanted = [dims.get(name, size) for name, size in zip(names, sizes, strict=False)]
+        if not spec.shape or len(sizes) != len(names) or list(sizes) != wanted:
+            shown = ", ".join(f"{name}={dims[name]}" if name in dims else name for name in names)
+            raise InvalidArgumentError(
+                f"{arguments.op}: {one.name} has shape {shape_text(spec.shape)}", hint=f"expected [{shown}]"
+            )
+        dims |= zip(names, sizes, strict=True)
+    dims["dtype"] = dtype_name(arguments.tensor(first).dtype)
+    return dims | {one.name: arguments[one.name] is not None for one in parsed.parameters if _is_optional(one)}
+
+
+def _is_optional(one: Parameter) -> bool:
+    return one.kind == "Tensor" and one.optional
+
+
+def _inputs(
+    parsed: Schema, shapes: Mapping[str, tuple[str, ...]], problem: Problem, kind: str, generator: torch.Generator
+) -> tuple[Any, ...]:
+    drawn: list[Any] = []
+    for place, one in enumerate(parsed.parameters):
+        if one.kind != "Tensor":
+            drawn.append(problem.dims.get(one.name, one.default))
+        elif one.optional and not problem.dims[one.name]:
+            drawn.append(None)
+        else:
+            shape = tuple(problem.dims[name] for name in shapes[one.name])
+            drawn.append(_filled(shape, kind if place == 0 else "normal", problem.torch_dtype, generator))
+    return tuple(drawn)
+
+
+def _filled(shape: tuple[Any, ...], kind: str, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    if kind == "constant":
+        return fills.constant(shape, dtype, generator, 0.5)
+    x = fills.normal(shape, dtype, generator)
+    if kind == "outliers":
+        fills.plant_outliers(x, 60.0, generator)
+    elif kind == "spike_last":
+        # the last column weighs as much as all the others together, times 64
+        x[..., -1:] = 8.0 * math.sqrt(shape[-1])
+    return x
+
+
+def _bytes(parsed: Schema, shapes: Mapping[str, tuple[str, ...]], problem: Problem) -> int:
+    """Every tensor that is there is read once, every result written once."""
+    absent = {one.name for one in parsed.parameters if _is_optional(one) and not problem.dims[one.name]}
+    moved = [*_tensors(parsed), *(one.name for one in parsed.parameters if one.mutated)]
+    sizes = (math.prod(int(problem.dims[name]) for name in shapes[tensor]) for tensor in moved if tensor not in absent)
+    return sum(sizes) * problem.torch_dtype.itemsize
+
+
+def _row_scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
+    """Relative to each output and, in fp32's roundings, to its row's root mean square."""
+    rms = reference.square().mean(-1, keepdim=True).sqrt_()
+    return reference.abs() + (reference.abs() + rms) * fp32_weight(problem) * (8 + math.sqrt(problem.cols))
+
+
+def _product_scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
+    """Relative to each output, and to its row's root mean square: a sum of terms that cancel."""
+    rms = reference.square().mean(-1, keepdim=True).sqrt_()
+    return reference.abs() + rms * (1 + fp32_weight(problem) * math.sqrt(problem.k))

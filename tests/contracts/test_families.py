@@ -1,0 +1,51 @@
+"""Contracts of the usual families, made by builders, agree with themselves and refuse what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import registry
+from registry import gemm_op, rows_op
+from registry.testing import check_op
+
+LAYER_NORM = rows_op(
+    "acme::layer_norm(Tensor x, Tensor weight, Tensor? bias=None, float eps=1e-5) -> Tensor y",
+    lambda x, weight, bias, eps: torch.nn.functional.layer_norm(
+        x.float() if x.itemsize < 4 else x,
+        x.shape[-1:],
+        weight.to(torch.promote_types(x.dtype, torch.float32)),
+        None if bias is None else bias.to(torch.promote_types(x.dtype, torch.float32)),
+        eps,
+    ).to(x.dtype),
+    flop=8,
+)
+LINEAR = gemm_op(
+    "acme::linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor y",
+    torch.nn.functional.linear,
+)
+
+
+def test_an_op_on_rows_is_made_in_a_few_lines() -> None:
+    report = check_op(LAYER_NORM, problems=[{"rows": 5, "cols": 129, "dtype": "float32", "bias": True}])
+    assert report.ok
+    problem = LAYER_NORM.problem_of({"rows": 4, "cols": 8, "dtype": "bfloat16", "bias": True})
+    assert LAYER_NORM.floor(problem) == registry.Floor(bytes=2 * (2 * 32 + 2 * 8), flop=8 * 32)
+    without = LAYER_NORM.problem_of({**problem.dims, "bias": False})
+    assert LAYER_NORM.floor(without).bytes == 2 * (2 * 32 + 8)
+    posed = LAYER_NORM.pose(LAYER_NORM.arguments(LAYER_NORM.bind((torch.ones(2, 3, 8), torch.ones(8)), {})))
+    assert dict(posed.dims) == {"rows": 6, "cols": 8, "dtype": "float32", "bias": False}
+
+
+def test_a_matrix_product_is_made_in_a_few_lines() -> None:
+    assert check_op(LINEAR, problems=[{"m": 3, "n": 33, "k": 257, "dtype": "float32", "bias": True}]).ok
+    problem = LINEAR.problem_of({"m": 2, "n": 3, "k": 4, "dtype": "float32", "bias": True})
+    assert LINEAR.floor(problem) == registry.Floor(bytes=4 * (8 + 12 + 3 + 6), flop=48)
+    assert LINEAR.weights == {"weight"}
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(registry.RegistryError, match=r"weight has shape 7\n  expected \[cols=8\]"):
+        LAYER_NORM.pose(LAYER_NORM.arguments(LAYER_NORM.bind((torch.ones(2, 8), torch.ones(7)), {})))
+    with pytest.raises(registry.RegistryError, match=r"weight has shape 3x5\n  expected \[n, k=4\]"):
+        LINEAR.pose(LINEAR.arguments((torch.ones(2, 4), torch.ones(3, 5), None)))
