@@ -26,7 +26,8 @@ CPU = Device.of("cpu")
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return torch.nn.functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return torch.nn.functional.rms_norm(x.to(wide), x.shape[-1:], weight.to(wide), eps).to(x.dtype)
 
 
 def square_into(y: torch.Tensor, x: torch.Tensor) -> None:
