@@ -118,6 +118,7 @@ class _Standing(NamedTuple):
     winners: OpWinners
     implementations: tuple[Implementation, ...]
     standings: dict[int, Implementation | str]
+    sound_defaults: set[Hashable]
 
 
 class Plans:
@@ -172,9 +173,9 @@ class Plans:
         known = self._situations.get(device)
         if known is None or known.source is not source:
             winners = source.of(self.op, device)
-            known = _Standing(source, winners, self._catalog.implementations(self.op.name), {})
+            known = _Standing(source, winners, self._catalog.implementations(self.op.name), {}, set())
             self._situations[device] = known
-        return Situation(self.op, problem, device, known.implementations, known.winners, known.standings)
+        return Situation(self.op, problem, device, known.implementations, known.winners, *known[3:])
 
     def in_memory(self, device: Device) -> bool:
         """Whether a situation on ``device`` is known without reading anything."""

@@ -348,3 +348,26 @@ def test_a_torch_function_mode_sees_what_the_reference_is_made_of_and_the_operat
     with Meddling() as mode:
         torch.ops.kernel_registry.softmax(x)
     assert mode.seen == ["softmax"]
+
+
+NAMES = op_of(
+    "acme::names(Tensor print, int len=1, float type=2.0, str _x='a', *, bool rows=False, int __table=3, int str=4)"
+    " -> Tensor y",
+    lambda x, length, kind, text, rows, table, string: x * length + kind + table * 10 + string * 100 + (text == "b"),
+)
+
+
+@pytest.mark.parametrize("way", ["op", "call"])
+def test_parameters_may_have_any_name_that_python_allows(dispatcher: Dispatcher, way: str) -> None:
+    dispatcher.catalog.define(NAMES)
+    bound = dispatcher.op("acme::names")
+    call = bound if way == "op" else lambda *args, **named: dispatcher.call("acme::names", *args, **named)
+    x = torch.randn(4)
+    for _ in range(2):
+        assert call(x).equal(x + 2.0 + 30 + 400)
+        assert call(x, 2, 3.0, "b").equal(x * 2 + 3.0 + 30 + 400 + 1)
+        assert call(print=x, len=2, type=3, _x="b", rows=True, __table=5, str=6).equal(x * 2 + 3.0 + 50 + 600 + 1)
+        with pytest.raises(ArgumentTypeError):
+            call(x, 2.5)
+        with pytest.raises(ArgumentTypeError):
+            call(x, table=1)
