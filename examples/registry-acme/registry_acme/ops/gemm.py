@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from registry import Arguments, Backward, Floor, InvalidArgumentError, Op, Problem, Value
+from registry import Arguments, Backward, Floor, InvalidArgumentError, Op, Problem, Value, gemm_op
 from registry.problem import dtype_name
 
 from .rounding import of_a_sum
@@ -33,7 +33,7 @@ def fp8_reference(
 
 
 def dims_of(arguments: Arguments) -> dict[str, Value]:
-    """m, n, k of both ops."""
+    """m, n, k and dtype."""
     a, weight = arguments.tensor("a"), arguments.tensor("weight")
     if not a.shape or len(weight.shape) != 2 or a.shape[-1] != weight.shape[1] or a.dtype != weight.dtype:
         raise InvalidArgumentError(
@@ -42,11 +42,6 @@ def dims_of(arguments: Arguments) -> dict[str, Value]:
         )
     m, (n, k) = math.prod(a.shape[:-1]), weight.shape
     return {"m": m, "n": n, "k": k, "dtype": dtype_name(a.dtype)}
-
-
-def gemm_dims(arguments: Arguments) -> dict[str, Value]:
-    """m, n, k and whether there is a bias."""
-    return {**dims_of(arguments), "bias": arguments.optional_tensor("bias") is not None}
 
 
 def fp8_dims(arguments: Arguments) -> dict[str, Value]:
@@ -59,17 +54,6 @@ def fp8_dims(arguments: Arguments) -> dict[str, Value]:
             hint="expected [] twice, or [m, 1], [n, 1]",
         )
     return {**dims, "scales": shapes[scale_a.shape, scale_b.shape], "out_dtype": arguments.text("out_dtype")}
-
-
-def inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
-    """``spike_last``: the last element of k decides."""
-    device, dtype = generator.device, problem.torch_dtype
-    a = torch.randn(problem.m, problem.k, dtype=dtype, device=device, generator=generator)
-    weight = torch.randn(problem.n, problem.k, dtype=dtype, device=device, generator=generator)
-    if kind == "spike_last":
-        a[:, -1:] = 4.0 * math.sqrt(problem.k)
-    bias = torch.randn(problem.n, dtype=dtype, device=device, generator=generator)
-    return a, weight, bias if problem.bias else None
 
 
 def fp8_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
@@ -88,30 +72,16 @@ def fp8_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple
 def floor(problem: Problem) -> Floor:
     """Both operands read, the output written."""
     m, n, k = problem.m, problem.n, problem.k
-    out = getattr(torch, problem.dims.get("out_dtype", problem.dtype)).itemsize
+    out = getattr(torch, problem.out_dtype).itemsize
     return Floor(bytes=(m * k + n * k) * problem.torch_dtype.itemsize + m * n * out, flop=2 * m * n * k)
 
 
 SHAPES = ((5, 33, 70), (17, 8, 129))
-GEMM = Op(
-    name="acme::gemm",
-    schema="acme::gemm(Tensor a, Tensor weight, Tensor? bias=None) -> Tensor y",
-    version=1,
-    reference=reference,
-    problem=gemm_dims,
-    inputs=inputs,
-    floor=floor,
-    tolerance=of_a_sum(2.0, lambda problem: problem.k),
-    static=frozenset({"n", "k", "dtype"}),
-    dynamic=frozenset({"m"}),
-    choices={"bias": (False, True)},
+GEMM = gemm_op(
+    "acme::gemm(Tensor a, Tensor weight, Tensor? bias=None) -> Tensor y",
+    reference,
     weights=frozenset({"weight", "bias"}),
-    kinds=("normal", "spike_last"),
-    examples=tuple(
-        {"m": m, "n": n, "k": k, "dtype": dtype, "bias": bias}
-        for (m, n, k), bias in zip(SHAPES, (False, True), strict=True)
-        for dtype in ("float32", "bfloat16")
-    ),
+    examples=tuple({"m": m, "n": n, "k": k, "dtype": dtype} for m, n, k in SHAPES for dtype in ("float32", "bfloat16")),
     backward=Backward.reference(),
 )
 FP8_GEMM = Op(
