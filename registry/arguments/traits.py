@@ -81,7 +81,7 @@ class Traits:
         def made() -> Arguments | None:
             return None if self.arguments is None else self.arguments.mapped(_misaligned)
 
-        return Traits(made, {**self._told, "contiguous": self["contiguous"], "aligned": False})
+        return Traits(made, {**self._told, "aligned": False})
 
     def __reduce__(self) -> tuple[object, ...]:
         return Traits, (self.arguments, self._told)

@@ -165,7 +165,7 @@ class Op:
     def arguments(self, values: tuple[Any, ...]) -> Arguments:
         """Bound values as specs. Raises InvalidArgumentError when the tensors are on several devices."""
         gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(values))
-        arguments = Arguments(self.name, dict(zip(self.parsed.names, map(_spec, values), strict=True)), gradient)
+        arguments = self.specs(values, gradient)
         devices = {name: spec.device for name, spec in arguments.tensors.items()}
         if len(set(devices.values())) > 1:
             shown = ", ".join(f"{name} on {device}" for name, device in devices.items())
@@ -173,6 +173,10 @@ class Op:
                 f"{self.name}: its tensors are on several devices: {shown}", hint="move them to one: .to(device)"
             )
         return arguments
+
+    def specs(self, values: tuple[Any, ...], gradient: bool = False) -> Arguments:
+        """Bound values as specs, where the tensors are known to be on one device."""
+        return Arguments(self.name, dict(zip(self.parsed.names, map(_spec, values), strict=True)), gradient)
 
     @cached_property
     def fake_reads(self) -> frozenset[str]:

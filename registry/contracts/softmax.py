@@ -41,6 +41,8 @@ def softmax_problem(arguments: Arguments, name: str = "x") -> Mapping[str, Value
 def rows_last(arguments: Arguments) -> Arguments:
     """The arguments with the reduced dimension last: rows are neighbours in memory where these are row-major."""
     dim = arguments.integer("dim")
+    if dim == -1:
+        return arguments
     return arguments.mapped(lambda spec: spec.moved(dim, -1) if spec.shape else spec)
 
 

@@ -19,6 +19,7 @@ from .hit.entries import Entries
 from .hit.table import Entry, Table
 from .mode import REFERENCE_MODE, Mode
 from .recording import recorder
+from .resize import Families
 from .resolve.candidates import NOT_FOR_US, Attempt, Call, Plans, Resolved, place_of, reference
 from .torch_side import operators as torch_ops
 from .torch_side.gradients import Gradients
@@ -91,6 +92,7 @@ class Miss:
         self.plans = plans
         self.entries = Entries(op.parsed)
         self.table = Table(len(self.entries.plain))
+        self.families = Families(plans, op.parsed)
         self._op = op
         self._forcing = forcing
         self._follow = follow
@@ -112,6 +114,7 @@ class Miss:
         """Forget every plan, e.g. because there are new winners."""
         # plans first: a table that is new by then must not take in what was recalled before
         self.plans.clear()
+        self.families.clear()
         self._forced_tables = {}
         self.table.clear()
 
@@ -132,6 +135,8 @@ class Miss:
             return torch_ops.define(self._op)(*args, **attributes)
         self._missed.hit()
         self._follow()
+        if not warming and (answered := self._another_size(args, attributes)) is not None:
+            return answered[0]
         forced = self._forcing.of(self._op.name)
         table = self._table_of(forced)
         generations = table.generation, self.plans.generation
@@ -163,7 +168,40 @@ class Miss:
             if not resolved.makeshift or any(tensor.is_inference() for tensor in asked.tensors):
                 with unseen_by_modes():
                     self._keep(table, generations[0], given, asked, resolved)
+                    if forced is None:
+                        self._add_family(asked, resolved)
         return outputs
+
+    def _another_size(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> tuple[Any] | None:
+        """The outputs of a call that differs from an earlier one in sizes alone; None where all must be asked."""
+        if self._forcing.active or self._watch.active:
+            return None
+        generations = self.table.generation, self.plans.generation
+        if not args and len(attributes) == len(self._names) and all(name in attributes for name in self._names):
+            given = values = tuple([attributes[name] for name in self._names])
+        else:
+            values, given = self._op.parsed.bind(args, attributes), self._given(args, attributes)
+        member = self.families.member(values)
+        if member is None:
+            return None
+        try:
+            outputs = member.run(*values)
+            member.resolved.check(outputs)
+        except Exception as fault:
+            place = place_of(self._op.arguments(values))
+            self._excuse(replace(member.resolved, place=place), fault, None, generations[1])
+            return None
+        resolved = member.resolved
+        resolved.calls.hit()
+        answer = member.run, resolved.calls.hit, resolved
+        self.entries.add(self.table, generations[0], (given, values), answer, resolved.conditions, member.read)
+        return (outputs,)
+
+    def _add_family(self, asked: Asked, resolved: Resolved) -> None:
+        """Let calls of other sizes be answered like this one, where nothing about it is special."""
+        plain = resolved.plan is not None and not resolved.makeshift and self._mode() == "tuned"
+        if plain and not gradient_needed(asked.tensors) and keeping_dtype(resolved.run, asked.tensors) is resolved.run:
+            self.families.add(asked.values, Device.of(asked.tensors[0].device))
 
     def traced_by_fx(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> bool:
         """Whether torch.fx.symbolic_trace is to record this call, as one of torch's operator of the op."""

@@ -35,6 +35,11 @@ def free_like(value: object) -> Free | None:
     return next((free for free in (_INT32, _INT64, _FLOAT) if free == value), None)
 
 
+def free_integer(value: object) -> Free | None:
+    """What stands for every int that a kernel takes as it takes ``value``; None for no int."""
+    return next((free for free in (_INT32, _INT64) if free == value), None)
+
+
 def same(value: Any, expected: Any) -> bool:
     """Equal to a kernel: 1, 1.0 and True are equal to Python, and 0.0 equals -0.0, but one may be compiled in."""
     if value is expected:

@@ -131,16 +131,31 @@ class Draft:
     prepared: PreparedTensors
 
     @classmethod
-    def of(cls, op: Op, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device) -> Draft:
-        """The draft with specs of all that the candidate's launches may name."""
+    def of(
+        cls,
+        op: Op,
+        candidate: Candidate,
+        problem: Problem,
+        arguments: Arguments,
+        device: Device,
+        like: Plan | None = None,
+    ) -> Draft:
+        """The draft with specs of all that the candidate's launches may name.
+
+        ``like``: a plan of the candidate for another size, with which prepared tensors are shared.
+        """
         implementation, config = candidate.implementation, candidate.config
-        prepared = PreparedTensors(op, implementation, problem, config)
+        if like is not None and like.prepared.serve(problem, arguments, like.signature.arguments):
+            prepared, specs = like.prepared, like.signature.prepared
+        else:
+            prepared = PreparedTensors(op, implementation, problem, config)
+            specs = prepared.specs(arguments)
         scratch = {
             name: TensorSpec(spec.shape, spec.dtype, spec.strides, device.torch)
             for name, spec in implementation.scratch(problem, config, device).items()
         }
         outputs = op.output_specs(arguments, device.torch)
-        signature = Signature(arguments, outputs, scratch, prepared.specs(arguments))
+        signature = Signature(arguments, outputs, scratch, specs)
         return cls(op, candidate, problem, device, signature, prepared)
 
     def variants(self) -> tuple[Variant, ...]:

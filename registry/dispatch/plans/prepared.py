@@ -93,6 +93,12 @@ class PreparedTensors:
     def __bool__(self) -> bool:
         return bool(self._wanted)
 
+    def serve(self, problem: Problem, arguments: Arguments, own: Arguments) -> bool:
+        """Whether these serve a problem of another size, too; ``own`` are the arguments that they were made for."""
+        if self._implementation.prepared(problem, self._config) != self._wanted:
+            return False
+        return all(arguments[source] == own.all[source] for sources in self._wanted.values() for source in sources)
+
     def specs(self, arguments: Arguments) -> dict[str, TensorSpec]:
         """Specs of the prepared tensors, found by preparing meta tensors."""
         meta = torch.device("meta")

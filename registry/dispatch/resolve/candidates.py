@@ -246,6 +246,12 @@ class Plans:
             plan = draft.untuned()
         return plan or draft.compiled({}, self._sizeless)
 
+    def from_memory(
+        self, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device, like: Plan | None
+    ) -> Plan | None:
+        """The candidate's plan where nothing has to be compiled or loaded for it. ``like``: for another size."""
+        return Draft.of(self.op, candidate, problem, arguments, device, like).from_memory(self._sizeless)
+
     def _passed_over(self, place: Hashable, candidate: Candidate) -> str:
         if reason := self.failures.reason(place, candidate):
             return f"it was put aside: {reason}"

@@ -135,6 +135,36 @@ def nearest_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]
             yield Choice("nearest", candidate, f"the {where}", near.decision, near.octaves, source)
 
 
+def undoubted_choice(situation: Situation) -> Choice | None:
+    """The first of ``choices`` where nothing speaks against it; None where something is passed over, or raises."""
+    decisions = situation.winners.exact(situation.problem)
+    if decisions:
+        candidate = _undoubted(decisions[0], situation)
+        reason = f"the {_kind(situation, decisions[0])} of exactly this problem"
+        source = situation.winners.source(decisions[0])
+        return None if candidate is None else Choice("exact", candidate, reason, decisions[0], source=source)
+    near = next(situation.winners.nearest(situation.op, situation.problem), None)
+    if near is not None:
+        candidate = _undoubted(near.decision, situation)
+        reason = f"the {_kind(situation, near.decision)} of {_shown(situation.op, near.decision)}"
+        source = situation.winners.source(near.decision)
+        return None if candidate is None else Choice("nearest", candidate, reason, near.decision, near.octaves, source)
+    misses: list[str] = []
+    choice = next(default_choices(situation, misses), None)
+    return None if misses else choice
+
+
+def _undoubted(decision: Decision, situation: Situation) -> Candidate | None:
+    """``usable`` without a reason, and without what telling one takes. Raises whatever asking raises."""
+    implementation = situation.standings.get(id(decision))
+    if not isinstance(implementation, Implementation):
+        return None
+    config, problem, device = decision.candidate.config, situation.problem, situation.device
+    if device.type not in implementation.device_types or any(True for _ in implementation.unsupported(problem, device)):
+        return None
+    return None if implementation.space(problem, device).violations(config) else Candidate(implementation, config)
+
+
 def default_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
     """Default candidates of whatever is supported, by declared preference; the first registered wins a tie."""
     problem, device = situation.problem, situation.device

@@ -7,7 +7,7 @@ The tests run in a thread of their own: this module may be imported in inference
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -43,6 +43,15 @@ def native_guard(*tensors: torch.Tensor) -> Check:
         dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
         dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
     ).check
+    return check
+
+
+def kind_guard(tensors: Sequence[torch.Tensor]) -> Check | None:
+    """``native_guard`` for tensors of as many dimensions with any sizes and strides; None where torch has no such."""
+    if not NATIVE_GUARD:
+        return None
+    anything = [[None] * tensor.dim() for tensor in tensors]
+    check: Check = _guards.TensorGuards(*tensors, dynamic_dims_sizes=anything, dynamic_dims_strides=anything).check
     return check
 
 
