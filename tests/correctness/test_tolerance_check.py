@@ -111,7 +111,8 @@ def test_the_ops_in_the_box_tell_right_from_nothing(op: Op) -> None:
 def test_a_tolerance_that_accepts_zeros_is_refused(op: Op, rtol: float, atol: float) -> None:
     with pytest.raises(InvalidDefinitionError, match="accepts an all-zero output as y") as raised:
         refuse_blind(with_tolerance(op, rtol, atol))
-    assert all(dtype in str(raised.value) for dtype in op.tolerance.rtol if dtype != "float32" or op is not GEMM_INT4)
+    drawn = {"float16", "bfloat16"} if op is GEMM_INT4 else set(op.tolerance.rtol)
+    assert all(dtype in str(raised.value) for dtype in drawn)
 
 
 def constant_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
@@ -178,7 +179,8 @@ def test_what_was_found_right_is_not_looked_at_again(own_cache: Path) -> None:
     looked: list[Problem] = []
 
     def counted(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
-        looked.append(problem)
+        if generator.device.type != "meta":  # a problem is posed by inputs without memory
+            looked.append(problem)
         return SQUARE.inputs(problem, kind, generator)
 
     op = replace(SQUARE, name="acme::square", schema="acme::square(Tensor x) -> Tensor y", inputs=counted)

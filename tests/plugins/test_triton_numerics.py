@@ -24,7 +24,8 @@ import registry_triton
 from registry.backends.triton import INTERPRETED, TritonImplementation
 from registry.contract import Op, as_tuple
 from registry.contracts import BOX
-from registry.correctness.numerics import compare, own_error, poison, reference64
+from registry.correctness.numerics import compare, own_error, reference64
+from registry.correctness.output_faults import poison
 from registry.device import Device
 from registry.dispatch.plans.plan import Candidate, build
 from registry.implementation import Implementation
