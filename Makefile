@@ -20,9 +20,12 @@ tune: $(STAMP)
 	$(BIN)/tune --shapes $(SHAPES) $(addprefix --op ,$(OP)) $(ARGS)
 
 # threads that wait for one another do not spin: there are no cores to spare
+test: export OMP_WAIT_POLICY = PASSIVE
+# the tests start a hundred processes of ours: modules are compiled once, whatever the shell asks for
+test: export PYTHONDONTWRITEBYTECODE =
 test: lint
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n $(JOBS) --dist worksteal
-	$(BIN)/python -m benchmarks.dispatch_overhead --device cpu --rounds 9
+	$(BIN)/pytest -n $(JOBS) --dist worksteal
+	$(BIN)/python -m benchmarks.dispatch_overhead --device cpu --rounds 3
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

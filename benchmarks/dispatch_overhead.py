@@ -145,6 +145,19 @@ def cases(device: str) -> list[Case]:
     ]
 
 
+def listed(device: str) -> Case:
+    """A call with a list of four tensors and a list of ints, as a mixture of experts has them; lists as literals."""
+    x, a, b, c, d = (torch.randn(64, device=device) for _ in range(5))
+    return Case(
+        "bench::moe",
+        lambda: x + a + b + c + d,
+        (x, [a, b, c, d], [1, 2, 3, 4]),
+        {},
+        lambda call: lambda: call("bench::moe", x, [a, b, c, d], [1, 2, 3, 4]),
+        lambda call: lambda: call(x, [a, b, c, d], [1, 2, 3, 4]),
+    )
+
+
 def through(dispatcher: Dispatcher, case: Case, cuda: bool, rounds: int, *, rivals: bool) -> Iterator[Line]:
     """The plan of a call, what stands above it, and the same kernel called in other ways."""
     bound = dispatcher.bound(case.op)
@@ -152,9 +165,7 @@ def through(dispatcher: Dispatcher, case: Case, cuda: bool, rounds: int, *, riva
         dispatcher.call(case.op, *case.args, **case.attributes)
     told = dispatcher.explain(case.op, *case.args, **case.attributes)
     values = bound.op.bind(case.args, case.attributes)
-    tensors = tuple(values[place] for place in bound.miss.entries.tensors)
-    plain = tuple(values[place] for place in bound.miss.entries.plain)
-    entry = bound.table.find(values[0].shape, tensors, plain, torch.is_grad_enabled())
+    entry = bound.miss.entries.known(bound.table, values)
     assert entry is not None, "the calls above are hits"
     ways: dict[str, Callable[[], Any]] = {
         "plan": written_out(entry.run, values),
@@ -208,7 +219,7 @@ def parts(case: Case, dispatcher: Dispatcher, rounds: int) -> Iterator[Line]:
     """What a hit on the hot path consists of, each measured alone."""
     bound = dispatcher.bound(case.op)
     values = bound.op.bind(case.args, case.attributes)
-    tensors = [values[place] for place in bound.miss.entries.tensors]
+    tensors = bound.miss.entries.parts.tensors(values)
     now, first = bound.table.now, values[0]
     matches, *_ = next(iter(now.shapes[first.shape]))
     forcing, recorder = dispatcher.forcing, dispatcher.recorder
@@ -260,6 +271,8 @@ def measure(device: str, rounds: int = ROUNDS) -> Iterator[Line]:
             yield from through(only, case, cuda, rounds, rivals=True)
         yield from through(null, case, cuda, rounds, rivals=False)
         yield from parts(case, null, rounds)
+    lists = dispatch_sizes.one("bench::moe", contract=dispatch_sizes.listed())
+    yield from through(lists, listed(device), cuda, rounds, rivals=False)
     yield alternating(null, device, cuda, rounds)
     yield from (Line(*line) for line in dispatch_sizes.lines(device, rounds))
 

@@ -21,6 +21,9 @@ from registry.implementation import Run
 from registry.problem import Arguments
 from registry.space import Config
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store
+from tuning_db.exchange import DecisionLine, Parsed, RunLine, WinnerLine
+from tuning_db.records import Run as TuningRun
+from tuning_db.records import now
 
 WIDTHS = 20
 WINNERS = 10_000
@@ -67,6 +70,20 @@ class Nothing(registry.Implementation):
         return lambda *_: None
 
 
+class Configured(Nothing):
+    """Computes nothing, by one of 20 configs."""
+
+    def __init__(self, op: str, fingerprint: str) -> None:
+        super().__init__(op)
+        self._fingerprint = fingerprint
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def space(self, _problem: registry.Problem, _device: registry.Device) -> registry.Space:
+        return registry.Space(block=range(20))
+
+
 def shifted(read: bool) -> registry.Op:
     """An op with an int attribute, which its problem reads or not."""
 
@@ -89,12 +106,29 @@ def shifted(read: bool) -> registry.Op:
     )
 
 
-def one(op: str, *, contract: registry.Op | None = None) -> Dispatcher:
-    """A dispatcher with nothing but ``Nothing``."""
+def listed() -> registry.Op:
+    """An op of a tensor, a list of tensors and a list of ints that its problem does not read."""
+    return registry.Op(
+        name="bench::moe",
+        schema="bench::moe(Tensor x, Tensor[] weights, int[] sizes) -> Tensor y",
+        version=1,
+        reference=lambda x, weights, _: x + sum(weights),
+        fake=lambda x, *_: torch.empty(x.shape, dtype=x.dtype, device=x.device),
+        problem=lambda arguments: {"n": arguments.tensor("x").numel},
+        inputs=lambda problem, _kind, _generator: (torch.zeros(int(problem.n)), [torch.zeros(int(problem.n))], [1]),
+        floor=lambda _: Floor(0, 0),
+        tolerance=Tolerance({}, {}, lambda _, reference: reference),
+        static=frozenset(),
+        dynamic=frozenset({"n"}),
+    )
+
+
+def one(op: str, *, contract: registry.Op | None = None, by: Nothing | None = None) -> Dispatcher:
+    """A dispatcher with nothing but ``Nothing``, or what ``by`` is."""
     dispatcher = Dispatcher(Catalog(entry_points=()))
     if contract is not None:
         dispatcher.catalog.define(contract)
-    dispatcher.register(Nothing(op))
+    dispatcher.register(by or Nothing(op))
     return dispatcher
 
 
@@ -136,46 +170,58 @@ def widths(device: str, rounds: int) -> Iterator[Line]:
 
 def winners(device: str, rounds: int, count: int = WINNERS) -> Iterator[Line]:
     """A database with many winners of one op: the first call, a miss, and what is held in memory."""
+    x = torch.randn(8, 4096, device=device)
+    cols = [(torch.randn(2, each, device=device),) for each in range(64, 64 + 4 * rounds)]
+    what = f"null: {count:,} winners in the database"
     with tempfile.TemporaryDirectory() as folder:
-        database = f"sqlite:///{Path(folder) / 'many.db'}"
-        _publish(database, registry.Device.of(device), count)
-        dispatcher = one("softmax")
-        dispatcher.configure(database=database)
-        call, x = dispatcher.op("softmax"), torch.randn(8, 4096, device=device)
+        full, empty = Path(folder) / "many.db", Path(folder) / "none.db"
+        _publish(full, registry.Device.of(device), count)
+        calls = [_from(database).op("softmax") for database in (empty, full)]
+        without, first = [each_call(call, [(x,)]) for call in calls]
+        yield "softmax", f"{what}, first call beyond one without any", first - without, "µs"
+        yield "softmax", f"{what}, a miss beyond a hit", first_calls(calls[1], cols), "µs"
+        yield "softmax", f"{what}, all stale, a miss beyond a hit", first_calls(_stale(full, x), cols), "µs"
         tracemalloc.start()
-        start = time.perf_counter()
-        call(x)
-        first, held = (time.perf_counter() - start) * 1e6, tracemalloc.get_traced_memory()[0]
+        held = _from(full)
+        held.call("softmax", x)
+        yield "softmax", f"{what}, memory held", tracemalloc.get_traced_memory()[0] / 2**20, "MiB"
         tracemalloc.stop()
-        what = f"null: {count:,} winners in the database"
-        yield "softmax", f"{what}, first call", first, "µs"
-        yield "softmax", f"{what}, memory held", held / 2**20, "MiB"
-        cols = [(torch.randn(2, each, device=device),) for each in range(64, 64 + 4 * rounds)]
-        yield "softmax", f"{what}, a miss beyond a hit", first_calls(call, cols), "µs"
 
 
-def _publish(database: str, device: registry.Device, count: int) -> None:
+def _from(database: Path, fingerprint: str = "1") -> Dispatcher:
+    dispatcher = one("softmax", by=Configured("softmax", fingerprint))
+    dispatcher.configure(database=database)
+    return dispatcher
+
+
+def _stale(database: Path, x: torch.Tensor) -> Callable[..., Any]:
+    """A call for which the source has changed since all the winners were measured."""
+    call = _from(database, "2").op("softmax")
+    call(x)
+    return call
+
+
+def _publish(database: Path, device: registry.Device, count: int) -> None:
+    """Stores winners of ``count`` problems, each with 20 configs to choose from."""
     environment = Environment(device.hardware(), device.software())
+    run = TuningRun("benchmark", environment, now())
+    parsed = Parsed(runs=[RunLine(run=run)])
+    for each in range(count):
+        decision = Decision(
+            problem=ProblemKey(
+                "softmax", 1, {"rows": 1 + each % 50, "cols": 64 + each // 50, "dtype": "float32"}, ("cols", "dtype")
+            ),
+            environment=environment,
+            protocol=Protocol("cold"),
+            candidate=CandidateKey("null.nothing", "1", {"block": each % 20}),
+            median_us=1.0,
+            floor_us=1.0,
+            verdict="new",
+        )
+        parsed.decisions.append((each, DecisionLine(run=run.uid, decision=decision)))
+        parsed.winners.append((each, WinnerLine(decision=decision.uid)))
     with Store.open(database) as store:
-        run = store.start_run(environment)
-        for each in range(count):
-            dims: dict[str, int | float | str | bool] = {
-                "rows": 1 + each % 50,
-                "cols": 64 + each // 50,
-                "dtype": "float32",
-            }
-            store.publish(
-                run,
-                Decision(
-                    problem=ProblemKey("softmax", 1, dims, ("cols", "dtype")),
-                    environment=environment,
-                    protocol=Protocol("cold"),
-                    candidate=CandidateKey("null.nothing", "1", {}),
-                    median_us=1.0,
-                    floor_us=1.0,
-                    verdict="new",
-                ),
-            )
+        store.merge(parsed)
 
 
 def lines(device: str, rounds: int) -> Iterator[Line]:

@@ -11,8 +11,7 @@ from .api_checks import Wanted, check_limit, database_of, name_of_op, names_of, 
 from .contract import Op
 from .device import Device
 from .discovery.plugin import PluginReport
-from .dispatch.dispatcher import KEEP, Dispatcher, Keep
-from .dispatch.mode import Mode
+from .dispatch.dispatcher import Dispatcher
 from .dispatch.plans import prepared
 from .dispatch.torch_side import operators
 from .errors import InvalidArgumentError
@@ -36,6 +35,7 @@ register = dispatcher.register
 define = dispatcher.define
 load_file = dispatcher.load_file
 reload = dispatcher.reload
+configure = dispatcher.configure
 record = dispatcher.recorder.record
 weights_changed = prepared.weights_changed
 
@@ -53,17 +53,6 @@ def implementations(op: str) -> tuple[Implementation, ...]:
 def plugins() -> tuple[PluginReport, ...]:
     """Every plugin that was found: version, ops, implementations, load time, fault."""
     return dispatcher.catalog.plugins()
-
-
-def configure(*, database: str | Path | Keep | None = KEEP, mode: Mode | Keep = KEEP) -> None:
-    """Change where winners come from and what may answer, from now on; what is not given stays as it is.
-
-    ``database``: a file or an SQLAlchemy URL; None for the default place. ``mode``: "tuned" (the best that is known),
-    "reference" (always the op's reference: no kernel is built, ``using`` asks in vain) or "strict" (NotTunedError
-    where only a heuristic could choose). ``KERNEL_REGISTRY_MODE`` says it for a process that does not. Plans and
-    winners in memory are dropped. Raises InvalidArgumentError for anything else, and then changes nothing.
-    """
-    dispatcher.configure(database=database, mode=mode)
 
 
 def warmup(shapes: str | Path | Mapping[str, Wanted], *, device: Device | str | None = None) -> tuple[Warmed, ...]:

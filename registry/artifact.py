@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from .errors import InvalidDefinitionError
-from .problem import Argument, Arguments, TensorSpec, Value, canonical_json, fits_int32
+from .problem import Argument, Arguments, TensorSpec, canonical_json, fits_int32
 
 
 @dataclass(frozen=True)
@@ -62,18 +61,6 @@ class Signature:
     scratch: Mapping[str, TensorSpec] = field(default_factory=dict)
     prepared: Mapping[str, TensorSpec] = field(default_factory=dict)
 
-    def __getitem__(self, name: str) -> TensorSpec | Value | None:
-        for group in (self.outputs, self.arguments.values, self.scratch, self.prepared):
-            if name in group:
-                value = group[name]
-                if isinstance(value, tuple):
-                    raise InvalidDefinitionError(
-                        f"{self.arguments.op}: {name} is a list, which no kernel takes",
-                        hint="run functional code that takes the list: returns_outputs = True",
-                    )
-                return value
-        raise KeyError(name)
-
     @cached_property
     def operands(self) -> Mapping[str, RunItem]:
         """Where a run finds each name. For backends that hand an attribute on: its value does not count as read."""
@@ -88,8 +75,21 @@ class Signature:
     @cached_property
     def form(self) -> Hashable:
         """What a backend may compile by: names in order, dtypes, alignment, types of attributes. No size is in it."""
-        items = self.operands.items()
-        return tuple([(name, operand.group, operand.place, *_form(operand.value)) for name, operand in items])
+        found: list[Hashable] = []
+        for group in (self.scratch, self.arguments.all, self.prepared, self.outputs):
+            found.append(len(group))
+            for name, value in group.items():
+                if type(value) is TensorSpec:
+                    found += name, value.dtype, value.alignment, 0 in value.shape
+                else:
+                    found += name, _form(value)
+        return tuple(found)
+
+    def misaligned(self) -> Signature:
+        """This signature with nothing assumed of any tensor's address."""
+        made = (self.outputs, self.scratch, self.prepared)
+        groups = [{name: spec.misaligned() for name, spec in group.items()} for group in made]
+        return Signature(self.arguments.mapped(TensorSpec.misaligned), *groups)
 
 
 class RunItem(NamedTuple):

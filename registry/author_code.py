@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -42,8 +43,8 @@ def at_method(owner: object, name: str, fault: BaseException | None = None) -> s
 
     A method that the class has from this package is not the author's: the class itself is named then.
     """
-    if fault is not None and (line := where_raised(fault, type(owner))):
-        return _behind(line)
+    if fault is not None and (line := where_raised(fault, owner)):
+        return line
     method = getattr(owner, name, None)
     code = _code(method)
     if code is None or code.co_filename.startswith(_OURS):
@@ -69,15 +70,23 @@ def outer_frame(frame: FrameType) -> FrameType:
     return frame
 
 
-def where_raised(fault: BaseException, definition: type) -> str:
-    """The last line that ``fault`` went through in the file that defines a class; "" where it came from elsewhere."""
-    place, trace = "", fault.__traceback__
-    file = getattr(sys.modules.get(definition.__module__), "__file__", None)
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == file:
-            place = shown(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
-        trace = trace.tb_next
-    return place
+def where_raised(fault: BaseException, *owners: object) -> str:
+    """`` (kernels.py:12)``: the last line that a fault went through in the files of ``owners`` or their classes.
+
+    "" where it came from elsewhere, or its message tells the line already.
+    """
+    files = {file for owner in owners for file in _defining_files(owner) if not file.startswith(_OURS)}
+    lines = [frame for frame in traceback.extract_tb(fault.__traceback__) if frame.filename in files]
+    place = shown(lines[-1].filename, lines[-1].lineno or 0) if lines else ""
+    return "" if place in str(fault) else _behind(place)
+
+
+def _defining_files(owner: object) -> Iterable[str]:
+    if (code := _code(owner)) is not None:
+        yield code.co_filename
+    else:
+        for each in type(owner).__mro__:
+            yield getattr(sys.modules.get(each.__module__), "__file__", None) or _OURS
 
 
 def where_written(text: str, line: int, modules: Iterable[ModuleType]) -> str:

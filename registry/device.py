@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import metadata
 from pathlib import Path
 
@@ -64,18 +64,22 @@ class Device:
         title = f"a GPU of {name}"
         return cls("cuda", 0, title, name, count, 2**60, 2**25, registers=65536, warp_size=warp_size)
 
-    @property
+    def __hash__(self) -> int:
+        # of what devices of one process differ in: plans and spaces are kept by device, and eleven fields take a while
+        return hash((self.index, self.multiprocessors, self.memory_bytes))
+
+    @cached_property
     def torch(self) -> torch.device:
         """As torch names it."""
         return torch.device(self.type, self.index) if self.type == "cuda" else torch.device(self.type)
 
-    @property
+    @cached_property
     def target(self) -> Target:
         """What compilers need to know."""
         backend = "hip" if self.architecture.startswith("gfx") else self.type
         return Target(backend, self.architecture, self.warp_size)
 
-    @property
+    @cached_property
     def capability(self) -> tuple[int, int]:
         """CUDA compute capability, (0, 0) elsewhere: ``sm_90`` -> (9, 0)."""
         digits = self.architecture.removeprefix("sm_")
@@ -94,7 +98,8 @@ class Device:
 
     def software(self) -> Mapping[str, str]:
         """Driver, CUDA, torch and Triton; for a CPU also the compiler."""
-        versions = {"torch": torch.__version__, "triton": _version("triton"), "python": platform.python_version()}
+        triton = installed_version("triton")
+        versions = {"torch": torch.__version__, "triton": triton, "python": platform.python_version()}
         if self.type == "cuda":
             versions |= {"cuda": torch.version.cuda or torch.version.hip or "", "driver": _driver()}
         else:
@@ -188,7 +193,9 @@ def _bytes(text: str) -> int:
     return int(number) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[unit]
 
 
-def _version(distribution: str) -> str:
+@lru_cache(maxsize=256)
+def installed_version(distribution: str) -> str:
+    """The installed version of a distribution; "" where it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -204,17 +211,17 @@ def _driver() -> str:
             return match.group(1)
     except OSError:
         pass
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    if not shutil.which(command[0]):
-        return ""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout else ""
+    return _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 
 
 @lru_cache(maxsize=1)
 def _compiler() -> str:
-    name = os.environ.get("CXX", "c++")
-    if not shutil.which(name):
+    return _first_line(os.environ.get("CXX", "c++"), "--version")
+
+
+def _first_line(*command: str) -> str:
+    """The first line that a command prints; "" where it is not installed or fails."""
+    if not shutil.which(command[0]):
         return ""
-    done = subprocess.run([name, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout else ""

@@ -18,17 +18,12 @@ class RegistryError(Exception):
         self.hint = hint
 
 
-def _near(name: str, names: list[str]) -> list[str]:
-    """Up to three names that ``name`` may be a slip for; none that is much farther from it than the nearest."""
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    likeness = [difflib.SequenceMatcher(None, other, name).ratio() for other in near]
-    return [other for other, alike in zip(near, likeness, strict=True) if alike > likeness[0] - 0.25]
-
-
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """``did you mean tanh?``, or nothing where no name is like it."""
-    near = _near(name, sorted(names))
-    return f"did you mean {' or '.join(near)}?" if near else ""
+    """``did you mean tanh?``, or nothing where no name is like it; up to three, none much farther than the nearest."""
+    near = difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.5)
+    likeness = [difflib.SequenceMatcher(None, other, name).ratio() for other in near]
+    likely = [other for other, alike in zip(near, likeness, strict=True) if alike > likeness[0] - 0.25]
+    return f"did you mean {' or '.join(likely)}?" if likely else ""
 
 
 def folded(faults: Iterable[tuple[str, str]], group: Callable[[str], str] | None = None) -> list[str]:

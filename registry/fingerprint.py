@@ -6,7 +6,7 @@ import ast
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -23,20 +23,22 @@ _C_TOKEN = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 
+_KERNEL = ("__global__", "#include", "torch::Tensor")
+"""What a literal holds that is taken for C++ or CUDA text."""
+
 
 class PythonText(str):
     """Python source text among sources, where a plain ``str`` is C++."""
 
 
-def fingerprint(sources: Iterable[ModuleType | str], normalised: Callable[[str], str] | None = None) -> str:
-    """SHA-256 over modules and PythonText (as ``normalised`` syntax) and other texts (as C++ tokens)."""
-    python = normalised or normalised_python
+def fingerprint(sources: Iterable[ModuleType | str]) -> str:
+    """SHA-256 over modules and PythonText (as normalised syntax) and other texts (as C++ tokens)."""
     digest = hashlib.sha256()
     for source in sources:
         if isinstance(source, ModuleType):
-            text = python(module_text(source))
+            text = normalised_python(module_text(source))
         else:
-            text = python(source) if isinstance(source, PythonText) else normalised_c(source)
+            text = normalised_python(source) if isinstance(source, PythonText) else normalised_c(source)
         digest.update(text.encode())
         digest.update(b"\0")
     return digest.hexdigest()
@@ -44,17 +46,16 @@ def fingerprint(sources: Iterable[ModuleType | str], normalised: Callable[[str],
 
 @lru_cache(maxsize=256)
 def normalised_python(text: str) -> str:
-    """The syntax tree of ``text`` without docstrings and positions."""
-    return normalised_tree(ast.parse(text))
+    """The syntax tree of ``text`` without docstrings and positions; every version of Python that parses it says so.
 
-
-def normalised_tree(tree: ast.AST) -> str:
-    """A syntax tree as text, less its docstrings; every version of Python that can parse it says the same."""
+    Literals that hold kernel text are reduced to its C++ tokens: comments do not count in there either.
+    """
+    tree = ast.parse(text)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and _has_docstring(
-            node
-        ):
-            node.body = node.body[1:]
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = node.body[_has_docstring(node) :]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and any(m in node.value for m in _KERNEL):
+            node.value = normalised_c(node.value)
     return _syntax(tree)
 
 

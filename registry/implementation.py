@@ -203,7 +203,7 @@ class Implementation(ABC):
         return sources_of(*(each for each in classes if each.__module__.partition(".")[0] != _HERE))
 
     def fingerprint(self) -> str:
-        """Hash of the sources: a comment or a blank line does not change it, a kernel or ``launch`` does."""
+        """Hash of the sources: a comment or blank line, also in kernel text, does not change it; ``launch`` does."""
         return fingerprint(self.sources())
 
     @property

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from .errors import InvalidArgumentError
-from .problem import dtype_name
+from .problem import TensorSpec, dtype_name
 
 BITS = 4
 PER_WORD = 8
@@ -29,15 +29,8 @@ CHUNK = 2**24
 """Elements that are quantised or unpacked at a time, so that a large weight needs no float32 copy of itself."""
 
 
-class Shaped(Protocol):
-    """A tensor or its spec."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def device(self) -> torch.device: ...
+Shaped = torch.Tensor | TensorSpec
+"""A tensor or its spec."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -84,7 +77,12 @@ class PackedWeight:
     @property
     def nbytes(self) -> int:
         """Bytes of all its tensors."""
-        return self.qweight.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Its tensors, in order; symmetric weights have no zero points."""
+        return tuple(tensor for tensor in (self.qweight, self.scales, self.zeros) if tensor is not None)
 
     def dequantize(self) -> torch.Tensor:
         """The weight ``[N, K]`` in the scales' dtype, computed in float32 and rounded once."""
@@ -140,10 +138,8 @@ _NUMBERS = tuple(name for name in _FIELDS if name not in _TENSORS)
 
 def _flatten(weight: PackedWeight) -> tuple[list[Any], list[Any]]:
     """Its tensors; their count and the numbers, as they come back from JSON."""
-    tensors = [getattr(weight, name) for name in _TENSORS]
     numbers = [list(weight.shape) if name == "shape" else getattr(weight, name) for name in _NUMBERS]
-    present = [tensor for tensor in tensors if tensor is not None]
-    return present, [len(present), *numbers]
+    return list(weight.tensors), [len(weight.tensors), *numbers]
 
 
 def _flatten_with_keys(weight: PackedWeight) -> tuple[list[tuple[Any, Any]], list[Any]]:

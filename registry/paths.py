@@ -27,6 +27,22 @@ def cache_folder(*parts: str) -> Path:
     return folder
 
 
+def compiler_caches() -> dict[str, str]:
+    """Variables that have Inductor and Triton keep compiled code in the user's cache; none where a place was chosen.
+
+    torch's own choice is a folder in the temporary directory that belongs to whoever made it first. It writes that
+    into the environment when it is first used. Inductor finds kernels by where Triton's folder was when it saved them,
+    so that the two go together.
+    """
+    given = os.environ.get(_INDUCTOR_CACHE, "")
+    own = str(cache_folder("torchinductor"))
+    chosen = given not in {"", own} and not Path(given).name.startswith("torchinductor_")
+    return {} if chosen else {_INDUCTOR_CACHE: own, "TRITON_CACHE_DIR": str(cache_folder("triton"))}
+
+
+_INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
 def _private(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()

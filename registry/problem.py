@@ -36,6 +36,7 @@ __all__ = [
     "check_choices",
     "dtype_name",
     "exact",
+    "exact_items",
     "fits_int32",
     "torch_dtype",
 ]
@@ -57,6 +58,18 @@ def exact(value: Any) -> Hashable:
     return kind, value if value or kind is str else repr(value)
 
 
+def exact_items(values: Mapping[str, Any]) -> Hashable:
+    """The names and values of a mapping as a key, which is equal where ``exact`` of each value is."""
+    given = tuple(values.values())
+    kinds = tuple(map(type, given))
+    if not _SCALARS.issuperset(kinds) or 0 in given:  # 0.0 and -0.0 are equal and of one type
+        return tuple(values), exact(given)
+    return *values, *given, *kinds
+
+
+_SCALARS = frozenset({int, float, str, bool})
+
+
 @dataclass(frozen=True, eq=False, init=False)
 class Problem:
     """One op at one shape, dtype and set of attributes: the unit that is tuned and stored.
@@ -71,16 +84,26 @@ class Problem:
     traits: Traits
 
     def __init__(self, op: str, dims: Mapping[str, Value], traits: Traits | Mapping[str, Value] | None = None) -> None:
-        object.__setattr__(self, "op", op)
-        object.__setattr__(self, "dims", MappingProxyType(dict(dims)))
-        object.__setattr__(self, "traits", traits if isinstance(traits, Traits) else Traits(told=traits))
+        traits = traits if isinstance(traits, Traits) else Traits(told=traits)
+        # dimensions are attributes of their own: found by __getattr__ each would take a microsecond
+        self.__dict__.update(dims, op=op, dims=MappingProxyType(dict(dims)), traits=traits)
+        if "misaligned" in dims:
+            del self.__dict__["misaligned"]
+
+    def watched(self, dims: Mapping[str, Value]) -> Problem:
+        """This problem with other ``dims``, which see each look at a dimension."""
+        made = object.__new__(Problem)
+        made.__dict__.update(op=self.op, dims=dims, traits=self.traits)
+        return made
 
     def misaligned(self) -> Problem:
         """This problem, posed by tensors none of which starts at a multiple of 16 bytes."""
-        return Problem(self.op, self.dims, self.traits.misaligned())
+        made = object.__new__(Problem)
+        made.__dict__.update(self.__dict__, traits=self.traits.misaligned())
+        return made
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") or "dims" not in self.__dict__:
             raise AttributeError(name)
         try:
             return self.dims[name]

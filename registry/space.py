@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -19,10 +19,8 @@ Config = Mapping[str, Any]
 Constraint = Callable[[Config], bool]
 
 
-_PLAIN = (bool, int, float, str)
-
-
 _SIMPLE = frozenset({int, str, bool})
+_PLAIN = _SIMPLE | {float}
 
 
 def _domain(name: str, given: Iterable[Value]) -> tuple[Value, ...]:
@@ -35,7 +33,7 @@ def _domain(name: str, given: Iterable[Value]) -> tuple[Value, ...]:
         fault, hint = f"is {given!r}", f"expected the values to choose from, e.g. {name}=[{given!r}]"
     elif not (values := tuple(given)):
         fault, hint = "is empty", "expected at least one value"
-    elif odd := [value for value in values if not _is_plain(value)]:
+    elif odd := [value for value in values if type(value) not in _SIMPLE and not _is_finite(value)]:
         kind = type(odd[0])
         fault = f"holds {odd[0]!r:.80}, a {kind.__module__}.{kind.__qualname__}".replace(" a builtins.", " a ")
         hint = "a value is a plain int, finite float, str or bool: name others by a text, and translate it in launch()"
@@ -46,8 +44,8 @@ def _domain(name: str, given: Iterable[Value]) -> tuple[Value, ...]:
     raise InvalidDefinitionError(f"space: the domain of {name!r} {fault} ({where_called()})", hint=hint)
 
 
-def _is_plain(value: object) -> bool:
-    return type(value) in _PLAIN and (type(value) is not float or math.isfinite(value))
+def _is_finite(value: object) -> bool:
+    return type(value) is float and math.isfinite(value)
 
 
 def config_key(config: Config) -> str:
@@ -64,6 +62,7 @@ class Space:
     def __init__(self, **domains: Iterable[Value]) -> None:
         self.domains: Mapping[str, tuple[Value, ...]] = {name: _domain(name, given) for name, given in domains.items()}
         self.constraints: Mapping[str, Constraint] = {}
+        self._sound: set[Hashable] = set()
 
     def require(self, name: str, constraint: Constraint) -> Space:
         """This space with one more constraint; ``name`` tells a person the condition that must hold."""
@@ -112,7 +111,11 @@ class Space:
         """Why ``config`` is no point of this space: every reason, empty when it is one.
 
         Raises InvalidDefinitionError when a constraint reads an unknown parameter, raises, or answers nothing.
+        A point that was found valid is remembered: a space that serves many sizes is asked again at each of them.
         """
+        key = tuple([(name, exact(value)) for name, value in config.items()])
+        if _PLAIN.issuperset(map(type, config.values())) and key in self._sound:
+            return []
         reasons = [f"parameter {name!r} is missing" for name in self.domains if name not in config]
         reasons += [f"unknown parameter {name!r}" for name in config if name not in self.domains]
         reasons += [
@@ -120,7 +123,9 @@ class Space:
             for name, values in self.domains.items()
             if name in config and exact(config[name]) not in map(exact, values)
         ]
-        return reasons or self._broken(config)
+        if not (reasons := reasons or self._broken(config)):
+            self._sound.add(key)
+        return reasons
 
     def _broken(self, config: Config) -> list[str]:
         return [name for name, holds in self.constraints.items() if not self._answer(name, holds, config)]

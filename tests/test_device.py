@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -30,3 +34,13 @@ def test_what_is_no_device_here_is_refused_with_a_hint(name: Any, message: str) 
     with pytest.raises(DeviceError, match=message) as caught:
         Device.of(name)
     assert caught.value.hint
+
+
+def test_a_device_of_another_process_is_found_among_those_of_this_one() -> None:
+    code = (
+        "import pickle, sys, registry; made = registry.Device.without_hardware('sm_90'); hash(made);"
+        "sys.stdout.buffer.write(pickle.dumps(made))"
+    )
+    seeded = {**os.environ, "PYTHONHASHSEED": "7"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=seeded)
+    assert {Device.without_hardware("sm_90"): "kept"}[pickle.loads(done.stdout)] == "kept"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import registry
 from registry.backends.cuda import nvrtc
 from registry.cli import app
 from registry.cli.main import new_registry_app
@@ -24,6 +23,8 @@ from registry.errors import CheckError
 from registry.implementation import Implementation
 from registry.testing import check_implementation
 from registry.tuner.planning.problems import plan
+
+from . import fresh
 
 PROBLEM = {"n": 1000, "dtype": "float32"}
 HEAD = """\
@@ -168,6 +169,11 @@ LAUNCHES = {
     "negative": ("Launch(KERNEL, (-1,), ('y',))", "the grid is (-1,), expected a tuple of up to three ints"),
     "letters": ("Launch(KERNEL, (1,), 'yx')", "args is 'yx', expected a tuple"),
     "misspelt": ("Launch(KERNEL, (1,), ('y', 'xx', problem.n))", "unknown argument 'xx' of kernel square"),
+    "option": (
+        "Launch(KERNEL, (1,), ('y', 'x', problem.n), options={'flag': ['-O1']})",
+        "unknown option 'flag' in the Launch at",
+    ),
+    "dimension": ("Launch(KERNEL, (1,), ('y', 'x', problem.m))", "problem of square has no dimension 'm'"),
     "nothing": ("None", "launch() returned None, expected a Launch or several in order"),
 }  # fmt: skip
 
@@ -274,6 +280,25 @@ def test_a_result_that_is_ignored_is_told_by_the_check_and_by_the_tuner(
     assert line.endswith("(x 2)")
 
 
+FORGOTTEN = {
+    "ignored": ("return arguments[0] ** 2", "", "run returned a tensor that is ignored", "say returns_outputs = True"),
+    "none": ("torch.sin(arguments[0])", "\n    returns_outputs = True", "run returned None", "return the outputs, or"),
+}
+
+
+@pytest.mark.parametrize(("line", "attribute", "message", "remedy"), FORGOTTEN.values(), ids=list(FORGOTTEN))
+def test_a_call_tells_of_a_run_that_leaves_its_outputs_unwritten(
+    tmp_path: Path, line: str, attribute: str, message: str, remedy: str
+) -> None:
+    body = PYTHON.replace("torch.mul(arguments[0], arguments[0], out=outputs[0])", line)
+    catalog, _, file = stranger(tmp_path, body.replace("\n    def ", f"{attribute}\n    def ", 1))
+    own = Dispatcher(catalog)
+    with own.using(square="mine.one"), pytest.raises(registry.RegistryError, match=message) as raised:
+        own.call("square", torch.ones(8))
+    assert line_of(file, "def bind") in str(raised.value)
+    assert remedy in str(raised.value)
+
+
 def test_an_op_that_nobody_implements_says_how_to_add_an_implementation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -347,6 +372,8 @@ TRITON_SLIPS = [
     ('("y", "x", problem.n)', '("y", "z", problem.n)', ["unknown argument 'z' of kernel squared"]),
     ('("y", "x", problem.n)', '("y", "x")', ["takes 3 arguments (y, x, n) beside its constants"]),
     ('{"BLOCK": 64}', '{"BLOK": 64}', ["has no parameter BLOK", "did you mean BLOCK?"]),
+    ('{"BLOCK": 64}', "{}", ["the launch gives no constant BLOCK", "expected constants={'BLOCK': ...}"]),
+    ('{"num_warps": 4}', '{"num_warps": 3}', ["num_warps is 3", "expected a power of two"]),
 ]
 
 
@@ -354,9 +381,8 @@ def test_a_slip_in_a_triton_launch_is_told_under_the_interpreter(tmp_path: Path)
     files = [tmp_path / f"kernels{number}.py" for number in range(len(TRITON_SLIPS))]
     for file, (right, slip, _) in zip(files, TRITON_SLIPS, strict=True):
         file.write_text(TRITON.replace(right, slip))
-    environ = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", CHECK, *map(str, files)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
+    done = fresh.run("-c", CHECK, *files, env={**os.environ, "TRITON_INTERPRET": "1"})
+    assert done.returncode == 0, done.stderr
     for told, file, (_, _, messages) in zip(done.stdout.split("-----")[:-1], files, TRITON_SLIPS, strict=True):
         assert all(message in told for message in messages), told
         assert line_of(file, "return Launch") in told

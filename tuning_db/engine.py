@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import NoSuchModuleError
+from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool, Pool
 
 from . import sqlite
-from .errors import OutdatedSchemaError, ReadOnlyDatabaseError, UnreachableDatabaseError
+from .errors import OutdatedSchemaError, ReadOnlyDatabaseError, TuningDBError, UnreachableDatabaseError
 from .faults import told_of
+from .files import Access, check_file, writable
 from .location import Location
-from .schema import LATEST, State, check_readable, migrate, read_state
+from .reading import SCHEMA_VERSION
+from .schema import LATEST, check_readable, migrate, read_version
 
 CONNECT_SECONDS = 10
 """Seconds that a server may take to accept a connection."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Opened:
     """An open database: ``reader`` begins plain transactions, ``writer`` transactions that take the write lock at once.
 
@@ -33,6 +38,38 @@ class Opened:
     version: int
     read_only: bool
     found: int
+    closed: bool = False
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.closed = True
+        self.reader.dispose()
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """A session that reads; its ``info`` tells the version of the schema."""
+        with self._told(), Session(self.reader, info={SCHEMA_VERSION: self.version}) as session:
+            yield session
+
+    @contextmanager
+    def writing(self) -> Iterator[Session]:
+        """A session in one transaction that writes."""
+        shown = self.location.shown
+        with self._told():
+            if self.read_only:
+                hint = "make file and folder writable, or set KERNEL_REGISTRY_DB (or --db) to another place"
+                raise ReadOnlyDatabaseError(f"{shown} can only be read", hint=hint)
+            if self.version < LATEST:
+                message = f"{shown} has schema version {self.version}, only version {LATEST} can be added to"
+                raise OutdatedSchemaError(message, hint="`registry db upgrade` brings it up to date, with all it holds")
+            with Session(self.writer) as session, session.begin():
+                yield session
+
+    def _told(self) -> AbstractContextManager[None]:
+        """Context in which faults name the database. Raises TuningDBError for one that was closed."""
+        if self.closed:
+            raise TuningDBError(f"{self.location.shown} was closed", hint="open it again with Store.open()")
+        return told_of(self.location.shown)
 
 
 def open_database(location: Location, *, create: bool, upgrade: bool) -> Opened:
@@ -67,25 +104,25 @@ def upgrade_database(location: Location) -> tuple[int, int]:
 def _open_file(location: Location, create: bool, upgrade: bool) -> Opened:
     path, shown = location.path, location.shown
     assert path is not None
-    access, state = sqlite.Access(path, "rwc"), State(0)
+    access, found = Access(path, "rwc"), 0
     create = create and not location.read_only
-    if sqlite.check_file(path, shown, create=create):
-        access, state = sqlite.probe(path, shown)
-    found = state.version
-    read_only = access.mode != "rwc" and (location.read_only or not sqlite.writable(path))
+    if check_file(path, shown, create=create):
+        access, found = sqlite.probe(path, shown)
+    version = found
+    read_only = access.mode != "rwc" and (location.read_only or not writable(path))
     if not read_only:
         access = replace(access, mode="rwc" if create else "rw", immutable=False)
-        if state.behind and (upgrade if state.version else create):
+        if found < LATEST and (upgrade if found else create):
             engine = sqlite.make_engine(access, NullPool, foreign_keys=False)
             _migrate(engine.execution_options(**{sqlite.WRITES: True}), shown)
-            state = State(LATEST)
+            version = LATEST
         if create or upgrade:
-            check_readable(state, shown)
+            check_readable(version, shown)
             sqlite.set_journal(access, shown)
-    check_readable(state, shown)
+    check_readable(version, shown)
     engine = sqlite.make_engine(access)
     writer = engine.execution_options(**{sqlite.WRITES: True})
-    return Opened(location, engine, writer, state.version, read_only, found)
+    return Opened(location, engine, writer, version, read_only, found)
 
 
 def _open_server(location: Location, create: bool, upgrade: bool) -> Opened:
@@ -99,16 +136,15 @@ def _open_server(location: Location, create: bool, upgrade: bool) -> Opened:
         raise UnreachableDatabaseError(f"{shown} needs a driver that is not installed ({fault})", hint=hint) from fault
     try:
         with engine.connect() as connection:
-            state = read_state(connection, shown)
-        found = state.version
-        if state.behind and (upgrade if state.version else create):
+            found = version = read_version(connection, shown)
+        if found < LATEST and (upgrade if found else create):
             _migrate(engine, shown)
-            state = State(LATEST)
-        check_readable(state, shown)
+            version = LATEST
+        check_readable(version, shown)
     except BaseException:
         engine.dispose()
         raise
-    return Opened(location, engine, engine, state.version, location.read_only, found)
+    return Opened(location, engine, engine, version, location.read_only, found)
 
 
 def _migrate(engine: Engine, shown: str) -> None:

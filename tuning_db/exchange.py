@@ -7,9 +7,8 @@ either order, ends in the same database. Of two winners for one problem, environ
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -82,8 +81,7 @@ class Parsed:
 
 def line(content: Line) -> str:
     """One line of the format, with its line feed."""
-    values = {name: _plain(getattr(content, name)) for name in type(content).model_fields}
-    return canonical_json(values) + "\n"
+    return canonical_json(dict(content), _plain) + "\n"
 
 
 def parse(stream: Iterable[str]) -> Parsed:
@@ -116,13 +114,86 @@ def _numbered(stream: Iterable[str]) -> Iterator[tuple[int, Line]]:
     try:
         for number, text in enumerate(stream, 1):
             if text.strip():
-                yield number, _LINES.validate_json(text, strict=True)
-    except ValidationError as fault:
-        raise ExchangeError(f"line {number}: {_fault(fault)}", hint="nothing was imported") from fault
-    except UnicodeDecodeError as fault:
+                content = _LINES.validate_json(text, strict=True)
+                if fault := next(_faults(content), ""):
+                    raise ExchangeError(f"line {number}: {fault}", hint="nothing was imported")
+                yield number, content
+    except ValidationError as invalid:
+        raise ExchangeError(f"line {number}: {_fault(invalid)}", hint="nothing was imported") from invalid
+    except UnicodeDecodeError as invalid:
         raise ExchangeError(
-            f"line {number + 1}: not UTF-8 text ({fault.reason})", hint="nothing was imported"
-        ) from fault
+            f"line {number + 1}: not UTF-8 text ({invalid.reason})", hint="nothing was imported"
+        ) from invalid
+
+
+def _faults(content: Line) -> Iterator[str]:
+    """What no tuner writes, though a record can hold it: ``decision.median_us is 0.0, expected more than 0``."""
+    match content:
+        case RunLine(run=run):
+            yield from _text_faults({"run.uid": (run.uid, 64)})
+            yield from _time_faults({"run.started": run.started, "run.ended": run.ended})
+        case TrialLine(trial=trial):
+            yield from _measured_faults("trial", trial)
+            yield from _text_faults({"run": (content.run, 64), "trial.status": (trial.status, 64)})
+            yield from _text_faults({"trial.artifact_hash": (trial.artifact_hash, 255)}, empty=True)
+        case DecisionLine(decision=decision):
+            yield from _measured_faults("decision", decision)
+            yield from _text_faults({"run": (content.run, 64)})
+            yield from _decision_faults(decision, content.finals)
+        case WinnerLine():
+            yield from _text_faults({"decision": (content.decision, 64)})
+
+
+def _measured_faults(name: str, record: Trial | Decision) -> Iterator[str]:
+    problem, candidate = record.problem, record.candidate
+    texts = {
+        f"{name}.uid": (record.uid, 64),
+        f"{name}.problem.op": (problem.op, 255),
+        f"{name}.protocol.regime": (record.protocol.regime, 64),
+        f"{name}.candidate.implementation": (candidate.implementation, 255),
+    }
+    yield from _text_faults(texts)
+    yield from _text_faults({f"{name}.candidate.fingerprint": (candidate.fingerprint, 255)}, empty=True)
+    for dim, value in problem.dims.items():
+        if dim not in problem.static and not isinstance(value, int | float):
+            yield f"{name}.problem.dims[{dim!r}] is {value!r:.80}, expected a number: it is not in static"
+    yield from _figure_faults({f"{name}.median_us": record.median_us})
+    yield from _time_faults({f"{name}.created": record.created})
+
+
+def _decision_faults(decision: Decision, finals: Iterable[Final]) -> Iterator[str]:
+    ratios = {f"decision.{name}": getattr(decision, name) for name in ("ratio", "lo", "hi")}
+    if (default := decision.default_ratio) is not None:
+        ratios |= {"decision.default_ratio": min(default.value, default.low, default.high)}
+    for name, ratio in decision.baselines.items():
+        yield from _text_faults({"decision.baselines: the name": (name, 255)})
+        ratios[f"decision.baselines[{name!r}]"] = ratio
+    yield from _figure_faults(ratios)
+    links = {"decision.trial_uid": decision.trial_uid, "decision.previous": decision.previous}
+    yield from _text_faults({name: (uid, 64) for name, uid in links.items() if uid is not None})
+    for final in finals:
+        for name in ("block", "round", "position"):
+            if not 0 <= getattr(final, name) < 2**31:
+                yield f"finals.{name} is {getattr(final, name)!r:.80}, expected 0 to {2**31 - 1}"
+
+
+def _text_faults(texts: Mapping[str, tuple[str, int]], *, empty: bool = False) -> Iterator[str]:
+    """Texts, each beside the characters that its column holds; a server's text holds no NUL."""
+    for name, (value, most) in texts.items():
+        if not (value or empty) or len(value) > most or "\0" in value:
+            yield f"{name} is {value!r:.80}, expected {'at most' if empty else '1 to'} {most} characters without NUL"
+
+
+def _figure_faults(figures: Mapping[str, float | None]) -> Iterator[str]:
+    for name, value in figures.items():
+        if value is not None and value <= 0:
+            yield f"{name} is {value!r}, expected more than 0"
+
+
+def _time_faults(times: Mapping[str, datetime | None]) -> Iterator[str]:
+    for name, value in times.items():
+        if value is not None and not 1970 <= value.year <= 9998:
+            yield f"{name} is {value.isoformat()}, expected a time from 1970 to 9998"
 
 
 def _fault(fault: ValidationError) -> str:
@@ -134,10 +205,7 @@ def _fault(fault: ValidationError) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {entry.name: _plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
+    """An instant as text, a record as its fields: what JSON does not have."""
     if isinstance(value, datetime):
         return value.isoformat()
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
+    return {entry.name: getattr(value, entry.name) for entry in fields(value)}

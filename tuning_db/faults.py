@@ -6,9 +6,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-
 from .errors import (
     BusyDatabaseError,
     CorruptedDatabaseError,
@@ -31,6 +28,7 @@ _SQLITE: dict[int, tuple[type[TuningDBError], str, str]] = {
     sqlite3.SQLITE_LOCKED: (BusyDatabaseError, "is held by another process", "wait for it to finish, or stop it"),
     sqlite3.SQLITE_CANTOPEN: (UnreachableDatabaseError, "cannot be opened", f"check its permissions, or {_MOVE}"),
     sqlite3.SQLITE_PERM: (UnreachableDatabaseError, "cannot be opened", f"check its permissions, or {_MOVE}"),
+    sqlite3.SQLITE_INTERRUPT: (BusyDatabaseError, "did not answer in time", "see whether another process holds it"),
     sqlite3.SQLITE_FULL: (TuningDBError, "cannot grow: the disk is full", "free some space and run again"),
     sqlite3.SQLITE_IOERR: (TuningDBError, "cannot be read or written", f"check the disk, or {_MOVE}"),
 }
@@ -45,12 +43,15 @@ def sqlite_code(fault: BaseException | None) -> int | None:
 @contextmanager
 def told_of(shown: str) -> Iterator[None]:
     """Context in which exceptions of SQLAlchemy and drivers become TuningDBErrors about the database at ``shown``."""
+    from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+    from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
     try:
         yield
     except DBAPIError as fault:
-        raise _translated(shown, fault.orig) from fault
+        raise translated(shown, fault.orig) from fault
     except sqlite3.Error as fault:
-        raise _translated(shown, fault) from fault
+        raise translated(shown, fault) from fault
     except PoolTimeoutError as fault:
         hint = "close sessions or use fewer threads"
         raise BusyDatabaseError(f"{shown}: every connection is in use", hint=hint) from fault
@@ -58,7 +59,8 @@ def told_of(shown: str) -> Iterator[None]:
         raise TuningDBError(f"{shown}: {_first_line(fault)}") from fault
 
 
-def _translated(shown: str, fault: BaseException | None) -> TuningDBError:
+def translated(shown: str, fault: BaseException | None) -> TuningDBError:
+    """A driver's exception as the store's own, about the database at ``shown``."""
     known = _SQLITE.get(sqlite_code(fault) or 0)
     if known is not None:
         kind, problem, hint = known

@@ -15,7 +15,13 @@ Value = int | float | str | bool
 """The types that a dimension's value may have."""
 
 
-class _Identity(ABC):
+class Exchanged:
+    """Base of the data that stand in exchange files: a field without a name here is a fault of the file."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+
+class _Identity(Exchanged, ABC):
     """An identity: hashable, and equal to another with an equal key, so that ``True`` and ``1`` differ."""
 
     @property
@@ -36,8 +42,6 @@ class Environment(_Identity):
 
     hardware: Mapping[str, Any]
     software: Mapping[str, Any]
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
         set_fields(
@@ -67,8 +71,6 @@ class Protocol(_Identity):
     regime: str
     details: Mapping[str, Any] = field(default_factory=dict)
 
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-
     def __post_init__(self) -> None:
         require_text(self.regime, "protocol.regime")
         set_fields(self, details=plain_mapping(self.details, "protocol.details"))
@@ -88,14 +90,18 @@ class ProblemKey(_Identity):
     dims: Mapping[str, Value]
     static: tuple[str, ...] = ()
 
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-
     def __post_init__(self) -> None:
         require_text(self.op, "problem.op")
+        if type(self.op_version) is not int or not 0 <= self.op_version < 2**31:
+            raise InvalidRecordError(
+                f"{self.op}: op_version is {_shown(self.op_version)}, expected a number from 0 to {2**31 - 1}"
+            )
         dims = plain_mapping(self.dims, f"{self.op}: dims")
         for name, value in dims.items():
             if not isinstance(value, bool | int | float | str):
                 raise InvalidRecordError(f"{self.op}: dims[{name!r}] is {value!r}, expected a number, text or boolean")
+            if type(value) is int and not -(2**63) <= value < 2**63:
+                raise InvalidRecordError(f"{self.op}: dims[{name!r}] is {_shown(value)}, expected 64 bits at most")
         unknown = sorted(set(self.static) - set(dims))
         if unknown:
             raise InvalidRecordError(f"{self.op}: static names {unknown}, which are not in dims {sorted(dims)}")
@@ -120,8 +126,6 @@ class CandidateKey(_Identity):
     fingerprint: str
     config: Mapping[str, Any] = field(default_factory=dict)
 
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-
     def __post_init__(self) -> None:
         require_text(self.implementation, "candidate.implementation")
         set_fields(self, config=plain_mapping(self.config, f"{self.implementation}: config"))
@@ -142,3 +146,10 @@ def require_text(value: str, where: str) -> None:
     """Raises InvalidRecordError, in which ``where`` names the value, unless ``value`` is text that is not empty."""
     if not isinstance(value, str) or not value:
         raise InvalidRecordError(f"{where} is {value!r}, expected text")
+
+
+def _shown(value: object) -> str:
+    """``value`` for a message. A number of thousands of digits has no text: Python refuses to write it."""
+    return (
+        f"a number of {value.bit_length()} bits" if isinstance(value, int) and value.bit_length() > 64 else repr(value)
+    )

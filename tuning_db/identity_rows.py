@@ -9,7 +9,7 @@ from sqlalchemy import select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from .identities import CandidateKey, Environment, ProblemKey, Protocol
+from .identities import CandidateKey, Environment, ProblemKey
 from .keys import digest
 from .models import (
     CandidateRow,
@@ -33,7 +33,7 @@ Known = dict[tuple[str, str], int]
 
 
 class Identities:
-    """Row numbers of identities; identities that are not stored yet are added.
+    """Row numbers of the identities of some records; identities that are not stored yet are added.
 
     All identities of a transaction are looked up at once and added in the order of their keys: two writers on a server
     that add identities in different orders would wait for each other. Those in ``known`` are not looked up.
@@ -42,20 +42,25 @@ class Identities:
     def __init__(
         self,
         session: Session,
-        *,
+        trials: Sequence[Trial],
+        decisions: Sequence[tuple[Decision, Sequence[Final]]] = (),
         environments: Iterable[Environment] = (),
-        protocols: Iterable[Protocol] = (),
-        problems: Iterable[ProblemKey] = (),
-        candidates: Iterable[tuple[str, CandidateKey]] = (),
         known: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
-        environments, candidates = set(environments), set(candidates)
+        records: list[Trial | Decision] = [*trials, *(decision for decision, _ in decisions)]
+        finals = [(decision.problem.op, final.candidate) for decision, finals in decisions for final in finals]
+        candidates = {(record.problem.op, record.candidate) for record in records}
+        candidates |= {(op, candidate) for op, candidate in finals if candidate is not None}
+        environments = {*(record.environment for record in records), *environments}
+        protocols = {record.protocol for record in records}
         self._session, self._known = session, known or {}
         self.found: Known = {}
         self._hardware = self._ids(HardwareRow, {e.hardware_key: {"identity": e.hardware} for e in environments})
         self._software = self._ids(SoftwareRow, {e.software_key: {"identity": e.software} for e in environments})
         self._protocols = self._ids(ProtocolRow, {p.key: {"regime": p.regime, "details": p.details} for p in protocols})
-        self._problems = self._problem_ids({p.key: p for p in problems})
+        self._problems = self._ids(
+            ProblemRow, {record.problem.key: _problem_values(record.problem) for record in records}
+        )
         implementations = {_implementation_key(*pair): _implementation_values(*pair) for pair in candidates}
         self._implementations = self._ids(ImplementationRow, implementations)
         self._candidates = self._ids(CandidateRow, {_candidate_key(*p): self._candidate(*p) for p in candidates})
@@ -81,50 +86,19 @@ class Identities:
         return self._candidates[_candidate_key(op, candidate)]
 
     def _ids(self, row: type[Keyed], wanted: Mapping[str, Mapping[str, Any]]) -> Ids:
-        places = {key: (row.__tablename__, key) for key in wanted}
+        # a problem is not known by its key alone: an op may have changed which of its dimensions are static
+        places = {key: (row.__tablename__, key + values.get("static_key", "")) for key, values in wanted.items()}
         ids = {key: self._known[place] for key, place in places.items() if place in self._known}
-        ids |= _ids(self._session, row, {key: values for key, values in wanted.items() if key not in ids})
-        self.found |= {places[key]: number for key, number in ids.items()}
-        return ids
-
-    def _problem_ids(self, wanted: Mapping[str, ProblemKey]) -> Ids:
-        """Row numbers by key. Renews ``static_key``: an op may have changed which of its dimensions are static."""
-        places = {key: (ProblemRow.__tablename__, f"{key} {problem.static_key}") for key, problem in wanted.items()}
-        new = {key: problem for key, problem in wanted.items() if places[key] not in self._known}
-        found = _ids(self._session, ProblemRow, {key: _problem_values(problem) for key, problem in new.items()})
-        _renew_static_keys(self._session, new)
-        ids = found | {key: self._known[place] for key, place in places.items() if key not in found}
+        new = {key: values for key, values in wanted.items() if key not in ids}
+        ids |= _ids(self._session, row, new)
+        if row is ProblemRow:
+            _renew_static_keys(self._session, new)
         self.found |= {places[key]: number for key, number in ids.items()}
         return ids
 
     def _candidate(self, op: str, candidate: CandidateKey) -> dict[str, Any]:
         key = _implementation_key(op, candidate)
         return {"implementation_id": self._implementations[key], "config": candidate.config}
-
-
-def identities_of(
-    session: Session,
-    trials: Sequence[Trial],
-    decisions: Sequence[tuple[Decision, Sequence[Final]]] = (),
-    environments: Iterable[Environment] = (),
-    known: Mapping[tuple[str, str], int] | None = None,
-) -> Identities:
-    """The identities of all these records."""
-    records: list[Trial | Decision] = [*trials, *(decision for decision, _ in decisions)]
-    finalists = {
-        (decision.problem.op, final.candidate)
-        for decision, finals in decisions
-        for final in finals
-        if final.candidate is not None
-    }
-    return Identities(
-        session,
-        environments={*(record.environment for record in records), *environments},
-        protocols={record.protocol for record in records},
-        problems={record.problem for record in records},
-        candidates={*((record.problem.op, record.candidate) for record in records), *finalists},
-        known=known,
-    )
 
 
 def insert_new(session: Session, row: type[StoredRow]) -> sqlite.Insert | postgresql.Insert:
@@ -152,11 +126,11 @@ def _ids(session: Session, row: type[Keyed], wanted: Mapping[str, Mapping[str, A
     return found | _stored(session, row, missing)
 
 
-def _renew_static_keys(session: Session, wanted: Mapping[str, ProblemKey]) -> None:
+def _renew_static_keys(session: Session, wanted: Mapping[str, Mapping[str, Any]]) -> None:
     for chunk in chunks(wanted):
         stored = session.execute(select(ProblemRow.key, ProblemRow.static_key).where(ProblemRow.key.in_(chunk)))
-        for key in sorted(key for key, static_key in stored if static_key != wanted[key].static_key):
-            changed = update(ProblemRow).where(ProblemRow.key == key).values(static_key=wanted[key].static_key)
+        for key in sorted(key for key, static_key in stored if static_key != wanted[key]["static_key"]):
+            changed = update(ProblemRow).where(ProblemRow.key == key).values(static_key=wanted[key]["static_key"])
             session.execute(changed, execution_options={"synchronize_session": False})
 
 
@@ -168,12 +142,7 @@ def _stored(session: Session, row: type[Keyed], keys: Iterable[str]) -> Ids:
 
 
 def _problem_values(problem: ProblemKey) -> dict[str, Any]:
-    return {
-        "op": problem.op,
-        "op_version": problem.op_version,
-        "static_key": problem.static_key,
-        "dims": problem.dims,
-    }
+    return {name: getattr(problem, name) for name in ("op", "op_version", "static_key", "dims")}
 
 
 def _implementation_values(op: str, candidate: CandidateKey) -> dict[str, Any]:

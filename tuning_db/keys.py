@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import InvalidRecordError
 
 
-def canonical_json(value: object) -> str:
-    """JSON with sorted keys and no blanks, so that equal data are equal text."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+def canonical_json(value: object, default: Callable[[Any], Any] | None = None) -> str:
+    """JSON with sorted keys and no blanks, so that equal data are equal text; ``default`` makes data of other types."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False, default=default)
 
 
 def digest(value: object) -> str:
@@ -48,7 +48,8 @@ def plain_mapping(value: Mapping[str, Any], where: str, *, lenient: bool = False
     """A copy of the mapping ``value``, made by :func:`plain`. Raises InvalidRecordError for any other type."""
     if not isinstance(value, Mapping):
         raise InvalidRecordError(f"{where} is a {type(value).__name__}, expected a mapping")
-    return {_name(name, where): plain(item, f"{where}[{name!r}]", lenient=lenient) for name, item in value.items()}
+    copy: dict[str, Any] = plain(value, where, lenient=lenient)
+    return copy
 
 
 def plain_text(value: str) -> str:
@@ -56,13 +57,16 @@ def plain_text(value: str) -> str:
     return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
-def finite(value: float | None, where: str) -> float | None:
-    """``value`` as a plain float; raises InvalidRecordError for nan and infinities."""
-    if value is None:
-        return None
+def finite(value: float, where: str) -> float:
+    """``value`` as a plain float; raises InvalidRecordError for nan, infinities and all that is no number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidRecordError(f"{where} is {value!r}, expected a finite number")
     return float(value)
+
+
+def finite_or_none(value: float | None, where: str) -> float | None:
+    """:func:`finite`, or None for None."""
+    return None if value is None else finite(value, where)
 
 
 def _name(name: object, where: str) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
 
 from .errors import UnreachableDatabaseError
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
 
 VARIABLE = "KERNEL_REGISTRY_DB"
 """Environment variable that names the database in place of the default file: a path or a URL."""
@@ -42,6 +44,9 @@ def locate(given: str | Path | None = None) -> Location:
     given = given or os.environ.get(VARIABLE) or default_path()
     if isinstance(given, Path) or "://" not in given:
         return _file(Path(given))
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
     scheme = given.partition("://")[0]
     try:
         url = make_url(given)

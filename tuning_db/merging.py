@@ -11,7 +11,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from . import reading, writing
 from .errors import ExchangeError
 from .exchange import DecisionLine, HeaderLine, Line, Parsed, RunLine, TrialLine, WinnerLine
-from .identity_rows import chunks, identities_of
+from .identity_rows import Identities, chunks
 from .models import DecisionRow, FinalRow, HardwareRow, ProblemRow, ProtocolRow, RunRow, TrialRow, WinnerRow
 from .records import Decision
 
@@ -24,8 +24,8 @@ def exported(session: Session, op: str | None, hardware_keys: Collection[str] | 
         return _chosen(query, op, hardware_keys).order_by(row.id).execution_options(yield_per=1000)
 
     yield from _runs(session, op, hardware_keys)
-    for run, trial in reading.trials_of(session, chosen(reading.select_trials(), TrialRow)):
-        yield TrialLine(run=run, trial=trial)
+    for row, trial in reading.trials_of(session, chosen(reading.select_trials(), TrialRow)):
+        yield TrialLine(run=row.run_id, trial=trial)
     for run, decision in reading.decisions_of(session, chosen(reading.select_decisions(), DecisionRow)):
         yield DecisionLine(run=run, decision=decision, finals=tuple(reading.finals_of(session, decision.uid)))
     for _, decision in reading.decisions_of(session, chosen(reading.select_winners(), DecisionRow)):
@@ -38,11 +38,7 @@ def exported_winners(session: Session, op: str | None, hardware_keys: Collection
 
     Trials and finals are left out, so that the file stays small for users who only dispatch.
     """
-    query = reading.select_winners()
-    if op is not None:
-        query = query.where(ProblemRow.op == op)
-    if hardware_keys is not None:
-        query = query.where(HardwareRow.key.in_(sorted(hardware_keys)))
+    query = _chosen(reading.select_winners(), op, hardware_keys)
     found = sorted(reading.decisions_of(session, query), key=lambda pair: _place(pair[1]))
     yield HeaderLine()
     for chunk in chunks({uid for uid, _ in found}):
@@ -75,7 +71,7 @@ def merge(session: Session, parsed: Parsed) -> int:
     decisions = {content.decision.uid: content for _, content in parsed.decisions if content.decision.uid not in taken}
     bare = _without_finals(session, {content.decision.uid for _, content in parsed.decisions if content.finals})
     late = {content.decision.uid: content for _, content in parsed.decisions if content.decision.uid in bare}
-    identities = identities_of(
+    identities = Identities(
         session,
         [content.trial for content in trials.values()],
         [(content.decision, content.finals) for content in (*decisions.values(), *late.values())],
@@ -92,15 +88,11 @@ def merge(session: Session, parsed: Parsed) -> int:
 
 
 def _runs(session: Session, op: str | None, hardware_keys: Collection[str] | None) -> Iterator[RunLine]:
-    query = reading.select_runs().order_by(RunRow.started, RunRow.id)
-    if hardware_keys is not None:
-        query = query.where(HardwareRow.key.in_(sorted(hardware_keys)))
+    query = _chosen(reading.select_runs().order_by(RunRow.started, RunRow.id), None, hardware_keys)
     if op is not None:
-        trials = (
-            select(TrialRow.run_id).join(ProblemRow, TrialRow.problem_id == ProblemRow.id).where(ProblemRow.op == op)
-        )
-        decided = select(DecisionRow.run_id).join(ProblemRow, DecisionRow.problem_id == ProblemRow.id)
-        query = query.where(RunRow.id.in_(trials.union(decided.where(ProblemRow.op == op))))
+        problems = select(ProblemRow.id).where(ProblemRow.op == op)
+        tried, decided = (select(row.run_id).where(row.problem_id.in_(problems)) for row in (TrialRow, DecisionRow))
+        query = query.where(RunRow.id.in_(tried.union(decided)))
     for run in reading.runs_of(session, query):
         yield RunLine(run=run)
 
@@ -131,8 +123,8 @@ def _without_finals(session: Session, uids: Iterable[str]) -> dict[str, int]:
 
 
 def _check_runs(session: Session, parsed: Parsed, added: Iterable[str]) -> None:
-    named = [(number, content.run) for number, content in parsed.trials]
-    named += [(number, content.run) for number, content in parsed.decisions]
+    lines: list[tuple[int, TrialLine | DecisionLine]] = [*parsed.trials, *parsed.decisions]
+    named = [(number, content.run) for number, content in lines]
     known = {*added, *_present(session, RunRow.id, (run for _, run in named))}
     for number, run in named:
         if run not in known:
@@ -154,17 +146,9 @@ def _crown(session: Session, number: int, uid: str) -> bool:
             hint="nothing was imported; export again, whole",
         )
     protocol = session.get_one(ProtocolRow, new.protocol_id)
-    place = {
-        "problem_id": new.problem_id,
-        "hardware_id": new.hardware_id,
-        "software_id": new.software_id,
-        "regime": protocol.regime,
-    }
-    current = session.execute(
-        select(DecisionRow)
-        .join(WinnerRow, WinnerRow.decision_id == DecisionRow.id)
-        .where(*(getattr(WinnerRow, name) == value for name, value in place.items()))
-    ).scalar_one_or_none()
+    place = writing.place_of(vars(new), protocol.regime)
+    winner = select(WinnerRow.decision_id).filter_by(**place).scalar_subquery()
+    current = session.execute(select(DecisionRow).where(DecisionRow.id == winner)).scalar_one_or_none()
     if current is not None and (current.created, current.uid) >= (new.created, new.uid):
         return False
     return writing.swap_winner(session, place, new.id, None if current is None else current.uid)

@@ -17,9 +17,6 @@ from sqlalchemy.types import TypeDecorator
 SERIAL = BigInteger().with_variant(Integer, "sqlite")
 """Type of the row numbers of tables that grow with every measurement (SQLite's rowid needs the name INTEGER)."""
 
-VERSION_TABLE = "tuning_db_version"
-"""The table that holds the schema's version. A database that has it is one of ours."""
-
 
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -139,20 +136,38 @@ class RunRow(StoredRow):
     summary: Mapped[dict[str, Any]]
 
 
-class TrialRow(StoredRow):
-    """One candidate tried on one problem."""
+TRIAL_FIELDS = (
+    "status", "message", "median_us", "censored", "stop_reason", "artifact_hash", "details", "uid", "created",
+)  # fmt: skip
+DECISION_FIELDS = (
+    "median_us", "floor_us", "ratio", "lo", "hi", "aa", "verdict", "baselines", "trial_uid", "uid", "created",
+)  # fmt: skip
+FINAL_FIELDS = ("role", "block", "round", "position", "us")
+"""Columns that hold the field of that name of a trial, a decision or a final, as it is."""
 
-    __tablename__ = "trial"
-    __table_args__ = (Index("trial_lookup", "problem_id", "hardware_id", "software_id", "protocol_id", "candidate_id"),)
+
+class Measured(StoredRow):
+    """Base of the tables of trials and decisions."""
+
+    __abstract__ = True
 
     id: Mapped[int] = mapped_column(SERIAL, primary_key=True)
     uid: Mapped[str] = mapped_column(String(64), unique=True)
-    run_id: Mapped[str] = mapped_column(ForeignKey("run.id"), index=True)
     problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"))
     candidate_id: Mapped[int] = mapped_column(ForeignKey("candidate.id"))
     hardware_id: Mapped[int] = mapped_column(ForeignKey("hardware.id"))
     software_id: Mapped[int] = mapped_column(ForeignKey("software.id"))
     protocol_id: Mapped[int] = mapped_column(ForeignKey("protocol.id"))
+    created: Mapped[datetime]
+
+
+class TrialRow(Measured):
+    """One candidate tried on one problem."""
+
+    __tablename__ = "trial"
+    __table_args__ = (Index("trial_lookup", "problem_id", "hardware_id", "software_id", "protocol_id", "candidate_id"),)
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("run.id"), index=True)
     status: Mapped[str] = mapped_column(String(64))
     message: Mapped[str] = mapped_column(Text)
     median_us: Mapped[float | None]
@@ -161,10 +176,9 @@ class TrialRow(StoredRow):
     stop_reason: Mapped[str] = mapped_column(Text)
     artifact_hash: Mapped[str] = mapped_column(String(255))
     details: Mapped[dict[str, Any]]
-    created: Mapped[datetime]
 
 
-class DecisionRow(StoredRow):
+class DecisionRow(Measured):
     """A decision of the finals of one problem. ``previous_uid`` and ``trial_uid`` need not be in this database.
 
     ``ratio`` with its interval ``lo`` to ``hi`` is against the incumbent, ``default_ratio`` with its interval
@@ -174,14 +188,7 @@ class DecisionRow(StoredRow):
     __tablename__ = "decision"
     __table_args__ = (Index("decision_history", "problem_id", "hardware_id"),)
 
-    id: Mapped[int] = mapped_column(SERIAL, primary_key=True)
-    uid: Mapped[str] = mapped_column(String(64), unique=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("run.id"))
-    problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"))
-    candidate_id: Mapped[int] = mapped_column(ForeignKey("candidate.id"))
-    hardware_id: Mapped[int] = mapped_column(ForeignKey("hardware.id"))
-    software_id: Mapped[int] = mapped_column(ForeignKey("software.id"))
-    protocol_id: Mapped[int] = mapped_column(ForeignKey("protocol.id"))
     median_us: Mapped[float]
     floor_us: Mapped[float | None]
     ratio: Mapped[float | None]
@@ -196,7 +203,6 @@ class DecisionRow(StoredRow):
     ties: Mapped[list[str]] = mapped_column(server_default="[]")
     trial_uid: Mapped[str | None] = mapped_column(String(64))
     previous_uid: Mapped[str | None] = mapped_column(String(64))
-    created: Mapped[datetime]
 
 
 class FinalRow(StoredRow):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, cast
 
 from sqlalchemy import Select, select
@@ -12,6 +13,9 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from . import first_version
 from .identities import CandidateKey, Environment, ProblemKey, Protocol
 from .models import (
+    DECISION_FIELDS,
+    FINAL_FIELDS,
+    TRIAL_FIELDS,
     CandidateRow,
     DecisionRow,
     FinalRow,
@@ -21,10 +25,11 @@ from .models import (
     ProtocolRow,
     RunRow,
     SoftwareRow,
+    StoredRow,
     TrialRow,
     WinnerRow,
 )
-from .records import Decision, Final, Interval, Role, Run, Trial
+from .records import Decision, Final, Interval, Run, Trial
 
 SCHEMA_VERSION = "schema_version"
 """The name in a session's ``info`` under which the version of the database's schema stands."""
@@ -53,18 +58,11 @@ def narrowed(query: Select[Any], *wanted: tuple[InstrumentedAttribute[Any], obje
     return query.where(*(column == value for column, value in wanted if value is not None))
 
 
-def trials_of(session: Session, query: Select[Any]) -> Iterator[tuple[str, Trial]]:
-    """(uid of the run, trial) of each row of a :func:`select_trials` query."""
+def trials_of(session: Session, query: Select[Any]) -> Iterator[tuple[TrialRow, Trial]]:
+    """(row, trial) of each row of a :func:`select_trials` query."""
     shared = _BuiltOnce()
     for row, *parts in session.execute(query):
-        yield row.run_id, _trial(row, *shared.of(cast(Parts, parts)))
-
-
-def numbered_trials_of(session: Session, query: Select[Any]) -> Iterator[tuple[int, Trial]]:
-    """(row number, trial) of each row of a :func:`select_trials` query."""
-    shared = _BuiltOnce()
-    for row, *parts in session.execute(query):
-        yield row.id, _trial(row, *shared.of(cast(Parts, parts)))
+        yield row, _trial(row, shared.of(cast(Parts, parts)))
 
 
 def decisions_of(session: Session, query: Select[Any]) -> Iterator[tuple[str, Decision]]:
@@ -73,7 +71,7 @@ def decisions_of(session: Session, query: Select[Any]) -> Iterator[tuple[str, De
     first = session.info.get(SCHEMA_VERSION) == 1
     for row, *parts in session.execute(first_version.without_new_columns(query) if first else query):
         stored = first_version.completed(row) if first else row
-        yield row.run_id, _decision(stored, *shared.of(cast(Parts, parts)))
+        yield row.run_id, _decision(stored, shared.of(cast(Parts, parts)))
 
 
 def finals_of(session: Session, decision_uid: str) -> list[Final]:
@@ -92,8 +90,7 @@ def finals_of(session: Session, decision_uid: str) -> list[Final]:
 def runs_of(session: Session, query: Select[Any]) -> Iterator[Run]:
     """The run of each row of a :func:`select_runs` query."""
     for row, hardware, software in session.execute(query):
-        environment = Environment(hardware.identity, software.identity)
-        yield Run(row.id, environment, row.started, row.ended, row.details, row.summary)
+        yield Run(row.id, _environment(hardware, software), row.started, row.ended, row.details, row.summary)
 
 
 def select_runs() -> Select[Any]:
@@ -119,23 +116,19 @@ class _BuiltOnce:
     """Builds each problem, candidate, environment and protocol once for all rows of a query that refer to it."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[str, int, int], Any] = {}
+        # by row: a session has one object for all mentions of a stored row, as long as something holds that object
+        self._problem, self._candidate = cache(_problem), cache(_candidate)
+        self._environment, self._protocol = cache(_environment), cache(_protocol)
 
-    def of(self, parts: Parts) -> tuple[ProblemKey, CandidateKey, Environment, Protocol]:
+    def of(self, parts: Parts) -> dict[str, Any]:
+        """The identities by the name of their field in a trial or decision."""
         problem, candidate, implementation, hardware, software, protocol = parts
-        return (
-            self._once(("problem", problem.id, 0), lambda: _problem(problem)),
-            self._once(("candidate", candidate.id, 0), lambda: _candidate(candidate, implementation)),
-            self._once(
-                ("environment", hardware.id, software.id), lambda: Environment(hardware.identity, software.identity)
-            ),
-            self._once(("protocol", protocol.id, 0), lambda: Protocol(protocol.regime, protocol.details)),
-        )
-
-    def _once(self, key: tuple[str, int, int], make: Callable[[], Any]) -> Any:
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+        return {
+            "problem": self._problem(problem),
+            "candidate": self._candidate(candidate, implementation),
+            "environment": self._environment(hardware, software),
+            "protocol": self._protocol(protocol),
+        }
 
 
 def _problem(row: ProblemRow) -> ProblemKey:
@@ -146,50 +139,26 @@ def _candidate(row: CandidateRow, implementation: ImplementationRow) -> Candidat
     return CandidateKey(implementation.name, implementation.fingerprint, row.config)
 
 
-def _trial(
-    row: TrialRow, problem: ProblemKey, candidate: CandidateKey, environment: Environment, protocol: Protocol
-) -> Trial:
-    return Trial(
-        problem,
-        candidate,
-        environment,
-        protocol,
-        status=row.status,
-        message=row.message,
-        median_us=row.median_us,
-        samples=tuple(row.samples),
-        censored=row.censored,
-        stop_reason=row.stop_reason,
-        artifact_hash=row.artifact_hash,
-        details=row.details,
-        uid=row.uid,
-        created=row.created,
-    )
+def _environment(hardware: HardwareRow, software: SoftwareRow) -> Environment:
+    return Environment(hardware.identity, software.identity)
 
 
-def _decision(
-    row: DecisionRow, problem: ProblemKey, candidate: CandidateKey, environment: Environment, protocol: Protocol
-) -> Decision:
-    return Decision(
-        problem,
-        environment,
-        protocol,
-        candidate,
-        median_us=row.median_us,
-        floor_us=row.floor_us,
-        ratio=row.ratio,
-        lo=row.lo,
-        hi=row.hi,
-        aa=row.aa,
-        verdict=row.verdict,
-        baselines=row.baselines,
-        trial_uid=row.trial_uid,
-        previous=row.previous_uid,
-        uid=row.uid,
-        created=row.created,
-        default_ratio=_interval(row.default_ratio, row.default_lo, row.default_hi),
-        ties=tuple(row.ties),
-    )
+def _protocol(row: ProtocolRow) -> Protocol:
+    return Protocol(row.regime, row.details)
+
+
+def _fields(row: StoredRow, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names}
+
+
+def _trial(row: TrialRow, identities: Mapping[str, Any]) -> Trial:
+    return Trial(**identities, samples=tuple(row.samples), **_fields(row, TRIAL_FIELDS))
+
+
+def _decision(row: DecisionRow, identities: Mapping[str, Any]) -> Decision:
+    ratio = _interval(row.default_ratio, row.default_lo, row.default_hi)
+    fields = _fields(row, DECISION_FIELDS)
+    return Decision(**identities, previous=row.previous_uid, default_ratio=ratio, ties=tuple(row.ties), **fields)
 
 
 def _interval(value: float | None, low: float | None, high: float | None) -> Interval | None:
@@ -198,4 +167,4 @@ def _interval(value: float | None, low: float | None, high: float | None) -> Int
 
 def _final(row: FinalRow, candidate: CandidateRow | None, implementation: ImplementationRow | None) -> Final:
     key = None if candidate is None or implementation is None else _candidate(candidate, implementation)
-    return Final(key, cast(Role, row.role), row.block, row.round, row.position, row.us)
+    return Final(key, **_fields(row, FINAL_FIELDS))

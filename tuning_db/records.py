@@ -6,11 +6,11 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from .errors import InvalidRecordError
-from .identities import CandidateKey, Environment, ProblemKey, Protocol, require_text, set_fields
-from .keys import finite, plain_mapping, plain_text
+from .identities import CandidateKey, Environment, Exchanged, ProblemKey, Protocol, require_text, set_fields
+from .keys import finite, finite_or_none, plain_mapping, plain_text
 
 Role = Literal["candidate", "copy", "floor"]
 """An entrant of the finals: a candidate, a second copy of the incumbent, or the device copy that is the floor."""
@@ -27,7 +27,7 @@ def now() -> datetime:
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Exchanged):
     """One tuning run. ``details`` are known when it starts, ``summary`` when it ends (A/A noise, power, clocks)."""
 
     uid: str
@@ -36,8 +36,6 @@ class Run:
     ended: datetime | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
         require_text(self.uid, "run.uid")
@@ -51,7 +49,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(Exchanged):
     """One candidate tried on one problem. ``samples`` and ``median_us`` are microseconds.
 
     ``details`` holds values that are never compared (error figures, clocks); a nan or infinity among them becomes text.
@@ -72,8 +70,6 @@ class Trial:
     uid: str = field(default_factory=new_uid)
     created: datetime = field(default_factory=now)
 
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-
     def __post_init__(self) -> None:
         require_text(self.status, "trial.status")
         require_text(self.uid, "trial.uid")
@@ -81,15 +77,15 @@ class Trial:
             self,
             message=plain_text(self.message),
             stop_reason=plain_text(self.stop_reason),
-            median_us=finite(self.median_us, "trial.median_us"),
-            samples=tuple(_sample(value, index) for index, value in enumerate(self.samples)),
+            median_us=finite_or_none(self.median_us, "trial.median_us"),
+            samples=tuple(finite(value, f"trial.samples[{index}]") for index, value in enumerate(self.samples)),
             details=plain_mapping(self.details, "trial.details", lenient=True),
             created=_utc(self.created, "trial.created"),
         )
 
 
 @dataclass(frozen=True)
-class Final:
+class Final(Exchanged):
     """One measurement of the finals. ``candidate`` is None for the floor's device copy."""
 
     candidate: CandidateKey | None
@@ -99,8 +95,6 @@ class Final:
     position: int
     us: float
 
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-
     def __post_init__(self) -> None:
         if self.role not in {"candidate", "copy", "floor"}:
             raise InvalidRecordError(f"final.role is {self.role!r}, expected candidate, copy or floor")
@@ -108,23 +102,20 @@ class Final:
 
 
 @dataclass(frozen=True)
-class Interval:
+class Interval(Exchanged):
     """A value and the ``low`` and ``high`` end of its interval."""
 
     value: float
     low: float
     high: float
 
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-
     def __post_init__(self) -> None:
         for name in ("value", "low", "high"):
-            if finite(getattr(self, name), f"interval.{name}") is None:
-                raise InvalidRecordError(f"interval.{name} is None, expected a number")
+            finite(getattr(self, name), f"interval.{name}")
 
 
 @dataclass(frozen=True)
-class Decision:
+class Decision(Exchanged):
     """The outcome of one problem's finals: the candidate that dispatch should run, and the evidence.
 
     ``median_us`` is the candidate's time, ``floor_us`` that of a device copy of as many bytes. ``ratio`` is the
@@ -153,21 +144,27 @@ class Decision:
     default_ratio: Interval | None = None
     ties: tuple[str, ...] = ()
 
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-
     def __post_init__(self) -> None:
         require_text(self.uid, "decision.uid")
-        if self.median_us is None:
-            raise InvalidRecordError("decision.median_us is None, expected microseconds")
-        figures = {name: getattr(self, name) for name in ("median_us", "floor_us", "ratio", "lo", "hi", "aa")}
+        figures = {name: getattr(self, name) for name in ("floor_us", "ratio", "lo", "hi", "aa")}
         set_fields(
             self,
-            **{name: finite(value, f"decision.{name}") for name, value in figures.items()},
+            median_us=finite(self.median_us, "decision.median_us"),
+            **{name: finite_or_none(value, f"decision.{name}") for name, value in figures.items()},
             verdict=plain_text(self.verdict),
             baselines={name: finite(value, f"baselines[{name!r}]") for name, value in self.baselines.items()},
             ties=tuple(plain_text(name) for name in self.ties),
             created=_utc(self.created, "decision.created"),
         )
+
+    @property
+    def fraction_of_floor(self) -> float | None:
+        """The floor's time over the candidate's; None where one of them is not known."""
+        return self.floor_us / self.median_us if self.floor_us and self.median_us > 0 else None
+
+    def time_over(self, implementation: str) -> float | None:
+        """An implementation's time over the candidate's; None where it did not enter the finals."""
+        return 1.0 if implementation == self.candidate.implementation else self.baselines.get(implementation)
 
 
 @dataclass(frozen=True)
@@ -184,14 +181,10 @@ class Statistics:
     size_bytes: int
 
 
-def _sample(value: float, index: int) -> float:
-    number = finite(value, f"trial.samples[{index}]")
-    if number is None:
-        raise InvalidRecordError(f"trial.samples[{index}] is None, expected microseconds")
-    return number
-
-
 def _utc(value: datetime, where: str) -> datetime:
     if value.tzinfo is None:
         raise InvalidRecordError(f"{where} is {value}, which has no time zone", hint="use datetime.now(UTC)")
-    return value.astimezone(UTC)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidRecordError(f"{where} is {value}, which no calendar has in UTC") from None

@@ -6,10 +6,9 @@ Versions are numbers; alembic's revision 0001 is version 1.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-from sqlalchemy import Connection, inspect, text
+from typing import TYPE_CHECKING
 
 from .errors import (
     CorruptedDatabaseError,
@@ -18,7 +17,15 @@ from .errors import (
     NewerSchemaError,
     OutdatedSchemaError,
 )
-from .models import VERSION_TABLE, StoredRow
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+VERSION_TABLE = "tuning_db_version"
+"""The table that holds the schema's version. A database that has it is one of ours."""
+
+STAMPS = f"SELECT version_num FROM {VERSION_TABLE}"
+"""Query of what that table holds: one version."""
 
 LATEST = 2
 """The version that this code writes."""
@@ -35,29 +42,31 @@ _alembic = threading.Lock()
 """alembic keeps its environment in module globals, so two threads must not migrate at once."""
 
 
-@dataclass(frozen=True)
-class State:
-    """The version of a database's schema; 0 when it has no tables of ours."""
-
-    version: int
-
-    @property
-    def behind(self) -> bool:
-        """True if a migration is needed before anything is written."""
-        return self.version < LATEST
-
-
-def read_state(connection: Connection, shown: str) -> State:
-    """The state of the database behind ``connection``.
+def read_version(connection: Connection, shown: str) -> int:
+    """The version of the schema of the database behind ``connection``; 0 when it has no tables of ours.
 
     Raises ForeignDatabaseError for another application's tables, NewerSchemaError for a version above LATEST,
     CorruptedDatabaseError when the version is missing.
     """
+    from sqlalchemy import inspect, text
+
     tables = set(inspect(connection).get_table_names())
     if VERSION_TABLE not in tables:
-        _refuse_foreign(connection, tables, shown)
-        return State(0)
-    stamps = [str(stamp) for (stamp,) in connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}"))]
+        if connection.dialect.name != "sqlite":  # a server's database may be shared with other applications
+            from .models import StoredRow
+
+            tables &= set(StoredRow.metadata.tables)
+        refuse_foreign(tables, shown)
+        return 0
+    return version_of([stamp for (stamp,) in connection.execute(text(STAMPS))], shown)
+
+
+def version_of(found: Sequence[object], shown: str) -> int:
+    """The version of the schema whose table of the version holds ``found``.
+
+    Raises NewerSchemaError for a version above LATEST, CorruptedDatabaseError for anything but one number.
+    """
+    stamps = list(map(str, found))
     if len(stamps) != 1 or not stamps[0].isdigit():
         message = f"{shown}: the table {VERSION_TABLE} holds {stamps}, expected one version"
         raise CorruptedDatabaseError(message, hint="restore a backup, or use another database; this one was left as is")
@@ -67,25 +76,27 @@ def read_state(connection: Connection, shown: str) -> State:
             f"{shown} has schema version {version}, this installation knows versions up to {LATEST}",
             hint="upgrade kernel-registry, or use another database; this one was left as it is",
         )
-    return State(version)
+    return version
 
 
-def check_readable(state: State, shown: str) -> None:
+def check_readable(version: int, shown: str) -> None:
     """Raises MissingDatabaseError for an empty database, OutdatedSchemaError for one too old to be read unmigrated."""
-    if state.version == 0:
+    if version == 0:
         raise MissingDatabaseError(f"{shown} holds no tuning results yet", hint="run `tune` to make some")
-    if state.version not in READABLE:
+    if version not in READABLE:
         raise OutdatedSchemaError(
-            f"{shown} has schema version {state.version}, this installation reads {sorted(READABLE)}",
+            f"{shown} has schema version {version}, this installation reads {sorted(READABLE)}",
             hint="`registry db upgrade` brings it up to date, with all it holds",
         )
 
 
 def migrate(connection: Connection, shown: str) -> None:
     """Migrates the database to LATEST: version check, migration and stamp, all in the caller's write transaction."""
+    from sqlalchemy import text
+
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
-    if not read_state(connection, shown).behind:
+    if read_version(connection, shown) == LATEST:
         return  # another process was first
     with _alembic:
         from alembic import command
@@ -97,14 +108,10 @@ def migrate(connection: Connection, shown: str) -> None:
         command.upgrade(config, "head")
 
 
-def _refuse_foreign(connection: Connection, tables: set[str], shown: str) -> None:
-    """Raises ForeignDatabaseError for a file with other tables, and for a server on which a table has one of our names.
-
-    A server's database may be shared with other applications, a file may not.
-    """
-    theirs = sorted(tables if connection.dialect.name == "sqlite" else tables & set(StoredRow.metadata.tables))
-    if theirs:
-        named = ", ".join(theirs[:5]) + (", ..." if len(theirs) > 5 else "")
+def refuse_foreign(theirs: Iterable[str], shown: str) -> None:
+    """Raises ForeignDatabaseError if there are tables of another application: ``theirs``."""
+    if names := sorted(theirs):
+        named = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         raise ForeignDatabaseError(
             f"{shown} belongs to another application (tables {named})",
             hint="it was left as it is; set KERNEL_REGISTRY_DB (or --db) to another place",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sqlalchemy import Select, func, select, text, update
@@ -13,10 +11,8 @@ from sqlalchemy.orm import Session
 
 from . import reading, writing
 from .engine import Opened, open_database, upgrade_database
-from .errors import OutdatedSchemaError, ReadOnlyDatabaseError, TuningDBError
-from .faults import told_of
 from .identities import Environment, ProblemKey, Protocol
-from .identity_rows import Known, identities_of
+from .identity_rows import Identities, Known
 from .keys import digest, plain_mapping
 from .location import locate
 from .models import (
@@ -31,10 +27,13 @@ from .models import (
     WinnerRow,
 )
 from .records import Decision, Final, Run, Statistics, Trial, new_uid, now
-from .schema import LATEST
 
 if TYPE_CHECKING:
     from .exchange import Parsed
+
+
+_NEWEST = (DecisionRow.created.desc(), DecisionRow.id.desc())
+"""The order of decisions, newest first."""
 
 
 class Store:
@@ -45,13 +44,11 @@ class Store:
 
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
-        self._closed = False
         self._known: Known = {}
 
     @classmethod
     def open(cls, url: str | Path | None = None, *, create: bool = True, migrate: bool = True) -> Store:
-        """Opens the database at ``url`` (a path or an SQLAlchemy URL; else ``KERNEL_REGISTRY_DB``, else the default
-        file).
+        """Opens the database at ``url``: a path or SQLAlchemy URL, else ``KERNEL_REGISTRY_DB``, else the default file.
 
         With ``create`` a missing database is made, else it is a MissingDatabaseError. With ``migrate`` an older schema
         is brought up to date, else it is read unchanged. A file that cannot be written opens for reading.
@@ -79,15 +76,12 @@ class Store:
 
     def close(self) -> None:
         """Closes every connection; the store cannot be used afterwards."""
-        self._closed = True
-        self._opened.reader.dispose()
+        self._opened.close()
 
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *fault: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -98,15 +92,14 @@ class Store:
     def start_run(self, environment: Environment, details: Mapping[str, Any] | None = None) -> str:
         """Stores the start of a tuning run; returns the run's uid."""
         run = Run(new_uid(), environment, now(), details=details or {})
-        with self._writing() as session:
-            identities = identities_of(session, [], environments=[environment])
-            writing.add_runs(session, identities, [run])
+        with self._opened.writing() as session:
+            writing.add_runs(session, Identities(session, [], environments=[environment]), [run])
         return run.uid
 
     def end_run(self, run: str, details: Mapping[str, Any] | None = None) -> None:
         """Stores the end of a run, with its summary ``details`` (A/A noise, power, clocks)."""
         summary = plain_mapping(details or {}, "run.summary", lenient=True)
-        with self._writing() as session:
+        with self._opened.writing() as session:
             writing.require_run(session, run)
             session.execute(update(RunRow).where(RunRow.id == run).values(ended=now(), summary=summary))
 
@@ -114,28 +107,25 @@ class Store:
         """Adds trials of a run. A trial whose uid is stored already is skipped, so a retry is harmless."""
         if not trials:
             return
-        with self._writing() as session:
+        with self._opened.writing() as session:
             writing.require_run(session, run)
-            identities = identities_of(session, trials, known=self._known)
+            identities = Identities(session, trials, known=self._known)
             writing.add_trials(session, identities, [(run, trial) for trial in trials])
         self._known |= identities.found
 
     def publish(self, run: str, decision: Decision, finals: Sequence[Final] = ()) -> bool:
-        """Stores a decision with its finals and makes it the winner if ``decision.previous`` still is; returns whether
-        it did.
+        """Stores a decision with its finals. True if it became the winner, since ``decision.previous`` still was.
 
         Where its problem, environment and regime have no winner yet it becomes the first, whatever ``previous`` says:
         that may be the winner under other software. False if another process published meanwhile: the decision is kept,
         the winner stays, and the finals must be run against the new winner.
         """
-        with self._writing() as session:
+        with self._opened.writing() as session:
             writing.require_run(session, run)
-            identities = identities_of(session, [], [(decision, finals)])
+            identities = Identities(session, [], [(decision, finals)])
             number = writing.add_decision(session, identities, run, decision, finals)
-            references = identities.measured(decision)
-            place = {name: references[name] for name in ("problem_id", "hardware_id", "software_id")}
-            place_regime = {**place, "regime": decision.protocol.regime}
-            return writing.swap_winner(session, place_regime, number, decision.previous)
+            place = writing.place_of(identities.measured(decision), decision.protocol.regime)
+            return writing.swap_winner(session, place, number, decision.previous)
 
     def load(self, stream: TextIO) -> int:
         """Imports a file that :meth:`export` wrote; returns the number of new records.
@@ -150,7 +140,7 @@ class Store:
         """Imports lines that ``exchange.parse`` has read; returns the number of new records."""
         from .merging import merge
 
-        with self._writing() as session:
+        with self._opened.writing() as session:
             return merge(session, parsed)
 
     # reading
@@ -158,23 +148,16 @@ class Store:
     def winner(
         self, problem: ProblemKey, hardware: Mapping[str, Any], software: Mapping[str, Any], regime: str = "cold"
     ) -> Decision | None:
-        """The winner of exactly this problem on this hardware: under this software, else under the newest other, else
-        None.
+        """The winner of exactly this problem on this hardware, under this software, else the newest under another.
 
         ``decision.environment.software`` is the software it was measured under.
         """
         environment = Environment(hardware, software)
-        query = (
-            reading.select_winners()
-            .where(
-                ProblemRow.key == problem.key,
-                HardwareRow.key == environment.hardware_key,
-                WinnerRow.regime == regime,
-            )
-            .order_by(
-                (SoftwareRow.key == environment.software_key).desc(), DecisionRow.created.desc(), DecisionRow.id.desc()
-            )
-            .limit(1)
+        query = reading.narrowed(
+            reading.select_winners().order_by((SoftwareRow.key == environment.software_key).desc(), *_NEWEST).limit(1),
+            (ProblemRow.key, problem.key),
+            (HardwareRow.key, environment.hardware_key),
+            (WinnerRow.regime, regime),
         )
         return next(iter(self._decisions(query)), None)
 
@@ -196,16 +179,16 @@ class Store:
             (ProblemRow.static_key, static_key),
             (HardwareRow.key, None if hardware is None else _key(hardware)),
         )
-        return self._decisions(query.order_by(DecisionRow.created.desc(), DecisionRow.id.desc()))
+        return self._decisions(query.order_by(*_NEWEST))
 
     def history(self, problem: ProblemKey, hardware: Mapping[str, Any]) -> list[Decision]:
         """Every decision about this problem on this hardware, newest first."""
         query = reading.select_decisions().where(ProblemRow.key == problem.key, HardwareRow.key == _key(hardware))
-        return self._decisions(query.order_by(DecisionRow.created.desc(), DecisionRow.id.desc()))
+        return self._decisions(query.order_by(*_NEWEST))
 
     def finals(self, decision_uid: str) -> list[Final]:
         """The finals of a decision, in the order of their measurement."""
-        with self._reading() as session:
+        with self._opened.reading() as session:
             return reading.finals_of(session, decision_uid)
 
     def trials(
@@ -219,16 +202,9 @@ class Store:
         limit: int | None = None,
     ) -> list[Trial]:
         """Trials, newest first, all or those that have every given value; at most ``limit``."""
-        query = reading.narrowed(
-            reading.select_trials().order_by(TrialRow.id.desc()).limit(limit),
-            (ProblemRow.key, problem and problem.key),
-            (ProblemRow.op, op),
-            (HardwareRow.key, environment and environment.hardware_key),
-            (SoftwareRow.key, environment and environment.software_key),
-            (ProtocolRow.key, protocol and protocol.key),
-            (TrialRow.status, status),
-        )
-        with self._reading() as session:
+        query = _trials_like(problem, environment, protocol).order_by(TrialRow.id.desc()).limit(limit)
+        query = reading.narrowed(query, (ProblemRow.op, op), (TrialRow.status, status))
+        with self._opened.reading() as session:
             return [trial for _, trial in reading.trials_of(session, query)]
 
     def trials_since(
@@ -239,62 +215,37 @@ class Store:
         On a server a row with a smaller number can become visible after one with a greater: ask again with a number
         some way back, and skip the uids that are known.
         """
-        query = (
-            reading.select_trials()
-            .where(
-                TrialRow.id > number,
-                ProblemRow.key == problem.key,
-                HardwareRow.key == environment.hardware_key,
-                SoftwareRow.key == environment.software_key,
-                ProtocolRow.key == protocol.key,
-            )
-            .order_by(TrialRow.id)
-        )
-        with self._reading() as session:
-            found = list(reading.numbered_trials_of(session, query))
-        return max((row for row, _ in found), default=number), [trial for _, trial in found]
+        query = _trials_like(problem, environment, protocol).where(TrialRow.id > number).order_by(TrialRow.id)
+        with self._opened.reading() as session:
+            found = list(reading.trials_of(session, query))
+        return max((row.id for row, _ in found), default=number), [trial for _, trial in found]
 
     def newest_trial(self, after: int = 0, run: str = "") -> tuple[int, bool]:
-        """(row number of the last trial, or ``after``; True if a run other than ``run`` stored one after row
-        ``after``).
-
-        Reads only rows after ``after``.
-        """
+        """(row of the last trial, or ``after``; True if a run but ``run`` stored one since). Reads rows since."""
         others = func.count(TrialRow.id).filter(TrialRow.run_id != run)
         query = select(func.max(TrialRow.id), others).where(TrialRow.id > after)
-        with self._reading() as session:
+        with self._opened.reading() as session:
             newest, count = session.execute(query).one()
         return newest or after, count > 0
 
     def runs(self, limit: int | None = None) -> list[Run]:
         """Tuning runs, newest first."""
         query = reading.select_runs().order_by(RunRow.started.desc(), RunRow.id).limit(limit)
-        with self._reading() as session:
+        with self._opened.reading() as session:
             return list(reading.runs_of(session, query))
 
     def statistics(self) -> Statistics:
         """The number of rows per kind of record, and the size of the database."""
-        tables = {
-            "runs": RunRow,
-            "trials": TrialRow,
-            "problems": ProblemRow,
-            "candidates": CandidateRow,
-            "decisions": DecisionRow,
-            "winners": WinnerRow,
-        }
-        with self._reading() as session:
-            counts = {
-                name: session.execute(select(func.count()).select_from(row)).scalar_one()
-                for name, row in tables.items()
-            }
+        tables = RunRow, TrialRow, ProblemRow, CandidateRow, DecisionRow, WinnerRow
+        with self._opened.reading() as session:
+            counted = {f"{row.__tablename__}s": select(func.count()).select_from(row) for row in tables}
+            counts = {name: session.execute(query).scalar_one() for name, query in counted.items()}
             return Statistics(schema_version=self._opened.version, size_bytes=self._size(session), **counts)
 
     def hardware(self) -> list[Mapping[str, Any]]:
         """Every hardware identity that something was measured on, in the order in which they were stored."""
-        with self._reading() as session:
-            return [
-                dict(row.identity) for row in session.execute(select(HardwareRow).order_by(HardwareRow.id)).scalars()
-            ]
+        with self._opened.reading() as session:
+            return list(session.execute(select(HardwareRow.identity).order_by(HardwareRow.id)).scalars())
 
     def export(
         self,
@@ -314,14 +265,14 @@ class Store:
         identities = [hardware] if isinstance(hardware, Mapping) else hardware
         keys = None if identities is None else [_key(identity) for identity in identities]
         count = -1  # the header is no record
-        with self._reading() as session:
+        with self._opened.reading() as session:
             for content in (exported_winners if winners_only else exported)(session, op, keys):
                 stream.write(line(content))
                 count += 1
         return count
 
     def _decisions(self, query: Select[Any]) -> list[Decision]:
-        with self._reading() as session:
+        with self._opened.reading() as session:
             return [decision for _, decision in reading.decisions_of(session, query)]
 
     def _size(self, session: Session) -> int:
@@ -331,31 +282,16 @@ class Store:
             return sum(file.stat().st_size for file in files if file.exists())
         return int(session.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
 
-    @contextmanager
-    def _reading(self) -> Iterator[Session]:
-        self._check_open()
-        info = {reading.SCHEMA_VERSION: self._opened.version}
-        with told_of(self.url), Session(self._opened.reader, info=info) as session:
-            yield session
-
-    @contextmanager
-    def _writing(self) -> Iterator[Session]:
-        self._check_open()
-        if self.read_only:
-            raise ReadOnlyDatabaseError(
-                f"{self.url} can only be read",
-                hint="make file and folder writable, or set KERNEL_REGISTRY_DB (or --db) to another place",
-            )
-        if self._opened.version < LATEST:
-            message = f"{self.url} has schema version {self._opened.version}, only version {LATEST} can be added to"
-            raise OutdatedSchemaError(message, hint="`registry db upgrade` brings it up to date, with all it holds")
-        with told_of(self.url), Session(self._opened.writer) as session, session.begin():
-            yield session
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise TuningDBError(f"{self.url} was closed", hint="open it again with Store.open()")
-
 
 def _key(hardware: Mapping[str, Any]) -> str:
     return digest(plain_mapping(hardware, "hardware"))
+
+
+def _trials_like(problem: ProblemKey | None, environment: Environment | None, protocol: Protocol | None) -> Select[Any]:
+    return reading.narrowed(
+        reading.select_trials(),
+        (ProblemRow.key, problem and problem.key),
+        (HardwareRow.key, environment and environment.hardware_key),
+        (SoftwareRow.key, environment and environment.software_key),
+        (ProtocolRow.key, protocol and protocol.key),
+    )

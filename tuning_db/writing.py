@@ -10,14 +10,8 @@ from sqlalchemy.orm import Session
 
 from .errors import InvalidRecordError
 from .identity_rows import Identities, add_new, insert_new
-from .models import (
-    DecisionRow,
-    FinalRow,
-    RunRow,
-    TrialRow,
-    WinnerRow,
-)
-from .records import Decision, Final, Interval, Run, Trial
+from .models import DECISION_FIELDS, FINAL_FIELDS, TRIAL_FIELDS, DecisionRow, FinalRow, RunRow, TrialRow, WinnerRow
+from .records import Decision, Final, Run, Trial
 
 
 def add_runs(session: Session, identities: Identities, runs: Iterable[Run]) -> None:
@@ -45,10 +39,8 @@ def add_finals(
 ) -> None:
     """Adds the finals of the decision in row ``number``, which has none."""
     op = decision.problem.op
-    if finals:
-        session.execute(
-            insert(FinalRow), [_final_values(number, i, op, final, identities) for i, final in enumerate(finals)]
-        )
+    if rows := [_final_values(number, place, op, final, identities) for place, final in enumerate(finals)]:
+        session.execute(insert(FinalRow), rows)
 
 
 def swap_winner(session: Session, place: Mapping[str, Any], decision_id: int, previous: str | None) -> bool:
@@ -63,6 +55,11 @@ def swap_winner(session: Session, place: Mapping[str, Any], decision_id: int, pr
             return True
     first = insert_new(session, WinnerRow).values(**place, decision_id=decision_id)
     return _took(session, first.returning(WinnerRow.decision_id))
+
+
+def place_of(references: Mapping[str, Any], regime: str) -> dict[str, Any]:
+    """The winner table's key for a decision that refers to these rows, by column."""
+    return {name: references[name] for name in ("problem_id", "hardware_id", "software_id")} | {"regime": regime}
 
 
 def require_run(session: Session, run: str) -> RunRow:
@@ -80,60 +77,31 @@ def _took(session: Session, statement: Any) -> bool:
 
 
 def _run_values(run: Run, identities: Identities) -> dict[str, Any]:
-    return {
-        "id": run.uid,
-        **identities.environment(run.environment),
-        "started": run.started,
-        "ended": run.ended,
-        "details": run.details,
-        "summary": run.summary,
-    }
+    values = {"id": run.uid, **identities.environment(run.environment)}
+    return values | {name: getattr(run, name) for name in ("started", "ended", "details", "summary")}
 
 
 def _trial_values(run: str, trial: Trial, identities: Identities) -> dict[str, Any]:
-    return {
-        "uid": trial.uid,
-        "run_id": run,
-        **identities.measured(trial),
-        "status": trial.status,
-        "message": trial.message,
-        "median_us": trial.median_us,
-        "samples": list(trial.samples),
-        "censored": trial.censored,
-        "stop_reason": trial.stop_reason,
-        "artifact_hash": trial.artifact_hash,
-        "details": trial.details,
-        "created": trial.created,
-    }
+    values = {"run_id": run, "samples": list(trial.samples), **identities.measured(trial)}
+    return values | {name: getattr(trial, name) for name in TRIAL_FIELDS}
 
 
 def _decision_values(run: str, decision: Decision, identities: Identities) -> dict[str, Any]:
-    names = ("uid", "median_us", "floor_us", "ratio", "lo", "hi", "aa", "verdict", "trial_uid", "created")
+    ratio = decision.default_ratio
+    value, low, high = (None, None, None) if ratio is None else (ratio.value, ratio.low, ratio.high)
     return {
         "run_id": run,
         "previous_uid": decision.previous,
-        "baselines": decision.baselines,
         "ties": list(decision.ties),
-        **_default_values(decision.default_ratio),
+        "default_ratio": value,
+        "default_lo": low,
+        "default_hi": high,
         **identities.measured(decision),
-        **{name: getattr(decision, name) for name in names},
+        **{name: getattr(decision, name) for name in DECISION_FIELDS},
     }
-
-
-def _default_values(ratio: Interval | None) -> dict[str, float | None]:
-    """The columns of a decision's comparison with the default."""
-    value, low, high = (None, None, None) if ratio is None else (ratio.value, ratio.low, ratio.high)
-    return {"default_ratio": value, "default_lo": low, "default_hi": high}
 
 
 def _final_values(decision_id: int, ordinal: int, op: str, final: Final, identities: Identities) -> dict[str, Any]:
-    return {
-        "decision_id": decision_id,
-        "ordinal": ordinal,
-        "candidate_id": None if final.candidate is None else identities.candidate(op, final.candidate),
-        "role": final.role,
-        "block": final.block,
-        "round": final.round,
-        "position": final.position,
-        "us": final.us,
-    }
+    candidate = None if final.candidate is None else identities.candidate(op, final.candidate)
+    values = {"decision_id": decision_id, "ordinal": ordinal, "candidate_id": candidate}
+    return values | {name: getattr(final, name) for name in FINAL_FIELDS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from registry.backends.cpp import CppImplementation, CppKernel
@@ -19,10 +20,11 @@ def kernel(name: str, *files: str) -> CppKernel:
     return CppKernel.read(name, *(_FOLDER / file for file in ("simd.hpp", *files)))
 
 
-def thread_counts(device: Device) -> list[int]:
+@lru_cache(maxsize=8)
+def thread_counts(device: Device) -> tuple[int, ...]:
     """One, a quarter, a half and all of the usable cores: memory may be busy long before the last core is."""
     cores = max(1, device.multiprocessors)
-    return sorted({1, max(1, cores // 4), max(1, cores // 2), cores})
+    return tuple(sorted({1, max(1, cores // 4), max(1, cores // 2), cores}))
 
 
 class DenseImplementation(CppImplementation):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import lru_cache
 from typing import ClassVar
 
 from registry.backends.cpp import CppKernel
@@ -36,7 +37,7 @@ class _Elementwise(DenseImplementation):
         """The struct of elementwise.cpp that computes one vector."""
 
     def space(self, problem: Problem, device: Device) -> Space:
-        return Space(block=BLOCKS, stream=[False, True], threads=thread_counts(device))
+        return _space(device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         bytes_moved = problem.n * problem.torch_dtype.itemsize * (len(self.inputs) + 1)
@@ -52,6 +53,11 @@ class _Elementwise(DenseImplementation):
             args=(self.output, *self.inputs, problem.n, config["block"], config["stream"], config["threads"]),
             constants={"ELEMENT": ELEMENT_TYPES[problem.dtype], "OP": self.operation(problem)},
         )
+
+
+@lru_cache(maxsize=8)
+def _space(device: Device) -> Space:
+    return Space(block=BLOCKS, stream=[False, True], threads=thread_counts(device))
 
 
 class CppVectorAdd(_Elementwise):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 import torch
 
@@ -77,7 +78,7 @@ class CppGemvInt4(_Decoding):
             yield f"m={problem.m}: only one row"
 
     def space(self, problem: Problem, device: Device) -> Space:
-        return Space(block=BLOCKS, depth=DEPTHS, vectors=[1, 2, 4], threads=thread_counts(device))
+        return _gemv_space(device)
 
     def preference(self, problem: Problem, device: Device) -> float:
         # against unpacking the whole weight for one row: 20 times faster and more
@@ -98,9 +99,7 @@ class CppGemmInt4(_Decoding):
             yield f"m={problem.m}: over {MOST_ROWS} rows the weight would be decoded too often"
 
     def space(self, problem: Problem, device: Device) -> Space:
-        return Space(
-            block=BLOCKS[1:], depth=DEPTHS, vectors=[1, 2], m_tile=[2, 4, 8], threads=thread_counts(device)
-        ).require("no tile twice as high as m", lambda config: config["m_tile"] < 2 * max(problem.m, 2))
+        return _gemm_space(min(max(problem.m, 2), 8), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         m_tile = 2 if problem.m <= 2 else 4 if problem.m <= 4 else 8
@@ -109,3 +108,16 @@ class CppGemmInt4(_Decoding):
 
     def preference(self, problem: Problem, device: Device) -> float:
         return 1.0
+
+
+@lru_cache(maxsize=8)
+def _gemv_space(device: Device) -> Space:
+    return Space(block=BLOCKS, depth=DEPTHS, vectors=[1, 2, 4], threads=thread_counts(device))
+
+
+@lru_cache(maxsize=32)
+def _gemm_space(m: int, device: Device) -> Space:
+    """``m`` from 2 to 8: more rows have the space of 8."""
+    return Space(
+        block=BLOCKS[1:], depth=DEPTHS, vectors=[1, 2], m_tile=[2, 4, 8], threads=thread_counts(device)
+    ).require("no tile twice as high as m", lambda config: config["m_tile"] < 2 * m)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 import torch
 
@@ -19,6 +20,8 @@ SOFTMAX_COLUMNS = kernel("softmax_columns", "rows.hpp", "softmax.cpp")
 RMS_NORM = kernel("rms_norm", "rows.hpp", "rms_norm.cpp")
 
 LANES = 16
+
+_KEPT = 1024
 
 # shorter pieces take less time than starting a thread
 COLUMNS_PER_PIECE = 2_048
@@ -48,9 +51,7 @@ class SoftmaxRows(DenseImplementation):
     name = "cpp.rows"
 
     def space(self, problem: Problem, device: Device) -> Space:
-        return Space(
-            unroll=[2, 4], recompute=[False, True], stream=[False, True], threads=thread_counts(device)
-        ).require("no more threads than rows", lambda config: config["threads"] <= max(problem.rows, 1))
+        return _softmax_space(min(max(problem.rows, 1), thread_counts(device)[-1]), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         stream = _exceeds_cache(problem, device)
@@ -89,10 +90,7 @@ class SoftmaxColumns(DenseImplementation):
             yield f"{problem.rows} rows keep {device.multiprocessors} cores busy without sharing rows"
 
     def space(self, problem: Problem, device: Device) -> Space:
-        return Space(unroll=[2, 4], pieces_per_thread=[1, 4], threads=thread_counts(device)).require(
-            f"at least {COLUMNS_PER_PIECE} columns a piece",
-            lambda config: _pieces(config) * COLUMNS_PER_PIECE <= problem.cols,
-        )
+        return _columns_space(min(problem.cols // COLUMNS_PER_PIECE, 4 * thread_counts(device)[-1]), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         wanted = max(1, problem.cols // COLUMNS_PER_PIECE)
@@ -116,19 +114,44 @@ class CppRmsNorm(DenseImplementation):
 
     op = "rms_norm"
     name = "cpp.rows"
+    mixed = True
 
     def space(self, problem: Problem, device: Device) -> Space:
-        return Space(unroll=[1, 4], stream=[False, True], threads=thread_counts(device)).require(
-            "no more threads than rows", lambda config: config["threads"] <= problem.rows
-        )
+        return _norm_space(min(problem.rows, thread_counts(device)[-1]), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         return {"unroll": 4, "stream": _exceeds_cache(problem, device), "threads": _threads(problem, device)}
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+        element = ELEMENT_TYPES[problem.dtype]
         return Launch(
             RMS_NORM,
             grid=(1,),
             args=("y", "x", "weight", "eps", problem.rows, problem.cols, config["stream"], config["threads"]),
-            constants={"ELEMENT": ELEMENT_TYPES[problem.dtype], "UNROLL": config["unroll"]},
+            constants={
+                "ELEMENT": element,
+                "WEIGHT": "float" if problem.traits["mixed"] else element,
+                "UNROLL": config["unroll"],
+            },
         )
+
+
+@lru_cache(maxsize=_KEPT)
+def _softmax_space(most_threads: int, device: Device) -> Space:
+    return Space(unroll=[2, 4], recompute=[False, True], stream=[False, True], threads=thread_counts(device)).require(
+        "no more threads than rows", lambda config: config["threads"] <= most_threads
+    )
+
+
+@lru_cache(maxsize=_KEPT)
+def _columns_space(most_pieces: int, device: Device) -> Space:
+    return Space(unroll=[2, 4], pieces_per_thread=[1, 4], threads=thread_counts(device)).require(
+        f"at least {COLUMNS_PER_PIECE} columns a piece", lambda config: _pieces(config) <= most_pieces
+    )
+
+
+@lru_cache(maxsize=_KEPT)
+def _norm_space(most_threads: int, device: Device) -> Space:
+    return Space(unroll=[1, 4], stream=[False, True], threads=thread_counts(device)).require(
+        "no more threads than rows", lambda config: config["threads"] <= most_threads
+    )

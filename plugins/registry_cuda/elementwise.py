@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from registry import Config, Device, Launch, Problem, Space
 from registry.backends.cuda import CudaImplementation, CudaKernel, read_source
@@ -11,6 +12,7 @@ from .number import C_TYPES, number_reasons, vector_width
 
 _SOURCE = read_source(f"{__package__}.kernels", "number.cuh", "elementwise.cu")
 _GRID_LIMIT = 2**31 - 1
+_BLOCKS = (128, 256, 512, 1024)
 
 
 class VectorElementwise(CudaImplementation):
@@ -30,23 +32,13 @@ class VectorElementwise(CudaImplementation):
         yield from number_reasons(problem)
 
     def space(self, problem: Problem, device: Device) -> Space:
-        space = Space(
-            block=[128, 256, 512, 1024], vector_bytes=[4, 8, 16], items=[1, 2, 4], blocks_per_multiprocessor=[0, 8]
-        )
-        space = space.require(
-            "a persistent grid wants wide loads and at most 512 threads a block",
-            lambda config: (
-                not config["blocks_per_multiprocessor"] or (config["vector_bytes"] == 16 and config["block"] <= 512)
-            ),
-        )
-        return space.require(
-            "a grid of at most 2**31 - 1 blocks", lambda config: self._blocks(problem, config) <= _GRID_LIMIT
-        )
+        few = problem.n <= _BLOCKS[0] * _GRID_LIMIT
+        return _space(0 if few else problem.n, problem.torch_dtype.itemsize, problem.traits["aligned"])
 
     def default(self, problem: Problem, device: Device) -> Config:
         """Wide vectors, two a thread, as soon as there is work for every multiprocessor twice over."""
         config = {"block": 256, "vector_bytes": 16, "items": 2, "blocks_per_multiprocessor": 0}
-        if self._blocks(problem, config) < 2 * device.multiprocessors:
+        if _blocks(problem.n, _vector(problem, config), config) < 2 * device.multiprocessors:
             config["items"] = 1
         return config
 
@@ -56,7 +48,7 @@ class VectorElementwise(CudaImplementation):
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
         vector = _vector(problem, config)
-        blocks = self._blocks(problem, config)
+        blocks = _blocks(problem.n, vector, config)
         if config["blocks_per_multiprocessor"]:
             blocks = min(blocks, config["blocks_per_multiprocessor"] * device.multiprocessors)
         return Launch(
@@ -76,9 +68,26 @@ class VectorElementwise(CudaImplementation):
     def _function(self, problem: Problem) -> str:
         return "square" if self.op == "square" else f"gelu_{problem.approximate}"
 
-    def _blocks(self, problem: Problem, config: Config) -> int:
-        return -int(-problem.n // (_vector(problem, config) * config["items"] * config["block"]))
+
+@lru_cache(maxsize=64)
+def _space(n: int, itemsize: int, aligned: bool) -> Space:
+    """``n`` is 0 where no grid can be too large for it."""
+    space = Space(block=_BLOCKS, vector_bytes=[4, 8, 16], items=[1, 2, 4], blocks_per_multiprocessor=[0, 8])
+    space = space.require(
+        "a persistent grid wants wide loads and at most 512 threads a block",
+        lambda config: (
+            not config["blocks_per_multiprocessor"] or (config["vector_bytes"] == 16 and config["block"] <= 512)
+        ),
+    )
+    return space.require(
+        "a grid of at most 2**31 - 1 blocks",
+        lambda config: _blocks(n, vector_width(itemsize, aligned, config["vector_bytes"]), config) <= _GRID_LIMIT,
+    )
+
+
+def _blocks(n: int, vector: int, config: Config) -> int:
+    return -int(-n // (vector * config["items"] * config["block"]))
 
 
 def _vector(problem: Problem, config: Config) -> int:
-    return vector_width(problem, config["vector_bytes"])
+    return vector_width(problem.torch_dtype.itemsize, problem.traits["aligned"], config["vector_bytes"])

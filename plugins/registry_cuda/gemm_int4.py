@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,6 +16,7 @@ from .int4_order import CHUNK, STRIPE, chunks, unit
 from .number import C_TYPES
 
 _DTYPES = ("bfloat16", "float16")
+_TOKENS = (8, 16, 32, 64)
 _MOST_TOKENS = 256
 _MOST_COLUMNS = 65535 * 32
 _DEEPEST = 2**25
@@ -25,6 +27,9 @@ _MOST_REGISTERS = 255
 # beside rings and accumulators, for addresses and expanded weights: less makes ptxas spill
 _SPARE_REGISTERS = 31
 _WARPS_PER_MULTIPROCESSOR = 16
+_KEPT = 1024
+_SOURCE = read_source(f"{__package__}.kernels", "number.cuh", "tensor_core.cuh", "gemm_int4.cu")
+_KERNEL = CudaKernel(_SOURCE, "gemm_int4")
 
 
 class MmaInt4(CudaImplementation):
@@ -40,7 +45,7 @@ class MmaInt4(CudaImplementation):
 
     op = "gemm_int4"
     name = "cuda.mma"
-    source = read_source(f"{__package__}.kernels", "number.cuh", "tensor_core.cuh", "gemm_int4.cu")
+    source = _SOURCE
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         yield from super().unsupported(problem, device)
@@ -72,47 +77,22 @@ class MmaInt4(CudaImplementation):
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Tiles, and how K is split."""
-        space = Space(
-            columns=[32, 64],
-            tokens=[8, 16, 32, 64],
-            warps_n=[1, 2],
-            warps_k=[4, 8, 16],
-            cluster=[1, 2, 4, 8] if device.capability >= (9, 0) else [1],
-            ahead=[4, 8],
-        )
-        return (
-            space.require("tokens fit m", lambda config: _fits_tokens(problem, config["tokens"]))
-            .require("4 to 16 warps", lambda config: _warps(config) <= 16 and _warps(config) >= 4 * config["warps_n"])
-            .require("every warp has a unit of K", lambda config: _every_warp_works(problem, config))
-            .require("no more loads ahead than chunks", lambda config: _ahead_is_used(problem, config))
-            .require("accumulators and loads ahead fit in registers", lambda config: _fits_registers(problem, config))
-            .require(
-                "partial sums fit in shared memory",
-                lambda config: _shared_bytes(config) <= shared_limit(device.target),
-            )
-        )
+        return _space(_Depth.of(problem), tuple([_fits_tokens(problem, count) for count in _TOKENS]), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """64 columns (32 with 16 tokens), 8 warps over K, and the least cluster that keeps the GPU busy."""
-
-        def distance(config: Config) -> tuple[float, ...]:
-            return (
-                -min(config["tokens"], 32), _idle(problem, config, device),
-                abs(config["columns"] - (32 if config["tokens"] == 16 else 64)),
-                abs(config["warps_k"] - 8), config["warps_n"], config["cluster"], config["tokens"], config["ahead"],
-            )  # fmt: skip
-
-        return min(self.space(problem, device).configs, key=distance)
+        space, tiles = self.space(problem, device), tuple([-(-problem.m // count) for count in _TOKENS])
+        return _busiest(space, _Depth.of(problem), tiles, problem.n, device)
 
     def preference(self, problem: Problem, device: Device) -> float:
         """For decode, from one user to a batch of 64."""
         return 2.5 if problem.m <= 64 else 0.5
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        cluster = config["cluster"]
+        cluster, depth = config["cluster"], _Depth.of(problem)
         tiles = -(-problem.m // config["tokens"])
         return Launch(
-            CudaKernel(self.source, "gemm_int4"),
+            _KERNEL,
             grid=(cluster * tiles, -(-problem.n // (config["columns"] * config["warps_n"]))),
             args=("y", "a", "packed", "factors", problem.m),
             constants={
@@ -121,7 +101,7 @@ class MmaInt4(CudaImplementation):
                 "HALF": problem.dtype == "float16",
                 "N": problem.n,
                 "K": problem.k,
-                "UNIT": unit(problem),
+                "UNIT": depth.unit,
                 "PER_COLUMN": problem.group_size == problem.k,
                 "SYMMETRIC": problem.symmetric,
                 "ALIGNED": problem.traits["aligned"],
@@ -132,7 +112,7 @@ class MmaInt4(CudaImplementation):
                 "CLUSTER": cluster,
                 "AHEAD": config["ahead"],
                 "TOKENS_AHEAD": _tokens_ahead(config),
-                "RESIDENT": _resident(problem, config),
+                "RESIDENT": _resident(depth, config),
             },
             options={"block": _warps(config) * _WARP},
             cluster=(cluster,) if cluster > 1 else (),
@@ -140,17 +120,64 @@ class MmaInt4(CudaImplementation):
         )
 
 
+class _Depth(NamedTuple):
+    """What a space depends on along K: chunks of 32 k's, k's of a unit, whether there are zero points."""
+
+    chunks: int
+    unit: int
+    symmetric: bool
+
+    @classmethod
+    def of(cls, problem: Problem) -> _Depth:
+        return cls(chunks(problem), unit(problem), problem.symmetric)
+
+    @property
+    def units(self) -> int:
+        return self.chunks * CHUNK // self.unit
+
+
+@lru_cache(maxsize=_KEPT)
+def _space(depth: _Depth, fitting: tuple[bool, ...], device: Device) -> Space:
+    """``fitting``: of each number of tokens, whether it fits m."""
+    tokens = dict(zip(_TOKENS, fitting, strict=True))
+    limit = shared_limit(device.target)
+    space = Space(
+        columns=[32, 64],
+        tokens=_TOKENS,
+        warps_n=[1, 2],
+        warps_k=[4, 8, 16],
+        cluster=[1, 2, 4, 8] if device.capability >= (9, 0) else [1],
+        ahead=[4, 8],
+    )
+    return (
+        space.require("tokens fit m", lambda config: tokens[config["tokens"]])
+        .require("4 to 16 warps", lambda config: _warps(config) <= 16 and _warps(config) >= 4 * config["warps_n"])
+        .require("every warp has a unit of K", lambda config: _every_warp_works(depth, config))
+        .require("no more loads ahead than chunks", lambda config: _ahead_is_used(depth, config))
+        .require("accumulators and loads ahead fit in registers", lambda config: _fits_registers(depth, config))
+        .require("partial sums fit in shared memory", lambda config: _shared_bytes(config) <= limit)
+    )
+
+
+@lru_cache(maxsize=_KEPT)
+def _busiest(space: Space, depth: _Depth, tiles: tuple[int, ...], n: int, device: Device) -> Config:
+    """The default of a space; ``tiles`` are those along m of each number of tokens."""
+    along_m = dict(zip(_TOKENS, tiles, strict=True))
+
+    def distance(config: Config) -> tuple[float, ...]:
+        along_n = -(-n // (config["columns"] * config["warps_n"]))
+        blocks = along_m[config["tokens"]] * along_n * config["cluster"]
+        return (
+            -min(config["tokens"], 32), _idle(blocks, depth, config, device),
+            abs(config["columns"] - (32 if config["tokens"] == 16 else 64)),
+            abs(config["warps_k"] - 8), config["warps_n"], config["cluster"], config["tokens"], config["ahead"],
+        )  # fmt: skip
+
+    return min(space.configs, key=distance)
+
+
 def _warps(config: Config) -> int:
     return int(config["warps_n"] * config["warps_k"])
-
-
-def _blocks(problem: Problem, config: Config) -> int:
-    tiles = -(-problem.m // config["tokens"]) * -(-problem.n // (config["columns"] * config["warps_n"]))
-    return int(tiles * config["cluster"])
-
-
-def _units(problem: Problem) -> int:
-    return chunks(problem) * CHUNK // unit(problem)
 
 
 def _fits_tokens(problem: Problem, tokens: int) -> bool:
@@ -158,14 +185,14 @@ def _fits_tokens(problem: Problem, tokens: int) -> bool:
     return bool(tokens < 2 * max(problem.m, 5) and tokens >= min(problem.m, 64) / 2)
 
 
-def _every_warp_works(problem: Problem, config: Config) -> bool:
+def _every_warp_works(depth: _Depth, config: Config) -> bool:
     parts = config["warps_k"] * config["cluster"]
-    return bool(parts <= _units(problem) or parts == 4)
+    return bool(parts <= depth.units or parts == 4)
 
 
-def _ahead_is_used(problem: Problem, config: Config) -> bool:
+def _ahead_is_used(depth: _Depth, config: Config) -> bool:
     """A warp has 8 chunks, and no more than two scales for them: a unit more is code and registers more."""
-    deep = config["warps_k"] * config["cluster"] * 8 <= chunks(problem) and unit(problem) == 4 * CHUNK
+    deep = config["warps_k"] * config["cluster"] * 8 <= depth.chunks and depth.unit == 4 * CHUNK
     return bool(config["ahead"] == 4 or deep)
 
 
@@ -176,39 +203,38 @@ def _tokens_ahead(config: Config) -> int:
     return {8: 4, 16: 4, 32: 2, 64: 1}[config["tokens"]]
 
 
-def _single_unit(problem: Problem, config: Config) -> bool:
+def _single_unit(depth: _Depth, config: Config) -> bool:
     """Each warp has one, and needs no second set of accumulators."""
-    return bool(config["warps_k"] * config["cluster"] == _units(problem))
+    return bool(config["warps_k"] * config["cluster"] == depth.units)
 
 
-def _live_registers(problem: Problem, config: Config) -> int:
+def _live_registers(depth: _Depth, config: Config) -> int:
     """Accumulators of a unit and of all, sums of activations, and the rings."""
     octets, wide = config["tokens"] // 8, config["columns"] // STRIPE
     products = 8 * wide * octets
-    sets = 1 if _single_unit(problem, config) else 2
-    slots = config["ahead"] * CHUNK // unit(problem)
+    sets = 1 if _single_unit(depth, config) else 2
+    slots = config["ahead"] * CHUNK // depth.unit
     ring = 4 * wide * config["ahead"] + 4 * octets * _tokens_ahead(config)
-    return int(sets * products + 4 * octets + ring + (2 if problem.symmetric else 4) * slots * wide)
+    return int(sets * products + 4 * octets + ring + (2 if depth.symmetric else 4) * slots * wide)
 
 
-def _fits_registers(problem: Problem, config: Config) -> bool:
-    if config["tokens"] == 64 and not _single_unit(problem, config):
+def _fits_registers(depth: _Depth, config: Config) -> bool:
+    if config["tokens"] == 64 and not _single_unit(depth, config):
         return False
     most = min(_MOST_REGISTERS, _REGISTERS // (_warps(config) * _WARP))
-    return _live_registers(problem, config) + _SPARE_REGISTERS <= most
+    return _live_registers(depth, config) + _SPARE_REGISTERS <= most
 
 
-def _resident(problem: Problem, config: Config) -> int:
+def _resident(depth: _Depth, config: Config) -> int:
     """Blocks that an SM is to hold at once: as many as ptxas has made fit without a spill."""
-    live = _live_registers(problem, config)
+    live = _live_registers(depth, config)
     each = -(-(live + live // 4 + (8 if live < 120 else 16)) // 8) * 8
     return max(1, _REGISTERS // (each * _warps(config) * _WARP))
 
 
-def _idle(problem: Problem, config: Config, device: Device) -> int:
+def _idle(blocks: int, depth: _Depth, config: Config, device: Device) -> int:
     """Fifths of the GPU without work: SMs without a block, SMs with few warps, a last wave that is not full."""
-    blocks, multiprocessors = _blocks(problem, config), max(device.multiprocessors, 1)
-    resident = _resident(problem, config)
+    multiprocessors, resident = max(device.multiprocessors, 1), _resident(depth, config)
     wanted = min(_WARPS_PER_MULTIPROCESSOR, resident * _warps(config))
     waves = blocks / (multiprocessors * resident)
     lonely = max(0.0, 1 - blocks / multiprocessors)

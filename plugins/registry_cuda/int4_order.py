@@ -31,7 +31,8 @@ def unit(problem: Problem) -> int:
 
 def chunks(problem: Problem) -> int:
     """Chunks of the prepared weight: K in whole units."""
-    return -(-int(problem.k) // unit(problem)) * (unit(problem) // CHUNK)
+    size = unit(problem)
+    return -(-int(problem.k) // size) * (size // CHUNK)
 
 
 def stripes(n: int) -> int:

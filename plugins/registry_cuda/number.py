@@ -18,8 +18,6 @@ def number_reasons(problem: Problem) -> Iterable[str]:
         yield "tensors are not contiguous"
 
 
-def vector_width(problem: Problem, vector_bytes: int, length: int = 0) -> int:
+def vector_width(itemsize: int, aligned: bool, vector_bytes: int, length: int = 0) -> int:
     """Elements of one load of at most ``vector_bytes``: a power of two that divides ``length``; 1 when not aligned."""
-    if not problem.traits["aligned"]:
-        return 1
-    return math.gcd(length, max(1, vector_bytes // problem.torch_dtype.itemsize))
+    return math.gcd(length, max(1, vector_bytes // itemsize)) if aligned else 1

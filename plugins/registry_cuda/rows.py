@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from registry import Config, Device, Launch, Problem, Space
 from registry.backends.cuda import CudaImplementation, CudaKernel, read_source
 
-from .forms import Form, cluster, looped, row
+from .forms import Form, RowLength, cluster, default_of, looped, row, shape_of, space_of
 from .number import C_TYPES, number_reasons
 
 __all__ = ["CudaRmsNorm", "CudaSoftmax", "cluster", "looped", "row"]
@@ -32,16 +33,16 @@ class _Rows(CudaImplementation):
             yield from self.form.unsupported(problem, device)
 
     def space(self, problem: Problem, device: Device) -> Space:
-        return self.form.space(problem)
+        return space_of(self.form, RowLength.of(problem))
 
     def default(self, problem: Problem, device: Device) -> Config:
-        return self.form.default(problem)
+        return default_of(self.form, RowLength.of(problem))
 
     def preference(self, problem: Problem, device: Device) -> float:
         return self.form.preference(problem)
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        shape = self.form.shape(problem, config)
+        shape = shape_of(self.form, RowLength.of(problem), *config.items())
         return Launch(
             CudaKernel(self.source, self.kernel),
             grid=(-(-problem.rows // shape.rows) * shape.cluster,),
@@ -54,10 +55,15 @@ class _Rows(CudaImplementation):
                 "THREADS": shape.threads,
                 "ROWS": shape.rows,
                 "CLUSTER": shape.cluster,
+                **self.constants(problem),
             },
             options={"block": shape.threads * shape.rows},
             cluster=(shape.cluster,) if shape.cluster > 1 else (),
         )
+
+    def constants(self, problem: Problem) -> dict[str, Any]:
+        """Macros of this kernel alone."""
+        return {}
 
 
 class CudaSoftmax(_Rows):
@@ -73,6 +79,10 @@ class CudaRmsNorm(_Rows):
     """Sum of squares in fp32, one rounding at the end."""
 
     op = "rms_norm"
+    mixed = True
     kernel = "rms_norm"
     args = ("y", "x", "weight", "eps")
     source = read_source(f"{__package__}.kernels", *_SHARED_FILES, "rms_norm.cu")
+
+    def constants(self, problem: Problem) -> dict[str, Any]:
+        return {"MIXED": problem.traits["mixed"]}

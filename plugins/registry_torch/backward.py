@@ -17,29 +17,32 @@ from .native import Native
 
 
 def rms_norm_gradients(
-    grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
+    grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, need_x: bool, need_weight: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of ``[..., cols]`` and ``[cols]``, in fp32 or wider."""
+    """Of ``[..., cols]`` and ``[cols]``, in fp32 or wider; one that is not needed is empty."""
     accumulator = torch.promote_types(x.dtype, torch.float32)
     wide, gradient = x.to(accumulator), grad_y.to(accumulator)
     inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     unit = wide * inverse
-    weighted = gradient * weight.to(accumulator)
-    grad_x = (weighted - unit * (weighted * unit).mean(-1, keepdim=True)) * inverse
-    grad_weight = (gradient * unit).reshape(-1, x.shape[-1]).sum(0)
+    grad_x, grad_weight = x.new_empty(0), weight.new_empty(0)
+    if need_x:
+        weighted = gradient * weight.to(accumulator)
+        grad_x = (weighted - unit * (weighted * unit).mean(-1, keepdim=True)) * inverse
+    if need_weight:
+        grad_weight = (gradient * unit).reshape(-1, x.shape[-1]).sum(0)
     return grad_x.to(x.dtype).contiguous(), grad_weight.to(weight.dtype)
 
 
 def _fused_rms_norm_gradients(
-    grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
+    grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, need_x: bool, need_weight: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """torch's CUDA kernels (2.9 and newer); the backward wants what the forward computes on the way."""
     shape, x, weight = list(weight.shape), x.contiguous(), weight.contiguous()
     _, inverse = torch.ops.aten._fused_rms_norm(x, shape, weight, eps)
-    gradients: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten._fused_rms_norm_backward(
-        grad_y.contiguous(), x, shape, inverse, weight, [True, True]
+    grad_x, grad_weight = torch.ops.aten._fused_rms_norm_backward(
+        grad_y.contiguous(), x, shape, inverse, weight, [need_x, need_weight]
     )
-    return gradients
+    return grad_x if need_x else x.new_empty(0), grad_weight if need_weight else weight.new_empty(0)
 
 
 class SquareBackward(Native):

@@ -56,6 +56,6 @@ class CompiledRmsNormBackward(InductorImplementation):
     name = "torch.compile"
 
     def function(self, *values: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """``[..., cols]``, ``[..., cols]``, ``[cols]`` and epsilon."""
-        grad_y, x, weight, eps = values
-        return rms_norm_gradients(grad_y, x, weight, eps)
+        """``[..., cols]``, ``[..., cols]``, ``[cols]``, epsilon, and which of the two gradients are needed."""
+        grad_y, x, weight, eps, need_x, need_weight = values
+        return rms_norm_gradients(grad_y, x, weight, eps, need_x, need_weight)

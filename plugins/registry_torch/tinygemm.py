@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -86,11 +87,11 @@ class CudaTinygemm(_Tinygemm):
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Packings whose tiles divide K."""
-        return Space(inner_k_tiles=self._inner_k_tiles(problem) or [2])
+        return _space(self._inner_k_tiles(problem) or (2,))
 
     def default(self, problem: Problem, device: Device) -> Config:
         """The largest, as gpt-fast does."""
-        return {"inner_k_tiles": self.space(problem, device).domains["inner_k_tiles"][-1]}
+        return {"inner_k_tiles": (self._inner_k_tiles(problem) or (2,))[-1]}
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Made for few rows: on an H200 it beats a bfloat16 product up to 8 rows, and loses from 16."""
@@ -111,8 +112,13 @@ class CudaTinygemm(_Tinygemm):
         return y
 
     @staticmethod
-    def _inner_k_tiles(problem: Problem) -> list[int]:
-        return [tiles for tiles in (2, 4, 8) if problem.k % (tiles * 16) == 0]
+    def _inner_k_tiles(problem: Problem) -> tuple[int, ...]:
+        return tuple([tiles for tiles in (2, 4, 8) if problem.k % (tiles * 16) == 0])
+
+
+@lru_cache(maxsize=8)
+def _space(tiles: tuple[int, ...]) -> Space:
+    return Space(inner_k_tiles=tiles)
 
 
 class CpuTinygemm(_Tinygemm):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from registry import Config, Device, Launch, Problem, Space
@@ -10,7 +11,7 @@ from registry.backends.estimate import elements_per_thread, next_power_of_2
 from registry.backends.triton import TritonImplementation
 
 from .kernels import elementwise as kernels
-from .support import common_reasons, options
+from .support import KEPT, common_reasons, options
 
 _DEFAULT_BYTES_PER_THREAD = 32
 
@@ -27,25 +28,15 @@ class _Block(TritonImplementation):
 
     def space(self, problem: Problem, device: Device) -> Space:
         """BLOCK elements a program; a thread has between one and eight 16-byte vectors of each tensor."""
-        vector = 16 // problem.torch_dtype.itemsize
         largest = min(max(next_power_of_2(problem.n), 256), 16384)
-        blocks = [block for block in (256, 512, 1024, 2048, 4096, 8192, 16384) if block <= largest]
-
-        def one_to_eight_vectors(config: Config) -> bool:
-            share = elements_per_thread(config["BLOCK"], config["num_warps"], device)
-            return share <= 8 * vector and (share >= vector or config["num_warps"] == 1)
-
-        return Space(BLOCK=blocks, num_warps=[1, 2, 4, 8, 16]).require(
-            "one to eight 16-byte vectors a thread", one_to_eight_vectors
-        )
+        return _space(largest, 16 // problem.torch_dtype.itemsize, device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """4 warps and two 16-byte vectors a thread, less where that would leave SMs idle."""
         block = 4 * 32 * _DEFAULT_BYTES_PER_THREAD // problem.torch_dtype.itemsize
         while block > 256 and problem.n < block * device.multiprocessors:
             block //= 2
-        valid = self.space(problem, device).configs
-        return min(valid, key=lambda config: (abs(config["BLOCK"] - block), abs(config["num_warps"] - 4)))
+        return _nearest(self.space(problem, device), block)
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Torch's own elementwise kernels are as fast: nothing is gained untuned."""
@@ -66,10 +57,29 @@ class _Block(TritonImplementation):
         return {}
 
 
+@lru_cache(maxsize=KEPT)
+def _space(largest: int, vector: int, device: Device) -> Space:
+    blocks = [block for block in (256, 512, 1024, 2048, 4096, 8192, 16384) if block <= largest]
+
+    def one_to_eight_vectors(config: Config) -> bool:
+        share = elements_per_thread(config["BLOCK"], config["num_warps"], device)
+        return share <= 8 * vector and (share >= vector or config["num_warps"] == 1)
+
+    return Space(BLOCK=blocks, num_warps=[1, 2, 4, 8, 16]).require(
+        "one to eight 16-byte vectors a thread", one_to_eight_vectors
+    )
+
+
+@lru_cache(maxsize=KEPT)
+def _nearest(space: Space, block: int) -> Config:
+    return min(space.configs, key=lambda config: (abs(config["BLOCK"] - block), abs(config["num_warps"] - 4)))
+
+
 class BlockVectorAdd(_Block):
     """out = x + y."""
 
     op = "vector_add"
+    mixed = True
     kernel = kernels.vector_add
     tensors = ("out", "x", "y")
 

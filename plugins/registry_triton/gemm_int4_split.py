@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,20 +21,20 @@ from registry.backends.triton import TritonImplementation
 
 from . import int4
 from .kernels import gemm_int4 as kernels
-from .support import options
+from .support import KEPT, options
 
 _SUM_BLOCK = 1024
 _MAX_GEMV_ROWS = 4
 
 
-def _span(problem: Problem, config: Config) -> int:
+def _span(k: int, config: Config) -> int:
     """The k's of each split: whole blocks."""
-    blocks = -(-problem.k // config["BLOCK_K"])
+    blocks = -(-k // config["BLOCK_K"])
     return int(-(-blocks // config["SPLIT_K"])) * int(config["BLOCK_K"])
 
 
-def _every_split_works(problem: Problem, config: Config) -> bool:
-    return bool((config["SPLIT_K"] - 1) * _span(problem, config) < problem.k)
+def _every_split_works(k: int, config: Config) -> bool:
+    return bool((config["SPLIT_K"] - 1) * _span(k, config) < k)
 
 
 class _SplitInt4(TritonImplementation):
@@ -49,7 +50,7 @@ class _SplitInt4(TritonImplementation):
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:
         split = config["SPLIT_K"]
-        operands = ("a", "qweight", "scales", "zeros", problem.m, problem.n, problem.k, _span(problem, config))
+        operands = ("a", "qweight", "scales", "zeros", problem.m, problem.n, problem.k, _span(problem.k, config))
         product = Launch(
             self.kernel,
             grid=self.grid(problem, config),
@@ -87,43 +88,13 @@ class SplitKInt4(_SplitInt4):
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Tile, split, warps, steps loaded ahead, and which operand comes first."""
-        space = Space(
-            BLOCK_N=[32, 64, 128],
-            BLOCK_K=int4.blocks_k(problem, [64, 128]) or int4.blocks_k(problem, [32]) or [16],
-            SPLIT_K=[1, 2, 4, 8],
-            SWAP=[False, True],
-            num_warps=[4, 8],
-            num_stages=[3, 5],
-        )
-        rows = self.block_m(problem)
-
-        def registers(config: Config) -> bool:
-            live = 2 * rows * config["BLOCK_N"] + config["BLOCK_K"] * config["BLOCK_N"]
-            return fits_registers(live, config["num_warps"], device, share=0.8)
-
-        def shape(config: Config) -> bool:
-            narrow = config["BLOCK_N"] == 32
-            return not narrow or (config["num_warps"] == 4 and not config["SWAP"])
-
-        return (
-            space.require("every split has work", lambda config: _every_split_works(problem, config))
-            .require("accumulators and weights fit in registers", registers)
-            .require("tiles 32 wide take 4 warps and do not swap", shape)
-            .require("the tiles fit in shared memory", lambda config: int4.fits(problem, config, rows, device))
-        )
+        blocks_k = int4.blocks_k(problem, (64, 128)) or int4.blocks_k(problem, (32,)) or (16,)
+        return _splitk_space(problem.k, self.block_m(problem), blocks_k, problem.torch_dtype.itemsize, device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """Tiles 64 wide, and splits until every SM has about two programs."""
         tiles = -(-problem.n // 64) * -(-problem.m // self.block_m(problem))
-
-        def distance(config: Config) -> tuple[float, ...]:
-            programs = programs_per_multiprocessor(tiles * config["SPLIT_K"], device)
-            return (
-                abs(config["BLOCK_N"] - 64), abs(min(programs, 8) - 2),
-                -config["BLOCK_K"], config["SWAP"], config["num_warps"], config["num_stages"],
-            )  # fmt: skip
-
-        return min(self.space(problem, device).configs, key=distance)
+        return _nearest_splitk(self.space(problem, device), tiles, device)
 
     def preference(self, problem: Problem, device: Device) -> float:
         """For the few rows of batched decode."""
@@ -154,35 +125,12 @@ class GemvInt4(_SplitInt4):
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Columns and k's of a step, split, warps, steps loaded ahead."""
-        blocks_k = sorted(int4.blocks_k(problem, [256, 128, 64, 32, 16, 8])[:2])
-        space = Space(
-            BLOCK_N=[32, 64, 128, 256], BLOCK_K=blocks_k, SPLIT_K=[1, 2, 4, 8], num_warps=[2, 4, 8], num_stages=[1, 3]
-        )
-
-        def words(config: Config) -> bool:
-            share = elements_per_thread(config["BLOCK_K"] // 8 * config["BLOCK_N"], config["num_warps"], device)
-            return share <= 16 and (share >= 2 or config["num_warps"] == 2)
-
-        return (
-            space.require("every split has work", lambda config: _every_split_works(problem, config))
-            .require("2 to 16 words a thread", words)
-            .require(
-                "the words loaded ahead fit in shared memory", lambda config: int4.fits(problem, config, 0, device)
-            )
-        )
+        blocks_k = int4.blocks_k(problem, (256, 128, 64, 32, 16, 8))[:2]
+        return _gemv_space(problem.k, blocks_k[::-1], problem.torch_dtype.itemsize, device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """4 warps on 64 columns, and splits until every SM has about four programs."""
-        tiles = -(-problem.n // 64) * problem.m
-
-        def distance(config: Config) -> tuple[float, ...]:
-            programs = programs_per_multiprocessor(tiles * config["SPLIT_K"], device)
-            return (
-                abs(config["BLOCK_N"] - 64), abs(min(programs, 16) - 4),
-                -config["BLOCK_K"], abs(config["num_warps"] - 4), -config["num_stages"],
-            )  # fmt: skip
-
-        return min(self.space(problem, device).configs, key=distance)
+        return _nearest_gemv(self.space(problem, device), -(-problem.n // 64) * problem.m, device)
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Best for one user; every further row unpacks all weights again."""
@@ -193,3 +141,73 @@ class GemvInt4(_SplitInt4):
 
     def constants(self, problem: Problem, config: Config) -> dict[str, Any]:
         return {}
+
+
+@lru_cache(maxsize=KEPT)
+def _splitk_space(k: int, rows: int, blocks_k: tuple[int, ...], itemsize: int, device: Device) -> Space:
+    def registers(config: Config) -> bool:
+        live = 2 * rows * config["BLOCK_N"] + config["BLOCK_K"] * config["BLOCK_N"]
+        return fits_registers(live, config["num_warps"], device, share=0.8)
+
+    def shape(config: Config) -> bool:
+        narrow = config["BLOCK_N"] == 32
+        return not narrow or (config["num_warps"] == 4 and not config["SWAP"])
+
+    return (
+        Space(
+            BLOCK_N=[32, 64, 128],
+            BLOCK_K=blocks_k,
+            SPLIT_K=[1, 2, 4, 8],
+            SWAP=[False, True],
+            num_warps=[4, 8],
+            num_stages=[3, 5],
+        )
+        .require("every split has work", lambda config: _every_split_works(k, config))
+        .require("accumulators and weights fit in registers", registers)
+        .require("tiles 32 wide take 4 warps and do not swap", shape)
+        .require("the tiles fit in shared memory", lambda config: int4.fits(itemsize, config, rows, device))
+    )
+
+
+@lru_cache(maxsize=KEPT)
+def _nearest_splitk(space: Space, tiles: int, device: Device) -> Config:
+    """The configuration of tiles 64 wide with about two programs an SM; ``tiles`` is how many tiles there are."""
+
+    def distance(config: Config) -> tuple[float, ...]:
+        programs = programs_per_multiprocessor(tiles * config["SPLIT_K"], device)
+        return (
+            abs(config["BLOCK_N"] - 64), abs(min(programs, 8) - 2),
+            -config["BLOCK_K"], config["SWAP"], config["num_warps"], config["num_stages"],
+        )  # fmt: skip
+
+    return min(space.configs, key=distance)
+
+
+@lru_cache(maxsize=KEPT)
+def _gemv_space(k: int, blocks_k: tuple[int, ...], itemsize: int, device: Device) -> Space:
+    def words(config: Config) -> bool:
+        share = elements_per_thread(config["BLOCK_K"] // 8 * config["BLOCK_N"], config["num_warps"], device)
+        return share <= 16 and (share >= 2 or config["num_warps"] == 2)
+
+    return (
+        Space(
+            BLOCK_N=[32, 64, 128, 256], BLOCK_K=blocks_k, SPLIT_K=[1, 2, 4, 8], num_warps=[2, 4, 8], num_stages=[1, 3]
+        )
+        .require("every split has work", lambda config: _every_split_works(k, config))
+        .require("2 to 16 words a thread", words)
+        .require("the words loaded ahead fit in shared memory", lambda config: int4.fits(itemsize, config, 0, device))
+    )
+
+
+@lru_cache(maxsize=KEPT)
+def _nearest_gemv(space: Space, tiles: int, device: Device) -> Config:
+    """The configuration of 64 columns with about four programs an SM; ``tiles`` is how many tiles there are."""
+
+    def distance(config: Config) -> tuple[float, ...]:
+        programs = programs_per_multiprocessor(tiles * config["SPLIT_K"], device)
+        return (
+            abs(config["BLOCK_N"] - 64), abs(min(programs, 16) - 4),
+            -config["BLOCK_K"], abs(config["num_warps"] - 4), -config["num_stages"],
+        )  # fmt: skip
+
+    return min(space.configs, key=distance)

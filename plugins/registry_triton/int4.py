@@ -21,11 +21,11 @@ def per_channel(problem: Problem) -> bool:
     return bool(problem.group_size >= problem.k)
 
 
-def blocks_k(problem: Problem, wanted: Sequence[int]) -> list[int]:
+def blocks_k(problem: Problem, wanted: Sequence[int]) -> tuple[int, ...]:
     """Those of ``wanted`` that one row of scales serves; the smallest where a channel is shorter than all of them."""
     if per_channel(problem):
-        return [block for block in wanted if block <= next_power_of_2(problem.k)] or [min(wanted)]
-    return [block for block in wanted if problem.group_size % block == 0]
+        return tuple([block for block in wanted if block <= next_power_of_2(problem.k)]) or (min(wanted),)
+    return tuple([block for block in wanted if problem.group_size % block == 0])
 
 
 def reasons(problem: Problem, device: Device, least_group: int) -> Iterator[str]:
@@ -61,9 +61,11 @@ def precision(problem: Problem) -> dict[str, str]:
     return {"PRECISION": "ieee" if problem.dtype == "float32" else "tf32"}
 
 
-def fits(problem: Problem, config: Config, block_m: int, device: Device) -> bool:
-    """The pipelined tiles of a and of packed words, and the dequantised tile, in shared memory."""
-    size = problem.torch_dtype.itemsize
+def fits(size: int, config: Config, block_m: int, device: Device) -> bool:
+    """Whether the pipelined tiles of a and of packed words, and the dequantised tile, fit in shared memory.
+
+    ``size`` is the bytes of an activation.
+    """
     tile_a = block_m * config["BLOCK_K"] * size
     packed = config["BLOCK_K"] // 8 * config["BLOCK_N"] * 4
     weight = config["BLOCK_K"] * config["BLOCK_N"] * size

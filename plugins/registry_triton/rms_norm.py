@@ -13,6 +13,7 @@ class RowRmsNorm(rows.RegisterRows):
 
     op = "rms_norm"
     name = "triton.row"
+    mixed = True
     kernel = kernels.row_rms_norm
     operands = ("y", "x", "weight", "eps")
 
@@ -26,6 +27,7 @@ class LoopedRmsNorm(rows.PassRows):
 
     op = "rms_norm"
     name = "triton.looped"
+    mixed = True
     kernel = kernels.looped_rms_norm
     operands = ("y", "x", "weight", "eps")
     tensors = 2

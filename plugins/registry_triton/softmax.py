@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import torch
 
@@ -12,7 +13,7 @@ from registry.backends.triton import TritonImplementation
 
 from . import rows
 from .kernels import softmax as kernels
-from .support import common_reasons, options
+from .support import KEPT, common_reasons, options
 
 
 class RowSoftmax(rows.RegisterRows):
@@ -54,27 +55,19 @@ class SplitSoftmax(TritonImplementation):
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Programs a row, columns a step, warps."""
-        splits = [
-            count for count in (2, 4, 8, 16, 32, 64) if count * problem.rows <= 8 * max(device.multiprocessors, 8)
-        ]
-
-        def vectors(config: Config) -> bool:
-            return bool(rows.vector_of(problem) <= config["BLOCK"] // (32 * config["num_warps"]) <= 32)
-
-        return (
-            Space(SPLITS=splits or [2], BLOCK=[1024, 2048, 4096, 8192], num_warps=[4, 8, 16], num_stages=[1])
-            .require("one 16-byte vector to 32 elements a thread", vectors)
-            .require("every program has columns", lambda config: config["SPLITS"] * config["BLOCK"] <= 2 * problem.cols)
-        )
+        most = 8 * max(device.multiprocessors, 8) // max(problem.rows, 1)
+        # both are compared with powers of two
+        most_splits, most_cols = (1 << number.bit_length() >> 1 for number in (most, 2 * problem.cols))
+        return _split_space(max(2, min(most_splits, 64)), min(most_cols, 2**19), rows.vector_of(problem))
 
     def default(self, problem: Problem, device: Device) -> Config:
         """About two programs an SM."""
-        wanted = min(64.0, 2 * device.multiprocessors / problem.rows)
+        wanted = min(64.0, 2 * device.multiprocessors / max(problem.rows, 1))
 
-        def distance(config: Config) -> tuple[float, int, int]:
-            return abs(config["SPLITS"] - wanted), abs(config["BLOCK"] - 2048), abs(config["num_warps"] - 4)
+        def distance(config: Config) -> tuple[float, int]:
+            return abs(config["SPLITS"] - wanted), abs(config["BLOCK"] - 2048)
 
-        return min(self.space(problem, device).configs, key=distance)
+        return min(_by_splits(self.space(problem, device)), key=distance)
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Worth its second launch while most SMs would idle."""
@@ -93,3 +86,29 @@ class SplitSoftmax(TritonImplementation):
             Launch(kernels.partial_softmax, grid, ("tops", "totals", "x", units), constants, options(config)),
             Launch(kernels.combine_softmax, grid, ("y", "x", "tops", "totals", units), constants, options(config)),
         ]
+
+
+@lru_cache(maxsize=KEPT)
+def _split_space(most_splits: int, most_cols: int, vector: int) -> Space:
+    def vectors(config: Config) -> bool:
+        return bool(vector <= config["BLOCK"] // (32 * config["num_warps"]) <= 32)
+
+    splits = [count for count in (2, 4, 8, 16, 32, 64) if count <= most_splits]
+    return (
+        Space(SPLITS=splits, BLOCK=[1024, 2048, 4096, 8192], num_warps=[4, 8, 16], num_stages=[1])
+        .require("one 16-byte vector to 32 elements a thread", vectors)
+        .require("every program has columns", lambda config: config["SPLITS"] * config["BLOCK"] <= most_cols)
+    )
+
+
+@lru_cache(maxsize=KEPT)
+def _by_splits(space: Space) -> tuple[Config, ...]:
+    """The configuration nearest to 2048 columns a step and 4 warps, for each number of splits."""
+
+    def distance(config: Config) -> tuple[int, int]:
+        return abs(config["BLOCK"] - 2048), abs(config["num_warps"] - 4)
+
+    splits = dict.fromkeys(config["SPLITS"] for config in space.configs)
+    return tuple(
+        min((config for config in space.configs if config["SPLITS"] == count), key=distance) for count in splits
+    )

@@ -7,6 +7,9 @@ from typing import Any
 
 from registry import Device, Problem
 
+KEPT = 1024
+"""Spaces and defaults that each form keeps: a new size of a known kind finds its own without an enumeration."""
+
 DTYPES = ("float32", "float16", "bfloat16")
 
 

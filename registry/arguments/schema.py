@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NoReturn
@@ -24,7 +24,7 @@ _PYTHON: Mapping[str, tuple[type, ...]] = {
     "Tensor": (torch.Tensor,),
     "Tensor[]": (list, tuple),
     "int": (int,),
-    "int[]": (list, tuple),
+    "int[]": (list, tuple, torch.Size),
     "float": (float, int),
     "Scalar": (float, int, bool),
     "bool": (bool,),
@@ -53,15 +53,13 @@ _BY_KIND: Mapping[str, str] = {
 
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
     """The tensors among a call's values, those of lists too, in order."""
-    return list(_tensors_in(values))
-
-
-def _tensors_in(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+    found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, list | tuple):
-            yield from (one for one in value if isinstance(one, torch.Tensor))
+            found += [one for one in value if isinstance(one, torch.Tensor)]
+    return found
 
 
 def with_tensors(values: Sequence[Any], change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, ...]:
@@ -112,7 +110,7 @@ class Parameter:
         """``value`` as this parameter's type, or ArgumentTypeError: 1 becomes 1.0 for a float, a list a tuple."""
         if value is None and self.optional:
             return None
-        if self.kind.endswith("[]") and type(value) in {list, tuple}:
+        if self.kind.endswith("[]") and type(value) in _PYTHON[self.kind]:
             one = Parameter(self.name, self.kind.removesuffix("[]"), False, _REQUIRED, False, False)
             return tuple(one._coerced(f"{op}: {self.name}[{place}]", each) for place, each in enumerate(value))
         return self._coerced(f"{op}: {self.name}", value)
@@ -178,7 +176,7 @@ class Schema:
         """Names of all that a call leaves to be judged: the outputs, then the arguments that it mutates."""
         return (*self.outputs, *(parameter.name for parameter in self.parameters if parameter.mutated))
 
-    @property
+    @cached_property
     def has_lists(self) -> bool:
         """Whether an argument is a list, e.g. ``Tensor[]``."""
         return any(parameter.kind.endswith("[]") for parameter in self.parameters)
@@ -194,7 +192,7 @@ class Schema:
         Raises ArgumentTypeError for too many, missing, repeated, unknown or mistyped arguments, and
         InvalidArgumentError for a tensor that is not dense.
         """
-        given = self._by_name(args, attributes)
+        given = by_name(self.parameters, args, attributes, self._refuse)
         return tuple(
             parameter.coerce(self.name, given.get(parameter.name, parameter.default)) for parameter in self.parameters
         )
@@ -209,31 +207,33 @@ class Schema:
 
     def check_kinds(self, args: Sequence[Kind], attributes: Mapping[str, Kind]) -> None:
         """Raise ArgumentTypeError as ``bind`` does, for a call of which only the kinds of its values are known."""
-        given = self._by_name(args, attributes)
+        given = by_name(self.parameters, args, attributes, self._refuse)
         for parameter in self.parameters:
             if parameter.name in given:
                 parameter.check_kind(self.name, given[parameter.name])
 
-    def _by_name(self, args: Sequence[Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
-        positional = [parameter for parameter in self.parameters if not parameter.keyword_only]
-        if len(args) > len(positional):
-            self._refuse(f"{len(args)} positional arguments given, at most {len(positional)} expected")
-        given = {parameter.name: value for parameter, value in zip(positional, args, strict=False)}
-        for name, value in attributes.items():
-            if name in given:
-                self._refuse(f"{name} was given twice")
-            if name not in self.names:
-                self._refuse(f"no argument {name!r}")
-            given[name] = value
-        missing = [
-            parameter.name for parameter in self.parameters if parameter.required and parameter.name not in given
-        ]
-        if missing:
-            self._refuse(f"missing {', '.join(missing)}")
-        return given
-
     def _refuse(self, message: str) -> NoReturn:
         refuse(f"{self.name}: {message}", hint=f"schema: {self.text}", kind=ArgumentTypeError)
+
+
+def by_name(
+    parameters: Sequence[Parameter], args: Sequence[Any], attributes: Mapping[str, Any], complain: Callable[[str], None]
+) -> dict[str, Any]:
+    """What a call gives to parameters, by name. ``complain`` raises for one too many, missing, repeated or unknown."""
+    positional = [parameter for parameter in parameters if not parameter.keyword_only]
+    if len(args) > len(positional):
+        complain(f"{len(args)} positional arguments given, at most {len(positional)} expected")
+    given = {parameter.name: value for parameter, value in zip(positional, args, strict=False)}
+    for name, value in attributes.items():
+        if name in given:
+            complain(f"{name} was given twice")
+        if name not in [parameter.name for parameter in parameters]:
+            complain(f"no argument {name!r}")
+        given[name] = value
+    missing = [parameter.name for parameter in parameters if parameter.required and parameter.name not in given]
+    if missing:
+        complain(f"missing {', '.join(missing)}")
+    return given
 
 
 def check_dense(what: str, tensor: torch.Tensor) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal
+from functools import cached_property, lru_cache
+from typing import Literal, TypeVar
 
 import torch
 
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, UnknownNameError
 
 Value = int | float | str | bool
 """What a dimension, a trait, a configuration's parameter or an attribute may be."""
+
+_Kind = TypeVar("_Kind")
 
 Layout = Literal["row-major", "transposed", "other"]
 """Class of a tensor's strides. Transposed: row-major but for the last two dimensions, which are exchanged."""
@@ -36,6 +38,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+@lru_cache(maxsize=64)
 def torch_dtype(name: str) -> torch.dtype:
     """``"bfloat16"`` -> ``torch.bfloat16``; raises InvalidArgumentError for anything else."""
     dtype = getattr(torch, name, None)
@@ -59,15 +62,9 @@ class TensorSpec:
         """The spec of a real, meta or fake tensor (the last two count as aligned)."""
         device = tensor.device
         low = tensor.data_ptr() & _LOW_BITS if type(tensor) in _IN_MEMORY and device.type != "meta" else 0
-        spec = object.__new__(cls)
-        # the dataclass's own __init__ takes three times as long
-        spec.__dict__.update(
-            shape=tuple(tensor.shape),
-            dtype=tensor.dtype,
-            strides=tensor.stride(),
-            device=device,
-            alignment=low & -low if low else FULL_ALIGNMENT,
-        )
+        spec = aligned_spec(tensor.shape, tensor.dtype, tensor.stride(), device)
+        if low:
+            spec.__dict__["alignment"] = low & -low
         return spec
 
     @classmethod
@@ -119,9 +116,22 @@ class TensorSpec:
         shape, strides = tuple(self.shape[place] for place in places), tuple(self.strides[place] for place in places)
         return replace(self, shape=shape, strides=strides)
 
+    def misaligned(self) -> TensorSpec:
+        """Such a tensor that does not start at a multiple of 16 bytes."""
+        return replace(self, alignment=min(self.dtype.itemsize, FULL_ALIGNMENT // 2))
+
     def empty(self, device: torch.device | None = None) -> torch.Tensor:
         """An uninitialised tensor with this shape, dtype and strides."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device or self.device)
+
+
+def aligned_spec(
+    shape: Iterable[int], dtype: torch.dtype, strides: tuple[int, ...], device: torch.device
+) -> TensorSpec:
+    """The spec of a fully aligned tensor, in a third of the time that the dataclass's own ``__init__`` takes."""
+    spec = object.__new__(TensorSpec)
+    spec.__dict__.update(shape=tuple(shape), dtype=dtype, strides=strides, device=device, alignment=FULL_ALIGNMENT)
+    return spec
 
 
 Argument = TensorSpec | tuple[TensorSpec, ...] | tuple[int, ...] | Value | None
@@ -142,7 +152,7 @@ class Watched(Mapping[str, Argument]):
 
     def __getitem__(self, name: str) -> Argument:
         value = self.all[name]
-        if type(value) is not TensorSpec:
+        if type(value) is not TensorSpec and not (type(value) is tuple and value and type(value[0]) is TensorSpec):
             self.read.add(name)
         return value
 
@@ -154,6 +164,9 @@ class Watched(Mapping[str, Argument]):
 
     def __len__(self) -> int:
         return len(self.all)
+
+
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -178,56 +191,67 @@ class Arguments:
         """Names of the attributes that were looked at so far; all of them where nobody watches."""
         return frozenset(self.values.read if isinstance(self.values, Watched) else self.values)
 
+    def read_by(self, function: Callable[[], _Made]) -> tuple[_Made, frozenset[str]]:
+        """What ``function()`` returns, and the names of the attributes that it looked at; see ``read``."""
+        if not isinstance(self.values, Watched):
+            return function(), self.read
+        read = self.values.read
+        before = set(read)
+        read.clear()  # views of these arguments share it
+        try:
+            made = function()
+            return made, frozenset(read)
+        finally:
+            read.update(before)
+
     def watched(self) -> Arguments:
         """These arguments with no attribute looked at yet."""
         return Arguments(self.op, Watched(self.all, set()), self.gradient)
 
     def __getitem__(self, name: str) -> Argument:
-        return self.values[name]
+        try:
+            return self.values[name]
+        except KeyError:
+            raise UnknownNameError("argument", name, self.all, f"of {self.op}") from None
 
     def tensor(self, name: str) -> TensorSpec:
         """The spec of a tensor that must be there."""
-        value = self.values[name]
-        if not isinstance(value, TensorSpec):
-            raise InvalidArgumentError(f"{self.op}: {name} must be a tensor, got {type(value).__name__}")
-        return value
+        return self._of_kind(name, TensorSpec, "a tensor")
 
     def optional_tensor(self, name: str) -> TensorSpec | None:
         """The spec of a tensor that may be None."""
-        return None if self.values[name] is None else self.tensor(name)
+        return None if self[name] is None else self.tensor(name)
 
     def tensors_of(self, name: str) -> tuple[TensorSpec, ...]:
         """The specs of a ``Tensor[]``; of a tensor alone, which may be left out, a tuple of one or none."""
-        return specs_in(self.values[name])
+        return specs_in(self[name])
 
     def integers(self, name: str) -> tuple[int, ...]:
         """The numbers of an ``int[]``."""
-        value = self.values[name]
-        assert isinstance(value, tuple)
-        return tuple(number for number in value if isinstance(number, int))
+        return tuple(number for number in self._of_kind(name, tuple, "an int[]") if isinstance(number, int))
 
     def integer(self, name: str) -> int:
         """An int attribute (the schema has coerced it)."""
-        value = self.values[name]
-        assert isinstance(value, int)
-        return value
+        return self._of_kind(name, int, "an int")
 
     def number(self, name: str) -> float:
         """A float or Scalar attribute (the schema has coerced it)."""
-        value = self.values[name]
-        assert isinstance(value, int | float)
-        return float(value)
+        value = self[name]
+        return float(value) if isinstance(value, int) else self._of_kind(name, float, "a number")
 
     def text(self, name: str) -> str:
         """A str attribute (the schema has coerced it)."""
-        value = self.values[name]
-        assert isinstance(value, str)
-        return value
+        return self._of_kind(name, str, "a str")
 
     def flag(self, name: str) -> bool:
         """A bool attribute (the schema has coerced it)."""
-        value = self.values[name]
-        assert isinstance(value, bool)
+        return self._of_kind(name, bool, "a bool")
+
+    def _of_kind(self, name: str, kind: type[_Kind], told: str) -> _Kind:
+        value = self[name]
+        if not isinstance(value, kind):
+            hint = f"arguments[{name!r}] is None where it is not given" if value is None else ""
+            raise InvalidArgumentError(f"{self.op}: {name} must be {told}, got {value!r:.80}", hint=hint)
         return value
 
     @cached_property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from ..errors import UnknownNameError
 from .specs import FULL_ALIGNMENT, Argument, Arguments, Layout, TensorSpec, Value, dtype_name, specs_in
@@ -28,17 +27,21 @@ class Traits:
     @property
     def arguments(self) -> Arguments | None:
         """Specs of the arguments as the problem sees them (``Op.view``); None where only dimensions are known."""
+        return self._given
+
+    @property
+    def _given(self) -> Arguments | None:
         if callable(self._source):
             self._source = self._source()
         return self._source
 
     def contiguous(self, name: str) -> bool:
         """Whether a tensor, or every one of a list, is row-major without gaps; True for one that is left out."""
-        return self._each(name, "contiguous", lambda spec: spec.is_contiguous)
+        return self._each(name, "contiguous")
 
     def aligned(self, name: str) -> bool:
         """Whether a tensor, or every one of a list, starts at a multiple of 16 bytes; True for one that is left out."""
-        return self._each(name, "aligned", lambda spec: spec.alignment >= FULL_ALIGNMENT)
+        return self._each(name, "aligned")
 
     def layout(self, name: str) -> Layout:
         """The class of a tensor's strides; of a list's tensors where all are of one class, otherwise "other"."""
@@ -49,7 +52,7 @@ class Traits:
 
     def present(self, name: str) -> bool:
         """Whether an optional argument is given."""
-        arguments = self.arguments
+        arguments = self._given
         return arguments is None or self._checked(arguments, name) is not None
 
     def dtype(self, name: str) -> str | None:
@@ -73,13 +76,15 @@ class Traits:
             raise UnknownNameError("trait", trait, _AGGREGATES)
         if trait in self._told or self.arguments is None:
             return bool(self._told.get(trait, True))
-        return all(_AGGREGATES[trait](spec) for value in self.arguments.all.values() for spec in specs_in(value))
+        specs = [spec for value in self.arguments.all.values() for spec in specs_in(value)]
+        self._told[trait] = holds = all(map(_AGGREGATES[trait], specs))
+        return holds
 
     def misaligned(self) -> Traits:
         """These traits for a call none of whose tensors starts at a multiple of 16 bytes."""
 
         def made() -> Arguments | None:
-            return None if self.arguments is None else self.arguments.mapped(_misaligned)
+            return None if self.arguments is None else self.arguments.mapped(TensorSpec.misaligned)
 
         return Traits(made, {**self._told, "aligned": False})
 
@@ -89,12 +94,12 @@ class Traits:
     def __repr__(self) -> str:
         return f"Traits(contiguous={self['contiguous']}, aligned={self['aligned']})"
 
-    def _each(self, name: str, trait: str, holds: Callable[[TensorSpec], bool]) -> bool:
+    def _each(self, name: str, trait: str) -> bool:
         specs = self._of(name)
-        return bool(self._told.get(trait, True)) if specs is None else all(map(holds, specs))
+        return bool(self._told.get(trait, True)) if specs is None else all(map(_AGGREGATES[trait], specs))
 
     def _of(self, name: str) -> tuple[TensorSpec, ...] | None:
-        arguments = self.arguments
+        arguments = self._given
         return None if arguments is None else specs_in(self._checked(arguments, name))
 
     def _checked(self, arguments: Arguments, name: str) -> Argument:
@@ -103,8 +108,55 @@ class Traits:
         return arguments.values[name]
 
 
-def _misaligned(spec: TensorSpec) -> TensorSpec:
-    return replace(spec, alignment=min(spec.dtype.itemsize, FULL_ALIGNMENT // 2))
+class OrdinaryTraits(Traits):
+    """Traits of arguments whose tensors are all row-major, aligned and without gradient.
+
+    They say so without a look at sizes, also of a call none of whose tensors is aligned, as ``misaligned()`` has it.
+    ``taken`` counts how often somebody took ``arguments``, who may have looked at anything.
+    """
+
+    __slots__ = ("_aligned", "taken")
+
+    def __init__(
+        self, source: Arguments, told: Mapping[str, Value] | None = None, aligned: OrdinaryTraits | None = None
+    ) -> None:
+        super().__init__(source, told)
+        self.taken = 0
+        self._aligned = aligned
+
+    @property
+    def arguments(self) -> Arguments | None:
+        """Specs of the arguments as the problem sees them."""
+        given = self._given
+        if self._aligned is None or given is None:
+            self.taken += 1
+            return given
+        self._aligned.taken += 1
+        return given.mapped(TensorSpec.misaligned)
+
+    @property
+    def gradient(self) -> bool:
+        """False."""
+        return False
+
+    def layout(self, name: str) -> Layout:
+        """Row-major."""
+        self._of(name)
+        return "row-major"
+
+    def misaligned(self) -> Traits:
+        """These traits for a call none of whose tensors starts at a multiple of 16 bytes."""
+        assert isinstance(self._source, Arguments)
+        return OrdinaryTraits(self._source, self._told, self)
+
+    def __getitem__(self, trait: str) -> bool:
+        if trait not in _AGGREGATES:
+            return super().__getitem__(trait)
+        return trait != "aligned" or self._aligned is None
+
+    def _each(self, name: str, trait: str) -> bool:
+        there = bool(self._of(name))
+        return not there or self[trait]
 
 
 _AGGREGATES: Mapping[str, Callable[[TensorSpec], bool]] = {

@@ -6,12 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-
-def _public_stream(index: int) -> int:
-    return int(torch.cuda.current_stream(index).cuda_stream)
-
-
-current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _public_stream)
+current_stream: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", lambda index: int(torch.cuda.current_stream(index).cuda_stream)
+)
 """``current_stream(index)``: the handle of this thread's current stream on device ``index``."""
 
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)

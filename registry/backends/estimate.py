@@ -1,37 +1,52 @@
-"""Estimates of the registers and shared memory that a configuration will need, for the constraints of a space."""
+"""Estimates of what a configuration needs of an SM, for the constraints of a space, and of how a kernel fills one."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from ..device import Device
 
 WARP = 32
 """Lanes assumed where the device has no warps: the CPU that Triton's interpreter runs on."""
 
-# KiB of one block (CUDA programming guide, table of compute capabilities)
-_SHARED_KIB = {
-    "sm_70": 96,
-    "sm_75": 64,
-    "sm_80": 163,
-    "sm_86": 99,
-    "sm_87": 163,
-    "sm_89": 99,
-    "sm_90": 227,
-    "sm_100": 227,
-    "sm_103": 227,
-    "sm_110": 227,
-    "sm_120": 99,
-    "sm_121": 99,
-    "gfx90a": 64,
-    "gfx942": 64,
-    "gfx950": 160,
+_REGISTERS = 65536
+_REGISTERS_OF_A_WARP = 256
+
+
+class _Multiprocessor(NamedTuple):
+    """Resident threads and blocks, KiB of shared memory, and how many of these the driver keeps for each block."""
+
+    threads: int
+    blocks: int
+    shared_kib: int
+    reserved_kib: int = 1
+
+
+_MULTIPROCESSORS = {
+    "sm_70": _Multiprocessor(2048, 32, 96, 0),
+    "sm_75": _Multiprocessor(1024, 16, 64, 0),
+    "sm_80": _Multiprocessor(2048, 32, 164),
+    "sm_86": _Multiprocessor(1536, 16, 100),
+    "sm_87": _Multiprocessor(1536, 16, 164),
+    "sm_89": _Multiprocessor(1536, 24, 100),
+    "sm_90": _Multiprocessor(2048, 32, 228),
+    "sm_100": _Multiprocessor(2048, 32, 228),
+    "sm_103": _Multiprocessor(2048, 32, 228),
+    "sm_110": _Multiprocessor(1536, 24, 228),
+    "sm_120": _Multiprocessor(1536, 24, 100),
+    "sm_121": _Multiprocessor(1536, 24, 100),
 }
+"""CUDA programming guide, table of technical specifications per compute capability."""
+
+_AMD_SHARED_KIB = {"gfx90a": 64, "gfx942": 64, "gfx950": 160}
 
 
 def shared_limit(architecture: str) -> int | None:
     """Bytes of shared memory that one program may use on ``"sm_90"``; None for an architecture not listed here."""
-    kibibytes = _SHARED_KIB.get(architecture)
+    found = _MULTIPROCESSORS.get(architecture)
+    kibibytes = found.shared_kib - found.reserved_kib if found else _AMD_SHARED_KIB.get(architecture)
     return None if kibibytes is None else kibibytes * 1024
 
 
@@ -56,7 +71,7 @@ def fits_registers(live: int, num_warps: int, device: Device, share: float = 1.0
     A thread has at most 255, and all the threads of a program at most the SM's.
     """
     count = threads(num_warps, device)
-    each = min(255, (device.registers or 65536) // count)
+    each = min(255, (device.registers or _REGISTERS) // count)
     return live / count <= share * each
 
 
@@ -74,3 +89,23 @@ def programs_per_multiprocessor(programs: int, device: Device) -> float:
 def row_multiple(size: int, limit: int = 16) -> int:
     """The greatest power of two up to ``limit`` that divides ``size``, and with it the offset of every row."""
     return math.gcd(size, limit)
+
+
+def occupancy(resources: Mapping[str, int], architecture: str) -> float | None:
+    """Resident warps as a fraction of an SM's most; None for an architecture or resources that are not known.
+
+    ``resources`` are an artifact's: registers a thread, shared bytes and threads a block.
+    """
+    limits, threads = _MULTIPROCESSORS.get(architecture), resources.get("threads", 0)
+    if limits is None or threads < 1 or "registers" not in resources:
+        return None
+    warps = -(-threads // WARP)
+    registers = -(-resources["registers"] * WARP // _REGISTERS_OF_A_WARP) * _REGISTERS_OF_A_WARP
+    shared = resources.get("shared_bytes", 0) + 1024 * limits.reserved_kib
+    blocks = min(
+        limits.blocks,
+        limits.threads // (warps * WARP),
+        _REGISTERS // max(registers, 1) // warps,
+        limits.shared_kib * 1024 // shared if shared else limits.blocks,
+    )
+    return blocks * warps / (limits.threads // WARP)

@@ -28,14 +28,18 @@ def launches_of(implementation: Implementation, given: Any) -> tuple[Launch, ...
 
 
 def argument_of(launch: Launch, kernel: str, name: str, signature: Signature) -> RunItem:
-    """The item of a run that an argument of a launch names. Raises MisnamedError with the names that there are."""
+    """The item of a run that an argument of a launch names.
+
+    Raises MisnamedError with the names that there are, InvalidDefinitionError for a list.
+    """
     found = signature.operands.get(name)
     if found is None:
-        groups = (signature.outputs, signature.arguments.all, signature.scratch, signature.prepared)
-        known = [each for group in groups for each in group]
-        raise MisnamedError("argument", name, known, f"of {kernel} in the Launch at {launch.place}")
+        raise MisnamedError("argument", name, signature.operands, f"of {kernel} in the Launch at {launch.place}")
     if isinstance(found.value, tuple):
-        _ = signature[name]  # a list: raises with the reason
+        raise InvalidDefinitionError(
+            f"{signature.arguments.op}: {name} is a list, which no kernel takes",
+            hint="run functional code that takes the list: returns_outputs = True",
+        )
     return found
 
 

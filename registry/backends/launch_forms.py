@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Generic, TypeVar
 
 from ..artifact import Signature
 from ..implementation import Launch
-from ..problem import exact
+from ..problem import exact_items
 
 MOST_FORMS = 8192
 """Of one backend. A form is some KiB; what is dropped is bound anew from the kernels, which stay loaded."""
@@ -15,16 +15,20 @@ MOST_FORMS = 8192
 _Form = TypeVar("_Form")
 
 
-def launch_key(launch: Launch, number: Callable[[int, Any], Hashable]) -> Hashable:
+def _type_alone(_place: int, value: Any) -> str:
+    return type(value).__name__
+
+
+def launch_key(launch: Launch, number: Callable[[int, Any], Hashable] = _type_alone) -> Hashable:
     """All of a launch that its compiled code may depend on: no extent of the grid but whether one of them is 0.
 
-    ``number(place, value)`` tells what code depends on of argument ``place``, which is a number.
+    ``number(place, value)`` tells what code depends on of argument ``place``, which is a number: its type if not given.
     """
     return (
         launch.kernel,
         tuple([arg if type(arg) is str else number(place, arg) for place, arg in enumerate(launch.args)]),
-        tuple([(name, exact(value)) for name, value in launch.constants.items()]),
-        tuple([(name, exact(value)) for name, value in launch.options.items()]),
+        exact_items(launch.constants),
+        exact_items(launch.options),
         tuple(launch.cluster),
         launch.shared_bytes,
         len(launch.grid),
@@ -32,7 +36,7 @@ def launch_key(launch: Launch, number: Callable[[int, Any], Hashable]) -> Hashab
     )
 
 
-def form_key(keys: Sequence[Hashable], signature: Signature, device: int, *others: Hashable) -> Hashable:
+def form_key(keys: Iterable[Hashable], signature: Signature, device: int, *others: Hashable) -> Hashable:
     """All that the compiled text of a run depends on; ``others`` is what a backend adds."""
     return (*keys, signature.form, device, *others)
 

@@ -15,7 +15,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from ..artifact import Built
-from ..device import Device
+from ..device import Device, installed_version
 from ..errors import InvalidDefinitionError, UnknownNameError, UnsupportedError
 from ..implementation import Implementation, Run, Tensors
 from ..problem import Problem
@@ -85,7 +85,7 @@ class LibraryFunction(Implementation):
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         """The library, or the function's package, that is missing; else the reasons of the given function."""
-        if self._library and not _version(self._library):
+        if self._library and not installed_version(self._library):
             return [f"{self._library} is not installed (pip install {self._library})"]
         package = self.definition[0].partition(".")[0]
         if isinstance(self._fn, str) and importlib.util.find_spec(package) is None:
@@ -109,7 +109,7 @@ class LibraryFunction(Implementation):
 
     def sources(self) -> Iterable[ModuleType | str]:
         """The library's version, the function's name, and the modules of both functions that are not the library's."""
-        yield f"{self._library} {_version(self._library)}" if self._library else ""
+        yield f"{self._library} {installed_version(self._library)}" if self._library else ""
         yield _told(self._fn)
         module = self.definition[0]
         if not _is_part_of(module, self._library):
@@ -169,15 +169,6 @@ def _imported(name: str, text: str) -> Callable[..., Any]:
             raise UnknownNameError(f"function of {module_name}", part, known)
     function: Callable[..., Any] = found
     return function
-
-
-@lru_cache(maxsize=256)
-def _version(library: str) -> str:
-    """The installed version of a distribution; "" where it is not installed."""
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 @lru_cache(maxsize=256)

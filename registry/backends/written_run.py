@@ -67,6 +67,11 @@ class Written:
     lines: Callable[[Operands], list[str]]
     names: Mapping[str, Any]
 
+    @property
+    def all_names(self) -> dict[str, Any]:
+        """All that the text reaches for."""
+        return {"k_no_memory": no_memory, **self.names}
+
 
 def no_memory() -> NoReturn:
     """Raise NotReadyError: a tensor that is given has elements and no memory."""
@@ -85,12 +90,7 @@ class WrittenRun:
     @cached_property
     def function(self) -> Callable[..., Any]:
         """The text as ``function(outputs, arguments, scratch)``."""
-        return function("run", ", ".join(_WHOLE), self.written.lines(Operands(_WHOLE)), names_of(self.written))
-
-
-def names_of(written: Written) -> dict[str, Any]:
-    """All that the text of a run reaches for."""
-    return {"k_no_memory": no_memory, **written.names}
+        return function("run", ", ".join(_WHOLE), self.written.lines(Operands(_WHOLE)), self.written.all_names)
 
 
 def written_of(run: object) -> Written | None:

@@ -12,12 +12,12 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from tuning_db import MissingDatabaseError, Store, TuningDBError
 
+from ..device import installed_version
 from ..errors import RegistryError
 from .display import text
 
@@ -64,13 +64,8 @@ def torch_check() -> Check:
     """PyTorch's version, and the CUDA or ROCm it was built for."""
     import torch
 
-    built = (
-        f"CUDA {torch.version.cuda}"
-        if torch.version.cuda
-        else f"HIP {torch.version.hip}"
-        if torch.version.hip
-        else "CPU"
-    )
+    versions = {"CUDA": torch.version.cuda, "HIP": torch.version.hip}
+    built = next((f"{name} {version}" for name, version in versions.items() if version), "CPU")
     return Check("torch", OK, f"{torch.__version__}, built for {built}")
 
 
@@ -85,18 +80,15 @@ def gpu_check() -> Check:
         names = ", ".join(f"{device} with {device.memory_bytes / 2**30:.0f} GiB" for device in devices)
         return Check("gpu", OK, f"{names}; driver {devices[0].software()['driver'] or 'unknown'}")
     if shutil.which("nvidia-smi") and (fault := _output(["nvidia-smi", "-L"])) and "GPU" in fault:
-        advice = (
-            "install a torch built for CUDA and as old as this driver"
-            if not torch.version.cuda
-            else "update the driver"
-        )
+        other_build = "install a torch built for CUDA and as old as this driver"
+        advice = "update the driver" if torch.version.cuda else other_build
         return Check("gpu", FAULT, f"there is one, but torch cannot use it ({fault.splitlines()[0]})", advice)
     return Check("gpu", ABSENT, "none; everything runs on the CPU")
 
 
 def triton_check() -> Check:
     """Triton's version; it must import, a launch is not tried."""
-    version = _version("triton")
+    version = installed_version("triton")
     if not version:
         return Check("triton", ABSENT, "not installed: no triton.* implementations", "pip install triton (Linux)")
     if fault := _import_fault("triton"):
@@ -128,9 +120,8 @@ def compiler_check() -> Check:
     try:
         build(_OPENMP, (), "doctor")
     except RegistryError as fault:
-        return Check(
-            "compiler", FAULT, f"{command} cannot compile: {_line(fault)}", "install its C++ library, or set CXX"
-        )
+        advice = "install its C++ library, or set CXX"
+        return Check("compiler", FAULT, f"{command} cannot compile: {_line(fault)}", advice)
     version = _output([*found.command, "--version"]).partition("\n")[0]
     return Check("compiler", OK, f"{version}, with OpenMP")
 
@@ -188,7 +179,7 @@ def shipped_check() -> Check:
     if not stale:
         return Check("shipped", OK, found)
     worst, why = stale[0]
-    return Check("shipped", OK, f"{found}; e.g. {text.named(worst.problem.op, worst.problem.dims)}: {why}", "run tune")
+    return Check("shipped", OK, f"{found}; e.g. {text.named(worst.problem)}: {why}", "run tune")
 
 
 def plugin_checks() -> Iterator[Check]:
@@ -240,13 +231,6 @@ def script_check() -> Check:
 
 def _line(fault: RegistryError) -> str:
     return " ".join(fault.message.split())[:200]
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _import_fault(module: str) -> str:

@@ -11,7 +11,7 @@ import typer
 
 from ..discovery.answers import no_implementation
 from ..errors import RegistryError, UnknownNameError
-from .options import Json, Plugins, catalog_with, split
+from .options import Json, Ops, Plugins, catalog_with, split
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -26,10 +26,6 @@ Architectures = Annotated[
     typer.Option(
         "--arch", metavar="ARCH", help="What to compile for: sm_80, sm_90, gfx942 ... Repeatable, or with commas."
     ),
-]
-Ops = Annotated[
-    list[str] | None,
-    typer.Option("--op", metavar="OP", help="Only this op. Repeatable, or with commas. Default: all."),
 ]
 Names = Annotated[
     list[str] | None,

@@ -9,17 +9,14 @@ import typer
 from tuning_db import Store
 
 from .display import text
-from .options import Database, split
+from .options import Database, Ops, split
 from .stored import stored_facts
 
 _HIGHEST_PORT = 65535
 
 
 def dashboard(
-    op: Annotated[
-        list[str] | None,
-        typer.Option("--op", metavar="OP", help="Only this op. Repeatable, or separated by commas. Default: all."),
-    ] = None,
+    op: Ops = None,
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", metavar="PORT", help="The port to listen on; 0 takes a free one.")
@@ -45,10 +42,6 @@ def dashboard(
     trials = sum(section.trials for section in facts.sections)
 
     def opened(url: str) -> None:
-        text.say(f"{_plural(studies)} with {text.plural(trials, 'trial')} at {url} (Ctrl-C ends it)")
+        text.say(f"{text.plural(studies, 'study')} with {text.plural(trials, 'trial')} at {url} (Ctrl-C ends it)")
 
     serve(storage, host, port, opened)
-
-
-def _plural(studies: int) -> str:
-    return "1 study" if studies == 1 else f"{studies} studies"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import typer
 
-from .checks import FAULT, Check, checks
+from .checks import FAULT, checks
 from .display import text
 from .options import Database, Json
 
@@ -22,14 +20,10 @@ def doctor(db: Database = None, json: Json = False) -> None:
     """
     found = list(checks(db))
     if json:
-        text.print_json([asdict(check) for check in found])
+        text.print_json(found)
     else:
         for check in found:
-            _show(check)
+            text.say(f"{_MARKS[check.state]}  {check.name:<14} {check.found}")
+            if check.advice:
+                text.say(f"{'':<22}-> {check.advice}")
     raise typer.Exit(1 if any(check.state == FAULT for check in found) else 0)
-
-
-def _show(check: Check) -> None:
-    text.say(f"{_MARKS[check.state]}  {check.name:<14} {check.found}")
-    if check.advice:
-        text.say(f"{'':<22}-> {check.advice}")

@@ -13,12 +13,12 @@ from tuning_db import ExchangeError, Store
 
 from ..errors import RegistryError, UnknownNameError
 from .display import text
-from .options import Database, check_stored_op
+from .options import Database, Op, check_stored_op
 
 
 def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write; - is stdout. Never overwritten.")],
-    op: Annotated[str | None, typer.Option("--op", metavar="OP", help="Only this op.")] = None,
+    op: Op = None,
     hardware: Annotated[
         str | None,
         typer.Option("--hardware", metavar="NAME", help="Only what was measured on this, e.g. 'NVIDIA H200'."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +9,7 @@ import yaml
 
 from ..errors import InvalidArgumentError
 from .display import text
-from .options import Database, DeviceName, Json, Plugins, catalog_with, check_database
+from .options import Database, DeviceName, Json, Plugins, catalog_with, check_database, device_of
 
 if TYPE_CHECKING:
     from ..contract import Op
@@ -32,25 +31,22 @@ def explain(
 
     For contiguous, aligned tensors without gradients. Nothing is compiled or run.
     """
-    from ..device import Device
     from ..dispatch.dispatcher import Dispatcher
 
     check_database(db)
-    there = Device.best() if device is None else Device.of(device)
     catalog = catalog_with(plugin)
     contract = catalog.op(op)
     problem = contract.problem_of(_dimensions(contract, dims))
-    told = Dispatcher(catalog, database=db).explain_problem(problem, there)
+    told = Dispatcher(catalog, database=db).explain_problem(problem, device_of(device))
     if json:
-        text.print_json(_data(told))
+        text.print_json(told)
     else:
         text.say(str(told))
 
 
 def _dimensions(op: Op, pairs: list[str]) -> dict[str, Any]:
     given: dict[str, Any] = {}
-    for pair in pairs:
-        name, value = _dimension(op, pair)
+    for name, value in (_dimension(op, pair) for pair in pairs):
         if name in given:
             raise InvalidArgumentError(f"{name} was given twice", hint=f"give each dimension of {op.name} once")
         given[name] = value
@@ -66,14 +62,3 @@ def _dimension(op: Op, pair: str) -> tuple[str, Any]:
         return name, yaml.safe_load(value)  # the same reading as in a shapes file
     except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError):
         return name, value  # dates that are none, brackets by the thousand: the check of dimensions tells
-
-
-def _data(value: object) -> object:
-    """``value`` as plain data: dataclasses become dictionaries, whatever JSON cannot hold becomes text."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _data(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, list | tuple):
-        return [_data(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _data(item) for key, item in value.items()}
-    return value if value is None or isinstance(value, int | float | str | bool) else text.plain(value)

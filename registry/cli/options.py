@@ -14,6 +14,7 @@ from ..errors import RegistryError
 if TYPE_CHECKING:
     from tuning_db import Store
 
+    from ..device import Device
     from ..discovery.catalog import Catalog
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
@@ -33,6 +34,9 @@ Plugins = Annotated[
 DeviceName = Annotated[
     str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:INDEX. Default: the GPU, if any.")
 ]
+SEVERAL = "Repeatable, or separated by commas."
+Op = Annotated[str | None, typer.Option("--op", metavar="OP", help="Only this op.")]
+Ops = Annotated[list[str] | None, typer.Option("--op", metavar="OP", help=f"Only this op. {SEVERAL} Default: all.")]
 
 
 def whole_number(text: str) -> int:
@@ -49,6 +53,13 @@ def number(text: str) -> float:
         return float(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is no number") from None
+
+
+def device_of(name: str | None) -> Device:
+    """The device of that name; without a name the GPU, if any, else the CPU."""
+    from ..device import Device
+
+    return Device.best() if name is None else Device.of(name)
 
 
 def catalog_with(plugins: Iterable[Path] | None) -> Catalog:
@@ -77,7 +88,7 @@ def split(option: str, values: Iterable[str] | None) -> list[str]:
 
 def check_stored_op(op: str | None, store: Store) -> None:
     """Raises UnknownNameError for an op that is neither installed nor, from a plugin that is gone, in the database."""
-    if op is not None and not store.trials(op=op):
+    if op is not None and not store.trials(op=op, limit=1):
         catalog_with(None).op(op)
 
 

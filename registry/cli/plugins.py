@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from .display import text
@@ -23,7 +22,7 @@ def plugins(plugin: Plugins = None, json: Json = False) -> None:
         warnings.simplefilter("ignore")  # the faults are in the listing
         reports = catalog.plugins()
     if json:
-        text.print_json([asdict(report) for report in reports])
+        text.print_json(reports)
         return
     text.print_table(
         ["plugin", "distribution", "version", "API", "ops", "implementations", "load ms", "state"],

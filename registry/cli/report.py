@@ -6,28 +6,24 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tuning_db import Store
+from tuning_db.records import now
 
+from .. import __version__
 from ..errors import RegistryError
 from .display import text
-from .options import Database, split
+from .options import Database, Ops, split
 from .stored import stored_facts
-
-if TYPE_CHECKING:
-    from ..report.facts import Facts
 
 _HEAD_BYTES = 2048
 
 
 def report(
-    op: Annotated[
-        list[str] | None,
-        typer.Option("--op", metavar="OP", help="Only this op. Repeatable, or separated by commas. Default: all."),
-    ] = None,
+    op: Ops = None,
     db: Database = None,
     out: Annotated[
         Path, typer.Option("--out", metavar="FILE", help="Where to write; - is stdout. An older report is replaced.")
@@ -38,25 +34,19 @@ def report(
 
     Winners, times, the search, the finals and the environment; it needs no network and can be mailed.
     """
+    from ..report.page import render
+
     ops = split("--op", op)
     if str(out) != "-":
         check_out(out, force=force)
     with Store.open(db, create=False, migrate=False) as store:
-        page = _page(stored_facts(store, ops))
+        facts = stored_facts(store, ops)
+    page = render(facts, version=__version__, created=now())
     if str(out) == "-":
         sys.stdout.write(page)
         return
     write(page, out)
     text.say(f"{out.resolve()} written ({len(page.encode()) / 1e6:.1f} MB)")
-
-
-def _page(facts: Facts) -> str:
-    from tuning_db.records import now
-
-    from .. import __version__
-    from ..report.page import render
-
-    return render(facts, version=__version__, created=now())
 
 
 def check_out(path: Path, *, force: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,13 +12,12 @@ from tuning_db import Store
 from ..errors import RegistryError, UnknownNameError
 from .display import text
 from .display.winners_table import COMPILED, verdict, with_reason
-from .options import Database, Json, check_stored_op, split
+from .options import SEVERAL, Database, Json, Op, check_stored_op, device_of, split
 from .stored import baselines_of
 
 if TYPE_CHECKING:
     from tuning_db import Decision, Interval, Trial
 
-SEVERAL = "Repeatable, or separated by commas."
 STATUSES = frozenset(
     {
         "ok", "unsupported", "compile_error", "out_of_resources", "wrong_result", "nondeterministic", "timeout",
@@ -31,7 +30,7 @@ _RATIOS = ["× default", "× torch", "× compile"]
 
 
 def results(
-    op: Annotated[str | None, typer.Option("--op", metavar="OP", help="Only this op.")] = None,
+    op: Op = None,
     device: Annotated[
         str | None,
         typer.Option(
@@ -56,7 +55,7 @@ def results(
     not enter the finals.
     """
     wanted = _statuses(status, trials=trials)
-    hardware = None if device is None else _hardware(device)
+    hardware = None if device is None else device_of(device).hardware()
     with Store.open(db, create=False, migrate=False) as store:
         check_stored_op(op, store)
         if trials:
@@ -78,12 +77,6 @@ def _statuses(given: list[str] | None, *, trials: bool) -> frozenset[str]:
     for name in sorted(wanted - STATUSES):
         raise UnknownNameError("status", name, STATUSES)
     return wanted
-
-
-def _hardware(device: str) -> Mapping[str, Any]:
-    from ..device import Device
-
-    return Device.of(device).hardware()
 
 
 def why_out(winner: Decision, store: Store) -> str:
@@ -117,44 +110,50 @@ def _print_winners(winners: Sequence[Decision], out: Sequence[str], *, json: boo
 
 def _winner_row(winner: Decision, out: str, baseline: str) -> list[str]:
     return [
-        text.named(winner.problem.op, winner.problem.dims),
+        text.named(winner.problem),
         _name(winner),
         winner.candidate.implementation,
         text.pairs(winner.candidate.config),
         text.microseconds(winner.median_us),
-        text.ratio(_fraction(winner)),
+        text.ratio(winner.fraction_of_floor),
         _interval(winner.default_ratio),
-        text.ratio(_over(winner, baseline)),
-        text.ratio(_over(winner, COMPILED)),
+        text.ratio(winner.time_over(baseline)),
+        text.ratio(winner.time_over(COMPILED)),
         with_reason(verdict(winner.verdict, winner.candidate.implementation, winner.ties), out),
         f"{winner.created:%Y-%m-%d %H:%M}",
     ]
 
 
 def _winner_data(winner: Decision, out: str) -> dict[str, object]:
+    default = winner.default_ratio
     return {
-        "op": winner.problem.op,
-        "dims": dict(winner.problem.dims),
-        "hardware": dict(winner.environment.hardware),
-        "software": dict(winner.environment.software),
-        "implementation": winner.candidate.implementation,
-        "config": dict(winner.candidate.config),
-        "median_us": winner.median_us,
+        **_data(winner),
+        "software": winner.environment.software,
         "floor_us": winner.floor_us,
-        "fraction_of_floor": _fraction(winner),
-        "speedup": dict(winner.baselines),
+        "fraction_of_floor": winner.fraction_of_floor,
+        "speedup": winner.baselines,
         "ratio": winner.ratio,
         "interval": [winner.lo, winner.hi],
-        "default_ratio": None if winner.default_ratio is None else winner.default_ratio.value,
-        "default_interval": None
-        if winner.default_ratio is None
-        else [winner.default_ratio.low, winner.default_ratio.high],
+        "default_ratio": None if default is None else default.value,
+        "default_interval": None if default is None else [default.low, default.high],
         "noise": winner.aa,
-        "ties": list(winner.ties),
+        "ties": winner.ties,
         "verdict": winner.verdict,
         "reason": out,
-        "protocol": {"regime": winner.protocol.regime, **winner.protocol.details},
-        "created": winner.created.isoformat(),
+    }
+
+
+def _data(record: Decision | Trial) -> dict[str, object]:
+    """The facts that a winner and a trial have alike."""
+    return {
+        "op": record.problem.op,
+        "dims": record.problem.dims,
+        "hardware": record.environment.hardware,
+        "implementation": record.candidate.implementation,
+        "config": record.candidate.config,
+        "median_us": record.median_us,
+        "protocol": {"regime": record.protocol.regime, **record.protocol.details},
+        "created": record.created.isoformat(),
     }
 
 
@@ -171,7 +170,7 @@ def _print_trials(trials: Sequence[Trial], *, json: bool) -> None:
 
 def _trial_row(trial: Trial) -> list[str]:
     return [
-        text.named(trial.problem.op, trial.problem.dims),
+        text.named(trial.problem),
         _name(trial),
         trial.candidate.implementation,
         text.pairs(trial.candidate.config),
@@ -191,22 +190,8 @@ def _disturbances(trial: Trial) -> Iterator[str]:
 
 
 def _trial_data(trial: Trial) -> dict[str, object]:
-    return {
-        "op": trial.problem.op,
-        "dims": dict(trial.problem.dims),
-        "hardware": dict(trial.environment.hardware),
-        "implementation": trial.candidate.implementation,
-        "config": dict(trial.candidate.config),
-        "status": trial.status,
-        "message": trial.message,
-        "median_us": trial.median_us,
-        "samples": list(trial.samples),
-        "censored": trial.censored,
-        "stop_reason": trial.stop_reason,
-        "details": dict(trial.details),
-        "protocol": {"regime": trial.protocol.regime, **trial.protocol.details},
-        "created": trial.created.isoformat(),
-    }
+    names = ("status", "message", "samples", "censored", "stop_reason", "details")
+    return {**_data(trial), **{name: getattr(trial, name) for name in names}}
 
 
 def _interval(ratio: Interval | None) -> str:
@@ -216,11 +201,3 @@ def _interval(ratio: Interval | None) -> str:
 
 def _name(record: Decision | Trial) -> str:
     return str(record.environment.hardware.get("name", "-"))
-
-
-def _fraction(winner: Decision) -> float | None:
-    return winner.floor_us / winner.median_us if winner.floor_us else None
-
-
-def _over(winner: Decision, implementation: str) -> float | None:
-    return 1.0 if winner.candidate.implementation == implementation else winner.baselines.get(implementation)

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import app as application
-from .options import Database, DeviceName, Json, Plugins, catalog_with, number, split, whole_number
+from .options import SEVERAL, Database, DeviceName, Json, Plugins, catalog_with, device_of, number, split, whole_number
 
 if TYPE_CHECKING:
     from ..device import Device
     from ..discovery.catalog import Catalog
-    from ..problem import Problem
     from ..tuner.events import Result
-    from ..tuner.run import Budget
+    from ..tuner.shapes.shapes import Shapes as ToldShapes
     from .display.progress import Display
 
 UNDECIDED = 1
-SEVERAL = "Repeatable, or separated by commas."
 
 Shapes = Annotated[
     Path,
@@ -82,80 +78,36 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     """
     _check_positive("--budget", budget)
     _check_positive("--trials", trials)
+    ops, names = split("--op", op), split("--implementations", implementations)
     from ..tuner.processes import spawning
     from ..tuner.workers import preloading
 
     # the processes of the run import torch while this one reads the file
     with spawning.kept(preloading.ENTRY, now=not dry_run):
-        work = _work(shapes, split("--op", op), split("--implementations", implementations), device, plugin)
-        if dry_run:
-            _show_plan(work, json=json)
-            return
-        from ..tuner.run import Budget
+        from ..tuner.shapes.shapes import read_shapes
 
-        limits = Budget(seconds=budget, trials=trials)
+        there, catalog = device_of(device), catalog_with(plugin)
+        told = read_shapes(shapes, catalog, ops)
+        if dry_run:
+            _show_plan(told, catalog, there, names, json=json)
+            return
+        from ..tuner import run
+
+        limits = run.Budget(seconds=budget, trials=trials)
         with _display(json) as display:
-            results = _run(work, db, limits, display, retune=retune, regime=regime)
-    _tell(results, display, json=json)
+            results = run.tune(
+                told.all, catalog=catalog, device=there, database=db, budget=limits, implementations=names,
+                retune=retune, regime=regime, observer=display, counts=told.counts,
+            )  # fmt: skip
+    display.conclude(results)
     raise typer.Exit(_exit_code(results, display))
 
 
-@dataclass(frozen=True)
-class _Work:
-    """The work that the options name: problems, implementations, device and database."""
-
-    problems: tuple[Problem, ...]
-    counts: Mapping[Problem, int]
-    implementations: list[str]
-    catalog: Catalog
-    device: Device
-
-
-def _work(
-    shapes: Path, ops: list[str], implementations: list[str], device: str | None, plugins: list[Path] | None
-) -> _Work:
-    from ..device import Device
-    from ..tuner.shapes.shapes import all_problems, read_shapes
-
-    there = Device.best() if device is None else Device.of(device)
-    catalog = catalog_with(plugins)
-    told = read_shapes(shapes, catalog, ops)
-    return _Work(tuple(all_problems(told.problems)), told.counts, implementations, catalog, there)
-
-
-def _show_plan(work: _Work, *, json: bool) -> None:
+def _show_plan(told: ToldShapes, catalog: Catalog, device: Device, names: list[str], *, json: bool) -> None:
     from ..tuner.planning.problems import plan
     from .display.dry_run import show
 
-    show(plan(work.problems, work.catalog, work.device, work.implementations), work.device, json=json)
-
-
-def _run(
-    work: _Work, db: str | None, limits: Budget, display: Display, *, retune: bool, regime: str
-) -> tuple[Result, ...]:
-    from ..tuner.run import tune as run
-
-    return run(
-        work.problems,
-        catalog=work.catalog,
-        device=work.device,
-        database=db,
-        budget=limits,
-        implementations=work.implementations,
-        retune=retune,
-        regime=regime,
-        observer=display,
-        counts=work.counts,
-    )
-
-
-def _tell(results: tuple[Result, ...], display: Display, *, json: bool) -> None:
-    if json:
-        from .display.progress import say_results
-
-        say_results(results)
-    else:
-        _conclude(results, display)
+    show(plan(told.all, catalog, device, names), device, json=json)
 
 
 def _check_positive(option: str, value: float | None) -> None:
@@ -169,23 +121,6 @@ def _display(json: bool) -> Display:
     if json:
         return JsonLines()
     return LiveDisplay() if sys.stdout.isatty() else PlainLines()
-
-
-def _conclude(results: tuple[Result, ...], display: Display) -> None:
-    from .display import changes, text, winners_table
-
-    if results:
-        text.say()
-        winners_table.print_results(results)
-        text.say()
-    for line in winners_table.failure_lines(display.failed):
-        text.say(line)
-    if any(result.incumbent for result in results):
-        changes.print_changes(results)
-        text.say()
-    if display.ended is not None:
-        for line in changes.run_lines(display.ended, len(results), len(display.skipped)):
-            text.say(line)
 
 
 def _exit_code(results: tuple[Result, ...], display: Display) -> int:

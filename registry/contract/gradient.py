@@ -14,6 +14,9 @@ class Backward:
     ``grad_<input>``. It may take ``bool need_<input>``: False where nobody needs the gradient of that input, whose
     output may then be empty. ``op`` None: the gradient of every input is that of the one output, and nothing runs.
 
+    The gradients of a list of tensors are one output, which holds them one after another, each row-major: of tensors of
+    one shape, stacked. Its ``need_`` is a bool, or an ``int[]`` of 0 and 1 for each tensor.
+
     differentiable  outputs that a gradient comes back for. None: those whose ``grad_<output>`` the backward op takes;
                     by the reference the first output. Others, and all that are not floating, have no gradient
     by_reference    see ``Backward.reference``
@@ -31,6 +34,11 @@ class Backward:
         For an op without a backward kernel of its own. Only gradients that are needed are computed.
         """
         return cls(None, (), differentiable, by_reference=True)
+
+    @classmethod
+    def none(cls) -> Backward:
+        """No output has a gradient, such as an index or a quantised tensor: all have ``requires_grad=False``."""
+        return cls(None, (), (), by_reference=True)
 
     def differentiable_of(self, outputs: tuple[str, ...], taken: Collection[str] = ()) -> tuple[str, ...]:
         """Those of ``outputs`` that a gradient comes back for; ``taken`` are the backward op's parameters."""

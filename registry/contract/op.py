@@ -13,6 +13,9 @@ import torch
 from ..arguments.inputs import posed_by_inputs
 from ..arguments.loaded_parameters import loaded_parameters
 from ..arguments.schema import Schema, tensors_in
+from ..arguments.specs import aligned_spec
+from ..arguments.traits import OrdinaryTraits
+from ..author_code import at
 from ..errors import InvalidArgumentError, InvalidDefinitionError, UnknownNameError
 from ..problem import (
     Arguments,
@@ -25,6 +28,7 @@ from ..problem import (
     check_choices,
     torch_dtype,
 )
+from .fake import RowMajor
 from .gradient import Backward
 from .packed_call import Packed
 from .tolerance import Comparator, Floor, Tolerance
@@ -116,6 +120,9 @@ class Op:
             )
         if self.parsed.name != self.name:
             raise InvalidDefinitionError(f"op {self.name!r}: its schema is named {self.parsed.name!r}")
+        self._freeze_names()
+        if not isinstance(self.tolerance, Tolerance):
+            raise InvalidDefinitionError(f"op {self.name!r}: its tolerance is {self.tolerance!r:.80}")
         object.__setattr__(self, "static", self.static | self.choices.keys() | self.distributions.keys())
         if both := self.static & self.dynamic:
             raise InvalidDefinitionError(f"op {self.name!r}: {sorted(both)} both static and dynamic")
@@ -127,6 +134,10 @@ class Op:
         if not self.kinds:
             raise InvalidDefinitionError(f"op {self.name!r}: no input kinds")
         tensors = [parameter.name for parameter in self.parsed.parameters if parameter.holds_tensors]
+        if not tensors:
+            raise InvalidDefinitionError(
+                f"op {self.name!r}: it takes no tensor", hint="a call runs on the device of its tensors: take one"
+            )
         for name in sorted(self.weights.difference(tensors)):
             raise InvalidDefinitionError(f"op {self.name!r}: weights: {UnknownNameError('tensor', name, tensors)}")
         for name, values in self._named_values.items():
@@ -137,6 +148,12 @@ class Op:
                 raise InvalidDefinitionError(
                     f"op {self.name!r}: {UnknownNameError('result', name, self.parsed.results)}"
                 )
+
+    def _freeze_names(self) -> None:
+        for given in ("static", "dynamic", "weights"):
+            if isinstance(names := getattr(self, given), str):
+                raise InvalidDefinitionError(f"op {self.name!r}: {given} is {names!r}", hint=f"expected {{{names!r}}}")
+            object.__setattr__(self, given, frozenset(names))
 
     @cached_property
     def parsed(self) -> Schema:
@@ -181,15 +198,20 @@ class Op:
     @cached_property
     def fake_reads(self) -> frozenset[str]:
         """Names of the parameters that ``fake`` looks at, as far as its code tells; all of them without a fake."""
-        return frozenset(self.parsed.names) if self.fake is None else loaded_parameters(self.fake, self.parsed.names)
+        names = self.parsed.names
+        if not isinstance(self.fake, RowMajor):
+            return frozenset(names) if self.fake is None else loaded_parameters(self.fake, names)
+        return self.fake.reads(names)
 
     def output_specs(self, arguments: Arguments, device: torch.device) -> dict[str, TensorSpec]:
         """Name, shape, dtype and strides of the outputs, from ``fake`` run on meta tensors."""
+        if isinstance(self.fake, RowMajor):
+            return self.new_output_specs(arguments, device)
         # 0.0 equals -0.0
         told = tuple([repr(value) if isinstance(value, float) else value for value in arguments.all.values()])
         found = self._outputs.get((told, device))
         if found is None:
-            found = self._outputs_of(arguments, device)
+            found = self.new_output_specs(arguments, device)
             if len(self._outputs) >= _MOST_KEPT:
                 self._outputs.clear()
             self._outputs[told, device] = found
@@ -200,11 +222,20 @@ class Op:
         """Results of ``output_specs``: to ask ``fake`` takes longer than to bind a plan."""
         return {}
 
-    def _outputs_of(self, arguments: Arguments, device: torch.device) -> dict[str, TensorSpec]:
-        outputs = (self.fake or self.reference)(*map(_on_meta, arguments.all.values()))
+    def new_output_specs(self, arguments: Arguments, device: torch.device) -> dict[str, TensorSpec]:
+        """``output_specs`` of arguments that were not met before, and are not likely to be met again."""
+        names = self.parsed.outputs
+        specs = self.fake.specs(arguments.all, device) if isinstance(self.fake, RowMajor) else None
+        if specs is not None:
+            return dict(zip(names, specs, strict=True))
+        fake = self.fake or self.reference
+        outputs = as_tuple(fake(*map(_on_meta, arguments.all.values())))
+        if len(outputs) != len(names) or not all(isinstance(tensor, torch.Tensor) for tensor in outputs):
+            told = f"its fake returned {', '.join(type(tensor).__name__ for tensor in outputs) or None}"
+            raise self._fault(fake, told, f"expected a tensor for each of its outputs: {', '.join(names) or 'none'}")
         return {
-            name: TensorSpec(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()), device)
-            for name, tensor in zip(self.parsed.outputs, as_tuple(outputs), strict=True)
+            name: aligned_spec(tensor.shape, tensor.dtype, tensor.stride(), device)
+            for name, tensor in zip(names, outputs, strict=True)
         }
 
     def result_specs(self, arguments: Arguments, device: torch.device) -> list[TensorSpec]:
@@ -225,16 +256,44 @@ class Op:
         """``inputs`` as the values of a bound call: the schema's in order, coerced."""
         return self.parsed.coerced(self.inputs(problem, kind, generator))
 
-    def pose(self, arguments: Arguments, like: Problem | None = None) -> Problem:
-        """The problem that a call's arguments pose, with its traits. What data are like is taken over from ``like``."""
-        posed = self.problem(arguments)
-        dims = dict(posed.dims if isinstance(posed, Problem) else posed)
+    def pose(self, arguments: Arguments, like: Problem | None = None, *, ordinary: bool = False) -> Problem:
+        """The problem that a call's arguments pose, with its traits. What data are like is taken over from ``like``.
+
+        ``ordinary``: all tensors are row-major and aligned and need no gradient.
+        """
+        dims = self._posed_dims(arguments, checked=not ordinary)
         for name, texts in self.distributions.items():
             dims[name] = texts[0] if like is None else like.dims[name]
         for name, values in self.choices.items():
             check_choice(self.name, name, dims.get(name), values)
-        source = arguments if self.view is None else partial(self.view, arguments)
-        return Problem(self.name, dims, Traits(source, {"mixed": True} if self._is_mixed(arguments) else None))
+        told = {"mixed": True} if self.alike and self._is_mixed(arguments) else None
+        view = self.view
+        if ordinary and (view is None or view(arguments) is arguments):
+            return Problem(self.name, dims, OrdinaryTraits(arguments, told))
+        return Problem(self.name, dims, Traits(arguments if view is None else partial(view, arguments), told))
+
+    def _posed_dims(self, arguments: Arguments, checked: bool) -> dict[str, Value]:
+        """The dimensions that ``problem`` tells. ``checked``: raises InvalidDefinitionError for any but the op's.
+
+        A call like one that was answered is not checked again: its numbers alone are others.
+        """
+        posed: Any = self.problem(arguments)
+        dims = posed.dims if isinstance(posed, Problem) else posed
+        if not checked:
+            return dict(dims)
+        if not isinstance(dims, Mapping):
+            raise self._fault(self.problem, f"problem() returned {dims!r:.80}", "expected a value for each dimension")
+        if {*self.static, *self.dynamic} != {*dims, *self.distributions}:
+            wanted = ", ".join(sorted((self.static | self.dynamic) - self.distributions.keys()))
+            raise self._fault(self.problem, f"problem() gives {', '.join(dims)}", f"its dimensions are {wanted}")
+        for name, value in dims.items():
+            if not isinstance(value, int | float | str):
+                told = f"problem() gives {name} as {value!r:.80}, a {type(value).__name__}"
+                raise self._fault(self.problem, told, "expected an int, float, str or bool, such as a dtype's name")
+        return dict(dims)
+
+    def _fault(self, function: object, told: str, hint: str) -> InvalidDefinitionError:
+        return InvalidDefinitionError(f"op {self.name!r}: {told}{at(function)}", hint=hint)
 
     def _is_mixed(self, arguments: Arguments) -> bool:
         pairs = ((arguments[name], arguments[other]) for name, other in self.alike.items())
@@ -295,7 +354,10 @@ def _spec(value: Any) -> Any:
     return tuple(map(_spec, value)) if isinstance(value, list | tuple) else value
 
 
+_META = torch.device("meta")
+
+
 def _on_meta(value: Any) -> Any:
     if isinstance(value, TensorSpec):
-        return value.empty(torch.device("meta"))
+        return torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device=_META)
     return tuple(map(_on_meta, value)) if isinstance(value, tuple) else value

@@ -42,10 +42,8 @@ class Tolerance:
     def by_values(self) -> bool:
         """Whether ``scale`` takes the call's arguments."""
         parameters = inspect.signature(self.scale).parameters.values()
-        return sum(one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD} for one in parameters) >= _WITH_VALUES
+        return sum(one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD} for one in parameters) > 2
 
-
-_WITH_VALUES = 3
 
 Tensors = Mapping[str, torch.Tensor]
 

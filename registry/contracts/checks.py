@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
+from ..contract import RowMajor
 from ..errors import InvalidArgumentError
 from ..problem import Arguments, Problem, TensorSpec, Value, dtype_name
 from ..tracing import refuse
@@ -15,6 +16,9 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 WIDE = (*FLOATS, torch.float64)
 """float64 is for torch.autograd.gradcheck, and for who must have it; kernels of the box run the others."""
 HALVES = (torch.float16, torch.bfloat16)
+
+AS_FIRST = RowMajor(lambda first, *_: [(first.shape, first.dtype)])
+"""The fake of one row-major output with the shape and dtype of the first tensor."""
 
 
 def shape_text(shape: Iterable[int]) -> str:
@@ -93,6 +97,11 @@ def one_of(problem: Problem, name: str, values: Iterable[Value]) -> None:
         raise InvalidArgumentError(
             f"{problem.op}: {name} must be one of {', '.join(map(str, known))}, got {given!r:.80}"
         )
+
+
+_SIZES = ((torch.float64, 1000), *((dtype, n) for dtype in FLOATS for n in (1, 7, 1000, 4096, 65_537)))
+ELEMENTS: tuple[dict[str, Value], ...] = tuple({"n": n, "dtype": dtype_name(dtype)} for dtype, n in _SIZES)
+"""Small problems of elements; one in float64."""
 
 
 def row_examples() -> tuple[dict[str, Value], ...]:

@@ -1,26 +1,31 @@
-"""vector_add, square and gelu: one output element from the same element of each input."""
+"""vector_add, square and gelu: one output element from the same element of each input.
+
+They take float32, float16, bfloat16 and float64. Not float8 or integers: torch adds and multiplies no float8 tensor,
+whose numbers mean nothing without a scale that these schemas do not have; integers wrap around, where the tolerance of
+a rounded result says nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from ..contract import Backward, Floor, Op, Tolerance
+from ..contract import Backward, RowMajor, Tolerance
 from ..errors import InvalidArgumentError
 from ..problem import Arguments, Problem, Value, dtype_name
 from . import fills
-from .checks import FLOATS, float_dtype, float_tensor, positive, same_dtype, shape_text
+from .checks import float_tensor, shape_text
+from .families import elementwise_op
 from .rounding import fp32_error, fp32_weight, underflow, units
 
 APPROXIMATIONS = ("none", "tanh")
 KINDS = ("normal", "outliers", "spike_last", "constant", "special")
-SIZES = (1, 7, 1000, 4096, 65_537)
 
 
 def add_reference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``x + y``, any shape."""
+    """``x + y``, any shape; of two dtypes the result has the one that torch promotes them to, computed in it."""
     return x + y
 
 
@@ -30,30 +35,21 @@ def square_reference(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_reference(x: torch.Tensor, approximate: str = "tanh") -> torch.Tensor:
-    """``x * Phi(x)``, or its tanh approximation (Hendrycks and Gimpel, 2016); torch computes halves in fp32."""
+    """``x * Phi(x)``, or its tanh approximation (Hendrycks and Gimpel, 2016); torch computes halves in fp32.
+
+    The default is the approximation, as most language models have it; torch's own default is ``"none"``.
+    """
     return torch.nn.functional.gelu(x, approximate=approximate)
 
 
 def _add_problem(arguments: Arguments) -> Mapping[str, Value]:
-    x, y = float_tensor(arguments, "x"), arguments.tensor("y")
+    x, y = float_tensor(arguments, "x"), float_tensor(arguments, "y")
     if x.shape != y.shape:
         raise InvalidArgumentError(
             f"{arguments.op}: x is {shape_text(x.shape)} but y is {shape_text(y.shape)}",
             hint="shapes must be equal; torch.broadcast_tensors(x, y) makes them so",
         )
-    same_dtype(arguments.op, ("x", x), ("y", y))
-    return {"n": x.numel, "dtype": dtype_name(x.dtype)}
-
-
-def square_problem(arguments: Arguments) -> Mapping[str, Value]:
-    """Dimensions of ``x``, forward and backward."""
-    x = float_tensor(arguments, "x")
-    return {"n": x.numel, "dtype": dtype_name(x.dtype)}
-
-
-def gelu_problem(arguments: Arguments) -> Mapping[str, Value]:
-    """Dimensions of ``x`` and the approximation, forward and backward."""
-    return {**square_problem(arguments), "approximate": arguments.text("approximate")}
+    return {"n": x.numel, "dtype": dtype_name(torch.promote_types(x.dtype, y.dtype))}
 
 
 def filled(
@@ -84,27 +80,14 @@ def _special_values(problem: Problem) -> list[float]:
     return [*values, finite.max, finite.min, torch.inf, -torch.inf]
 
 
-def _add_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
-    return filled(problem, kind, generator, 1.5), filled(problem, kind, generator, 0.25, reverse=True)
+def inputs_at(*levels: float) -> Callable[[Problem, str, torch.Generator], tuple[Any, ...]]:
+    """Inputs of an elementwise op: a tensor for each level, those below 1 with the special values reversed."""
 
+    def inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+        tensors = [filled(problem, kind, generator, level, reverse=level < 1) for level in levels]
+        return (*tensors, problem.approximate) if "approximate" in problem.dims else tuple(tensors)
 
-def _square_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
-    return (filled(problem, kind, generator, 1.5),)
-
-
-def _gelu_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
-    return filled(problem, kind, generator, 1.5), problem.approximate
-
-
-def elementwise_floor(tensors: int, flop: int, problem: Problem) -> Floor:
-    """``tensors`` of n elements cross memory; ``flop`` an element."""
-    return Floor(bytes=tensors * problem.n * problem.torch_dtype.itemsize, flop=flop * problem.n)
-
-
-def check_elementwise(problem: Problem) -> None:
-    """Dimensions that some call could have."""
-    positive(problem, "n")
-    float_dtype(problem)
+    return inputs
 
 
 def magnitude(_: Problem, reference: torch.Tensor) -> torch.Tensor:
@@ -128,57 +111,37 @@ GELU_TOLERANCE = Tolerance(
     scale=_gelu_magnitude,
 )
 
-_CASES = ((torch.float64, 1000), *((dtype, n) for dtype in FLOATS for n in SIZES))
-EXAMPLES: tuple[dict[str, Value], ...] = tuple({"n": n, "dtype": dtype_name(dtype)} for dtype, n in _CASES)
-
-VECTOR_ADD = Op(
-    name="vector_add",
-    schema="vector_add(Tensor x, Tensor y) -> Tensor out",
-    version=1,
-    reference=add_reference,
+VECTOR_ADD = elementwise_op(
+    "vector_add(Tensor x, Tensor y) -> Tensor out",
+    add_reference,
+    flop=1,
     problem=_add_problem,
-    inputs=_add_inputs,
-    floor=lambda problem: elementwise_floor(3, 1, problem),
+    fake=RowMajor(lambda x, y: [(x.shape, torch.promote_types(x.dtype, y.dtype))], otherwise=add_reference),
+    inputs=inputs_at(1.5, 0.25),
     tolerance=EXACT,
-    static=frozenset({"dtype"}),
-    dynamic=frozenset({"n"}),
     kinds=KINDS,
-    examples=EXAMPLES,
-    check=check_elementwise,
+    alike={"y": "x"},
     backward=Backward(op=None, saved=()),
 )
 
-SQUARE = Op(
-    name="square",
-    schema="square(Tensor x) -> Tensor y",
-    version=1,
-    reference=square_reference,
-    problem=square_problem,
-    inputs=_square_inputs,
-    floor=lambda problem: elementwise_floor(2, 1, problem),
+SQUARE = elementwise_op(
+    "square(Tensor x) -> Tensor y",
+    square_reference,
+    flop=1,
+    inputs=inputs_at(1.5),
     tolerance=EXACT,
-    static=frozenset({"dtype"}),
-    dynamic=frozenset({"n"}),
     kinds=KINDS,
-    examples=EXAMPLES,
-    check=check_elementwise,
     backward=Backward(op="square_backward", saved=("x",)),
 )
 
-GELU = Op(
-    name="gelu",
-    schema='gelu(Tensor x, str approximate="tanh") -> Tensor y',
-    version=1,
-    reference=gelu_reference,
-    problem=gelu_problem,
-    inputs=_gelu_inputs,
-    floor=lambda problem: elementwise_floor(2, 10, problem),
+GELU = elementwise_op(
+    'gelu(Tensor x, str approximate="tanh") -> Tensor y',
+    gelu_reference,
+    flop=10,
+    inputs=inputs_at(1.5),
     tolerance=GELU_TOLERANCE,
-    static=frozenset({"dtype"}),
     choices={"approximate": APPROXIMATIONS},
-    dynamic=frozenset({"n"}),
     kinds=KINDS,
-    examples=tuple({**dims, "approximate": approximate} for dims in EXAMPLES for approximate in APPROXIMATIONS),
-    check=check_elementwise,
     backward=Backward(op="gelu_backward", saved=("x",)),
 )
+"""By default the tanh approximation, where ``torch.nn.functional.gelu`` has ``approximate="none"``."""

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from ..contract import Op, Tolerance
-from ..problem import Arguments, Problem, Value
-from .checks import gradient_of
-from .elementwise import (
-    APPROXIMATIONS,
-    EXAMPLES,
-    KINDS,
-    check_elementwise,
-    elementwise_floor,
-    filled,
-    gelu_problem,
-    magnitude,
-    square_problem,
-)
+from ..contract import Tolerance
+from ..problem import Problem
+from .elementwise import GELU, KINDS, SQUARE, filled, inputs_at, magnitude
+from .families import after_gradient, elementwise_op
 from .rounding import fp32_error, fp32_weight, underflow, units
 
 
@@ -53,21 +42,6 @@ def _tanh_slope(x: torch.Tensor) -> torch.Tensor:
     return below + x * below * above * (root * (1 + 3 * 0.044715 * x * x))
 
 
-def _square_problem(arguments: Arguments) -> Mapping[str, Value]:
-    gradient_of(arguments, "y", "x")
-    return square_problem(arguments)
-
-
-def _gelu_problem(arguments: Arguments) -> Mapping[str, Value]:
-    gradient_of(arguments, "y", "x")
-    return gelu_problem(arguments)
-
-
-def _square_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
-    # reversed: the largest numbers meet the smallest, and 2 * x overflows where the gradient does not
-    return filled(problem, kind, generator, 0.25, reverse=True), filled(problem, kind, generator, 1.5)
-
-
 def _gelu_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
     # the slope is absolutely right to fp32's precision, so the gradient that multiplies it stays near 1
     level = "normal" if kind == "outliers" else kind
@@ -80,35 +54,28 @@ def _gelu_magnitude(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     return reference.abs() * (1 + 32 * fp32_weight(problem))
 
 
-SQUARE_BACKWARD = Op(
-    name="square_backward",
-    schema="square_backward(Tensor grad_y, Tensor x) -> Tensor grad_x",
-    version=1,
-    reference=square_backward_reference,
-    problem=_square_problem,
-    inputs=_square_inputs,
-    floor=lambda problem: elementwise_floor(3, 2, problem),
+SQUARE_BACKWARD = elementwise_op(
+    "square_backward(Tensor grad_y, Tensor x) -> Tensor grad_x",
+    square_backward_reference,
+    flop=2,
+    problem=after_gradient("y", "x", SQUARE.problem),
+    # reversed: the largest numbers meet the smallest, and 2 * x overflows where the gradient does not
+    inputs=inputs_at(0.25, 1.5),
     # what is lost below the normal numbers is doubled where the product is rounded before
     tolerance=Tolerance(
         rtol=units(float32=1.01, half=1.01),
         atol={name: 2 * lost for name, lost in underflow().items()},
         scale=magnitude,
     ),
-    static=frozenset({"dtype"}),
-    dynamic=frozenset({"n"}),
     kinds=KINDS,
-    examples=EXAMPLES,
-    check=check_elementwise,
 )
 
-GELU_BACKWARD = Op(
-    name="gelu_backward",
-    schema='gelu_backward(Tensor grad_y, Tensor x, str approximate="tanh") -> Tensor grad_x',
-    version=1,
-    reference=gelu_backward_reference,
-    problem=_gelu_problem,
+GELU_BACKWARD = elementwise_op(
+    'gelu_backward(Tensor grad_y, Tensor x, str approximate="tanh") -> Tensor grad_x',
+    gelu_backward_reference,
+    flop=20,
+    problem=after_gradient("y", "x", GELU.problem),
     inputs=_gelu_inputs,
-    floor=lambda problem: elementwise_floor(3, 20, problem),
     # The slope is 0 near x = -0.75 and below -8, where its two terms cancel. 1 - tanh(u)**2 with tanh in fp32 errs by
     # 2**-24, which x * u' makes 1e-6, and gradients are up to 6.
     tolerance=Tolerance(
@@ -116,10 +83,6 @@ GELU_BACKWARD = Op(
         atol=fp32_error(6e-6, lost=6),
         scale=_gelu_magnitude,
     ),
-    static=frozenset({"dtype"}),
-    choices={"approximate": APPROXIMATIONS},
-    dynamic=frozenset({"n"}),
+    choices=GELU.choices,
     kinds=KINDS,
-    examples=tuple({**dims, "approximate": approximate} for dims in EXAMPLES for approximate in APPROXIMATIONS),
-    check=check_elementwise,
 )

@@ -1,9 +1,11 @@
-"""Builders of contracts: ops on rows, and matrix products."""
+"""Builders of contracts: elementwise ops, ops on rows, and matrix products."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,14 +13,43 @@ import torch
 
 from ..arguments.schema import Parameter, Schema
 from ..contract import Floor, Op, Outputs, Tolerance
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, InvalidDefinitionError
 from ..problem import Arguments, Problem, Value, dtype_name
 from . import fills
-from .checks import FLOATS, float_dtype, float_tensor, positive, row_examples, same_dtype, shape_text
+from .checks import (
+    AS_FIRST,
+    ELEMENTS,
+    FLOATS,
+    float_dtype,
+    float_tensor,
+    gradient_of,
+    positive,
+    row_examples,
+    same_dtype,
+    shape_text,
+)
 from .rounding import fp32_weight, underflow, units
 
 _KINDS = ("normal", "outliers", "spike_last", "constant")
 _PRODUCTS = ((1, 64, 128), (3, 33, 257), (17, 128, 96), (65, 72, 512))
+
+
+def elementwise_op(schema: str, reference: Callable[..., Outputs], *, flop: int, **more: Any) -> Op:
+    """The contract of an op whose tensors all have one shape, with the dimensions n (elements) and dtype.
+
+    ``flop`` is per element. Every attribute that ``choices`` names is a dimension. ``more`` as for ``rows_op``; the
+    inputs are not drawn by default.
+    """
+    parsed = Schema.parse(schema)
+    made = {
+        "problem": partial(_elementwise_problem, parsed),
+        "fake": replace(AS_FIRST, otherwise=reference),
+        "static": frozenset({"dtype"}),
+        "dynamic": frozenset({"n"}),
+        "examples": ELEMENTS,
+        "flop": lambda problem: flop * problem.n,
+    }
+    return _op(parsed, reference, dict.fromkeys(_tensors(parsed), ("n",)), {**made, **more})
 
 
 def rows_op(
@@ -27,7 +58,8 @@ def rows_op(
     """The contract of an op on rows of ``cols`` elements, with the dimensions rows, cols and dtype.
 
     ``rows`` names the arguments and outputs of shape [..., cols], an argument first; every other tensor is [cols].
-    A ``Tensor?`` adds a boolean dimension of its name. ``flop`` is per element; other arguments have defaults.
+    A ``Tensor?`` and a ``bool`` add a boolean dimension of their name; other arguments are drawn with their defaults.
+    ``flop`` is per element.
     ``more`` are fields of ``Op`` to say otherwise, or beside.
     """
     parsed = Schema.parse(schema)
@@ -46,7 +78,8 @@ def gemm_op(schema: str, reference: Callable[..., Outputs], **more: Any) -> Op:
     """The contract of a matrix product, with the dimensions m, n, k and dtype.
 
     The first tensor is [..., k], the second a weight [n, k], every other one [n], the first output [..., n]. A
-    ``Tensor?`` adds a boolean dimension of its name; other arguments have defaults. ``more`` as for ``rows_op``.
+    ``Tensor?`` and a ``bool`` add a boolean dimension of their name; other arguments are drawn with their defaults.
+    ``more`` as for ``rows_op``.
     """
     parsed = Schema.parse(schema)
     first, weight, *others = _tensors(parsed)
@@ -67,20 +100,24 @@ def gemm_op(schema: str, reference: Callable[..., Outputs], **more: Any) -> Op:
 def _op(
     parsed: Schema, reference: Callable[..., Outputs], shapes: Mapping[str, tuple[str, ...]], given: dict[str, Any]
 ) -> Op:
-    optional = [one.name for one in parsed.parameters if one.kind == "Tensor" and one.optional]
+    flags = [one.name for one in parsed.parameters if _is_flag(one)]
     flop = given.pop("flop")
     known = given["static"] | given["dynamic"]
-    there = (True, False) if optional else (True,)
-    examples = [{**dims, **dict.fromkeys(optional, given_too)} for given_too in there for dims in given["examples"]]
-    given["examples"] = tuple(examples)
+    undrawn = [one.name for one in parsed.parameters if one.required and one.kind != "Tensor" and not _is_flag(one)]
+    if undrawn and "inputs" not in given:
+        raise InvalidDefinitionError(
+            f"op {parsed.name!r}: {undrawn[0]} has no default, and a builder draws other arguments by their defaults",
+            hint=f"give {undrawn[0]} a default in the schema, or say inputs and problem yourself",
+        )
+    given["choices"] = {**dict.fromkeys(flags, (True, False)), **given.get("choices", {})}
+    given["examples"] = tuple(one for dims in given["examples"] for one in _with_choices(dims, given["choices"]))
     made: dict[str, Any] = {
         "version": 1,
         "problem": partial(_problem, parsed, shapes),
         "inputs": partial(_inputs, parsed, shapes),
         "floor": lambda problem: Floor(_bytes(parsed, shapes, problem), flop(problem)),
         "kinds": _KINDS,
-        "check": partial(_check, known - {"dtype"}),
-        "choices": dict.fromkeys(optional, (False, True)),
+        "check": partial(_check, sorted(known - {"dtype"})),
     }
     return Op(parsed.name, parsed.text, reference=reference, **{**made, **given})
 
@@ -89,13 +126,42 @@ def _tensors(parsed: Schema) -> list[str]:
     return [*(one.name for one in parsed.parameters if one.kind == "Tensor"), *parsed.outputs]
 
 
+def _with_choices(dims: Mapping[str, Value], choices: Mapping[str, tuple[Value, ...]]) -> list[Mapping[str, Value]]:
+    """The dimensions with each value of the choices that they do not hold."""
+    names = [name for name in choices if name not in dims]
+    return [
+        {**dims, **dict(zip(names, values, strict=True))}
+        for values in itertools.product(*(choices[name] for name in names))
+    ]
+
+
 def _times(factor: float, lost: Mapping[str, float]) -> dict[str, float]:
     return {name: factor * least for name, least in lost.items()}
 
 
-def _check(sizes: frozenset[str], problem: Problem) -> None:
+def _check(sizes: Sequence[str], problem: Problem) -> None:
     positive(problem, *sizes)
     float_dtype(problem)
+
+
+def after_gradient(
+    output: str, like: str, problem: Callable[[Arguments], Problem | Mapping[str, Value]]
+) -> Callable[[Arguments], Problem | Mapping[str, Value]]:
+    """``problem`` of a backward op, once ``grad_<output>`` is found to have the shape and dtype of ``like``."""
+
+    def checked(arguments: Arguments) -> Problem | Mapping[str, Value]:
+        gradient_of(arguments, output, like)
+        return problem(arguments)
+
+    return checked
+
+
+def _elementwise_problem(parsed: Schema, arguments: Arguments) -> dict[str, Value]:
+    """Elements and dtype of the last tensor; a backward op's has been compared with the gradient."""
+    name = [one.name for one in parsed.parameters if one.kind == "Tensor"][-1]
+    x = float_tensor(arguments, name)
+    texts = {one.name: arguments.text(one.name) for one in parsed.parameters if one.kind == "str"}
+    return {"n": x.numel, "dtype": dtype_name(x.dtype), **texts}
 
 
 def _problem(parsed: Schema, shapes: Mapping[str, tuple[str, ...]], arguments: Arguments) -> dict[str, Value]:
@@ -119,7 +185,13 @@ def _problem(parsed: Schema, shapes: Mapping[str, tuple[str, ...]], arguments: A
             )
         dims |= zip(names, sizes, strict=True)
     dims["dtype"] = dtype_name(arguments.tensor(first).dtype)
-    return dims | {one.name: arguments[one.name] is not None for one in parsed.parameters if _is_optional(one)}
+    given = {one.name: arguments[one.name] for one in parsed.parameters if _is_flag(one)}
+    return dims | {name: value is not None if not isinstance(value, bool) else value for name, value in given.items()}
+
+
+def _is_flag(one: Parameter) -> bool:
+    """Whether the argument is a boolean dimension: an optional tensor, or a flag that is no mask of gradients."""
+    return _is_optional(one) or (one.kind == "bool" and not one.optional and not one.name.startswith("need_"))
 
 
 def _is_optional(one: Parameter) -> bool:

@@ -1,4 +1,7 @@
-"""gemm_int4: activations in half precision times a weight of 4 bits."""
+"""gemm_int4: activations in half precision times a weight of 4 bits.
+
+Activations in float8 or int8 have scales of their own, which this schema has not: another op.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..contract import Floor, Op, Packed, Tolerance
+from ..contract import Floor, Op, Packed, RowMajor, Tolerance
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..packed import LAYOUT, PER_WORD, PackedWeight, check_format, check_parts, column_pieces, dequantized
 from ..problem import Arguments, Problem, Value, dtype_name
@@ -42,11 +45,6 @@ def gemm_int4_reference(
         for words, scale, zero in column_pieces(qweight, scales, zeros)
     ]
     return torch.cat(pieces, dim=-1).contiguous()
-
-
-def gemm_int4_fake(a: torch.Tensor, qweight: torch.Tensor, *_: object) -> torch.Tensor:
-    """``[..., N]``, row-major, dtype of ``a``."""
-    return torch.empty((*a.shape[:-1], qweight.shape[1]), dtype=a.dtype, device=a.device)
 
 
 def _flatten(*args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -215,7 +213,7 @@ GEMM_INT4 = Op(
     ),
     version=1,
     reference=gemm_int4_reference,
-    fake=gemm_int4_fake,
+    fake=RowMajor(lambda a, qweight, *_: [((*a.shape[:-1], qweight.shape[1]), a.dtype)]),
     problem=_problem,
     inputs=_inputs,
     floor=_floor,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from ..contract import Floor, Op, Tolerance
-from ..problem import Arguments, Problem, Value
+from ..contract import RowMajor, Tolerance
+from ..problem import Problem
 from . import fills
-from .checks import check_eps, gradient_of
-from .norm import RMS_NORM, check_norm, norm_problem
+from .checks import check_eps
+from .families import after_gradient, rows_op
+from .norm import RMS_NORM, norm_problem
 from .rounding import fp32_weight, underflow, units
 
 KINDS = ("normal", "along", "outliers", "spike_last", "constant", "near_zero")
@@ -21,33 +21,36 @@ _SHORT = 16
 
 
 def rms_norm_backward_reference(
-    grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
+    grad_y: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    need_x: bool = True,
+    need_weight: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """With ``u = x / sqrt(mean(x * x) + eps)`` and ``g = grad_y * weight`` (Zhang and Sennrich, 2019):
     ``(g - u * mean(g * u)) / sqrt(mean(x * x) + eps)``, and ``sum(grad_y * u)`` over rows; halves in fp32.
+
+    A gradient that is not needed is an empty tensor.
     """
     check_eps("rms_norm_backward", eps)
     accumulator = torch.promote_types(x.dtype, torch.float32)
     wide, gradient = x.to(accumulator), grad_y.to(accumulator)
     inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     unit = wide * inverse
-    weighted = gradient * weight.to(accumulator)
-    grad_x = (weighted - unit * (weighted * unit).mean(-1, keepdim=True)) * inverse
-    grad_weight = (gradient * unit).reshape(-1, x.shape[-1]).sum(0)
+    grad_x, grad_weight = x.new_empty(0), weight.new_empty(0)
+    if need_x:
+        weighted = gradient * weight.to(accumulator)
+        grad_x = (weighted - unit * (weighted * unit).mean(-1, keepdim=True)) * inverse
+    if need_weight:
+        grad_weight = (gradient * unit).reshape(-1, x.shape[-1]).sum(0)
     return grad_x.to(x.dtype).contiguous(), grad_weight.to(weight.dtype)
 
 
-def rms_norm_backward_fake(
-    _: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *__: object
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``x`` and ``weight``, row-major."""
-    return x.new_empty(x.shape), weight.new_empty(weight.shape)
-
-
-def _problem(arguments: Arguments) -> Mapping[str, Value]:
-    dims = norm_problem(arguments)
-    gradient_of(arguments, "y", "x")
-    return dims
+def _outputs(
+    _: Any, x: Any, weight: Any, __: Any, need_x: bool = True, need_weight: bool = True
+) -> list[tuple[Any, torch.dtype]]:
+    return [(x.shape if need_x else (0,), x.dtype), (weight.shape if need_weight else (0,), weight.dtype)]
 
 
 def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
@@ -55,7 +58,7 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     grad_y = fills.normal(shape, dtype, generator)
     if kind == "constant":
         weight = fills.constant(shape[1:], dtype, generator, 0.75)
-        return grad_y, fills.constant(shape, dtype, generator, 3.0), weight, 1e-6
+        return grad_y, fills.constant(shape, dtype, generator, 3.0), weight, 1e-6, True, True
     x = fills.normal(shape, dtype, generator)
     weight = fills.normal(shape[1:], dtype, generator).mul_(0.25).add_(1.0)
     if problem.cols < _SHORT:
@@ -76,13 +79,8 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
         x.mul_(2.0**-10)
         # in the gradient: its row of grad_x and its column of grad_weight are NaN, where one in x would make all of
         # grad_weight so. No infinity: it is one or NaN by whether the products with it are rounded to zero
-        return fills.plant_in_rows(grad_y, (torch.nan,), generator), x, weight, 1e-5
-    return grad_y, x, weight, 1e-6
-
-
-def _floor(problem: Problem) -> Floor:
-    elements = problem.rows * problem.cols
-    return Floor(bytes=(3 * elements + 2 * problem.cols) * problem.torch_dtype.itemsize, flop=10 * elements)
+        return fills.plant_in_rows(grad_y, (torch.nan,), generator), x, weight, 1e-5, True, True
+    return grad_y, x, weight, 1e-6, True, True
 
 
 def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
@@ -109,26 +107,19 @@ def _of_weight(problem: Problem, rms: torch.Tensor) -> torch.Tensor:
     return rms * (1.5 + fp32_weight(problem) * (32 + math.sqrt(problem.rows) + math.sqrt(problem.cols)))
 
 
-RMS_NORM_BACKWARD = Op(
-    name="rms_norm_backward",
-    schema=(
-        "rms_norm_backward(Tensor grad_y, Tensor x, Tensor weight, float eps=1e-6) "
-        "-> (Tensor grad_x, Tensor grad_weight)"
-    ),
-    version=1,
-    reference=rms_norm_backward_reference,
-    fake=rms_norm_backward_fake,
-    problem=_problem,
+RMS_NORM_BACKWARD = rows_op(
+    "rms_norm_backward(Tensor grad_y, Tensor x, Tensor weight, float eps=1e-6, bool need_x=True, "
+    "bool need_weight=True) -> (Tensor grad_x, Tensor grad_weight)",
+    rms_norm_backward_reference,
+    rows=("grad_y", "x", "grad_x"),
+    flop=10,
+    fake=RowMajor(_outputs),
+    problem=after_gradient("y", "x", norm_problem),
     inputs=_inputs,
-    floor=_floor,
     tolerance=Tolerance(
         rtol=units(float32=2.0, half=1.1), atol={name: 8 * lost for name, lost in underflow().items()}, scale=_scale
     ),
-    static=RMS_NORM.static,
-    dynamic=RMS_NORM.dynamic,
     kinds=KINDS,
-    examples=RMS_NORM.examples,
-    check=check_norm,
-    alike={"weight": "x"},
+    alike=RMS_NORM.alike,
     weights=RMS_NORM.weights,
 )

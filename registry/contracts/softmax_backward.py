@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
-from ..contract import Floor, Op, Tolerance
-from ..problem import Arguments, Problem, Value
+from ..contract import Tolerance
+from ..problem import Problem
 from . import fills
-from .checks import check_dim, gradient_of
+from .checks import AS_FIRST, check_dim
+from .families import after_gradient, rows_op
 from .rounding import fp32_weight, underflow, units
-from .softmax import SOFTMAX, check_softmax, mask_front, rows_last, softmax_problem
+from .softmax import mask_front, rows_last, softmax_problem
 
 KINDS = ("normal", "shifted", "outliers", "spike_last", "constant", "masked")
 
@@ -27,16 +28,6 @@ def softmax_backward_reference(grad_y: torch.Tensor, y: torch.Tensor, dim: int =
     gradient, wide = grad_y.to(accumulator), y.to(accumulator)
     total = (gradient * wide).sum(dim, keepdim=True)
     return (wide * (gradient - total)).to(y.dtype).contiguous()
-
-
-def softmax_backward_fake(_: torch.Tensor, y: torch.Tensor, *__: object) -> torch.Tensor:
-    """As ``y``, row-major."""
-    return torch.empty(y.shape, dtype=y.dtype, device=y.device)
-
-
-def _problem(arguments: Arguments) -> Mapping[str, Value]:
-    gradient_of(arguments, "y", "y")
-    return softmax_problem(arguments, "y")
 
 
 def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
@@ -65,11 +56,6 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     return grad_y, torch.softmax(x, -1), -1
 
 
-def _floor(problem: Problem) -> Floor:
-    elements = problem.rows * problem.cols
-    return Floor(bytes=3 * elements * problem.torch_dtype.itemsize, flop=4 * elements)
-
-
 def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     """Relative to each output, and in fp32 to the row's largest: the sum that is subtracted errs for all of them.
 
@@ -81,25 +67,19 @@ def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     return reference.abs() + common * fp32_weight(problem)
 
 
-SOFTMAX_BACKWARD = Op(
-    name="softmax_backward",
-    schema="softmax_backward(Tensor grad_y, Tensor y, int dim=-1) -> Tensor grad_x",
-    version=1,
-    reference=softmax_backward_reference,
-    fake=softmax_backward_fake,
-    problem=_problem,
+SOFTMAX_BACKWARD = rows_op(
+    "softmax_backward(Tensor grad_y, Tensor y, int dim=-1) -> Tensor grad_x",
+    softmax_backward_reference,
+    rows=("grad_y", "y", "grad_x"),
+    fake=AS_FIRST,
+    problem=after_gradient("y", "y", partial(softmax_problem, name="y")),
     inputs=_inputs,
-    floor=_floor,
     # a subnormal y may be flushed to zero before the gradient, up to 64, multiplies it
     tolerance=Tolerance(
         rtol=units(float32=2.0, half=1.1),
         atol={name: 128 * lost if name != "float16" else lost for name, lost in underflow().items()},
         scale=_scale,
     ),
-    static=SOFTMAX.static,
-    dynamic=SOFTMAX.dynamic,
     kinds=KINDS,
-    examples=SOFTMAX.examples,
-    check=check_softmax,
     view=rows_last,
 )

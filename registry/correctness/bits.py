@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 WORD = 8
@@ -31,6 +33,11 @@ def as_words(tensor: torch.Tensor) -> torch.Tensor | None:
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """True if two tensors are equal bit by bit: NaN equals itself, zero differs from minus zero."""
     return bool(having_same_bits(one, other))
+
+
+def all_same(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """True if each tensor has the same bits as the other in its place."""
+    return all(same_bits(one, other) for one, other in zip(ones, others, strict=True))
 
 
 def having_same_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

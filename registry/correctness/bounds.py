@@ -11,17 +11,8 @@ import torch
 
 from ..contract import Op, Outputs, as_tuple
 from ..problem import Problem
-from .numerics import (
-    Piece,
-    calculable,
-    is_float8,
-    largest,
-    largest_finite,
-    magnitude,
-    pieces,
-    scales,
-    tolerance_of,
-)
+from .magnitudes import calculable, is_float8, largest, largest_finite, magnitude
+from .numerics import Piece, pieces, scales, tolerance_of
 
 # float16 has no nextafter; for bfloat16 a billion elements must fit in memory five times
 _DTYPES = {torch.bfloat16: torch.bfloat16, torch.float16: torch.float32, torch.float32: torch.float32}

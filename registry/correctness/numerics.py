@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,6 +21,7 @@ from ..arguments.schema import with_tensors
 from ..contract import Op, Outputs, Tolerance, as_tuple
 from ..errors import InvalidDefinitionError
 from ..problem import Problem, dtype_name
+from .magnitudes import calculable, finite, in_range, largest, largest_finite, magnitude
 
 CHUNK = 2**22
 """Elements compared at a time: some ten float64 temporaries of 32 MiB each."""
@@ -46,16 +47,23 @@ class Comparison:
 
 
 def widened(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments with every floating tensor in float64."""
-    return with_tensors(
-        values, lambda tensor: tensor.detach().to(torch.float64) if tensor.is_floating_point() else tensor
-    )
+    """The arguments with every floating tensor in float64, every complex one in complex128."""
+
+    def wide(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_floating_point() or tensor.is_complex():
+            return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
+        return tensor
+
+    return with_tensors(values, wide)
 
 
 @torch.no_grad()
 def reference64(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-    """``results_of`` the op's reference run in float64 on the arguments (the schema's values in order)."""
-    return results_of(op, widened(values))
+    """``results_of`` the op's reference run in float64 on the arguments (the schema's values in order).
+
+    What the reference itself rounds to float8 is in float32.
+    """
+    return tuple(map(calculable, results_of(op, widened(values))))
 
 
 @torch.no_grad()
@@ -72,7 +80,8 @@ def own_error(op: Op, _: Problem, values: tuple[Any, ...], reference: Outputs) -
 def results_of(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     """``Op.results`` of the op's reference run on the arguments; those that it mutates are copied first.
 
-    Raises InvalidDefinitionError where they are not as many as the schema has, and for a complex one.
+    Raises InvalidDefinitionError where they are not as many as the schema has, and for a complex one that no
+    comparator of the op judges.
     """
     fresh = _fresh(op, values)
     results = op.results(op.reference(*fresh), fresh)
@@ -82,11 +91,11 @@ def results_of(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
             f" {len(results) - len(op.parsed.results) + len(op.parsed.outputs)}"
         )
     for name, result in zip(op.parsed.results, results, strict=True):
-        if isinstance(result, torch.Tensor) and result.is_complex():
+        if isinstance(result, torch.Tensor) and result.is_complex() and name not in op.compare:
             raise InvalidDefinitionError(
                 f"op {op.name!r} has a result of {dtype_name(result.dtype)}, {name}: there is no error rule for complex"
                 " numbers",
-                hint="let it take and return real ones: torch.view_as_real",
+                hint=f"let it return real ones (torch.view_as_real), or judge {name} by compare={{{name!r}: ...}}",
             )
     return results
 
@@ -99,40 +108,6 @@ def _largest_error(output: torch.Tensor, reference: torch.Tensor) -> float:
         if math.isfinite(error):
             return error
     return largest([_errors(piece.output, piece.reference)[0].max() for piece in pieces(output, reference)])
-
-
-def largest(values: Sequence[torch.Tensor]) -> float:
-    """Read together: each reading waits for the device."""
-    return float(torch.stack(list(values)).max()) if values else 0.0
-
-
-def magnitude(tensors: Iterable[torch.Tensor]) -> float:
-    """The largest absolute value, in one pass; NaN or infinite where an element is, or where one is not floating.
-
-    What it shows to be within ``largest_finite`` needs none of the care that NaN and infinity do.
-    """
-    found = []
-    for tensor in tensors:
-        if not tensor.is_floating_point():
-            return math.inf
-        if tensor.numel():
-            found.append(torch.stack(torch.aminmax(tensor)).abs().max())
-    return largest(found)
-
-
-def largest_finite(dtype: torch.dtype) -> float:
-    """Of a floating dtype; -1 for others, which hold no such numbers."""
-    return torch.finfo(dtype).max if dtype.is_floating_point else -1.0
-
-
-def is_float8(dtype: torch.dtype) -> bool:
-    """Whether it is one of the floating dtypes of one byte, which torch stores and converts, and little else."""
-    return dtype.is_floating_point and dtype.itemsize == 1
-
-
-def calculable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers in a dtype that torch calculates in: float32 for float8, the tensor itself for others."""
-    return tensor.float() if is_float8(tensor.dtype) else tensor
 
 
 @contextlib.contextmanager
@@ -206,16 +181,6 @@ def _chunk(device: torch.device) -> int:
         return CHUNK
     wanted = _CHUNK_OF_MEMORY * torch.cuda.get_device_properties(device).total_memory
     return max(CHUNK, min(8 * CHUNK, int(wanted)))
-
-
-def finite(reference: torch.Tensor) -> torch.Tensor:
-    """Zero where it is NaN or infinite."""
-    return reference.masked_fill(~reference.isfinite(), 0.0)
-
-
-def in_range(reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Of float8 no number beyond the largest, which torch may round it to, not to infinity; others as they are."""
-    return reference.clamp(-largest_finite(dtype), largest_finite(dtype)) if is_float8(dtype) else reference
 
 
 def _errors(output: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -297,14 +262,22 @@ def _message(
     where: str, worst: _Worst, output: torch.Tensor, reference: torch.Tensor, torch_error: float, limit: float
 ) -> str:
     if worst.ratio > 1:
-        allowed = f"{worst.ratio:.3g} times what is allowed" if math.isfinite(worst.ratio) else "not allowed at all"
+        told = f"{_told_apart(worst.ratio, 1.0)[0]} times what is allowed"
+        allowed = told if math.isfinite(worst.ratio) else "not allowed at all"
         return f"{where} is {_shown(output)}, expected {_shown(reference)}: {allowed}"
     if worst.error > limit:
+        error, most = _told_apart(worst.error, limit)
         return (
-            f"largest error {worst.error:.3g} is more than {limit:.3g}: twice the reference's own in "
+            f"largest error {error} is more than {most}: twice the reference's own in "
             f"{dtype_name(output.dtype)} ({torch_error:.3g}) and one rounding"
         )
     return ""
+
+
+def _told_apart(one: float, other: float) -> tuple[str, str]:
+    """Two numbers in three digits, or in as many more as their texts differ by: 1.0004 is not told as 1."""
+    pairs = ((f"{one:.{digits}g}", f"{other:.{digits}g}") for digits in range(3, 18))
+    return next(pair for pair in pairs if pair[0] != pair[1])
 
 
 def _shown(number: torch.Tensor) -> str:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal
+from itertools import count
+from typing import Any, Literal
 
 import torch
 
+from ..arguments.schema import with_tensors
 from ..problem import TensorSpec
 from .bits import WORD, as_bits
 
-Layout = Literal["contiguous", "unaligned", "sliced", "strided"]
-LAYOUTS: tuple[Layout, ...] = ("contiguous", "unaligned", "sliced", "strided")
+Layout = Literal["contiguous", "unaligned", "sliced", "strided", "strided-dense", "dense-strided"]
+LAYOUTS: tuple[Layout, ...] = ("contiguous", "unaligned", "sliced", "strided", "strided-dense", "dense-strided")
 """Row-major at a multiple of 16 bytes; row-major one element further; the first columns of a wider tensor, whose rows
-begin anywhere; with an element between any two, and rows further apart than that makes them."""
+begin anywhere; with an element between any two, and rows further apart than that makes them. The last two are for
+several tensors, each with strides of its own: the first, the third and so on are strided, the others row-major; and
+the other way round."""
 
 MARGIN = 64
 """Elements before and after: a multiple of 16 bytes for every dtype, and more than a vector load."""
 
 _GAPS: dict[Layout, tuple[int, int]] = {"sliced": (1, 1), "strided": (2, 3)}
 """From one element to the next of a row, and the elements by which the other strides are larger than need be."""
+
+_STRIDED_FROM: dict[Layout, int] = {"strided-dense": 0, "dense-strided": 1}
+"""Of layouts in which every other tensor is strided, the place of the first that is."""
 
 _INTEGERS = {
     1: (0x7E, 0x82),
@@ -116,26 +123,46 @@ def surrounded(spec: TensorSpec, offset: int = MARGIN, *, nan_beside: bool = Fal
     return found
 
 
-def laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """A copy of a tensor in that layout, in poisoned surroundings that show reads beside it."""
-    return laid_out_within(tensor, layout, nan_beside=True).tensor
+def laid_out(tensor: torch.Tensor, layout: Layout, place: int = 0) -> torch.Tensor:
+    """A copy of a tensor in that layout, in poisoned surroundings that show reads beside it.
+
+    ``place`` among the tensors of a call.
+    """
+    return laid_out_within(tensor, layout, place, nan_beside=True).tensor
 
 
-def laid_out_within(tensor: torch.Tensor, layout: Layout, *, nan_beside: bool = False) -> Surrounded:
+def laid_out_within(tensor: torch.Tensor, layout: Layout, place: int = 0, *, nan_beside: bool = False) -> Surrounded:
     """A copy of a tensor in that layout with its surroundings, which show reads, changes and writes beside it."""
-    spec = TensorSpec(tuple(tensor.shape), tensor.dtype, _strides(tensor.shape, layout), tensor.device)
+    strides = _strides(tensor.shape, *_gaps(layout, place))
+    spec = TensorSpec(tuple(tensor.shape), tensor.dtype, strides, tensor.device)
     copy = surrounded(spec, MARGIN + 1 if layout == "unaligned" else MARGIN, nan_beside=nan_beside)
     copy.tensor.copy_(tensor)
     return copy
 
 
-def is_contiguous_by_another_name(layout: Layout, tensors: Iterable[TensorSpec]) -> bool:
-    """True if the layout gives all these tensors contiguous strides: without rows none can lie apart."""
+def all_laid_out(values: tuple[Any, ...], layout: Layout) -> tuple[Any, ...]:
+    """A call's values with every tensor as ``laid_out`` makes it."""
+    place = count()
+    return with_tensors(values, lambda tensor: laid_out(tensor, layout, next(place)))
+
+
+def adds_nothing(layout: Layout, tensors: Collection[TensorSpec]) -> bool:
+    """True if the layout gives these tensors the strides that another one gives them.
+
+    Without rows none can lie apart, and one tensor alone has no strides that differ from the others'.
+    """
+    if layout in _STRIDED_FROM:
+        return len(tensors) < 2
     return layout == "sliced" and all(len(tensor.shape) < 2 for tensor in tensors)
 
 
-def _strides(shape: torch.Size, layout: Layout) -> tuple[int, ...]:
-    step, more = _GAPS.get(layout, (1, 0))
+def _gaps(layout: Layout, place: int) -> tuple[int, int]:
+    if layout not in _STRIDED_FROM:
+        return _GAPS.get(layout, (1, 0))
+    return (1, 0) if (place - _STRIDED_FROM[layout]) % 2 else (2 + place, 3)
+
+
+def _strides(shape: torch.Size, step: int, more: int) -> tuple[int, ...]:
     strides = [step]
     for size in reversed(shape[1:]):
         strides.append(max(size, 1) * strides[-1] + more)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from ..problem import Problem, dtype_name
 from .bits import same_bits
 from .bounds import bounds_of
 from .numerics import reference64, results_of
-from .tolerance_evidence import PREVIOUS, UNCHANGED, Case, Seen
+from .tolerance_evidence import PREVIOUS, UNCHANGED, Case, Seen, SeenByCompare
 from .tolerance_notes import is_noted, known_of, write_note
 
 _SEEDS = (1, 2)
@@ -115,8 +116,8 @@ def _refuse(op: Op, spots: Sequence[str]) -> None:
     if spots:
         raise InvalidDefinitionError(
             f"op {op.name!r}: {'; '.join(spots)}",
-            hint="a tolerance must refuse what was not computed: lower rtol, atol or the scale, or let inputs() and"
-            " examples make outputs that differ",
+            hint="a tolerance must refuse what was not computed, and so must a compare: lower rtol, atol or the scale,"
+            " or let inputs() and examples make outputs that differ",
         )
 
 
@@ -147,13 +148,13 @@ def _bytes(op: Op, problem: Problem) -> int:
 
 
 @torch.no_grad()
-def _seen(op: Op, problems: Sequence[Problem], device: torch.device) -> dict[tuple[str, str], Seen]:
+def _seen(op: Op, problems: Sequence[Problem], device: torch.device) -> dict[tuple[str, str], Seen | SeenByCompare]:
     """Evidence of every result, by name and dtype, from these problems; empty where the op fails on all of them.
 
     Cases of a dtype that was looked at are left out once all results are settled. A GPU that is out of memory or broken
     raises.
     """
-    results: dict[tuple[str, str], Seen] = {}
+    results: dict[tuple[str, str], Seen | SeenByCompare] = {}
     looked: set[str] = set()
     for problem, kind in _cases(op, problems):
         if results and _dtype(problem) in looked and not any(seen.is_open for seen in results.values()):
@@ -167,7 +168,7 @@ def _seen(op: Op, problems: Sequence[Problem], device: torch.device) -> dict[tup
     return results
 
 
-def _showed(results: Mapping[tuple[str, str], Seen]) -> bool:
+def _showed(results: Mapping[tuple[str, str], Seen | SeenByCompare]) -> bool:
     """True if there was a case."""
     return any(seen.shows for seen in results.values())
 
@@ -176,7 +177,9 @@ def _mutated(op: Op) -> tuple[str, ...]:
     return op.parsed.results[len(op.parsed.outputs) :]
 
 
-def _spots(op: Op, results: Mapping[tuple[str, str], Seen], *, may_be_degenerate: Collection[str] = ()) -> list[str]:
+def _spots(
+    op: Op, results: Mapping[tuple[str, str], Seen | SeenByCompare], *, may_be_degenerate: Collection[str] = ()
+) -> list[str]:
     """What was accepted in every case, in words.
 
     Results named in ``may_be_degenerate`` are left out where the right ones are zero, constant or old themselves.
@@ -188,19 +191,23 @@ def _spots(op: Op, results: Mapping[tuple[str, str], Seen], *, may_be_degenerate
                 accepted.setdefault((what, name), []).append(dtype)
     kinds = ", ".join(op.kinds)
     return [
-        f"its tolerance accepts {what} as {name} ({', '.join(dtypes)}) on every kind of inputs ({kinds})"
+        f"its {'compare' if name in op.compare else 'tolerance'} accepts {what} as {name} ({', '.join(dtypes)})"
+        f" on every kind of inputs ({kinds})"
         for (what, name), dtypes in accepted.items()
     ]
 
 
-def _look(op: Op, problem: Problem, kind: str, results: dict[tuple[str, str], Seen], device: torch.device) -> None:
+def _look(
+    op: Op, problem: Problem, kind: str, results: dict[tuple[str, str], Seen | SeenByCompare], device: torch.device
+) -> None:
     """Take one case into ``results``; after an exception they are unchanged."""
     values, others = (_drawn(op, problem, kind, seed, device) for seed in _SEEDS)
     # what is timed is the first kind; others, such as constants, may not differ from draw to draw
     timed = kind == op.kinds[0]
     drawn = timed and _differ(values, others)
     reference = reference64(op, values)
-    dtypes = [result.dtype for result in results_of(op, values)]
+    right = results_of(op, values)
+    dtypes = [result.dtype for result in right]
     # what the tolerance alone accepts; the comparison with torch's own error comes on top
     bounds = bounds_of(op, problem, values, reference, (math.inf,) * len(reference), dtypes)
     old = op.results(op.reference(*others), values)
@@ -208,13 +215,35 @@ def _look(op: Op, problem: Problem, kind: str, results: dict[tuple[str, str], Se
         Case.of(dtype, within, wide, stale if timed else None, drawn=drawn) if stale.numel() else None
         for dtype, within, wide, stale in zip(dtypes, bounds, reference, old, strict=True)
     ]
-    for name, dtype, stale, case in zip(op.parsed.results, dtypes, old, cases, strict=True):
-        if stale.numel() and name not in op.compare:
-            seen = results.setdefault(
-                (name, dtype_name(dtype)), Seen(PREVIOUS if name in op.parsed.outputs else UNCHANGED)
-            )
-            if case is not None:
-                seen.take_in(case)
+    for name, one, stale, case in zip(op.parsed.results, right, old, cases, strict=True):
+        if not stale.numel():
+            continue
+        words = PREVIOUS if name in op.parsed.outputs else UNCHANGED
+        seen = results.setdefault((name, dtype_name(one.dtype)), SeenByCompare() if name in op.compare else Seen(words))
+        if isinstance(seen, SeenByCompare):
+            accepts = partial(_accepts, op, problem, values, name, right, reference)
+            seen.take_in(one, {words: stale} if timed else {}, accepts, drawn)
+        elif case is not None:
+            seen.take_in(case)
+
+
+def _accepts(
+    op: Op,
+    problem: Problem,
+    values: tuple[Any, ...],
+    name: str,
+    right: Sequence[torch.Tensor],
+    reference: Sequence[torch.Tensor],
+    fake: torch.Tensor,
+) -> bool:
+    """Whether the op's own ``compare`` of result ``name`` accepts ``fake`` among right results."""
+    results = {**dict(zip(op.parsed.results, right, strict=True)), name: fake}
+    references = dict(zip(op.parsed.results, reference, strict=True))
+    try:
+        faults = op.compare[name](problem, dict(zip(op.parsed.names, values, strict=True)), results, references)
+        return not list(faults or ())
+    except Exception:  # whatever an author's code raises of what it does not expect
+        return False
 
 
 def _differ(values: tuple[Any, ...], others: tuple[Any, ...]) -> bool:

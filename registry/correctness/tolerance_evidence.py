@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from .bits import as_bits
+from .bits import as_bits, same_bits
 from .bounds import Bounds
-from .numerics import calculable
+from .magnitudes import calculable
 
 ZEROS = "an all-zero output"
 CONSTANT = "an all-constant output"
 PREVIOUS = "the output of a previous call with other inputs"
 UNCHANGED = "what was there before"
 
-Interval = tuple[torch.Tensor, torch.Tensor]
+Range = tuple[torch.Tensor, torch.Tensor]
 """The lowest and the highest value that is accepted for every element."""
 
 
@@ -28,8 +29,8 @@ class Case:
     drawn  whether the inputs differ from draw to draw
     """
 
-    by_tolerance: Interval
-    by_rounding: Interval
+    by_tolerance: Range
+    by_rounding: Range
     old: torch.Tensor | None
     drawn: bool
 
@@ -57,21 +58,23 @@ class Case:
 class Accepted:
     """Which results that cost nothing, and which constants, every case so far has accepted.
 
-    ``stale`` says what an old result is; ``compared`` of the ``cases`` had one.
+    ``stale`` says what an old result is; ``compared`` of the ``cases`` had one. ``numbers`` were compared in all.
     """
 
     stale: str
     cases: int = 0
+    numbers: int = 0
     compared: int = 0
     keeps_stale: bool = True
     zeros: bool = True
     low: float = -math.inf
     high: float = math.inf
 
-    def take_in(self, interval: Interval, old: torch.Tensor | None) -> None:
+    def take_in(self, interval: Range, old: torch.Tensor | None) -> None:
         """Narrow what was accepted so far by one case."""
         low, high = interval
         self.cases += 1
+        self.numbers += low.numel()
         self.zeros = self.zeros and bool(((low <= 0) & (high >= 0)).all())
         self.low, self.high = max(self.low, low.max().item()), min(self.high, high.min().item())
         if old is not None:
@@ -83,7 +86,9 @@ class Accepted:
         """The results that every case accepted, in words; empty before the first case."""
         if not self.cases:
             return []
-        found = [ZEROS] if self.zeros else [CONSTANT] if self.low <= self.high else []
+        # one number, such as the only loss of the only example, is constant by nature
+        constant = self.numbers > 1 and self.low <= self.high
+        found = [ZEROS] if self.zeros else [CONSTANT] if constant else []
         return found + ([self.stale] if self.compared and self.keeps_stale else [])
 
 
@@ -122,3 +127,48 @@ class Seen:
         False where inputs do not differ from draw to draw: results then do not either.
         """
         return self._drawn and what in self._by_rounding.found
+
+
+class SeenByCompare:
+    """Evidence of one result in one dtype that the op's own ``compare`` judges.
+
+    Of constants one is tried: the first element of the first right result.
+    """
+
+    def __init__(self) -> None:
+        self._drawn = False
+        self._constant: torch.Tensor | None = None
+        self._accepted: dict[str, bool] = {}
+        self._right: dict[str, bool] = {}
+
+    def take_in(
+        self, right: torch.Tensor, old: Mapping[str, torch.Tensor], accepts: Callable[[torch.Tensor], bool], drawn: bool
+    ) -> None:
+        """Add one case. ``old``: a result that nobody computed by what it is in words; empty where there is none."""
+        if self._constant is None:
+            self._constant = right.flatten()[:1].clone()
+        self._drawn = self._drawn or drawn
+        fakes = {ZEROS: torch.zeros_like(right), CONSTANT: self._constant.expand(right.shape).contiguous()}
+        for what, fake in {**fakes, **old}.items():
+            self._accepted[what] = self._accepted.get(what, True) and accepts(fake)
+            self._right[what] = self._right.get(what, True) and same_bits(fake, right)
+
+    @property
+    def shows(self) -> bool:
+        """True if there was a case."""
+        return bool(self._accepted)
+
+    @property
+    def found(self) -> list[str]:
+        """The results that ``compare`` accepted in every case, in words."""
+        found = [what for what, accepted in self._accepted.items() if accepted]
+        return [what for what in found if what != CONSTANT or ZEROS not in found]
+
+    @property
+    def is_open(self) -> bool:
+        """True if another case may tell more."""
+        return not self.shows or bool(self.found)
+
+    def is_right(self, what: str) -> bool:
+        """True if ``what`` is the right result in every case, whatever the inputs."""
+        return self._drawn and self._right.get(what, False)

@@ -17,7 +17,7 @@ from ..errors import RegistryError
 from ..paths import cache_folder
 from ..problem import Problem, canonical_json
 
-_VERSION = 4
+_VERSION = 5
 
 
 @dataclass

@@ -132,7 +132,7 @@ def _state(trial: Trial) -> TrialState:
 
 
 def _seconds(trial: Trial) -> float:
-    """The seconds that the trial took on the device; None where they are not stored."""
+    """The seconds that the trial took on the device; 0 where they are not stored."""
     steps = trial.details.get("seconds")
     taken = steps.values() if isinstance(steps, Mapping) else [steps]
     return sum(float(one) for one in taken if isinstance(one, int | float))

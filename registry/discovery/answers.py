@@ -15,7 +15,7 @@ from ..space import Config, Space
 
 HOW_TO_IMPLEMENT = (
     "give an Implementation to registry.register(), or name a file that has one by --plugin"
-    " (docs/writing-a-plugin.md shows how to write it)"
+    " (docs/writing-a-plugin.md shows how to write it); `registry plugins` lists what is loaded"
 )
 
 
@@ -48,7 +48,7 @@ def default_config(implementation: Implementation, problem: Problem, device: Dev
     except Exception:
         _refuse_empty(implementation, space)
         raise
-    if not is_config(given):
+    if not isinstance(given, Mapping):
         raise _wrong(implementation, "default", given, "a mapping of the space's parameters to values")
     if violations := space.violations(given):
         _refuse_empty(implementation, space)
@@ -67,19 +67,10 @@ def _refuse_empty(implementation: Implementation, space: Space) -> None:
 def declared_preference(implementation: Implementation, problem: Problem, device: Device) -> float:
     """The declared preference of an implementation. Raises WrongAnswerError, and whatever asking raises."""
     given = implementation.preference(problem, device)
-    if not is_preference(given):
+    # a number of numpy or torch will do
+    if isinstance(given, str | bytes) or not hasattr(given, "__float__") or not math.isfinite(given):
         raise _wrong(implementation, "preference", given, "a finite number")
     return float(given)
-
-
-def is_preference(given: Any) -> bool:
-    """Whether implementations can be ranked by ``given``: a finite number, also one of numpy or torch."""
-    return not isinstance(given, str | bytes) and hasattr(given, "__float__") and math.isfinite(given)
-
-
-def is_config(given: Any) -> bool:
-    """Whether ``given`` may be a configuration."""
-    return isinstance(given, Mapping)
 
 
 def no_implementation(op: str) -> str:

@@ -44,13 +44,13 @@ def _check_declaration(op: Op) -> None:
             f"op {op.name!r}: a backward by the reference names neither an op nor what is saved",
             hint="write Backward.reference()",
         )
-    tensors = {parameter.name for parameter in schema.parameters if parameter.kind == "Tensor"} | {*schema.outputs}
+    tensors = {parameter.name for parameter in schema.parameters if parameter.holds_tensors} | {*schema.outputs}
     _check_names(f"op {op.name!r}: its backward saves", op.backward.saved, tensors)
     said = op.backward.differentiable
     _check_names(f"op {op.name!r}: differentiable in its backward are", said or (), schema.outputs)
-    if said == ():
+    if said == () and not op.backward.by_reference:
         raise InvalidDefinitionError(
-            f"op {op.name!r}: no output is differentiable in its backward", hint="then it has none: backward=None"
+            f"op {op.name!r}: no output is differentiable in its backward", hint="write Backward.none()"
         )
 
 
@@ -79,18 +79,20 @@ def _misfits(forward: Op, backward: Op) -> list[str]:
     assert forward.backward is not None
     given = {parameter.name: parameter for parameter in forward.parsed.parameters}
     gradients = {f"grad_{name}" for name in forward.parsed.outputs}
-    masks = {f"need_{name}" for name, parameter in given.items() if parameter.kind == "Tensor"} - given.keys()
+    masks = {f"need_{name}" for name, parameter in given.items() if parameter.holds_tensors} - given.keys()
     saved, names = forward.backward.saved, backward.parsed.names
     found = []
     for parameter in backward.parsed.parameters:
         name, attribute = parameter.name, given.get(parameter.name)
         if name in gradients or name in saved:
-            if parameter.kind != "Tensor":
-                found.append(f"takes {name} as {parameter.kind}, expected a Tensor")
+            expected = attribute.kind if name in saved and attribute is not None else "Tensor"
+            if parameter.kind != expected:
+                found.append(f"takes {name} as {parameter.kind}, expected a {expected}")
         elif name in masks:
-            if (parameter.kind, parameter.optional) != ("bool", False):
-                found.append(f"takes {name} as {parameter.kind}, expected a bool")
-        elif attribute is None or attribute.kind == "Tensor":
+            kinds = ("bool", "int[]") if given[name.removeprefix("need_")].kind == "Tensor[]" else ("bool",)
+            if parameter.kind not in kinds or parameter.optional:
+                found.append(f"takes {name} as {parameter.kind}, expected a {' or an '.join(kinds)}")
+        elif attribute is None or attribute.holds_tensors:
             found.append(f"takes {name}, which is neither a gradient, nor saved, nor an attribute")
         elif (attribute.kind, attribute.optional) != (parameter.kind, parameter.optional):
             found.append(f"takes {name} as {parameter.kind}, but {forward.name} as {attribute.kind}")
@@ -101,7 +103,7 @@ def _misfits(forward: Op, backward: Op) -> list[str]:
         found += [f"does not take grad_{name}, which is differentiable" for name in said if f"grad_{name}" not in names]
         silent = sorted(name for name in gradients.intersection(names) if name.removeprefix("grad_") not in said)
         found += [f"takes {name}, the gradient of an output that is not differentiable" for name in silent]
-    inputs = {f"grad_{name}" for name, parameter in given.items() if parameter.kind == "Tensor"}
+    inputs = {f"grad_{name}" for name, parameter in given.items() if parameter.holds_tensors}
     found += [f"returns {name}, the gradient of no input" for name in backward.parsed.outputs if name not in inputs]
     if backward.parsed.mutates:
         found.append("writes to its arguments")

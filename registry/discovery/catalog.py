@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from ..contract import Op
 from ..errors import InvalidDefinitionError, PluginError, RegistryError, UnknownNameError
+from ..forking import renewed_in_child
 from ..implementation import Implementation
 from .backward_check import check_backward_ops
 from .hooks import DEFINES, PROJECT, defines
@@ -58,8 +60,9 @@ class Catalog:
         """Paths given to ``load_file``: a worker process loads these files, too."""
         self._entry_points = entry_points
         self._permissions = Permissions(environ)
-        self._lock = threading.RLock()
-        self._loaded = self._busy = False
+        self._lock = renewed_in_child(self, "_lock", threading.RLock)
+        self._loaded = False
+        self._busy = renewed_in_child(self, "_busy", bool)
         self._adopting: Plugin | None = None
         self._faults = Faults(self._permissions)
         self._inventory = Inventory()
@@ -144,10 +147,6 @@ class Catalog:
             self.files = (*self.files, str(file))
             self.generation += 1
 
-    def renew_locks(self) -> None:
-        """Make new locks, in a forked child: a thread of the parent may have held the old ones."""
-        self._lock, self._busy = threading.RLock(), False
-
     # --- loading
 
     def _load(self) -> None:
@@ -156,9 +155,7 @@ class Catalog:
         with self._lock:
             if self._loaded:
                 return
-            self._refuse_reentry()
-            self._busy = True
-            try:
+            with self._running_hooks():
                 self._inventory = Inventory()
                 self._faults.forget()
                 self._find_plugins()
@@ -168,15 +165,20 @@ class Catalog:
                     self._check_backward_ops(plugin)
                     self._report_misspelt(plugin)
                 self._loaded = True
-            finally:
-                self._busy = False
         self._faults.tell()
 
-    def _refuse_reentry(self) -> None:
+    @contextmanager
+    def _running_hooks(self) -> Iterator[None]:
+        """A block in which hooks run, with the lock held. Raises RegistryError within such a block."""
         if self._busy:
             raise RegistryError(
                 "the catalog was used while a plugin's hook was running", hint="a hook only returns what it offers"
             )
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
 
     def _find_plugins(self) -> None:
         box = Plugin.in_the_box("registry.contracts")
@@ -250,17 +252,13 @@ class Catalog:
         return found
 
     def _collect(self, op: Op) -> dict[str, Implementation]:
-        self._refuse_reentry()
-        self._busy = True
         found: dict[str, Implementation] = {}
         owned: list[tuple[Plugin, tuple[str, str]]] = []
-        try:
+        with self._running_hooks():
             for plugin in self._inventory.plugins:
                 for implementation in self._offered(plugin, op, found):
                     found[implementation.name] = implementation
                     owned.append((plugin, (op.name, implementation.name)))
-        finally:
-            self._busy = False
         for plugin, entry in owned:
             plugin.implementations.append(entry)
         return found

@@ -14,9 +14,6 @@ from .loading import file_module
 from .plugin import Plugin
 from .registration import check_implementation_of, check_new_op
 
-_BY_CALLS = "registry.register"
-"""The name of the plugin of all that is added by calls in this process."""
-
 
 class Inventory:
     """Plugins in the order in which they were found, ops by name, and implementations by op and name.
@@ -30,6 +27,7 @@ class Inventory:
         self.plugins: list[Plugin] = []
         self.ops: dict[str, Op] = {}
         self.implementations: dict[str, dict[str, Implementation]] = {}
+        self._by_calls = Plugin("registry.register")
 
     def add_op(self, plugin: Plugin, op: Op) -> None:
         """Take in an op of a plugin. Raises InvalidDefinitionError."""
@@ -70,19 +68,14 @@ class Inventory:
         return tuple(op for op in self.ops.values() if op.hook in plugin.hooks)
 
     def by_calls(self) -> Plugin:
-        """The plugin of all that is added by calls in this process."""
-        for plugin in self.plugins:
-            if plugin.name == _BY_CALLS:
-                return plugin
-        self.plugins.append(Plugin(_BY_CALLS))
-        return self.plugins[-1]
+        """The plugin of all that is added by calls in this process; among the ``plugins`` once it is asked for."""
+        if self._by_calls not in self.plugins:
+            self.plugins.append(self._by_calls)
+        return self._by_calls
 
     def added_by_calls(self) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
         """The ops, and the implementations as (op, name), that were added by calls in this process."""
-        for plugin in self.plugins:
-            if plugin.name == _BY_CALLS:
-                return tuple(plugin.ops), tuple(plugin.implementations)
-        return (), ()
+        return tuple(self._by_calls.ops), tuple(self._by_calls.implementations)
 
     def withdraw(self, plugin: Plugin) -> None:
         """Take a plugin file and all that it brought out again."""

@@ -6,10 +6,11 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, PackageNotFoundError, version
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+from ..device import installed_version
 from ..errors import PluginError, UnknownNameError
 from .hooks import API_VERSION, DEFINES, op_of
 
@@ -119,10 +120,7 @@ class Plugin:
     @classmethod
     def in_the_box(cls, name: str) -> Plugin:
         """A plugin of this distribution."""
-        try:
-            return cls(name, DISTRIBUTION, version(DISTRIBUTION), API_VERSION)
-        except PackageNotFoundError:
-            return cls(name, DISTRIBUTION, "", API_VERSION)
+        return cls(name, DISTRIBUTION, installed_version(DISTRIBUTION), API_VERSION)
 
     @property
     def is_installed(self) -> bool:

@@ -23,7 +23,8 @@ from .resolve.candidates import Plans
 from .resolve.winners import Winners
 from .torch_side import operators as torch_ops
 from .torch_side.gradients import NO_BACKWARD_HINT, Gradients, no_backward
-from .torch_side.situation import gradient_needed, keeping_dtype, unseen_by_modes, unusual
+from .torch_side.situation import gradient_needed, keeping_dtype, unusual
+from .torch_side.torch_private import unseen_by_modes
 
 
 class BoundOp:
@@ -91,10 +92,6 @@ class BoundOp:
     def clear(self) -> None:
         """Forget every plan, e.g. because there are new winners."""
         self.miss.clear()
-
-    def renew_locks(self) -> None:
-        """Replace locks that a thread may have held which is not in this forked child."""
-        self.miss.renew_locks()
 
     def generic(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
         """Answer a call of whatever form. Raises the schema's errors."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import enum
-import os
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,6 +16,7 @@ from ..contract import Op
 from ..device import Device
 from ..discovery.catalog import Catalog, loading_catalog
 from ..errors import RegistryError
+from ..forking import renewed_in_child
 from ..implementation import Implementation
 from ..problem import Problem
 from ..tracing import constant_while_tracing, let_through
@@ -29,8 +28,6 @@ from .mode import Mode, checked_mode, mode_of
 from .plans.prepared import forget_prepared
 from .recording.recorder import Recorder
 from .resolve.winners import Winners
-
-_dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 
 
 class Keep(enum.Enum):
@@ -51,14 +48,13 @@ class Dispatcher:
         self.recorder = Recorder()
         self._mode: Mode | None = None
         self._swapping = False
-        self._reloading = threading.Lock()
+        self._reloading = renewed_in_child(self, "_reloading", threading.Lock)
         self._winners = Winners(database)
         self._bound: dict[str, BoundOp] = {}
         self._calls: dict[str, Answer] = {}
         self._seen = self.catalog.generation
-        self._lock = threading.RLock()
+        self._lock = renewed_in_child(self, "_lock", threading.RLock)
         self._ensure = _finder(self)
-        _dispatchers.add(self)
 
     def call(self, op: str, /, *args: Any, **attributes: Any) -> Any:
         """Run ``op`` on these arguments by whatever is the fastest known implementation here.
@@ -158,10 +154,13 @@ class Dispatcher:
         self._follow()
 
     def configure(self, *, database: str | Path | Keep | None = KEEP, mode: Mode | Keep = KEEP) -> None:
-        """Take winners from another database, or let other things answer, from now on; what is not given stays.
+        """Change where winners come from and what may answer, from now on; what is not given stays as it is.
 
-        ``database``: an SQLAlchemy URL or a file, None for the default place. ``mode``: see ``Mode``. Raises
-        InvalidArgumentError for anything else, and then changes nothing.
+        ``database``: a file or an SQLAlchemy URL; None for the default place. ``mode``: "tuned" (the best that is
+        known), "reference" (always the op's reference: no kernel is built, ``using`` asks in vain) or "strict"
+        (NotTunedError where only a heuristic could choose). ``KERNEL_REGISTRY_MODE`` says it for a process that does
+        not. Plans and winners in memory are dropped. Raises InvalidArgumentError for anything else, and then changes
+        nothing.
         """
         wanted = None if isinstance(mode, Keep) else checked_mode(mode)
         place = database if isinstance(database, Keep) else database_of("configure", database)
@@ -169,7 +168,7 @@ class Dispatcher:
             if wanted is not None:
                 self._mode = wanted
             if not isinstance(place, Keep):
-                self._winners = Winners(place)
+                self._winners = Winners(place, retry=True)
             self.forget()
 
     def mode(self) -> Mode:
@@ -224,24 +223,6 @@ class Dispatcher:
                 pass
         if self.catalog.generation != self._seen:
             self.forget()
-
-    def renew_locks(self) -> None:
-        """In a forked child: threads that held a lock are not there to release it."""
-        self._lock, self._reloading, self._swapping = threading.RLock(), threading.Lock(), False
-        self.catalog.renew_locks()
-        self.forcing.renew_locks()
-        self._winners.renew_locks()
-        for bound in self._bound.values():
-            bound.renew_locks()
-
-
-def _renew_locks() -> None:
-    for dispatcher in list(_dispatchers):
-        dispatcher.renew_locks()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _finder(dispatcher: Dispatcher) -> Callable[[str], bool]:

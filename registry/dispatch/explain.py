@@ -17,16 +17,10 @@ from .forcing import Forced
 from .mode import REFERENCE_MODE, Mode
 from .plans.prepared import prepared_bytes
 from .resolve.candidates import Plans, Resolved
-from .resolve.resolution import (
-    Choice,
-    Situation,
-    Step,
-    changed_software,
-    choices,
-    default_of,
-    preference_of,
-    refusals,
-)
+from .resolve.failures import told_of
+from .resolve.op_winners import Winner
+from .resolve.questions import default_of, preference_of, refusals
+from .resolve.resolution import Choice, Situation, Step, choices
 from .resolve.tuning_command import tune_command
 
 
@@ -90,7 +84,8 @@ def _explained(plans: Plans, resolved: Resolved, values: tuple[Any, ...]) -> Exp
     tensors = tensors_in(values)
     if resolved.problem is None or not tensors or tensors[0].device.type not in {"cpu", "cuda"}:
         where = str(tensors[0].device) if tensors else ""
-        return _bare(plans.op.name, resolved.problem, where, resolved.choice)
+        choice = resolved.choice
+        return Explanation(plans.op.name, resolved.problem, where, choice.step, "reference", {}, choice.reason)
     situation = plans.situation(resolved.problem, Device.of(tensors[0].device))
     aside = {} if resolved.place is None else plans.failures.reasons(resolved.place)
     held = 0 if resolved.plan is None else resolved.plan.prepared.nbytes(values)
@@ -108,14 +103,13 @@ def explained_problem(situation: Situation, forced: Forced | None, mode: Mode) -
     return replace(told, mode=mode, raises=mode == "strict" and choice.step == "default")
 
 
-def _bare(op: str, problem: Problem | None, device: str, choice: Choice) -> Explanation:
-    return Explanation(op, problem, device, choice.step, "reference", {}, choice.reason)
-
-
 def _explanation(
     situation: Situation, choice: Choice, misses: tuple[str, ...], aside: Mapping[str, str], held: int
 ) -> Explanation:
-    candidate, decision = choice.candidate, choice.decision
+    candidate, decision, source = choice.candidate, choice.decision, choice.source
+    evidence, fault = (None, "") if decision is None else situation.winners.evidence(decision)
+    if fault:
+        source = f"{source} (its figures cannot be read: {fault})"
     name = "reference" if candidate is None else candidate.implementation.name
     return Explanation(
         op=situation.op.name,
@@ -125,46 +119,64 @@ def _explanation(
         implementation=name,
         config={} if candidate is None else dict(candidate.config),
         reason=choice.reason,
-        evidence=decision,
+        evidence=evidence,
         octaves=choice.octaves,
-        software=() if decision is None else tuple(changed_software(decision, situation.device.software())),
+        software=() if decision is None else tuple(_changed(decision, situation.device.software())),
         misses=misses,
-        others=_others(situation, choice, aside),
+        others=_others(situation, choice, aside, evidence),
         prepared_bytes=held,
         tune_command=tune_command(situation.problem),
-        source=choice.source,
+        source=source,
     )
 
 
-def _others(situation: Situation, choice: Choice, aside: Mapping[str, str]) -> tuple[Other, ...]:
+def _changed(decision: Winner, software: Mapping[str, str]) -> list[str]:
+    """What differs: ``torch 2.11.0 then, 2.15.0 now``."""
+    then = decision.environment.software
+    return [
+        f"{name} {then.get(name) or 'none'} then, {software.get(name) or 'none'} now"
+        for name in sorted(then.keys() | software.keys())
+        if then.get(name) != software.get(name)
+    ]
+
+
+def _others(
+    situation: Situation, choice: Choice, aside: Mapping[str, str], evidence: Decision | None
+) -> tuple[Other, ...]:
     chosen = choice.candidate.implementation if choice.candidate else None
     return tuple(
-        Other(found.name, _reasons(found.name, situation, choice, aside))
+        Other(found.name, _reasons(found, situation, choice, aside, evidence))
         for found in situation.implementations
         if found is not chosen
     )
 
 
-def _reasons(name: str, situation: Situation, choice: Choice, aside: Mapping[str, str]) -> tuple[str, ...]:
-    implementation = situation.named(name)
-    assert implementation is not None
+def _reasons(
+    implementation: Implementation,
+    situation: Situation,
+    choice: Choice,
+    aside: Mapping[str, str],
+    evidence: Decision | None,
+) -> tuple[str, ...]:
     if reasons := refusals(implementation, situation.problem, situation.device):
         return tuple(reasons)
-    failed = [f"put aside: {reason}" for key, reason in aside.items() if key.split(" ")[0] == name]
-    if failed:
+    name = implementation.name
+    if failed := [told_of(implementation, reason) for key, reason in aside.items() if key.split(" ")[0] == name]:
         return tuple(failed)
     if isinstance(none := default_of(implementation, situation.problem, situation.device), str):
         return (none,)
-    return (f"supported, not chosen: {_comparison(name, implementation, situation, choice)}",)
+    return (f"supported, not chosen: {_comparison(implementation, situation, choice, evidence)}",)
 
 
-def _comparison(name: str, implementation: Implementation, situation: Situation, choice: Choice) -> str:
+def _comparison(implementation: Implementation, situation: Situation, choice: Choice, evidence: Decision | None) -> str:
     if choice.step == "reference":
         return choice.reason
     if choice.step == "forced":
         return "another one is forced"
     if choice.decision is not None:
-        ratio = choice.decision.baselines.get(name)
+        if evidence is None:
+            return "another one won"
+        ratio = evidence.baselines.get(implementation.name)
         return "it did not reach the finals" if ratio is None else f"it took {ratio:.2f} times as long in the finals"
     preference = preference_of(implementation, situation.problem, situation.device)
     if isinstance(preference, str):
@@ -182,6 +194,8 @@ def _story(told: Explanation) -> list[str]:
     ]
     if told.evidence is not None:
         lines += _evidence(told, told.evidence)
+    elif told.source:
+        lines.append(f"  from   {told.source}")
     lines += [f"  missed {miss}" for miss in told.misses]
     if told.prepared_bytes:
         total = prepared_bytes()

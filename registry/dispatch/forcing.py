@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InvalidArgumentError
+from ..forking import renewed_in_child
 from ..space import Config, config_key
 
 Wanted = str | tuple[str, Mapping[str, Any]]
@@ -46,9 +47,10 @@ class Forcing:
     """The with blocks that are open. ``active`` counts those of all threads, so that the hot path reads one int."""
 
     def __init__(self) -> None:
-        self.active = 0
-        self._lock = threading.Lock()
-        self._mine = threading.local()
+        self._mine = mine = threading.local()
+        # in a forked child only the blocks of this thread are ever left
+        self.active = renewed_in_child(self, "active", lambda: int(getattr(mine, "blocks", 0)))
+        self._lock = renewed_in_child(self, "_lock", threading.Lock)
         self._choices: ContextVar[Mapping[str, Forced]] = ContextVar("registry_using", default={})  # noqa: B039
 
     def of(self, op: str) -> Forced | None:
@@ -85,11 +87,6 @@ class Forcing:
         with self._lock:
             self.active += blocks
             self._mine.blocks = getattr(self._mine, "blocks", 0) + blocks
-
-    def renew_locks(self) -> None:
-        """In a forked child, where only the blocks of this thread are ever left."""
-        self._lock = threading.Lock()
-        self.active = getattr(self._mine, "blocks", 0)
 
     @contextmanager
     def using(self, choices: Mapping[str, Forced]) -> Iterator[None]:

@@ -14,8 +14,9 @@ from ..device import Device
 from ..errors import CompileError, NotLaunchedError, NotReadyError, UnsupportedError
 from ..problem import Arguments, Problem
 from .forcing import Forced, Forcing
+from .hit.call_parts import without_lists
 from .hit.counter import Counter
-from .hit.entries import Entries
+from .hit.entries import EntryMaker
 from .hit.table import Entry, Table
 from .mode import REFERENCE_MODE, Mode
 from .recording import recorder
@@ -31,9 +32,10 @@ from .torch_side.situation import (
     keeping_dtype,
     nothing_to_launch,
     traced_by_torch,
-    unseen_by_modes,
     unusual,
 )
+from .torch_side.torch_private import unseen_by_modes
+from .warning import tell_caller
 
 _NOT_ENQUEUED = (NotReadyError, CompileError, UnsupportedError)
 """Faults after which a plan has written nothing but its own outputs."""
@@ -90,8 +92,8 @@ class Miss:
     ) -> None:
         op = plans.op
         self.plans = plans
-        self.entries = Entries(op.parsed)
-        self.table = Table(len(self.entries.plain))
+        self.entries = EntryMaker(op.parsed)
+        self.table = Table(len(self.entries.parts.plain))
         self.families = Families(plans, op.parsed)
         self._op = op
         self._forcing = forcing
@@ -103,6 +105,8 @@ class Miss:
         self._missed = Counter()
         self._forced_tables: dict[str, Table] = {}
         self._names = op.parsed.names
+        self._named = frozenset(self._names)
+        self._lists = op.parsed.has_lists
         self._not_enqueued = _NOT_ENQUEUED_MUTATING if op.parsed.mutates else _NOT_ENQUEUED
 
     @property
@@ -117,12 +121,6 @@ class Miss:
         self.families.clear()
         self._forced_tables = {}
         self.table.clear()
-
-    def renew_locks(self) -> None:
-        """Replace locks that a thread may have held which is not in this forked child."""
-        self.plans.renew_locks()
-        for table in (self.table, *self._forced_tables.values()):
-            table.renew_locks()
 
     # --- one call
 
@@ -177,11 +175,11 @@ class Miss:
         if self._forcing.active or self._watch.active:
             return None
         generations = self.table.generation, self.plans.generation
-        if not args and len(attributes) == len(self._names) and all(name in attributes for name in self._names):
+        if not args and attributes.keys() == self._named and not self._lists:
             given = values = tuple([attributes[name] for name in self._names])
         else:
             values, given = self._op.parsed.bind(args, attributes), self._given(args, attributes)
-        member = self.families.member(values)
+        member = self.families.member(values, lambda: self.entries.of_shape(self.table, given))
         if member is None:
             return None
         try:
@@ -205,8 +203,10 @@ class Miss:
 
     def traced_by_fx(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> bool:
         """Whether torch.fx.symbolic_trace is to record this call, as one of torch's operator of the op."""
-        symbols = any(isinstance(value, Proxy) for value in (*args, *attributes.values()))
-        return symbols and self._serves()
+        for value in (*args, *attributes.values()):
+            if isinstance(value, Proxy) or (isinstance(value, list | tuple) and _holds_proxy(value)):
+                return self._serves()
+        return False
 
     def may_retry(self, fault: Exception, _grad: bool | None, _resolved: Any) -> bool:
         """Whether a hit that raised ``fault`` is resolved anew, where the plan that failed is put aside."""
@@ -243,13 +243,19 @@ class Miss:
                 self._excuse(resolved, fault, forced, generation)
                 makeshift = makeshift or isinstance(fault, NotReadyError)
             else:
+                if resolved.choice.step == "reference" and resolved.place is not None:
+                    self._tell_unimplemented(resolved.choice.reason)
                 return outputs, replace(resolved, makeshift=True) if makeshift else resolved
         raise AssertionError("resolution ends with the reference, or with what was forced")
 
+    def _tell_unimplemented(self, reason: str) -> None:
+        if not self.plans.implementations:
+            tell_caller(self.plans, "no implementation", f"torch's reference runs: {reason}")
+
     def _given(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The values of a sound call in the schema's order as they were given: not coerced."""
+        """The values of a sound call in the schema's order as they were given: not coerced, but for lists as tuples."""
         named = {**dict(zip(self._names, args, strict=False)), **attributes}
-        return tuple([named.get(parameter.name, parameter.default) for parameter in self._op.parsed.parameters])
+        return without_lists([named.get(one.name, one.default) for one in self._op.parsed.parameters])
 
     def _report(self, asked: Asked) -> None:
         """Tell the recorder that this was called, if there was anything to launch."""
@@ -286,7 +292,7 @@ class Miss:
         tables = self._forced_tables
         if forced.key not in tables and len(tables) >= _MOST_FORCED:
             tables.pop(next(iter(list(tables))), None)  # a list: other threads add to it meanwhile
-        return tables.setdefault(forced.key, Table(len(self.entries.plain)))
+        return tables.setdefault(forced.key, Table(len(self.entries.parts.plain)))
 
     # --- who may answer
 
@@ -334,6 +340,10 @@ class Miss:
                 hint="leave the registry.using(...) block for this call",
             )
         return reference(self._op, reason, problem)
+
+
+def _holds_proxy(values: list[Any] | tuple[Any, ...]) -> bool:
+    return any(isinstance(value, Proxy) for value in values)
 
 
 def _unseen(answers: Iterator[Resolved]) -> Iterator[Resolved]:

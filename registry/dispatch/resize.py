@@ -8,40 +8,36 @@ bound to what is loaded. Whatever is out of the ordinary is left to the miss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ..arguments.schema import Schema
+from ..arguments.specs import Argument, Arguments, Watched
 from ..contract import Op
 from ..device import Device
-from ..problem import FULL_ALIGNMENT, exact
-from .hit.free import free_integer, same
+from .hit.family import Specs, family_of
 from .hit.guards import aligned
-from .plans.plan import Plan
+from .hit.table import Unpacked
+from .plans.plan import Candidate, Plan
 from .resolve.candidates import Plans, Resolved
-from .resolve.resolution import undoubted_choice
+from .resolve.undoubted import Undoubted
 from .torch_side.situation import counting_writes
-from .torch_side.torch_private import (
-    PLAIN,
-    Check,
-    dispatch_modes,
-    forward_level,
-    function_modes,
-    kind_guard,
-    stream_capturing,
-)
+from .torch_side.torch_private import dispatch_modes, forward_level, function_modes, stream_capturing
 
 MOST_FAMILIES = 32
 """Per op: dtypes, devices, attributes and which optional tensors are given."""
 
 
-class _Family(NamedTuple):
-    """``check(*tensors)`` sees to all of the tensors that are given but their sizes and strides."""
+class _Family:
+    """``plans`` holds one of each candidate that has answered a call of the family."""
 
-    given: tuple[bool, ...]
-    check: Check
-    plain: tuple[Any, ...]
-    device: Device
+    __slots__ = ("device", "plans", "specs", "undoubted")
+
+    def __init__(self, specs: Specs, device: Device) -> None:
+        self.specs = specs
+        self.device = device
+        self.plans: dict[Hashable, Plan] = {}
+        self.undoubted: Undoubted | None = None
 
 
 class Member(NamedTuple):
@@ -56,93 +52,91 @@ class Families:
     """The families of one op whose calls were answered by a plan."""
 
     def __init__(self, plans: Plans, schema: Schema) -> None:
-        kinds = [parameter.kind for parameter in schema.parameters]
         self._plans = plans
         self._op: Op = plans.op
-        self._usable = not schema.has_lists  # the guard is made for a tensor a parameter
-        self._tensors = tuple([place for place, kind in enumerate(kinds) if kind == "Tensor"])
-        self._plain = tuple([place for place, kind in enumerate(kinds) if kind != "Tensor"])
+        self._schema = schema
+        self._mutates = schema.mutates
         self._families: tuple[_Family, ...] = ()
-        self._plan_like: dict[Hashable, Plan] = {}
 
     def clear(self) -> None:
         """Forget every family."""
         self._families = ()
-        self._plan_like = {}
 
     def add(self, values: tuple[Any, ...], device: Device) -> None:
         """Let calls of other sizes be answered as this one was, of tensors that need no gradient."""
-        tensors = [values[place] for place in self._tensors]
-        present = [tensor for tensor in tensors if tensor is not None]
-        check = kind_guard(present) if present and self._usable else None
-        if check is None or self._of(values) is not None:
+        if any(family.specs(*values) is not None for family in self._families):
             return
-        plain = tuple([free_integer(values[place]) or values[place] for place in self._plain])
-        family = _Family(tuple([tensor is not None for tensor in tensors]), check, plain, device)
-        self._families = (family, *self._families)[:MOST_FAMILIES]
+        specs = family_of(self._schema, values)
+        if specs is not None:
+            self._families = (_Family(specs, device), *self._families)[:MOST_FAMILIES]
 
-    def member(self, values: tuple[Any, ...]) -> Member | None:
+    def member(self, values: tuple[Any, ...], entries: Callable[[], Iterable[Unpacked]]) -> Member | None:
         """The answer to a call of these values; None where the miss must see to it, faults included.
 
-        A value of another type than the schema says is of no family.
+        A value of another type than the schema says is of no family. ``entries()`` are those of the first tensor's
+        shape: one that was made for such a call in another state of torch has its answer.
         """
         if not self._families or dispatch_modes() or forward_level._current_level >= 0 or function_modes():
             return None
-        family = self._of(values)
-        if family is None or not all(_ordinary(values[place]) for place in self._tensors):
-            return None
-        if family.device.type == "cuda" and stream_capturing():
-            return None
         try:
-            return self._resized(values, family.device)
+            for family in self._families:
+                specs = family.specs(*values)
+                if specs is not None:
+                    return self._resized(family, specs, entries())
         except Exception:  # the miss meets it again, and tells it as it must be told
             return None
-
-    def _of(self, values: tuple[Any, ...]) -> _Family | None:
-        tensors = [values[place] for place in self._tensors]
-        given = tuple([tensor is not None for tensor in tensors])
-        present = [tensor for tensor in tensors if tensor is not None]
-        # torch's guard ends the process when it is given a nested tensor
-        if not all(type(tensor) in PLAIN and not tensor.is_nested for tensor in present):
-            return None
-        plain = [values[place] for place in self._plain]
-        for family in self._families:
-            if family.given == given and all(map(same, plain, family.plain)) and family.check(*present):
-                return family
         return None
 
-    def _resized(self, values: tuple[Any, ...], device: Device) -> Member | None:
-        op, plans = self._op, self._plans
-        arguments = op.specs(values).watched()
-        problem = op.pose(arguments)
-        choice = undoubted_choice(plans.situation(problem, device))
-        candidate = None if choice is None else choice.candidate
-        if choice is None or candidate is None or plans.failures:
+    def _resized(self, family: _Family, specs: dict[str, Argument], entries: Iterable[Unpacked]) -> Member | None:
+        op, plans, device = self._op, self._plans, family.device
+        if plans.failures or (device.type == "cuda" and stream_capturing()):
+            return None
+        for *_, known in entries:
+            if _answers(known, specs):
+                return self._member(known, known.plan.signature.arguments.read)
+        arguments = Arguments(op.name, Watched(specs, set()))
+        problem = op.pose(arguments, ordinary=True)
+        if family.undoubted is None:
+            family.undoubted = Undoubted(plans.situation(problem, device))
+        found = family.undoubted.choice(problem)
+        if found is None or (candidate := found.choice.candidate) is None:
             return None
         implementation = candidate.implementation
         if not implementation.deterministic or not implementation.capturable:
             return None
-        key = id(implementation), tuple([(name, exact(value)) for name, value in candidate.config.items()])
-        plan = plans.from_memory(candidate, problem, arguments, device, self._plan_like.get(key))
+        key = _key(candidate)
+        plan = plans.from_memory(candidate, problem, arguments, device, family.plans.get(key))
         if plan is None:
             return None
-        self._remember(key, plan)
-        narrow = any(True for _ in implementation.unsupported(problem.misaligned(), device))
-        conditions = (aligned,) if narrow else ()
-        resolved = Resolved(choice, plan.call, problem, None, plan, (), conditions, untuned=choice.step == "default")
-        run = counting_writes(plan.call, op.parsed) if op.parsed.mutates else plan.call
-        return Member(run, resolved, arguments.read | op.fake_reads)
+        _remember(family, key, plan)
+        conditions = (aligned,) if found.narrow else ()
+        untuned = found.choice.step == "default"
+        resolved = Resolved(found.choice, plan.call, problem, None, plan, found.misses, conditions, untuned=untuned)
+        return self._member(resolved, arguments.read)
 
-    def _remember(self, key: Hashable, plan: Plan) -> None:
-        if key not in self._plan_like:
-            if len(self._plan_like) >= MOST_FAMILIES:
-                self._plan_like = {}
-            self._plan_like[key] = plan
+    def _member(self, resolved: Resolved, read: frozenset[str]) -> Member:
+        run = counting_writes(resolved.run, self._op.parsed) if self._mutates else resolved.run
+        return Member(run, resolved, read | self._op.fake_reads)
 
 
-def _ordinary(tensor: Any) -> bool:
-    """Whether a tensor that may be left out has elements and memory, is row-major and starts at a multiple of 16."""
-    if tensor is None:
-        return True
-    address = tensor.data_ptr()
-    return bool(address and not address % FULL_ALIGNMENT and tensor.is_contiguous())
+def _answers(known: Resolved, specs: Mapping[str, Argument]) -> bool:
+    """Whether what was resolved is of a call of these specs without a gradient, and rests on nothing else."""
+    plan = known.plan
+    if plan is None or known.makeshift or not {aligned}.issuperset(known.conditions):
+        return False
+    arguments = plan.signature.arguments
+    return not arguments.gradient and arguments.all == specs
+
+
+def _key(candidate: Candidate) -> Hashable:
+    values = candidate.config.values()
+    # 1, 1.0 and True are equal
+    return id(candidate.implementation), *values, *map(type, values)
+
+
+def _remember(family: _Family, key: Hashable, plan: Plan) -> None:
+    plans = family.plans
+    if key not in plans:
+        if len(plans) >= MOST_FAMILIES:
+            plans.clear()
+        plans[key] = plan

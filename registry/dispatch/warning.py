@@ -1,19 +1,66 @@
-"""Warnings of dispatch, told at the line of the user's code that made the call."""
+"""Warnings of dispatch, told at the line of the user's code that made the call: the first of a kind, the rest counted.
+
+Every event is a line of the log ``registry.dispatch``, at level INFO.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
+import threading
 import warnings
+import weakref
+from collections import Counter as Counts
 
 from ..author_code import outer_frame
+from ..forking import renewed_in_child
+
+LOG = logging.getLogger("registry.dispatch")
+
+_MOST_SUBJECTS = 1024
 
 
 class DispatchWarning(RuntimeWarning):
     """Something that was tuned or declared cannot be used; the call is answered by something else."""
 
 
-def warn_caller(text: str) -> None:
-    """Warn at the innermost line outside of this package: how deep that is depends on the path a call took."""
+class _Told:
+    """How often what was told of a subject (an implementation, an op), by the subject's id and the kind of event."""
+
+    def __init__(self) -> None:
+        self._lock = renewed_in_child(self, "_lock", threading.Lock)
+        self._counts: dict[int, tuple[weakref.ref[object], Counts[str]]] = {}
+
+    def add(self, subject: object, kind: str) -> int:
+        """Count one; returns how many there are now."""
+        with self._lock:
+            known = self._counts.get(id(subject))
+            if known is None or known[0]() is not subject:
+                if len(self._counts) >= _MOST_SUBJECTS:
+                    self._counts.clear()
+                known = self._counts[id(subject)] = weakref.ref(subject), Counts()
+            known[1][kind] += 1
+            return known[1][kind]
+
+    def count(self, subject: object, kind: str) -> int:
+        """How many there are."""
+        known = self._counts.get(id(subject))
+        return 0 if known is None or known[0]() is not subject else known[1][kind]
+
+
+_TOLD = _Told()
+times_told = _TOLD.count
+
+
+def tell_caller(subject: object, kind: str, text: str) -> None:
+    """Warn at the innermost line outside of this package of the first event of a kind about ``subject``.
+
+    How deep that line is depends on the path a call took. Further events, which each size may bring, worded anew, are
+    counted and logged.
+    """
+    LOG.info("%s", text)
+    if _TOLD.add(subject, kind) > 1:
+        return
     frame = outer_frame(sys._getframe(1))
     warnings.warn_explicit(
         text,

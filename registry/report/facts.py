@@ -40,7 +40,11 @@ class ProblemFacts:
     @cached_property
     def timed(self) -> Mapping[str, Timed]:
         """Implementation -> its best time, from the finals where it entered them, else from the search."""
-        best = {name: Timed(float(trial.median_us or 0), trial.candidate.config, False) for name, trial in self._best()}
+        best: dict[str, Timed] = {}
+        for trial in self.trials:
+            name, us = trial.candidate.implementation, timed_us(trial)
+            if us is not None and (name not in best or us < best[name].us):
+                best[name] = Timed(us, trial.candidate.config, False)
         if self.decision is None or self.decision.median_us <= 0:
             return best
         winner = self.decision.candidate.implementation
@@ -65,9 +69,7 @@ class ProblemFacts:
     @property
     def fraction_of_floor(self) -> float | None:
         """The floor's time over the winner's."""
-        if self.decision is None or self.floor_us is None or self.decision.median_us <= 0:
-            return None
-        return self.floor_us / self.decision.median_us
+        return None if self.decision is None or self.floor_us is None else self.decision.fraction_of_floor
 
     def speedup(self, implementation: str) -> float | None:
         """An implementation's time over the winner's, paired in the finals; None where it did not enter them."""
@@ -76,14 +78,6 @@ class ProblemFacts:
         if self.decision.candidate.implementation == implementation:
             return 1.0
         return self.baselines.get(implementation)
-
-    def _best(self) -> Iterable[tuple[str, Trial]]:
-        found: dict[str, Trial] = {}
-        for trial in self.trials:
-            name = trial.candidate.implementation
-            if is_timed(trial) and (name not in found or _us(trial) < _us(found[name])):
-                found[name] = trial
-        return found.items()
 
 
 @dataclass(frozen=True)
@@ -127,13 +121,8 @@ class Section:
 
     @cached_property
     def _dims(self) -> Mapping[str, list[str]]:
-        dims: dict[str, list[str]] = {}
-        for facts in self.problems:
-            for name in facts.problem.dims:
-                dims.setdefault(name, [])
-        for name, values in dims.items():
-            values += [repr(facts.problem.dims.get(name)) for facts in self.problems]
-        return dims
+        names = dict.fromkeys(name for facts in self.problems for name in facts.problem.dims)
+        return {name: [repr(facts.problem.dims.get(name)) for facts in self.problems] for name in names}
 
 
 @dataclass(frozen=True)
@@ -145,9 +134,10 @@ class Facts:
     runs: tuple[Run, ...]
 
 
-def is_timed(trial: Trial) -> bool:
-    """True if the trial was right and was timed to the end."""
-    return trial.status == "ok" and not trial.censored and trial.median_us is not None and trial.median_us > 0
+def timed_us(trial: Trial) -> float | None:
+    """The median of a trial that was right and was timed to the end, None of any other."""
+    us = trial.median_us if trial.status == "ok" and not trial.censored else None
+    return us if us is not None and us > 0 else None
 
 
 BaselinesOf = Callable[[Iterable[str]], Mapping[str, str]]
@@ -167,9 +157,8 @@ def read(store: Store, ops: Sequence[str] = (), baselines_of: BaselinesOf = _tor
     sections = _sections(trials, winners)
     baselines = baselines_of({section.op for section in sections})
     sections = tuple(replace(section, baseline=baselines[section.op]) for section in sections)
-    shown = {
-        facts.environment.key for section in sections for facts in section.problems
-    }  # a run knows its environment, not its ops
+    # a run knows its environment, not its ops
+    shown = {facts.environment.key for section in sections for facts in section.problems}
     runs = tuple(run for run in store.runs() if run.environment.key in shown)
     return Facts(store.url, sections, runs)
 
@@ -232,7 +221,3 @@ def _order(problem: ProblemKey) -> tuple[tuple[bool, float, str], ...]:
     return tuple(
         (isinstance(value, str), 0.0 if isinstance(value, str) else float(value), str(value)) for value in values
     )
-
-
-def _us(trial: Trial) -> float:
-    return float(trial.median_us or 0)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .facts import ProblemFacts, Section, is_timed
+from .facts import ProblemFacts, Section, timed_us
 
 COMPILED = "torch.compile"
 NEAR = 0.01
@@ -78,8 +78,8 @@ def descents(section: Section) -> list[Descent]:
     for facts in section.problems:
         steps: list[tuple[int, float]] = []
         for number, trial in enumerate(facts.trials, 1):
-            us = trial.median_us
-            if is_timed(trial) and us is not None and (not steps or us < steps[-1][1]):
+            us = timed_us(trial)
+            if us is not None and (not steps or us < steps[-1][1]):
                 steps.append((number, us))
         if steps:
             final = steps[-1][1]
@@ -100,8 +100,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Statuses:
-    """Trials of a section by outcome. ``given_up`` counts trials of status ``ok`` that were too slow to time to the
-    end."""
+    """Trials of a section by outcome; ``GIVEN_UP`` are those of status ``ok`` that were too slow to time to the end."""
 
     names: list[str]
     counts: dict[str, Counter[str]]

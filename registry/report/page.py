@@ -25,6 +25,8 @@ PALETTE = 10
 SHOWN_CHARTS = 6
 """Number of charts that are open at first, those with the most points; the others are folded."""
 
+_FILTERS = ("microseconds", "ratio", "percent", "dimension", "pairs", "plain", "duration", "named", "device", "excess")
+
 _FIXED = {TORCH: 0, figures.COMPILED: 1}
 
 
@@ -100,17 +102,15 @@ def _colors(section: Section, taken: dict[str, int]) -> dict[str, int]:
 def _identities(facts: Facts) -> list[tuple[str, Mapping[str, Any]]]:
     """Each hardware, software and protocol under which the page's times were measured, once."""
     problems = [problem for section in facts.sections for problem in section.problems]
-    hardware = {problem.environment.hardware_key: problem.environment.hardware for problem in problems}
-    software = {problem.environment.software_key: problem.environment.software for problem in problems}
-    protocols = {
-        problem.protocol.key: {"regime": problem.protocol.regime, **problem.protocol.details} for problem in problems
-    }
-    named: dict[str, Mapping[str, Mapping[str, Any]]] = {
-        "Hardware": hardware,
-        "Software": software,
-        "Protocol": protocols,
-    }
-    return [(title, identity) for title, identities in named.items() for identity in identities.values()]
+    environments = {problem.environment.key: problem.environment for problem in problems}.values()
+    protocols = {problem.protocol.key: problem.protocol for problem in problems}.values()
+    hardware = {one.hardware_key: one.hardware for one in environments}
+    software = {one.software_key: one.software for one in environments}
+    return [
+        *(("Hardware", identity) for identity in hardware.values()),
+        *(("Software", identity) for identity in software.values()),
+        *(("Protocol", {"regime": one.regime, **one.details}) for one in protocols),
+    ]
 
 
 def _run_details(run: Run) -> list[tuple[str, Any]]:
@@ -127,22 +127,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    shown: dict[str, Any] = {
-        name: getattr(formats, name)
-        for name in (
-            "microseconds",
-            "ratio",
-            "percent",
-            "dimension",
-            "pairs",
-            "plain",
-            "duration",
-            "named",
-            "device",
-            "excess",
-        )
-    }
-    environment.filters.update(shown)
+    environment.filters.update({name: getattr(formats, name) for name in _FILTERS})
     environment.globals.update(
         run_details=_run_details,
         shown_charts=SHOWN_CHARTS,

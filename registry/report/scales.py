@@ -36,8 +36,7 @@ class LogScale:
 
     @classmethod
     def around(cls, values: Iterable[float], start: float, end: float, margin: float = 1.15) -> LogScale:
-        """A scale that holds all positive values, clipped to a clock's range, with a margin (a factor) on either
-        side."""
+        """A scale of all positive values, clipped to a clock's range, with a margin (a factor) on either side."""
         inside = [min(max(value, _LEAST), _MOST) for value in values if value > 0] or [1.0]
         low, high = min(inside) / margin, max(inside) * margin
         return cls(low, high if high > low else 2 * low, start, end)

@@ -23,6 +23,11 @@ class Entrant:
     artifacts: tuple[Artifact, ...] = ()
     role: str = "candidate"
 
+    @property
+    def by_key(self) -> Mapping[str, Artifact]:
+        """The artifacts by the keys of their variants."""
+        return {artifact.variant.key: artifact for artifact in self.artifacts}
+
 
 @dataclass(frozen=True)
 class TrialJob:
@@ -80,13 +85,6 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class BuiltVariant:
-    """A compiled variant."""
-
-    artifact: Artifact
-
-
-@dataclass(frozen=True)
 class Failed:
     """A variant that did not compile."""
 
@@ -109,7 +107,7 @@ Answer = Outcome | TimedBlock
 
 def to_json(job: TrialJob | BlockJob | CompileJob) -> dict[str, Any]:
     """A job as a message; the variant inside an artifact travels whole, so that a worker can load it."""
-    return {"kind": type(job).__name__, **_plain(asdict(job))}
+    return {"kind": type(job).__name__, **asdict(job)}
 
 
 def job_from_json(message: Mapping[str, Any]) -> TrialJob | BlockJob | CompileJob:
@@ -131,11 +129,3 @@ def artifact_from_json(fields: Mapping[str, Any]) -> Artifact:
 def _entrant(fields: Mapping[str, Any]) -> Entrant:
     artifacts = tuple(artifact_from_json(artifact) for artifact in fields["artifacts"])
     return Entrant(fields["implementation"], fields["config"], artifacts, fields["role"])
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

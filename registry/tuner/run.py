@@ -21,7 +21,7 @@ from .decide.finals import Finals
 from .decide.machine_noise import aa_job, aa_of, default_job, earlier_noise
 from .decide.noise import Noise
 from .decide.results import result_of
-from .events import Event, Note, Observer, ProblemDecided, ProblemSkipped, Result, RunEnded, RunStarted
+from .events import Note, Observer, ProblemDecided, ProblemSkipped, Result, RunEnded, RunStarted
 from .jobs import BlockJob
 from .limits import Budget, Limits
 from .measure.protocol import REGIME, TimingProtocol
@@ -42,10 +42,6 @@ _WARMING_UP_S = 10.0
 __all__ = ["Budget", "Limits", "tune"]
 
 
-def _ignore(event: Event) -> None:
-    """The observer of a run without an observer."""
-
-
 def tune(  # noqa: PLR0913  (an option each)
     problems: Sequence[Problem],
     *,
@@ -57,7 +53,7 @@ def tune(  # noqa: PLR0913  (an option each)
     regime: str = REGIME,
     implementations: Sequence[str] = (),
     retune: bool = False,
-    observer: Observer = _ignore,
+    observer: Observer = lambda _: None,
     counts: Mapping[Problem, int] | None = None,
 ) -> tuple[Result, ...]:
     """Search, verify, measure and decide each problem on ``device``; store every trial and the winners.
@@ -122,7 +118,7 @@ class TuningRun:
         self._noise = Noise()
         self._noise_block = 0
         self._earlier_noise = earlier_noise(store, self._store.environment)
-        self._weights = weigh(plans, counts, self._default_us)
+        self._weights = weigh(plans, counts, lambda plan: default_us(self._store.winner(plan.op, plan.problem)))
 
     def run(self) -> tuple[Result, ...]:
         """Tune all problems in order; returns the results that were reached."""
@@ -198,7 +194,7 @@ class TuningRun:
             if first:
                 self._begin_noise(default_job(finished, self._protocol))
                 self._end_noise()
-        finals = Finals(self._store, self._device, self._protocol, self._observe, self._noise, self._earlier_noise)
+        finals = Finals(self._store, self._protocol, self._observe, self._noise, self._earlier_noise)
         with self._timed("finals_seconds"):
             for result in finals.run(finished, self._crew, dismiss=last):
                 self._results.append(result)
@@ -224,9 +220,6 @@ class TuningRun:
             yield
         finally:
             self._phases[phase] = self._phases.get(phase, 0.0) + time.monotonic() - began
-
-    def _default_us(self, plan: ProblemPlan) -> float | None:
-        return default_us(self._store.winner(plan.op, plan.problem))
 
     def _begin(self, plan: ProblemPlan, over: Sequence[SearchState]) -> SearchState:
         """A problem's search, with its neighbours' winners as seeds and its stored trials already learnt."""

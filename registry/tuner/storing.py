@@ -65,13 +65,7 @@ class RunStore:
             candidate=self._key(candidate),
             environment=self.environment,
             protocol=self._protocol,
-            status=outcome.status,
-            message=outcome.message,
-            median_us=outcome.median_us,
-            samples=outcome.samples,
-            censored=outcome.censored,
-            stop_reason=outcome.stop_reason,
-            details=outcome.details,
+            **{name: value for name, value in vars(outcome).items() if name != "seconds"},
         )
         self._store.add_trials(self.run, [trial])
         self._seen_of(trial.problem).uids.add(trial.uid)
@@ -124,8 +118,7 @@ class RunStore:
         """
         if decision is None:
             return None
-        everything = (*plan.choices, *plan.others)
-        return self._candidate(everything, decision.candidate)
+        return self._candidate((*plan.choices, *plan.others), decision.candidate)
 
     def neighbours(self, plan: ProblemPlan) -> list[tuple[Mapping[str, Any], Candidate]]:
         """(dims, winner) of stored problems with this problem's static dimensions; configs invalid here are left out.

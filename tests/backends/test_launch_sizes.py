@@ -15,7 +15,8 @@ from registry.backends.cuda import launch as cuda_launch
 from registry.backends.cuda.launch import LaunchForm
 from registry.backends.launch_forms import Forms, form_key, launch_key
 from registry.backends.triton import launch as triton_launch
-from registry.backends.triton.launch import BoundLaunch, DeviceForm
+from registry.backends.triton.bound_launch import BoundLaunch
+from registry.backends.triton.launch import DeviceForm
 from registry.backends.triton.variant import Operand
 from registry.dispatch.plans.written_plan import written_call
 from registry.implementation import Launch

@@ -154,7 +154,7 @@ def test_the_librarys_version_counts_and_its_source_does_not(
     module: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions = {"own-kernels": "1.0"}
-    monkeypatch.setattr(library_function, "_version", versions.get)
+    monkeypatch.setattr(library_function, "installed_version", versions.get)
 
     def fingerprint(source: str) -> str:
         return implementation_of("square", "mine.f", module(source).f, library="own-kernels").fingerprint()

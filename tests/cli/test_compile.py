@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from registry.backends.cuda import nvrtc
-from registry.backends.occupancy import occupancy
+from registry.backends.estimate import occupancy
 
 from .conftest import Command
 

@@ -23,6 +23,9 @@ from registry.contracts import (
     VECTOR_ADD,
 )
 from registry.device import Device
+from registry.discovery.catalog import Catalog
+from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.plans.plan import Candidate, build
 from registry.errors import CheckError, InvalidArgumentError
 from registry.implementation import Implementation, Run, Tensors
 from registry.problem import Problem, Value
@@ -111,7 +114,10 @@ def test_a_backward_op_takes_the_gradient_what_is_saved_and_the_attributes(op: O
     attributes = [parameter for parameter in op.parsed.parameters if parameter.kind != "Tensor"]
     gradients = [f"grad_{name}" for name in op.parsed.outputs]
     assert tensors_of(backward) == [*gradients, *op.backward.saved]
-    assert list(backward.parsed.parameters[len(tensors_of(backward)) :]) == attributes
+    others = backward.parsed.parameters[len(tensors_of(backward)) :]
+    masks = [f"need_{name}" for name in tensors_of(op)]
+    assert [one for one in others if one.name not in masks] == attributes
+    assert [one.name for one in others if one.name in masks] in ([], masks)
     assert backward.parsed.outputs == tuple(f"grad_{name}" for name in tensors_of(op))
     assert set(op.backward.saved) <= {*op.parsed.names, *op.parsed.outputs}
     assert (backward.static, backward.dynamic) == (op.static, op.dynamic)
@@ -151,6 +157,47 @@ def test_no_rows_have_a_weight_gradient_of_0() -> None:
     grad_x, grad_weight = RMS_NORM_BACKWARD.reference(x, x, weight)
     assert grad_x.shape == (0, 5)
     assert grad_weight.equal(torch.zeros(5))
+
+
+@pytest.mark.parametrize("needs", [(True, False), (False, True)], ids=str)
+def test_a_gradient_of_rms_norm_that_nobody_needs_is_empty(needs: tuple[bool, bool]) -> None:
+    values = (torch.randn(3, 5), torch.randn(3, 5), torch.randn(5), 1e-6)
+    both = as_tuple(RMS_NORM_BACKWARD.reference(*values))
+    told = RMS_NORM_BACKWARD.output_specs(RMS_NORM_BACKWARD.arguments((*values, *needs)), torch.device("cpu"))
+    implementations = Catalog().implementations("rms_norm_backward")
+    native = next(one for one in implementations if one.name == "torch.native")
+    problem = posed(RMS_NORM_BACKWARD, *values, need_x=needs[0], need_weight=needs[1])
+    arguments = RMS_NORM_BACKWARD.arguments((*values, *needs))
+    plan = build(RMS_NORM_BACKWARD, Candidate(native, {}), problem, arguments, Device.of("cpu"))
+    for outputs in (as_tuple(RMS_NORM_BACKWARD.reference(*values, *needs)), plan(*values, *needs)):
+        for found, spec, needed, whole in zip(outputs, told.values(), needs, both, strict=True):
+            assert tuple(found.shape) == spec.shape == (tuple(whole.shape) if needed else (0,))
+            assert not needed or torch.allclose(found, whole)
+
+
+def test_autograd_asks_for_the_gradients_of_rms_norm_that_it_needs() -> None:
+    asked = []
+
+    class Spy(Implementation):
+        op, name, returns_outputs, device_types = "rms_norm_backward", "acme.spy", True, frozenset({"cpu"})
+
+        def preference(self, _problem: Problem, _device: Device) -> float:
+            return 99.0
+
+        def bind(self, _problem: Problem, _config: Config, _device: Device, _built: Built) -> Run:
+            def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Tensors:
+                asked.append(arguments[-2:])
+                return as_tuple(RMS_NORM_BACKWARD.reference(*arguments))
+
+            return run
+
+    dispatcher = Dispatcher(Catalog())
+    dispatcher.register(Spy())
+    for needs in ((True, False), (False, True), (True, True)):
+        x, weight = (torch.randn(shape, requires_grad=need) for shape, need in zip(((3, 5), (5,)), needs, strict=True))
+        dispatcher.call("rms_norm", x, weight).sum().backward()
+        assert (x.grad is not None, weight.grad is not None) == needs
+    assert asked == [(True, False), (False, True), (True, True)]
 
 
 X, W = torch.randn(4, 6), torch.ones(6)

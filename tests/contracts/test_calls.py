@@ -181,7 +181,7 @@ A = torch.randn(2, 256).half()
         (SQUARE, (X.to(torch.complex64),), "x is complex64"),
         (GELU, (X, "erf"), "approximate must be one of none, tanh, got 'erf'"),
         (VECTOR_ADD, (X, X[:1]), r"x is 4x6 but y is 1x6\n  shapes must be equal; torch.broadcast_tensors"),
-        (VECTOR_ADD, (X, X.half()), "x is float32 but y is float16"),
+        (VECTOR_ADD, (X, X.int()), "y is int32, expected float32, float16, bfloat16 or float64"),
         (VECTOR_ADD, (X, X.to("meta")), "several devices: x on cpu, y on meta"),
         (VECTOR_ADD, (X,), "missing y"),
         (RMS_NORM, (X, torch.ones(5)), r"weight has shape 5 but x has 6 columns \(shape 4x6\)"),

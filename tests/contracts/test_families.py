@@ -44,6 +44,26 @@ def test_a_matrix_product_is_made_in_a_few_lines() -> None:
     assert LINEAR.weights == {"weight"}
 
 
+def test_a_flag_is_a_dimension_and_checked_both_ways() -> None:
+    schema = "acme::running_sum(Tensor x, bool reverse=False) -> Tensor y"
+
+    def running_sum(x: torch.Tensor, reverse: bool) -> torch.Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (wide.flip(-1).cumsum(-1).flip(-1) if reverse else wide.cumsum(-1)).to(x.dtype)
+
+    op = rows_op(schema, running_sum)
+    assert {example["reverse"] for example in op.examples} == {False, True}
+    posed = op.pose(op.arguments(op.bind((torch.ones(2, 8), True), {})))
+    assert dict(posed.dims) == {"rows": 2, "cols": 8, "dtype": "float32", "reverse": True}
+    _, drawn = op.draw(posed, "normal", torch.Generator().manual_seed(1))
+    assert drawn is True
+
+
+def test_an_argument_that_cannot_be_drawn_is_refused_when_the_op_is_made() -> None:
+    with pytest.raises(registry.RegistryError, match=r"k has no default[^\n]*\n  give k a default in the schema"):
+        rows_op("acme::first(Tensor x, int k) -> Tensor y", lambda x, k: x * (x > k))
+
+
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(registry.RegistryError, match=r"weight has shape 7\n  expected \[cols=8\]"):
         LAYER_NORM.pose(LAYER_NORM.arguments(LAYER_NORM.bind((torch.ones(2, 8), torch.ones(7)), {})))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -46,6 +47,30 @@ def test_widening_takes_every_floating_tensor_and_nothing_else() -> None:
     assert wide[4:] == values[4:]
     (reference,) = numerics.reference64(GEMM_INT4, values)
     assert reference.dtype == torch.float64
+
+
+@pytest.mark.parametrize("beyond", [1e-9, 3e-7, 0.0004, 0.7])
+def test_an_error_barely_beyond_the_tolerance_is_told_with_the_digits_that_show_it(beyond: float) -> None:
+    allowed = 1e-3
+    tolerance = Tolerance({"float64": 0.0}, {"float64": allowed}, lambda problem, reference: reference)
+    op, problem = replace(SQUARE, tolerance=tolerance), SQUARE.problem_of({"n": 2, "dtype": "float32"})
+    reference = torch.zeros(2, dtype=torch.float64)
+    output = torch.tensor([0.0, allowed * (1 + beyond)], dtype=torch.float64)
+    found = numerics.compare(op, problem, output, reference, (0.0,))
+    told = re.search(r": (\S+) times what is allowed", found.message)
+    assert told is not None
+    assert 1 < float(told[1]) < 2
+    numbers = re.search(r"largest error (\S+) is more than (\S+):", _message_of(1 + beyond))
+    assert numbers is not None
+    assert float(numbers[1]) > float(numbers[2]) == 1
+
+
+def _message_of(error: float) -> str:
+    """The message of an error that the tolerance allows and that is beyond 1, twice that of torch and one rounding."""
+    tolerance = Tolerance({"float64": 10.0}, {"float64": 0.0}, lambda problem, reference: torch.ones_like(reference))
+    op, problem = replace(SQUARE, tolerance=tolerance), SQUARE.problem_of({"n": 1, "dtype": "float32"})
+    wide, output = torch.zeros(1, dtype=torch.float64), torch.full((1,), error, dtype=torch.float64)
+    return numerics.compare(op, problem, output, wide, (0.5,)).message
 
 
 def test_a_wrong_element_is_named_with_what_was_expected() -> None:

@@ -15,7 +15,8 @@ from registry.correctness.poisoned_layouts import (
     Layout,
     Poison,
     Surrounded,
-    is_contiguous_by_another_name,
+    adds_nothing,
+    all_laid_out,
     laid_out,
     laid_out_within,
     surrounded,
@@ -100,6 +101,8 @@ STRIDES: dict[Layout, tuple[int, ...]] = {
     "unaligned": (12, 4, 1),
     "sliced": (16, 5, 1),
     "strided": (36, 11, 2),
+    "strided-dense": (36, 11, 2),
+    "dense-strided": (12, 4, 1),
 }
 
 
@@ -110,7 +113,7 @@ def test_layouts_are_what_they_are_called() -> None:
         spec = TensorSpec.of(laid_out(x, layout))
         assert spec.strides == strides
         assert spec.alignment == (4 if layout == "unaligned" else 16)
-        assert spec.is_contiguous == (layout in {"contiguous", "unaligned"})
+        assert spec.is_contiguous == (layout in {"contiguous", "unaligned", "dense-strided"})
         assert torch.equal(laid_out(x, layout), x)
         assert torch.equal(laid_out(x.mT, layout), x.mT)
 
@@ -123,9 +126,8 @@ def test_any_shape_can_be_laid_out(layout: Layout, shape: tuple[int, ...]) -> No
     assert torch.equal(found.tensor, x)
     assert bool(found.untouched())
     as_contiguous = TensorSpec.of(laid_out(x, "contiguous")) == TensorSpec.of(found.tensor)
-    if is_contiguous_by_another_name(layout, [TensorSpec.of(x)]):
-        assert layout == "sliced"
-        assert as_contiguous
+    if adds_nothing(layout, [TensorSpec.of(x)]):
+        assert layout in {"strided-dense", "dense-strided"} or (layout == "sliced" and as_contiguous)
 
 
 def test_a_pitch_that_is_no_multiple_of_the_step_shows_who_takes_it_for_one() -> None:
@@ -142,3 +144,16 @@ def test_surroundings_notice_a_write_between_the_elements() -> None:
     assert bool(found.untouched())
     found.tensor.as_strided((1,), (1,), int(found.tensor.storage_offset()) + 1).fill_(0)
     assert not bool(found.untouched())
+
+
+def test_every_other_tensor_of_a_call_is_strided_by_steps_of_its_own() -> None:
+    values = [torch.randn(5, 7) for _ in range(4)]
+    dense = {"strided-dense": {1, 3}, "dense-strided": {0, 2}}
+    for layout in LAYOUTS[-2:]:
+        found = all_laid_out((values[0], 3, values[1:]), layout)
+        tensors = [found[0], *found[2]]
+        assert found[1] == 3
+        assert all(map(torch.equal, tensors, values))
+        assert {place for place, one in enumerate(tensors) if one.is_contiguous()} == dense[layout]
+        assert len({one.stride() for one in tensors}) == 3
+        assert not adds_nothing(layout, [TensorSpec.of(one) for one in tensors])

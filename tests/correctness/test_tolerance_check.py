@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -545,3 +545,61 @@ def test_an_output_in_a_dtype_is_asked_about_though_another_result_has_that_dtyp
     few = tuple({"n": 1000, "dtype": dtype} for dtype in ("bfloat16", "float32"))
     op = mutating(replace(SQUARE, examples=few, tolerance=tolerance), "add", add, inputs)
     assert ("y", "bfloat16") in contract_check._seen(op, examples(op), CPU)
+
+
+def places(x: torch.Tensor) -> torch.Tensor:
+    """The places of x in ascending order."""
+    return x.argsort(-1)
+
+
+def in_range(
+    problem: Problem, values: Mapping[str, Any], results: Mapping[str, torch.Tensor], _: Mapping[str, torch.Tensor]
+) -> Iterator[str]:
+    """Forgets to look at what lies at the places."""
+    if bool(((results["y"] < 0) | (results["y"] >= problem.n)).any()):
+        yield "a place is outside"
+
+
+def all_there(
+    problem: Problem, values: Mapping[str, Any], results: Mapping[str, torch.Tensor], _: Mapping[str, torch.Tensor]
+) -> Iterator[str]:
+    """Each place once, though not in which order."""
+    if not results["y"].sort().values.equal(torch.arange(problem.n)):
+        yield "a place is missing"
+
+
+def in_order(
+    problem: Problem, values: Mapping[str, Any], results: Mapping[str, torch.Tensor], _: Mapping[str, torch.Tensor]
+) -> Iterator[str]:
+    if not values["x"][results["y"]].equal(values["x"].sort().values):
+        yield "the order is another"
+
+
+def failing(*_: Any) -> Any:
+    raise IndexError("this comparator knows right results only")
+
+
+@pytest.mark.parametrize(
+    ("compare", "accepted"),
+    [
+        (in_range, ["an all-zero output", "the output of a previous call with other inputs"]),
+        (all_there, ["the output of a previous call with other inputs"]),
+        (in_order, []),
+        (failing, []),
+    ],
+)
+def test_a_result_under_an_ops_own_compare_is_looked_at_too(compare: Any, accepted: list[str]) -> None:
+    op = replace(
+        SQUARE,
+        name="acme::places",
+        schema="acme::places(Tensor x) -> Tensor y",
+        reference=places,
+        compare={"y": compare},
+        kinds=("normal",),
+        examples=({"n": 9, "dtype": "float32"}, {"n": 33, "dtype": "float32"}),
+    )
+    found = blind_spots(op, examples(op))
+    assert found == [f"its compare accepts {what} as y (int64) on every kind of inputs (normal)" for what in accepted]
+    if accepted:
+        with pytest.raises(InvalidDefinitionError, match="its compare accepts"):
+            refuse_blind(op)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 import threading
 import warnings
@@ -16,6 +15,8 @@ import pytest
 from registry.discovery.catalog import Catalog
 from registry.discovery.plugin import PluginReport, PluginWarning
 from registry.errors import PluginError, UnknownNameError
+
+from .. import fresh
 
 GOOD = """
 @implements("softmax")
@@ -361,8 +362,9 @@ for report in Catalog().plugins():
         print(report.name, report.implementations, bool(report.fault))
 """
     environ = {**os.environ, "PYTHONPATH": str(site.folder)}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["bad () True", "good ('softmax/good.one', 'softmax/good.two') False"]
+    done = fresh.run("-c", code, env=environ)
+    told = ["bad () True", "good ('softmax/good.one', 'softmax/good.two') False"]
+    assert done.stdout.splitlines() == told, done.stderr
     assert done.stderr.count("PluginWarning: plugin 'bad' (acme 1.0): ModuleNotFoundError") == 1
 
 

@@ -14,7 +14,7 @@ import torch
 import registry
 from registry import Config, Device, Implementation, Problem, TensorSpec
 from registry.artifact import Built
-from registry.backends.triton.launch import full_grid
+from registry.backends.triton.bound_launch import full_grid
 from registry.contract import as_tuple
 from registry.contracts import BOX
 from registry.correctness.bounds import bounds_of

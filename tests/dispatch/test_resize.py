@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
 
 import registry_torch
+from registry import Config, Device, Floor, Implementation, Op, Problem, Tolerance
+from registry.artifact import Built
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.miss import Miss
+from registry.dispatch.torch_side.torch_private import below_autograd
+from registry.implementation import Run, Tensors
 
 
 @pytest.fixture
@@ -34,6 +39,54 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Miss, "_first_that_runs", counting)
     return seen
+
+
+SHIFTED = Op(
+    name="acme::shifted",
+    schema="acme::shifted(Tensor x, int position) -> Tensor y",
+    version=1,
+    reference=lambda x, position: x + position,
+    fake=lambda x, _: torch.empty_like(x),
+    problem=lambda arguments: {"n": arguments.tensor("x").numel, "position": arguments.integer("position")},
+    inputs=lambda problem, _kind, _generator: (torch.zeros(int(problem.n)), problem.position),
+    floor=lambda _: Floor(0, 0),
+    tolerance=Tolerance({}, {}, lambda _, reference: reference),
+    static=frozenset(),
+    dynamic=frozenset({"n", "position"}),
+)
+
+
+class Shifted(Implementation):
+    """Adds the position that a call gives; where it was bound ``early``, that which it was bound by."""
+
+    op, name = "acme::shifted", "acme.shifted"
+    device_types = frozenset({"cpu"})
+    any_size = True
+
+    def __init__(self, early: bool) -> None:
+        self.early, self.bound = early, list[int]()
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        arguments = problem.traits.arguments
+        assert arguments is not None
+        position = arguments.integer("position") if self.early else None
+        self.bound.append(-1 if position is None else position)
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
+            torch.add(arguments[0], arguments[1] if position is None else position, out=outputs[0])
+
+        return run
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_an_int_that_grows_at_each_call_is_a_size_unless_binding_looked_at_it(early: bool) -> None:
+    dispatcher = Dispatcher(Catalog(entry_points=()))
+    dispatcher.catalog.define(SHIFTED)
+    dispatcher.register(shifted := Shifted(early))
+    for position in (3, 4, 5):
+        x = torch.randn(8)
+        torch.testing.assert_close(dispatcher.call("acme::shifted", x, position), x + position)
+    assert shifted.bound == ([3, 4, 5] if early else [-1])
 
 
 def right(dispatcher: Dispatcher, x: torch.Tensor) -> None:
@@ -110,3 +163,16 @@ def test_using_and_reconfiguring_are_obeyed_at_a_new_size(dispatcher: Dispatcher
     right(dispatcher, torch.randn(4, 33))
     assert dispatcher.explain("softmax", torch.randn(4, 33)).step == "reference"
     assert resolved == [2, 3, 4]
+
+
+def test_a_size_that_was_answered_in_another_state_of_torch_keeps_its_plan_and_count(dispatcher: Dispatcher) -> None:
+    if below_autograd is None:
+        pytest.skip("this torch has no such state")
+    right(dispatcher, torch.randn(2, 33))
+    with below_autograd():
+        right(dispatcher, torch.randn(3, 33))
+        right(dispatcher, torch.randn(2, 33))
+    table = dispatcher.bound("softmax").table.now.shapes
+    assert len(table[torch.Size([2, 33])]) == 2
+    assert len({id(entry[-1]) for entry in table[torch.Size([2, 33])]}) == 1
+    assert dispatcher.explain("softmax", torch.randn(2, 33)).calls == 2

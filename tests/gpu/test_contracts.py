@@ -24,7 +24,7 @@ def gemm_dequantised(a: torch.Tensor, qweight: torch.Tensor, scales: torch.Tenso
     return a @ weight
 
 
-def rms_norm_gradients(grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
+def rms_norm_gradients(grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, *_: bool) -> Any:
     """What torch's autograd makes of its own rms_norm."""
     x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
     y = torch.nn.functional.rms_norm(x, weight.shape, weight, eps)

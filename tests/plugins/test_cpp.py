@@ -109,6 +109,20 @@ def test_every_configuration_is_right(implementation: CppImplementation) -> None
         posed.check(implementation, config)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_float32_weight_beside_halves_is_right(dtype: torch.dtype) -> None:
+    op, implementation = OPS["rms_norm"], CppRmsNorm()
+    values = (torch.randn(5, 333).to(dtype), torch.randn(333), 1e-6)
+    problem = op.pose(op.arguments(values))
+    assert problem.traits["mixed"]
+    reference = reference64(op, values)
+    for config in implementation.space(problem, CPU):
+        y = call(op, implementation, config, problem, values)
+        assert y.dtype == dtype
+        verdict = compare(op, problem, y, reference, own_error(op, problem, values, reference))
+        assert verdict.ok, verdict.message
+
+
 @EACH
 def test_the_default_is_a_point_of_the_space(implementation: CppImplementation) -> None:
     for problem in problems(implementation):

@@ -19,6 +19,7 @@ from registry.device import Device
 from registry.implementation import Implementation, Launch
 from registry.problem import Arguments, Problem, Value, torch_dtype
 from registry_cuda.elementwise import VectorElementwise
+from registry_cuda.forms import Form, RowLength
 from registry_cuda.rows import CudaRmsNorm, CudaSoftmax, cluster, looped, row
 
 pytest.importorskip("cuda.core")
@@ -53,6 +54,19 @@ def test_defaults_over_rows_compile(implementation: Implementation, device: Devi
                 compile_config(implementation, problem, device)
 
 
+@pytest.mark.parametrize("form", [row, cluster, looped], ids=lambda form: form.name)
+def test_a_float32_weight_beside_halves_compiles(form: Form) -> None:
+    implementation = CudaRmsNorm(form)
+    assert implementation.mixed
+    for cols, dtype in ((8200, "float16"), (32000, "bfloat16")):
+        for aligned in (True, False):
+            problem = rows_problem("rms_norm", cols, dtype, aligned=aligned, mixed=True)
+            config = implementation.default(problem, H200)
+            (variant,) = implementation.variants(problem, config, H200, NOTHING)
+            artifact = implementation.compile(variant, H200.target)
+            assert not (aligned and artifact.resources.get("spill_bytes", 0))
+
+
 @pytest.mark.parametrize("device", [A100, H200], ids=["sm_80", "sm_90a"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_elementwise_defaults_compile(device: Device, dtype: str) -> None:
@@ -60,6 +74,16 @@ def test_elementwise_defaults_compile(device: Device, dtype: str) -> None:
     for approximate in ("none", "tanh"):
         dims: dict[str, Value] = {"n": 4099, "dtype": dtype, "approximate": approximate}
         compile_config(VectorElementwise("gelu"), Problem("gelu", dims), device)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("form", [row, cluster, looped], ids=lambda form: form.name)
+def test_a_form_that_says_that_rows_fit_has_a_config(form: Form, itemsize: int) -> None:
+    edges = {2**power + off for power in range(21) for off in (-1, 0, 1, 8)}
+    for cols in sorted({*edges, *range(1, 300), 4099, 50_257, 128_256}):
+        length = RowLength(cols, itemsize, aligned=True)
+        if cols and (form is not cluster or cols * itemsize >= cluster.shortest_bytes):
+            assert form.space(length).is_empty == bool(form.misfit(length)), length
 
 
 def test_spaces_are_small_and_hold_what_launches() -> None:
@@ -207,6 +231,22 @@ def test_kernels_are_right_on_every_input_kind(
         library = library or built_for_cpu(launch, kinds, own)
         library.launch(*arguments)
         check(op.name, kind, problem, y, inputs)
+
+
+@pytest.mark.parametrize("vector_bytes", [8, 2])
+def test_a_float32_weight_beside_halves_is_right(vector_bytes: int, folder: Path) -> None:
+    implementation = CudaRmsNorm(row)
+    cols = 264 if vector_bytes == 8 else 301
+    problem = rows_problem("rms_norm", cols, "bfloat16", rows=3, mixed=True)
+    launch = launch_of(implementation, problem, {"threads": 64, "rows": 1, "vector_bytes": vector_bytes})
+    own = folder / f"mixed-{vector_bytes}"
+    own.mkdir()
+    x, _, eps = RMS_NORM.inputs(problem, "normal", torch.Generator().manual_seed(1))
+    inputs = (x, torch.randn(cols), eps)
+    y = torch.full_like(x, 99.0)
+    kinds, arguments = c_arguments(launch, dict(zip((*RMS_NORM.parsed.names, "y"), (*inputs, y), strict=True)))
+    built_for_cpu(launch, kinds.replace("T *,float", "float *,float"), own).launch(*arguments)
+    check("rms_norm", "normal", problem, y, inputs)
 
 
 def check(name: str, kind: str, problem: Problem, y: torch.Tensor, inputs: tuple[object, ...]) -> None:

@@ -13,7 +13,7 @@ from registry.artifact import Signature, Variant
 from registry.contracts import BOX
 from registry.device import Device
 from registry.implementation import Implementation
-from registry.problem import Arguments, Problem, TensorSpec
+from registry.problem import Arguments, Problem, TensorSpec, Traits
 from registry.space import Config
 from registry_triton.gemm_int4_split import _SplitInt4
 
@@ -95,6 +95,37 @@ def test_the_default_compiles_without_spilling(key: str, device: Device) -> None
         artifact = implementation.compile(variant, device.target)
         assert artifact.resources["spill_bytes"] == 0
         assert artifact.resources["shared_bytes"] <= device.shared_bytes
+
+
+@pytest.mark.parametrize("key", [key for key, one in IMPLEMENTATIONS.items() if one.mixed])
+def test_halves_beside_float32_compile(key: str) -> None:
+    op, implementation = OPS[key.partition(" ")[0]], IMPLEMENTATIONS[key]
+    problem = problem_of(op.name, TYPICAL[key])
+    config = implementation.default(problem, H200)
+    known = signature(problem, implementation, config, H200)
+    (wide,) = op.alike
+    spec = known.arguments.tensor(wide)
+    values = {**known.arguments.values, wide: TensorSpec.contiguous(spec.shape, torch.float32)}
+    arguments = Arguments(op.name, values)
+    mixed = Signature(arguments, op.output_specs(arguments, spec.device), known.scratch)
+    for variant in implementation.variants(problem, config, H200, mixed):
+        assert implementation.compile(variant, H200.target).resources["spill_bytes"] == 0
+
+
+@pytest.mark.parametrize("needs", [(True, False), (False, True)], ids=str)
+@pytest.mark.parametrize("key", [key for key in TYPICAL if key.startswith("rms_norm_backward")])
+def test_one_gradient_alone_compiles(key: str, needs: tuple[bool, bool]) -> None:
+    implementation, whole = IMPLEMENTATIONS[key], problem_of("rms_norm_backward", TYPICAL[key])
+    config = implementation.default(whole, H200)
+    known = signature(whole, implementation, config, H200).arguments.values
+    arguments = Arguments(whole.op, {**known, "need_x": needs[0], "need_weight": needs[1]})
+    problem = Problem(whole.op, whole.dims, Traits(arguments))
+    outputs = OPS[whole.op].output_specs(arguments, torch.device("cpu"))
+    made = Signature(arguments, outputs, implementation.scratch(problem, config, H200))
+    variants = implementation.variants(problem, config, H200, made)
+    assert any("sum_partial" in variant.kernel for variant in variants) == needs[1]
+    for variant in variants:
+        assert implementation.compile(variant, H200.target).resources["spill_bytes"] == 0
 
 
 @pytest.mark.parametrize("key", TYPICAL)

@@ -141,6 +141,64 @@ def test_numerics(name: str, place: int) -> None:
             assert found.ok, (problem, kind, config, found)
 
 
+MIXED = [
+    *(("rms_norm", place) for place in (0, 1)),
+    *(("rms_norm_backward", place) for place in (0, 1)),
+    ("vector_add", 0),
+]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.usefixtures("_interpreter_that_loops")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("name", "place"), MIXED)
+def test_numerics_of_halves_beside_float32(name: str, place: int, dtype: torch.dtype) -> None:
+    op, implementation, device = OPS[name], HOOKS[name]()[place], Device.of("cpu")
+    assert implementation.mixed
+    wide = next(one for one in op.alike)
+    dims = {"n": 1003} if name == "vector_add" else {"rows": 3, "cols": 1027}
+    drawn = op.draw(op.problem_of({**dims, "dtype": "float32"}), "normal", torch.Generator().manual_seed(0))
+    values = tuple(
+        value.to(dtype) if isinstance(value, torch.Tensor) and each != wide else value
+        for each, value in zip(op.parsed.names, drawn, strict=True)
+    )
+    problem = op.pose(op.arguments(values))
+    assert problem.traits["mixed"]
+    reference = reference64(op, values)
+    config = implementation.default(problem, device)
+    plan = build(op, Candidate(implementation, config), problem, op.arguments(values), device)
+    outputs = plan.allocate()
+    poison(outputs)
+    found = as_tuple(plan.into(outputs, values))
+    assert [one.dtype for one in found] == [one.dtype for one in as_tuple(op.reference(*values))]
+    for one, right in zip(found, reference, strict=True):
+        limit = 8 * torch.finfo(one.dtype).eps
+        torch.testing.assert_close(one.double(), right, rtol=limit, atol=limit * right.square().mean().sqrt().item())
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.usefixtures("_interpreter_that_loops")
+@pytest.mark.parametrize("needs", [(True, False), (False, True), (False, False)], ids=str)
+@pytest.mark.parametrize("place", [0, 1])
+def test_gradients_that_nobody_needs_are_left_out(place: int, needs: tuple[bool, bool]) -> None:
+    op, implementation, device = OPS["rms_norm_backward"], HOOKS["rms_norm_backward"]()[place], Device.of("cpu")
+    drawn = op.draw(op.problem_of({"rows": 7, "cols": 1027, "dtype": "float32"}), "normal", torch.Generator())
+    problem = op.pose(op.arguments((*drawn[:4], *needs)))
+    config = implementation.default(problem, device)
+    assert isinstance(implementation, TritonImplementation)
+    launches = implementation.launches(problem, config, device)
+    assert (
+        any("grad_weight" in launch.args for launch in launches if launch.kernel.__name__ == "sum_partial") == needs[1]
+    )
+    assert ("partial" in implementation.scratch(problem, config, device)) == needs[1]
+    plan = build(op, Candidate(implementation, config), problem, op.arguments((*drawn[:4], *needs)), device)
+    both = op.reference(*drawn)
+    for found, needed, expected in zip(plan(*drawn[:4], *needs), needs, as_tuple(both), strict=True):
+        assert found.shape == (expected.shape if needed else (0,))
+        if needed:
+            torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 def test_nothing_is_written_for_an_empty_tensor() -> None:
     op, implementation, device = OPS["square"], HOOKS["square"]()[0], Device.of("cpu")
@@ -164,7 +222,7 @@ def test_the_interpreter_serves_the_cpu() -> None:
 def test_rows_that_are_not_there_add_nothing_to_the_gradient_of_a_weight(place: int, rows: int) -> None:
     op, implementation, device = OPS["rms_norm_backward"], HOOKS["rms_norm_backward"]()[place], Device.of("cpu")
     # without eps the inverse norm of a row of zeros is infinite
-    values = (torch.randn(rows, 33), torch.randn(rows, 33), torch.randn(33), 0.0)
+    values = (torch.randn(rows, 33), torch.randn(rows, 33), torch.randn(33), 0.0, True, True)
     problem = op.pose(op.arguments(values))
     widest = op.problem_of({"rows": 64, "cols": 33, "dtype": "float32"})
     config = max(implementation.space(widest, device).configs, key=lambda config: config.get("rows_per_step", 1))

@@ -8,6 +8,7 @@ from typing import Any
 
 from registry.artifact import Built
 from registry.device import Device
+from registry.dispatch.plans.other_size import bound_by_call
 from registry.dispatch.plans.plan import Candidate, build
 from registry.implementation import Implementation, Run, Tensors
 from registry.problem import Problem
@@ -53,7 +54,7 @@ def timed_on(session: Session, implementation: Implementation, config: Config) -
 
 def go_through(implementation: Implementation, session: Session, config: Config) -> None:
     """What a trial does, but for the samples."""
-    plan = build(session.op, Candidate(implementation, config), session.problem, session.arguments, CPU)
+    plan = bound_by_call(session.op, Candidate(implementation, config), session.problem, session.arguments, CPU)
     verify(plan, session)
     Probes(CPU).check(plan, {artifact.variant.key: artifact for artifact in plan.artifacts})
     timed, sampler = timed_on(session, implementation, config)

@@ -22,7 +22,10 @@ from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol,
 BINARIES = Path("/usr/lib/postgresql/15/bin")
 ROOT = os.geteuid() == 0
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if ROOT else []
-"""PostgreSQL refuses to run as root, and permissions do not bind it."""
+"""PostgreSQL refuses to run as root."""
+OVERRIDES = "-dac_override,-dac_read_search"
+BOUND = ["setpriv", f"--bounding-set={OVERRIDES}", f"--inh-caps={OVERRIDES}"] if ROOT else []
+"""Permissions bind root without these capabilities, and it still reaches its own private folders."""
 
 
 @dataclass(frozen=True)
@@ -69,19 +72,21 @@ def postgresql_server() -> Iterator[str]:
     pytest.importorskip("psycopg", reason="the postgresql extra is not installed")
     if ROOT and shutil.which("setpriv") is None:
         pytest.skip("running as root, and there is no setpriv to become somebody else")
-    folder = Path(tempfile.mkdtemp(prefix="pg"))
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir=_reached_by_server()))
     if ROOT:
         os.chown(folder, 65534, 65534)
     data, log = folder / "data", (folder / "log").open("w")
     subprocess.run(
         [*AS_NOBODY, BINARIES / "initdb", "-D", data, "-A", "trust", "-U", "tuner", "--no-sync", "-E", "UTF8"],
         check=True,
+        cwd=folder,
         stdout=log,
         stderr=log,
     )
     settings = ["listen_addresses=", f"unix_socket_directories={folder}", "fsync=off", "max_connections=60"]
     options = [part for setting in settings for part in ("-c", setting)]
-    server = subprocess.Popen([*AS_NOBODY, BINARIES / "postgres", "-D", data, *options], stdout=log, stderr=log)
+    command = [*AS_NOBODY, BINARIES / "postgres", "-D", data, *options]
+    server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
     try:
         _wait_for(folder, server)
         yield str(folder)
@@ -90,6 +95,14 @@ def postgresql_server() -> Iterator[str]:
         server.wait(30)
         log.close()
         shutil.rmtree(folder)
+
+
+def _reached_by_server() -> Path:
+    """A folder for temporary files that PostgreSQL's user can enter: TMPDIR may be private."""
+    for folder in map(Path, (tempfile.gettempdir(), "/tmp", "/var/tmp")):
+        if folder.is_dir() and not subprocess.run([*AS_NOBODY, "test", "-x", folder], check=False).returncode:
+            return folder
+    pytest.skip("PostgreSQL does not run as root, and its user can enter no folder for temporary files")
 
 
 def _wait_for(folder: Path, server: subprocess.Popen[bytes]) -> None:
@@ -146,9 +159,9 @@ Script = Callable[[str, Sequence[str]], str]
 @pytest.fixture(scope="session")
 def unprivileged() -> list[str]:
     """What to put before a command so that permissions bind it."""
-    if ROOT and subprocess.run([*AS_NOBODY, sys.executable, "-S", "-c", ""], check=False).returncode:
-        pytest.skip(f"running as root, and nobody else may run {sys.executable}")
-    return AS_NOBODY
+    if ROOT and (shutil.which("setpriv") is None or subprocess.run([*BOUND, "true"], check=False).returncode):
+        pytest.skip("running as root, and there is no setpriv that takes its privileges away")
+    return BOUND
 
 
 @pytest.fixture

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from tuning_db import CandidateKey, Environment, Final, InvalidRecordError, ProblemKey, Trial
 from tuning_db.keys import canonical_json, digest, plain
 
-VALUES = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text())
+VALUES = st.one_of(
+    st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False), st.text()
+)
 TREES = st.recursive(
     VALUES | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8
 )

@@ -16,7 +16,8 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, MetaData, String, Table, create_engine, select, text
 
 from tuning_db import Interval, MissingDatabaseError, OutdatedSchemaError, ReadOnlyDatabaseError, Store, schema
-from tuning_db.models import VERSION_TABLE, StoredRow
+from tuning_db.models import StoredRow
+from tuning_db.schema import VERSION_TABLE
 
 FIXTURES = Path(__file__).parent / "fixtures"
 NEXT = schema.LATEST + 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from alembic import context
 
-from tuning_db.models import VERSION_TABLE, StoredRow
+from tuning_db.models import StoredRow
+from tuning_db.schema import VERSION_TABLE
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -1,4 +1,16 @@
 // y = x / sqrt(mean(x * x) + eps) * weight over each row. With TILES == 1 the row stays in registers.
+// With MIXED the weight is float beside halves.
+
+#if MIXED
+using Gain = float;
+struct alignas(VEC < 4 ? VEC * sizeof(float) : 16) Gains {
+  float value[VEC];
+  __device__ float get(int k) const { return value[k]; }
+};
+#else
+using Gain = T;
+using Gains = Vector;
+#endif
 
 struct Squares {
   static constexpr int COUNT = 1;
@@ -13,19 +25,19 @@ __device__ Squares squares_of(Tile &tile) {
   return found;
 }
 
-__device__ void store(T *row, const T *weight, Tile &tile, const Position &position, int number, float inverse) {
+__device__ void store(T *row, const Gain *weight, Tile &tile, const Position &position, int number, float inverse) {
 #pragma unroll
   for (int item = 0; item < ITEMS; ++item) {
     const int column = position.column(number, item);
     if (column >= position.end) continue;
-    const Vector gain = *reinterpret_cast<const Vector *>(weight + column);
+    const Gains gain = *reinterpret_cast<const Gains *>(weight + column);
     tile.held[item].transform([&](int k, float x) { return x * inverse * gain.get(k); });
     *reinterpret_cast<Vector *>(row + column) = tile.held[item];
   }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS *ROWS, BLOCKS)
-    rms_norm(T *__restrict__ y, const T *__restrict__ x, const T *__restrict__ weight, float eps, long long rows) {
+    rms_norm(T *__restrict__ y, const T *__restrict__ x, const Gain *__restrict__ weight, float eps, long long rows) {
 #if CLUSTER > 1
   cluster_arrive();
 #endif

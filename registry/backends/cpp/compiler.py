@@ -153,8 +153,7 @@ class _Loaded:
 
 
 _LOADED = _Loaded()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_LOADED.after_fork)
+os.register_at_fork(after_in_child=_LOADED.after_fork)
 
 
 def load(path: str) -> ctypes.CDLL:

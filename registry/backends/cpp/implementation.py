@@ -6,7 +6,7 @@ import re
 import struct
 import sys
 from abc import abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from ...artifact import Artifact, Built, RunItem, Signature, Target, Variant
 from ...device import Device
-from ...errors import CompileError, InvalidDefinitionError
+from ...errors import CompileError, InvalidDefinitionError, MisnamedError
 from ...implementation import Implementation, Launch, Run
 from ...problem import Problem, TensorSpec
 from ...space import Config
@@ -88,13 +88,13 @@ class CppImplementation(Implementation):
         """Load the libraries; the run packs addresses and numbers into bytes that one C pointer refers to."""
         launches = self.launches(problem, config, device)
         form = _Form.of(launches, built)
-        _FORMS.put(_form_key(launches, built.signature), form)
+        _FORMS.put(form_key(map(launch_key, launches), built.signature, 0), form)
         return form.run(launches)
 
     def bind_loaded(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run | None:
         """The run of libraries that are loaded, with other numbers."""
         launches = self.launches(problem, config, device)
-        form = _FORMS.get(_form_key(launches, signature))
+        form = _FORMS.get(form_key(map(launch_key, launches), signature, 0))
         return None if form is None else form.run(launches)
 
     def sources(self) -> Iterable[ModuleType | str]:
@@ -115,6 +115,8 @@ class CppImplementation(Implementation):
         if not isinstance(kernel, CppKernel):
             raise launch.fault(f"the kernel is a {type(kernel).__name__}", "expected CppKernel(source, name)")
         check_kernel(self, launch, signature, "C++")
+        for name in sorted(launch.options.keys() - {"flags"}):
+            raise MisnamedError("option", name, ["flags"], f"in the Launch at {launch.place} of {self.name}")
         spec = {
             "defines": {name: self._define(name, value) for name, value in launch.constants.items()},
             "flags": [str(flag) for flag in launch.options.get("flags", ())],
@@ -213,7 +215,3 @@ class _Form:
 
 
 _FORMS: Forms[_Form] = Forms()
-
-
-def _form_key(launches: Sequence[Launch], signature: Signature) -> Hashable:
-    return form_key([launch_key(launch, lambda _, number: type(number).__name__) for launch in launches], signature, 0)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...artifact import Signature
-from ...errors import InvalidDefinitionError
 from ...implementation import Launch
 from ...problem import TensorSpec
+from ..launch_checks import argument_of
 from ..written_run import Operands
 
 # struct CUlaunchConfig: grid and block extents, shared bytes, (padding,) stream, attributes, their count
@@ -32,7 +32,7 @@ class Layout:
     packed anew by each call, and the literals, which stay. Launches of one form share a layout: it holds no size.
     """
 
-    def __init__(self, names: Sequence[str], launches: Sequence[Launch], signature: Signature) -> None:
+    def __init__(self, launches: Sequence[Launch], signature: Signature) -> None:
         self.count = len(launches)
         self.tensors: list[tuple[str, int]] = []
         self.numbers: list[tuple[str, int]] = []
@@ -41,10 +41,7 @@ class Layout:
         slots: dict[str, int] = {}
         codes: list[str] = []
         base = _CONFIGURATION.size * len(launches)
-        kinds = [
-            [(argument, *kind_of(name, argument, signature)) for argument in launch.args]
-            for name, launch in zip(names, launches, strict=True)
-        ]
+        kinds = [[(argument, *kind_of(launch, argument, signature)) for argument in launch.args] for launch in launches]
         found = {argument: code for args in kinds for argument, code, _ in args if isinstance(argument, str)}
         for wanted, group in ((True, self.tensors), (False, self.numbers)):
             for argument, code in found.items():
@@ -142,21 +139,15 @@ def block_of(launch: Launch) -> tuple[int, int, int]:
     raise launch.fault(f"kernel {launch.kernel}: option block={block!r}", "expected threads per block")
 
 
-def kind_of(name: str, argument: Any, signature: Signature) -> tuple[str, int]:
+def kind_of(launch: Launch, argument: Any, signature: Signature) -> tuple[str, int]:
     """Format code (8 bytes each) and true size of an argument."""
     value = argument
     if isinstance(argument, str):
-        if argument not in signature.operands:
-            raise InvalidDefinitionError(
-                f"kernel {name}: launch() names {argument!r}, which is no input, output, scratch or prepared tensor"
-            )
-        value = signature.operands[argument].value
+        value = argument_of(launch, f"kernel {launch.kernel}", argument, signature).value
         if value is None or isinstance(value, TensorSpec):
             return "Q", 8
     if type(value) not in _NUMBERS:
-        raise InvalidDefinitionError(
-            f"kernel {name}: argument {argument!r} is a {type(value).__name__}", hint="expected a tensor or a number"
-        )
+        raise launch.fault(f"argument {argument!r} is a {type(value).__name__}", "expected a tensor or a number")
     return _NUMBERS[type(value)]
 
 

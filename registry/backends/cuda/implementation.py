@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import math
-import threading
 from abc import abstractmethod
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from types import ModuleType
-from typing import Any
-
-import torch
 
 from ...artifact import Artifact, Built, Signature, Target, Variant
 from ...device import Device
-from ...errors import (
-    CompileError,
-    MisnamedError,
-    NotLaunchedError,
-    NotReadyError,
-    OutOfResourcesError,
-    UnsupportedError,
-)
-from ...implementation import Implementation, Launch, Run, Tensors
+from ...errors import CompileError, MisnamedError, NotLaunchedError, OutOfResourcesError, UnsupportedError
+from ...implementation import Implementation, Launch, Run
 from ...problem import Problem
 from ...space import Config
 from .. import estimate
 from ..kernel_signature import check_kernel
-from ..kernel_text import fingerprint_with_kernels
 from ..launch_checks import launches_of, placed, refuse_empty
 from ..launch_forms import Forms, form_key, launch_key
+from ..misaligned_run import MisalignedRun, compiled_run
 from . import launch as cuda_launch
 from . import nvrtc
 from .frame import block_of
@@ -130,15 +119,15 @@ class CudaImplementation(Implementation):
         """Load the cubins and prepare the launches."""
         launches = self._launches(problem, config, device)
         kernels = self._kernels(launches, device, built)
-        aligned = bool(problem.traits["aligned"])
+        aligned = problem.traits["aligned"]
         form = cuda_launch.LaunchForm(kernels, launches, built.signature, device.index, guarded=aligned)
-        _FORMS.put(_form_key(launches, built.signature, device, aligned), form)
+        _FORMS.put(form_key(map(launch_key, launches), built.signature, device.index, aligned), form)
         return form.run(launches, self._twin(problem, config, device, built.signature))
 
     def bind_loaded(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run | None:
         """The run of kernels that are loaded, with other extents and numbers."""
         launches = self._launches(problem, config, device)
-        form = _FORMS.get(_form_key(launches, signature, device, bool(problem.traits["aligned"])))
+        form = _FORMS.get(form_key(map(launch_key, launches), signature, device.index, problem.traits["aligned"]))
         if form is None:
             return None
         for launch in launches:
@@ -147,7 +136,18 @@ class CudaImplementation(Implementation):
 
     def _twin(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run | None:
         """The run for tensors that are not aligned, where this one assumes that they are."""
-        return _Twin(self, problem, config, device, signature) if problem.traits["aligned"] else None
+        if not problem.traits["aligned"]:
+            return None
+        return MisalignedRun(self.name, lambda: self._misaligned(problem.misaligned(), config, device, signature))
+
+    def _misaligned(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run:
+        told = f"{self.name}: tensors are not 16-byte aligned"
+        if reasons := list(self.unsupported(problem, device)):
+            raise NotLaunchedError(f"{told}: {'; '.join(reasons)}")
+        try:
+            return compiled_run(self, problem, config, device, signature)
+        except CompileError as fault:
+            raise NotLaunchedError(f"{told}, and {fault.message}", hint=fault.hint) from fault
 
     def _kernels(self, launches: Sequence[Launch], device: Device, built: Built) -> list[cuda_launch.Kernel]:
         refuse_empty(launches, built.signature)
@@ -155,7 +155,7 @@ class CudaImplementation(Implementation):
         for launch, artifact in zip(launches, built.artifacts, strict=True):
             _check_launch(self.name, launch, device)
             kernel = self._load(artifact, device)
-            cuda_launch.check_arguments(kernel, str(launch.kernel), launch, built.signature)
+            cuda_launch.check_arguments(kernel, launch, built.signature)
             cuda_launch.allow(kernel, launch, device.index)
             kernels.append(kernel)
         return kernels
@@ -165,10 +165,6 @@ class CudaImplementation(Implementation):
         yield from super().sources()
         if self.source:
             yield self.source
-
-    def fingerprint(self) -> str:
-        """Hash of the sources, in which comments do not count, nor those inside kernel text that a module holds."""
-        return fingerprint_with_kernels(self.sources())
 
     def _launches(self, problem: Problem, config: Config, device: Device) -> tuple[Launch, ...]:
         return launches_of(self, self.launch(problem, config, device))
@@ -201,59 +197,7 @@ class CudaImplementation(Implementation):
         return kernel
 
 
-class _Twin:
-    """A run of the candidate for tensors that are not 16-byte aligned; built by the first call that brings one."""
-
-    def __init__(
-        self,
-        implementation: CudaImplementation,
-        problem: Problem,
-        config: Config,
-        device: Device,
-        signature: Signature,
-    ) -> None:
-        self._lock = threading.Lock()
-        self._run: Run | None = None
-        self._implementation = implementation
-        self._problem = problem.misaligned()
-        self._config = config
-        self._device = device
-        self._signature = signature
-
-    def __call__(self, outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
-        if self._run is None:
-            with self._lock:
-                self._run = self._run or self._build()
-        self._run(outputs, arguments, scratch)
-
-    def _build(self) -> Run:
-        implementation, problem, device = self._implementation, self._problem, self._device
-        if reasons := list(implementation.unsupported(problem, device)):
-            raise NotLaunchedError(f"{implementation.name}: tensors are not 16-byte aligned: {'; '.join(reasons)}")
-        if torch.cuda.is_current_stream_capturing():
-            raise NotReadyError(
-                f"{implementation.name}: tensors are not 16-byte aligned, and nothing can be loaded during capture",
-                hint="call it once with these tensors before capturing",
-            )
-        try:
-            return self._compiled_and_bound()
-        except CompileError as fault:
-            told = f"{implementation.name}: tensors are not 16-byte aligned, and {fault.message}"
-            raise NotLaunchedError(told, hint=fault.hint) from fault
-
-    def _compiled_and_bound(self) -> Run:
-        implementation, problem, device = self._implementation, self._problem, self._device
-        variants = implementation.variants(problem, self._config, device, self._signature)
-        artifacts = tuple(implementation.compile(variant, device.target) for variant in variants)
-        return implementation.bind(problem, self._config, device, Built(self._signature, artifacts))
-
-
 _FORMS: Forms[cuda_launch.LaunchForm] = Forms()
-
-
-def _form_key(launches: Sequence[Launch], signature: Signature, device: Device, aligned: bool) -> Hashable:
-    keys = [launch_key(launch, lambda _, number: type(number).__name__) for launch in launches]
-    return form_key(keys, signature, device.index, aligned)
 
 
 def architecture_of(target: Target) -> str:
@@ -285,7 +229,7 @@ def _check_resources(variant: Variant, target: Target, found: dict[str, int], ma
 
 def _check_launch(name: str, launch: Launch, device: Device) -> None:
     grid = (*launch.grid, 1, 1)[:3]
-    if len(launch.grid) > 3 or any(not 0 <= size <= most for size, most in zip(grid, _GRID_LIMIT, strict=True)):
+    if any(size > most for size, most in zip(grid, _GRID_LIMIT, strict=True)):
         raise UnsupportedError(f"{name}: a grid of {launch.grid} blocks is beyond {_GRID_LIMIT}")
     if not launch.cluster:
         return

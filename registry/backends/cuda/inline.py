@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import shlex
 import shutil
 import subprocess
@@ -26,11 +27,9 @@ from ...paths import cache_folder
 from ...problem import Problem, canonical_json
 from ...space import Config
 from ..cpp.compiler import content_digest, is_intact
-from ..kernel_text import fingerprint_with_kernels
 from .implementation import architecture_of
-from .nvrtc import macro
+from .nvrtc import first_errors, macro
 
-_SHOWN_LINES = 12
 _MARKS = (" error", "cannot find", "undefined reference", "undefined symbol")
 
 
@@ -89,10 +88,15 @@ class InlineImplementation(Implementation):
         """Load the module and resolve its function's arguments."""
         (artifact,) = built.artifacts
         function = getattr(load_module(artifact.path), self.function)
-        places = _places(self.name, self.arguments(built.signature), built.signature)
+        known, names = built.signature.operands, self.arguments(built.signature)
+        for name in names:
+            if name not in known:
+                told = f"{self.name}: arguments() names {name!r}"
+                raise InvalidDefinitionError(told, hint=f"known: {', '.join(known)}")
+        places = [known[name][:2] for name in names]
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> Any:
-            groups = (outputs, arguments, scratch)
+            groups = {"outputs": outputs, "arguments": arguments, "scratch": scratch}
             returned = function(*[groups[group][place] for group, place in places])
             return tuple(returned) if isinstance(returned, list) else returned
 
@@ -110,10 +114,6 @@ class InlineImplementation(Implementation):
         yield from super().sources()
         yield self.cpp_source
         yield self.cuda_source
-
-    def fingerprint(self) -> str:
-        """Hash of the module and of both texts, in which comments do not count."""
-        return fingerprint_with_kernels(self.sources())
 
 
 def load_inline(
@@ -155,15 +155,22 @@ def missing(with_cuda: bool) -> list[str]:
     """Every tool that a build needs and this machine lacks, as a reason for a person to read."""
     from torch.utils import cpp_extension
 
+    return list(_missing(with_cuda, cpp_extension.CUDA_HOME, *map(os.environ.get, ("PATH", "CXX"))))
+
+
+@lru_cache(maxsize=16)
+def _missing(with_cuda: bool, home: str | None, *_environment: str | None) -> tuple[str, ...]:
+    """Remembered: torch runs ninja to see that it is there, which takes 3 ms."""
+    from torch.utils import cpp_extension
+
     reasons = []
     if not cpp_extension.is_ninja_available():
         reasons.append("ninja is not installed (pip install ninja)")
     if not shutil.which(cpp_extension.get_cxx_compiler()):
         reasons.append(f"no C++ compiler ({cpp_extension.get_cxx_compiler()} is not on the PATH; set CXX)")
-    home = cpp_extension.CUDA_HOME
     if with_cuda and (home is None or not (Path(home) / "bin" / "nvcc").is_file()):
         reasons.append("nvcc is not installed (install the CUDA toolkit and set CUDA_HOME)")
-    return reasons
+    return tuple(reasons)
 
 
 def compiler_versions(with_cuda: bool) -> list[str]:
@@ -232,14 +239,8 @@ def _build(variant: Variant, target: Target, name: str, folder: str) -> ModuleTy
                 with_cuda=bool(spec["cuda"]),
             )
     except (RuntimeError, OSError, ImportError) as fault:
-        raise CompileError(f"the build of {variant.kernel} failed:\n  {_first_errors(str(fault))}") from None
+        raise CompileError(f"the build of {variant.kernel} failed:\n  {first_errors(str(fault), _MARKS)}") from None
     return module
-
-
-def _first_errors(log: str) -> str:
-    lines = [line for line in log.splitlines() if line.strip()]
-    first = next((place for place, line in enumerate(lines) if any(mark in line for mark in _MARKS)), 0)
-    return "\n  ".join(lines[first : first + _SHOWN_LINES])
 
 
 @cache
@@ -257,16 +258,3 @@ def load_module(path: str) -> ModuleType:
     except ImportError as fault:
         raise CompileError(f"{path} cannot be loaded: {fault}", hint="remove the file; it is built again") from None
     return module
-
-
-def _places(name: str, arguments: Iterable[str], signature: Signature) -> list[tuple[int, int]]:
-    groups = (
-        list(signature.outputs),
-        [*signature.arguments.values, *signature.prepared],
-        list(signature.scratch),
-    )
-    places = {argument: (group, place) for group, names in enumerate(groups) for place, argument in enumerate(names)}
-    for argument in arguments:
-        if argument not in places:
-            raise InvalidDefinitionError(f"{name}: arguments() names {argument!r}", hint=f"known: {', '.join(places)}")
-    return [places[argument] for argument in arguments]

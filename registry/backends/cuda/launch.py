@@ -93,7 +93,7 @@ def allow(kernel: Kernel, launch: Launch, device: int) -> None:
                 wanted = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 _set(kernel, wanted, launch.shared_bytes, device)
                 _DYNAMIC_SHARED[kernel.handle, device] = launch.shared_bytes
-    if _product(launch.cluster) > _PORTABLE_CLUSTER:
+    if math.prod(launch.cluster) > _PORTABLE_CLUSTER:
         _set(kernel, attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, device)
 
 
@@ -102,12 +102,12 @@ def _set(kernel: Kernel, attribute: Any, value: int, device: int) -> None:
     _cold(driver.cuKernelSetAttribute(attribute, value, kernel.owner.handle, driver.CUdevice(device)))
 
 
-def check_arguments(kernel: Kernel, name: str, launch: Launch, signature: Signature) -> None:
+def check_arguments(kernel: Kernel, launch: Launch, signature: Signature) -> None:
     """Raise InvalidDefinitionError when number or sizes of ``launch.args`` are not the kernel's parameters'."""
-    given = [kind_of(name, argument, signature)[1] for argument in launch.args]
+    given = [kind_of(launch, argument, signature)[1] for argument in launch.args]
     if kernel.sizes != given:
         raise InvalidDefinitionError(
-            f"kernel {name} has parameters of {kernel.sizes} bytes, launch() gives {given}: {launch.args}",
+            f"kernel {launch.kernel} has parameters of {kernel.sizes} bytes, launch() gives {given}: {launch.args}",
             hint="a tensor is a pointer, an int a long long (8 bytes), a float a float (4), a bool a bool (1)",
         )
 
@@ -124,8 +124,8 @@ class LaunchForm:
         self._device = device
         self._guarded = guarded
         self._kept = tuple(place for place, launch in enumerate(launches) if 0 not in launch.grid)
-        self._titles = [str(launches[place].kernel) for place in self._kept]
-        self._layout = Layout(self._titles, [launches[place] for place in self._kept], signature)
+        self._titles = ", ".join(str(launches[place].kernel) for place in self._kept)
+        self._layout = Layout([launches[place] for place in self._kept], signature)
         self._names: dict[str, Any] = {
             "k_current_device": current_device,
             "k_current_stream": current_stream,
@@ -152,7 +152,16 @@ class LaunchForm:
         return run
 
     def _recover(self, status: int, *call: Any) -> None:
-        _recover(status, call, self._device, self._titles)
+        """Launch again where the context was missing. Raises DeviceError for every other fault of a launch."""
+        if status == _INVALID_CONTEXT:
+            # a thread that has not used CUDA yet has no context
+            from cuda.core import Device
+
+            Device(self._device).set_current()
+            status = _enqueue()(*call)
+        if status:
+            kind = OutOfResourcesError if status == _OUT_OF_RESOURCES else DeviceError
+            raise kind(f"launch of {self._titles} on cuda:{self._device} failed: {_error_name(status)}")
 
     def _lines(self, operands: Operands) -> list[str]:
         return _lines(self._layout, operands, self._device, guarded=self._guarded) if self._kept else []
@@ -181,18 +190,6 @@ def _lines(layout: Layout, operands: Operands, device: int, *, guarded: bool) ->
     return body
 
 
-def _recover(status: int, call: tuple[Any, ...], device: int, names: Sequence[str]) -> None:
-    if status == _INVALID_CONTEXT:
-        # a thread that has not used CUDA yet has no context
-        from cuda.core import Device
-
-        Device(device).set_current()
-        status = _enqueue()(*call)
-    if status:
-        kind = OutOfResourcesError if status == _OUT_OF_RESOURCES else DeviceError
-        raise kind(f"launch of {', '.join(names)} on cuda:{device} failed: {_error_name(status)}")
-
-
 def _error_name(status: int) -> str:
     driver = _bindings()
     try:
@@ -219,7 +216,3 @@ def _enqueue() -> Any:
     Without ``argtypes``, so that every argument but None must be a reference made by ctypes.
     """
     return ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
-
-
-def _product(extents: Sequence[int]) -> int:
-    return math.prod((*extents, 1, 1, 1)[:3])

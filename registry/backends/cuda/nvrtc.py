@@ -10,7 +10,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -70,6 +70,7 @@ class Cubin:
     code: bytes = field(repr=False)
 
 
+@lru_cache(maxsize=1)
 def missing() -> str:
     """Why CUDA C++ cannot be compiled here; empty when it can."""
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.core") is None:
@@ -180,11 +181,16 @@ def macro(name: str, value: Any) -> str:
 
 def _refused(source: Source, text: str) -> CompileError:
     log = text.split("compilation log:", 1)[-1]
-    lines = [line for line in log.splitlines() if line.strip()]
-    errors = next((place for place, line in enumerate(lines) if "error" in line or "fatal" in line), 0)
-    shown = "\n  ".join(lines[errors : errors + _SHOWN_LINES])
     kind = OutOfResourcesError if _TOO_MUCH.search(log) else CompileError
+    shown = first_errors(log, ("error", "fatal"))
     return kind(f"NVRTC {version()} refused {source.name} for {source.architecture}:\n  {shown}")
+
+
+def first_errors(log: str, marks: Iterable[str]) -> str:
+    """A few lines of a compiler's log, from the first on that holds one of ``marks``."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    first = next((place for place, line in enumerate(lines) if any(mark in line for mark in marks)), 0)
+    return "\n  ".join(lines[first : first + _SHOWN_LINES])
 
 
 def _resources(log: str, symbol: str) -> dict[str, int]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ...paths import cache_folder
+from ...paths import compiler_caches
 from ...problem import TensorSpec
 
 MODULES = (
@@ -37,8 +37,6 @@ Compiled = Callable[..., Any]
 
 PATCHING = threading.RLock()
 """Held by whoever compiles: Inductor's configuration is the process's, not the thread's, and so are warnings."""
-
-_TRITON_CACHE = "TRITON_CACHE_DIR"
 
 
 def available() -> bool:
@@ -60,7 +58,7 @@ def compile_to_file(function: Compiled, tensors: Sequence[TensorSpec], threads: 
     patched = config.patch({"cpp.threads": threads, "compile_threads": 1})
     # standalone_compile asks for the configurations to be timed at once: on a device where another process measures
     options = {"config_patches": {"triton.autotune_at_compile_time": False}}
-    with PATCHING, quiet(), _shared_triton_cache(), patched, torch.no_grad():
+    with PATCHING, quiet(), own_caches(), patched, torch.no_grad():
         with FakeTensorMode():
             fakes = [spec.empty() for spec in tensors]
             graph = make_fx(function)(*fakes)
@@ -78,7 +76,7 @@ def compile_to_file(function: Compiled, tensors: Sequence[TensorSpec], threads: 
 
 def load_file(file: Path) -> Compiled:
     """The function that ``compile_to_file`` saved under this version of torch; under another, any exception."""
-    with PATCHING, quiet(), _shared_triton_cache():
+    with PATCHING, quiet(), own_caches():
         loaded: Compiled = _inductor().CompiledArtifact.load(path=str(file), format="binary")
     return loaded
 
@@ -88,20 +86,22 @@ def _inductor() -> Any:
 
 
 @contextlib.contextmanager
-def _shared_triton_cache() -> Iterator[None]:
-    """Triton's disk cache in this package's folder, where a process finds the kernels that another one compiled.
+def own_caches() -> Iterator[None]:
+    """Compiled code in this package's folders, where a process finds what another one compiled, and nobody else writes.
 
-    Inductor's own choice is a temporary folder a process: every configuration of every kernel was compiled again.
+    The caller must hold ``PATCHING``.
     """
-    before = os.environ.get(_TRITON_CACHE)
-    os.environ[_TRITON_CACHE] = str(cache_folder("triton"))
+    own = compiler_caches()
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(_TRITON_CACHE, None)
-        else:
-            os.environ[_TRITON_CACHE] = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

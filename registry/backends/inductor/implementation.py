@@ -12,6 +12,7 @@ import types
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -54,7 +55,7 @@ class InductorImplementation(Implementation):
         if device.type == "cuda" and importlib.util.find_spec("triton") is None:
             yield "Inductor needs Triton, which is not installed"
         arguments = problem.traits.arguments
-        if arguments is not None and any(isinstance(value, tuple) for value in arguments.values.values()):
+        if arguments is not None and any(type(value) is tuple for value in arguments.all.values()):
             yield "it takes tensors and numbers by name, no lists"
 
     def preference(self, problem: Problem, device: Device) -> float:
@@ -184,7 +185,13 @@ def _visible(target: Target) -> bool:
 
 def _cpp_compiler() -> str | None:
     default = "clang++" if sys.platform == "darwin" else "g++"
-    return shutil.which(os.environ.get("CXX", default))
+    return _found(os.environ.get("CXX", default), os.environ.get("PATH"))
+
+
+@lru_cache(maxsize=16)
+def _found(command: str, path: str | None) -> str | None:
+    """``shutil.which``, which takes 100 µs: every new size of an op asks."""
+    return shutil.which(command, path=path)
 
 
 def _first_lines(fault: Exception) -> str:

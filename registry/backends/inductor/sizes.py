@@ -8,7 +8,6 @@ does not have. Editing this module makes no stored winner stale: those are compi
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import types
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -19,6 +18,7 @@ import torch
 
 from ...artifact import Signature
 from ...errors import NotReadyError
+from ...forking import renewed_in_child
 from ...implementation import Run, Tensors
 from ...problem import TensorSpec
 from . import artifact as inductor_artifact
@@ -27,6 +27,9 @@ _MOST = 256
 """Functions kept, each with eight compilations at most. A function that a plan holds lives on when dropped here."""
 _QUIET = 2
 """A function's first compilations, which are expected and keep quiet."""
+
+# here, since the text of the lock's own module is part of fingerprints
+inductor_artifact.PATCHING = renewed_in_child(inductor_artifact, "PATCHING", threading.RLock)
 
 _TENSOR = object()
 """Stands for a tensor among an argument list's other values."""
@@ -59,7 +62,7 @@ class _Shared:
 
     @contextlib.contextmanager
     def _compiling(self) -> Iterator[None]:
-        with inductor_artifact.PATCHING, inductor_artifact.quiet(), torch.no_grad():
+        with inductor_artifact.PATCHING, inductor_artifact.quiet(), inductor_artifact.own_caches(), torch.no_grad():
             yield
         self._compilations += 1
 
@@ -148,12 +151,3 @@ def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
     return types.FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
-
-
-def _renew_lock() -> None:
-    """In a forked child: a thread that compiled is not there any more to let go of the lock."""
-    inductor_artifact.PATCHING = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)

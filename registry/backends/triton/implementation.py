@@ -19,15 +19,8 @@ from triton.runtime.errors import OutOfResources
 from ...artifact import Artifact, Built, Signature, Target, Variant
 from ...author_code import where_defined, where_written
 from ...device import Device
-from ...errors import (
-    CompileError,
-    DeviceError,
-    InvalidDefinitionError,
-    NotReadyError,
-    OutOfResourcesError,
-    RegistryError,
-)
-from ...implementation import Implementation, Launch, Run, Tensors
+from ...errors import CompileError, DeviceError, InvalidDefinitionError, OutOfResourcesError, RegistryError
+from ...implementation import Implementation, Launch, Run
 from ...paths import cache_folder
 from ...problem import Problem
 from ...source_files import sources_of
@@ -36,9 +29,11 @@ from ..estimate import shared_limit
 from ..kernel_limit import check_room
 from ..launch_checks import launches_of, refuse_empty
 from ..launch_forms import Forms, form_key, launch_key
+from ..misaligned_run import MisalignedRun, compiled_run
 from . import cubin
 from . import stored as triton_stored
-from .launch import BoundLaunch, DeviceForm, full_grid, interpreted_run, load
+from .bound_launch import BoundLaunch, full_grid, interpreted_run
+from .launch import DeviceForm, load
 from .stored import build_launcher, kernel_from, path_of
 from .variant import (
     INTERPRETED,
@@ -48,11 +43,8 @@ from .variant import (
     number_form,
     operands,
     source_of,
-    unaligned,
     variant_of,
 )
-
-__all__ = ["INTERPRETED", "Launch", "TritonImplementation"]
 
 _AMD_RESOURCES = {"registers": r"\.vgpr_count:\s+(\d+)", "spill_bytes": r"\.private_segment_fixed_size:\s+(\d+)"}
 
@@ -75,7 +67,9 @@ class TritonImplementation(Implementation):
         """The kernel launches that run the problem, in order, as data."""
 
     def launches(self, problem: Problem, config: Config, device: Device) -> tuple[Launch, ...]:
-        """``launch`` as a tuple."""
+        """``launch`` as a tuple. Raises DeviceError for a CPU outside the interpreter."""
+        if device.type != "cuda" and not INTERPRETED:
+            raise DeviceError(f"{self.name} of {self.op}: {device} runs Triton under TRITON_INTERPRET=1 alone")
         return launches_of(self, self.launch(problem, config, device))
 
     def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
@@ -112,10 +106,9 @@ class TritonImplementation(Implementation):
         bound = self._bound(launches, device, built)
         if INTERPRETED:
             return interpreted_run(bound)
-        twin = _UnalignedTwin(self, problem, config, device, built.signature)
         form = DeviceForm.of(bound, device.index)
         _FORMS.put(_form_key(launches, built.signature, device), (tuple(bound), form))
-        return form.run(bound, twin)
+        return form.run(bound, self._twin(problem, config, device, built.signature))
 
     def bind_loaded(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run | None:
         """The run of kernels that are loaded, with other extents and numbers."""
@@ -126,7 +119,11 @@ class TritonImplementation(Implementation):
         like, form = found
         title = f"{self.name} of {self.op}"
         bound = [one.sized(launch, full_grid(launch.grid, title)) for one, launch in zip(like, launches, strict=True)]
-        return form.run(bound, _UnalignedTwin(self, problem, config, device, signature))
+        return form.run(bound, self._twin(problem, config, device, signature))
+
+    def _twin(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run:
+        """The run whose kernels assume nothing of addresses."""
+        return MisalignedRun(self.name, lambda: compiled_run(self, problem, config, device, signature.misaligned()))
 
     def _bound(self, launches: Sequence[Launch], device: Device, built: Built) -> list[BoundLaunch]:
         title = f"{self.name} of {self.op}"
@@ -135,51 +132,12 @@ class TritonImplementation(Implementation):
             for launch in launches:
                 check_options(launch)
             return [_bound(launch, None, built.signature, title) for launch in launches]
-        if device.type != "cuda":
-            raise DeviceError(f"{title} runs on a GPU, not on {device}", hint="TRITON_INTERPRET=1 runs it on the CPU")
         if len(built.artifacts) != len(launches):
             raise InvalidDefinitionError(f"{title}: {len(built.artifacts)} artifacts for {len(launches)} launches")
         return [
             _bound(launch, _load(artifact, device), built.signature, title)
             for launch, artifact in zip(launches, built.artifacts, strict=True)
         ]
-
-
-class _UnalignedTwin:
-    """A run whose kernels assume nothing of addresses; compiled when the first call brings an unaligned tensor."""
-
-    def __init__(
-        self,
-        implementation: TritonImplementation,
-        problem: Problem,
-        config: Config,
-        device: Device,
-        signature: Signature,
-    ) -> None:
-        self._lock = threading.Lock()
-        self._run: Run | None = None
-        self._implementation = implementation
-        self._bound_to = (problem, config, device)
-        self._signature = signature
-
-    def __call__(self, outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
-        if self._run is None:
-            with self._lock:
-                self._run = self._run or self._build()
-        self._run(outputs, arguments, scratch)
-
-    def _build(self) -> Run:
-        if torch.cuda.is_current_stream_capturing():
-            raise NotReadyError(
-                f"{self._implementation.name} of {self._implementation.op}: a tensor is not aligned to 16 bytes,"
-                " and nothing can be compiled while a CUDA graph is captured",
-                hint="call the op once with such a tensor before capturing",
-            )
-        problem, config, device = self._bound_to
-        signature = unaligned(self._signature)
-        variants = self._implementation.variants(problem, config, device, signature)
-        artifacts = tuple(self._implementation.compile(variant, device.target) for variant in variants)
-        return self._implementation.bind(problem, config, device, Built(signature, artifacts))
 
 
 _FORMS: Forms[tuple[tuple[BoundLaunch, ...], DeviceForm]] = Forms()

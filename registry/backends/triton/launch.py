@@ -20,97 +20,17 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ...errors import OutOfResourcesError
-from ...implementation import Launch, Run, Tensors
+from ...implementation import Run, Tensors
 from ...problem import FULL_ALIGNMENT
 from ..cuda_stream import current_device, current_stream, only_gpu
 from ..written_run import Operands, Written, WrittenRun
+from .bound_launch import BoundLaunch, interpreted_run, launch_jit, value_of
 from .variant import Operand
-
-_MAX_GRID = 2**31 - 1
-_MAX_GRID_YZ = 65535
-_GROUPS = ("outputs", "arguments", "scratch")
-
-
-@dataclass(frozen=True)
-class BoundLaunch:
-    """A loaded kernel with its grid and operands. ``compiled`` is None in the interpreter, where ``jit`` runs."""
-
-    jit: Any
-    compiled: Any
-    grid: tuple[int, int, int]
-    operands: tuple[Operand, ...]
-    options: Mapping[str, Any]
-
-    def sized(self, launch: Launch, grid: tuple[int, int, int]) -> BoundLaunch:
-        """This launch with the extents and numbers of another one of its form."""
-        given = iter(launch.args)
-        # a parameter that is no constant of the launch takes the next argument
-        free = [(operand, None if operand.parameter in launch.constants else next(given)) for operand in self.operands]
-        operands = tuple([_with_number(one, value) if one.kind == "number" else one for one, value in free])
-        return BoundLaunch(self.jit, self.compiled, grid, operands, self.options)
-
-
-def _with_number(operand: Operand, value: Any) -> Operand:
-    return Operand(operand.parameter, operand.kind, operand.type, value=value, aligned=operand.aligned)
-
-
-def full_grid(grid: Sequence[int], title: str) -> tuple[int, int, int]:
-    """Three extents. Raises OutOfResourcesError for more programs than a launch may have.
-
-    Triton multiplies the extents in a C int: 65536 × 65536 programs are zero to it and nothing is launched.
-    """
-    x, y, z = (*grid, 1, 1, 1)[:3]
-    if len(grid) > 3 or any(extent < 0 for extent in (x, y, z)):
-        raise OutOfResourcesError(f"{title}: grid {tuple(grid)}; expected up to three extents of at least 0")
-    if x * y * z > _MAX_GRID or y > _MAX_GRID_YZ or z > _MAX_GRID_YZ:
-        raise OutOfResourcesError(
-            f"{title}: grid {x} x {y} x {z} is more than a launch may have"
-            f" ({_MAX_GRID} programs, {_MAX_GRID_YZ} in the second and third extent)",
-            hint="give each program more work, or loop inside the kernel over a smaller grid",
-        )
-    return x, y, z
 
 
 def load(kernel: Any) -> None:
     """Load a compiled kernel on the current device. Raises Triton's OutOfResources when it cannot run there."""
     kernel.run  # noqa: B018 - reading it loads, in every version
-
-
-def interpreted_run(launches: Sequence[BoundLaunch]) -> Run:
-    """A run through ``kernel[grid](...)`` in Triton's interpreter.
-
-    The interpreter cuts fp32 off to bfloat16 where the hardware rounds, and its ``tl.dot`` takes bfloat16 for integers:
-    kernels get fp32 copies of bfloat16 tensors, and torch rounds what they wrote.
-    """
-
-    def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
-        groups = {"outputs": outputs, "arguments": arguments, "scratch": scratch}
-        wide = {name: tuple(map(_widened, values)) for name, values in groups.items()}
-        _launch_jit(launches, wide)
-        for name, values in groups.items():
-            for value, copy in zip(values, wide[name], strict=True):
-                if copy is not value and not torch.equal(copy, value.float()):
-                    value.detach().copy_(copy)
-
-    return run
-
-
-def _widened(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
-        return value.detach().float()
-    return value
-
-
-def _launch_jit(launches: Sequence[BoundLaunch], groups: Mapping[str, tuple[Any, ...]]) -> None:
-    for launch in launches:
-        if 0 not in launch.grid:
-            values = {operand.parameter: _value(operand, groups) for operand in launch.operands}
-            launch.jit[launch.grid](**values, **launch.options)
-
-
-def _value(operand: Operand, groups: Mapping[str, tuple[Any, ...]]) -> Any:
-    return groups[operand.group][operand.place] if operand.group else operand.value
 
 
 class _CarefulRun:
@@ -132,10 +52,10 @@ class _CarefulRun:
 
     def _launch(self, groups: Mapping[str, tuple[Any, ...]]) -> None:
         if not all(hasattr(type(launch.compiled), "__getitem__") for launch in self._launches):
-            _launch_jit(self._launches, groups)
+            launch_jit(self._launches, groups)
             return
         for launch in self._launches:
-            launch.compiled[launch.grid](*[_value(operand, groups) for operand in launch.operands])
+            launch.compiled[launch.grid](*[value_of(operand, groups) for operand in launch.operands])
 
     def _launch_with_allocator(self, groups: Mapping[str, tuple[Any, ...]]) -> None:
         device = torch.device("cuda", self._index)
@@ -161,7 +81,8 @@ class DeviceForm:
         """The form of loaded launches; the first of a process tests the C launcher."""
         kept = tuple(launch for launch in launches if 0 not in launch.grid)
         with torch.cuda.device(index):
-            direct = all(_has_known_launcher(launch.compiled) for launch in kept) and _probe_passed()
+            known = all(_has_known_launcher(launch.compiled) for launch in kept)
+            direct = known and not torch.cuda.is_current_stream_capturing() and _probe()
         return cls.made(kept, index, direct)
 
     @classmethod
@@ -212,8 +133,8 @@ class DeviceForm:
 
 def _addresses(launches: Sequence[BoundLaunch], operands: Operands) -> list[str]:
     """Lines that take each tensor's address once, and turn to the twin if one assumed aligned is not."""
-    tensors = {_address(operand): operand for launch in launches for operand in launch.operands if _is_tensor(operand)}
-    aligned = {_address(op) for launch in launches for op in launch.operands if _is_tensor(op) and op.aligned}
+    tensors = {_address(op): op for launch in launches for op in launch.operands if op.kind == "tensor"}
+    aligned = {_address(op) for launch in launches for op in launch.operands if op.kind == "tensor" and op.aligned}
     lines = [f"{name} = {operands.address(op.group, op.place)}" for name, op in tensors.items()]
     if aligned:
         lines += [
@@ -221,10 +142,6 @@ def _addresses(launches: Sequence[BoundLaunch], operands: Operands) -> list[str]
             *(f"    {line}" for line in operands.leave_to("k_twin")),
         ]
     return lines
-
-
-def _is_tensor(operand: Operand) -> bool:
-    return operand.kind == "tensor"
 
 
 def _address(operand: Operand) -> str:
@@ -308,13 +225,9 @@ def _probe_kernel(y, x, count, factor, SIZE):  # type: ignore[no-untyped-def]
     tl.store(y + place, tl.load(x + place, mask=place < count) * factor, mask=place < count)
 
 
-def _probe_passed() -> bool:
-    """True if a direct launch writes the right numbers on this machine; False while a graph is being captured."""
-    return not torch.cuda.is_current_stream_capturing() and _probe()
-
-
 @lru_cache(maxsize=1)
 def _probe() -> bool:
+    """True if a direct launch writes the right numbers on this machine. Not to be asked while a graph is captured."""
     index = torch.cuda.current_device()
     major, minor = torch.cuda.get_device_capability(index)
     types = {"y": "*fp32", "x": "*fp32", "count": "i32", "factor": "fp32", "SIZE": "constexpr"}

@@ -8,8 +8,9 @@ the callers go on with ``triton.compile``.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
-from functools import lru_cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,30 +48,21 @@ def build_launcher(kernel: Any) -> None:
 
     Its result is cached on disk, so that a process which measures finds it there. Does nothing without a GPU.
     """
-    if not _has_gpu():
-        return
-    with contextlib.suppress(Exception):  # loading the kernel builds it otherwise
-        from triton.backends.nvidia.driver import CudaLauncher
-
-        CudaLauncher(kernel.src, kernel.metadata)
+    _build(lambda driver: driver.CudaLauncher(kernel.src, kernel.metadata))
 
 
 def build_utilities() -> None:
     """Have Triton build the host code that loads kernels, as ``build_launcher`` does that which launches them."""
-    if not _has_gpu():
-        return
-    with contextlib.suppress(Exception):  # loading a kernel builds it otherwise
-        from triton.backends.nvidia.driver import CudaUtils
+    _build(lambda driver: driver.CudaUtils())
 
-        CudaUtils()
+
+def _build(make: Callable[[Any], object]) -> None:
+    if torch.cuda.device_count() > 0:
+        with contextlib.suppress(Exception):  # loading a kernel builds it otherwise
+            make(importlib.import_module("triton.backends.nvidia.driver"))
 
 
 def _binary_beside(description: Path) -> Path | None:
     stem = description.with_suffix("")
     found = [stem.with_name(stem.name + suffix) for suffix in _BINARIES]
     return next((path for path in found if path.is_file()), None)
-
-
-@lru_cache(maxsize=1)
-def _has_gpu() -> bool:
-    return torch.cuda.device_count() > 0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Hashable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -47,8 +46,7 @@ _POINTERS = {
 _PINNED = {"enable_fp_fusion": True}
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """The argument of one parameter of a kernel. ``kind`` is ``tensor``, ``attribute``, ``number`` or ``constant``.
 
     A tensor or attribute is value ``place`` of ``group`` (``outputs``, ``arguments``, ``scratch``) of a run; ``value``
@@ -67,7 +65,9 @@ class Operand:
 def kernel_identity(kernel: Any) -> str:
     """``module:qualname`` of a kernel, by which another process finds it. Raises InvalidDefinitionError."""
     if not isinstance(kernel, KernelInterface) or not hasattr(kernel, "arg_names"):
-        raise InvalidDefinitionError(f"{kernel!r} is no Triton kernel", hint="expected a @triton.jit function")
+        raise InvalidDefinitionError(
+            f"{kernel!r:.80}{at(kernel)} is no Triton kernel", hint="put @triton.jit before it"
+        )
     if hasattr(kernel, "configs") or hasattr(kernel, "values"):
         raise InvalidDefinitionError(
             f"kernel {_jit_name(kernel)} is wrapped by triton.autotune or triton.heuristics",
@@ -108,6 +108,9 @@ def operands(launch: Launch, signature: Signature) -> tuple[Operand, ...]:
         if name not in names:
             hint = MisnamedError("parameter", name, names).hint
             raise launch.fault(f"{_title(launch)} has no parameter {name}; it has {names}", hint)
+    if missing := [name for name in constant_parameters(launch.kernel) if name in free]:
+        hint = f"expected constants={{{missing[0]!r}: ...}} beside its arguments"
+        raise launch.fault(f"{_title(launch)}: the launch gives no constant {', '.join(missing)}", hint)
     if len(free) != len(launch.args):
         raise launch.fault(
             f"{_title(launch)} takes {len(free)} arguments ({', '.join(free)}) beside its constants,"
@@ -139,25 +142,32 @@ def _operand(launch: Launch, parameter: str, argument: str | int | float, signat
         return Operand(parameter, "tensor", "*" + _POINTERS[value.dtype], group, place, aligned=aligned)
     number = _number(launch, Operand(parameter, "number", "", value=value))
     # an attribute is read from each call, so nothing may be assumed of its value
-    return replace(number, kind="attribute", group=group, place=place, value=None, aligned=False)
+    return number._replace(kind="attribute", group=group, place=place, value=None, aligned=False)
 
 
 def _number(launch: Launch, operand: Operand) -> Operand:
     value = operand.value
     if isinstance(value, bool):
-        return replace(operand, type="u1")
+        return operand._replace(type="u1")
     if isinstance(value, float):
-        return replace(operand, type="fp32")
+        return operand._replace(type="fp32")
     if not isinstance(value, int):
         raise launch.fault(
             f"{_title(launch)}: {operand.parameter} is {value!r}", "an argument is a tensor's name or a number"
         )
     aligned = value % FULL_ALIGNMENT == 0 and _is_specialised(launch, operand.parameter)
-    return replace(operand, type="i32" if fits_int32(value) else "i64", aligned=aligned)
+    return operand._replace(type="i32" if fits_int32(value) else "i64", aligned=aligned)
 
 
 def _is_specialised(launch: Launch, parameter: str) -> bool:
     return parameter in specialised_parameters(launch.kernel)
+
+
+@lru_cache(maxsize=1024)
+def constant_parameters(kernel: Any) -> tuple[str, ...]:
+    """Parameters that a kernel declares as ``tl.constexpr``, in its order."""
+    declared = getattr(kernel.fn, "__annotations__", {})
+    return tuple(name for name in kernel.arg_names if declared.get(name) in {tl.constexpr, "tl.constexpr", "constexpr"})
 
 
 @lru_cache(maxsize=1024)
@@ -205,6 +215,9 @@ def check_options(launch: Launch, known: frozenset[str] | None = None) -> None:
     for name in launch.options:
         if name not in known and name not in launch.constants:
             raise MisnamedError("Triton option", name, known, f"in the Launch at {launch.place}")
+    warps = launch.options.get("num_warps", 1)
+    if not isinstance(warps, int) or warps < 1 or warps & (warps - 1):
+        raise launch.fault(f"{_title(launch)}: num_warps is {warps!r}", "expected a power of two: 1, 2, 4, 8, 16 or 32")
 
 
 @lru_cache(maxsize=16)
@@ -222,10 +235,6 @@ def _encode(launch: Launch, value: Any) -> Any:
     )
 
 
-def _decode(value: Any) -> Any:
-    return tl.dtype(value["dtype"]) if isinstance(value, dict) else value
-
-
 def gpu_target(target: Target) -> GPUTarget:
     """``sm_90`` as Triton names it: capability 90; a gfx name stays as it is."""
     digits = target.architecture.removeprefix("sm_")
@@ -241,7 +250,10 @@ def source_of(variant: Variant) -> ASTSource:
             hint="unset TRITON_INTERPRET to run on a GPU",
         )
     names = list(kernel.arg_names)
-    constants = {(names.index(name),): _decode(value) for name, value in variant.spec["constants"].items()}
+    constants = {
+        (names.index(name),): tl.dtype(value["dtype"]) if isinstance(value, dict) else value
+        for name, value in variant.spec["constants"].items()
+    }
     attributes = {(names.index(name),): [["tt.divisibility", FULL_ALIGNMENT]] for name in variant.spec["aligned"]}
     return ASTSource(kernel, dict(variant.spec["signature"]), constants, attributes)
 
@@ -250,18 +262,3 @@ def source_of(variant: Variant) -> ASTSource:
 def kernel_fingerprint(kernel: Any) -> str:
     """Hash of the modules that a kernel is made of."""
     return fingerprint(sources_of(kernel.fn))
-
-
-def unaligned(signature: Signature) -> Signature:
-    """The signature with nothing assumed of any tensor's address."""
-
-    def loosen(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: replace(value, alignment=min(value.dtype.itemsize, FULL_ALIGNMENT // 2))
-            if isinstance(value, TensorSpec)
-            else value
-            for name, value in values.items()
-        }
-
-    arguments = replace(signature.arguments, values=loosen(signature.arguments.values))
-    return Signature(arguments, loosen(signature.outputs), loosen(signature.scratch), loosen(signature.prepared))

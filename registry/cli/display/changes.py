@@ -34,7 +34,7 @@ def _row(result: Result) -> list[str]:
     met = result.incumbent
     assert met is not None
     return [
-        text.named(result.problem.op, result.problem.dims),
+        text.named(result.problem),
         f"{_candidate(met.implementation, met.config)}{'' if met.stored else ' (default)'}",
         "the same" if _stays(result) else _candidate(result.implementation, result.config),
         interval(result),

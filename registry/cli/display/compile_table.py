@@ -32,15 +32,8 @@ def show(report: CompileReport, *, json: bool) -> None:
 
 def as_data(report: CompileReport) -> dict[str, object]:
     """The report as plain data."""
-    omitted = [{**vars(one), "problem": dict(one.problem.dims)} for one in report.omitted]
-    variants = [
-        {
-            **vars(variant),
-            "config": dict(variant.config),
-            "problems": [dict(problem.dims) for problem in variant.problems],
-        }
-        for variant in report.variants
-    ]
+    omitted = [{**vars(one), "problem": one.problem.dims} for one in report.omitted]
+    variants = [{**vars(one), "problems": [problem.dims for problem in one.problems]} for one in report.variants]
     return {"ok": report.ok, "variants": variants, "omitted": omitted}
 
 
@@ -82,10 +75,9 @@ def _wrapped(line: str) -> Iterator[str]:
 
 
 def _fold(mark: str, faults: Iterator[tuple[str, str]]) -> None:
+    first, rest = f"{mark:<7}", " " * 7
     for line in folded(faults):
-        text.say(
-            textwrap.fill(line, WIDTH, initial_indent=f"{mark:<7}", subsequent_indent=" " * 7, break_on_hyphens=False)
-        )
+        text.say(textwrap.fill(line, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False))
 
 
 def _total(report: CompileReport) -> str:

@@ -18,7 +18,7 @@ def show(plans: Sequence[ProblemPlan], device: Device, *, json: bool) -> None:
         text.print_json([_data(plan) for plan in plans])
         return
     for plan in plans:
-        text.say(text.named(plan.problem.op, plan.problem.dims))
+        text.say(text.named(plan.problem))
         if plan.skipped:
             text.say(f"  skipped: {plan.skipped}")
         for choice in plan.choices:
@@ -41,14 +41,14 @@ def _choice(choice: ImplementationPlan) -> str:
 def _data(plan: ProblemPlan) -> dict[str, object]:
     return {
         "op": plan.problem.op,
-        "dims": dict(plan.problem.dims),
+        "dims": plan.problem.dims,
         "skipped": plan.skipped,
         "implementations": [
             {
                 "name": choice.implementation.name,
                 "configs": len(choice.configs),
-                "default": None if choice.default is None else dict(choice.default),
-                "unsupported": list(choice.unsupported),
+                "default": choice.default,
+                "unsupported": choice.unsupported,
             }
             for choice in plan.choices
         ],

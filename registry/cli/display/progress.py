@@ -6,17 +6,13 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import fields
-from types import TracebackType
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
-
-from tuning_db import Interval
 
 from ...problem import Problem
 from ...tuner import events
@@ -49,49 +45,58 @@ class Display(ABC):
     def show(self, event: events.Event) -> None:
         """Display one event."""
 
+    def conclude(self, results: Sequence[events.Result]) -> None:
+        """Tell the results when the run has ended, after the display is left."""
+        if results:
+            text.say()
+            winners_table.print_results(results)
+            text.say()
+        for line in winners_table.failure_lines(self.failed):
+            text.say(line)
+        if any(result.incumbent for result in results):
+            changes.print_changes(results)
+            text.say()
+        if self.ended is not None:
+            for line in changes.run_lines(self.ended, len(results), len(self.skipped)):
+                text.say(line)
+
     def __enter__(self) -> Display:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
+    def __exit__(self, *fault: object) -> None:  # noqa: B027  (only a live display changes the terminal)
+        """Leave the terminal as it was."""
 
 
 class JsonLines(Display):
     """One JSON object a line: ``event`` names its kind, the other keys are the event's fields."""
 
     def show(self, event: events.Event) -> None:
-        text.say(json.dumps(as_json(event), default=text.plain))
+        text.say(json.dumps(as_json(event), default=_plain))
+
+    def conclude(self, results: Sequence[events.Result]) -> None:
+        say_results(results)
 
 
 def say_results(results: Iterable[events.Result]) -> None:
     """Prints the last JSON line: all results, with those of problems that were tuned before."""
-    text.say(json.dumps({"event": "results", "results": [_data(result) for result in results]}, default=text.plain))
+    text.say(json.dumps({"event": "results", "results": list(results)}, default=_plain))
 
 
-def as_json(event: events.Event | events.Result) -> dict[str, object]:
-    """An event as plain data; problems become ``{"op": ..., "dims": ...}``."""
+def as_json(event: events.Event) -> dict[str, object]:
+    """An event's name and its fields."""
     name = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in type(event).__name__)
-    return {"event": name.lstrip("_")} | {field.name: _data(getattr(event, field.name)) for field in fields(event)}
+    return {"event": name.lstrip("_"), **vars(event)}
 
 
-def _data(value: object) -> object:
+def _plain(value: object) -> object:
+    """:func:`text.plain`, with a problem as its op and dimensions, and a result with its fraction of the floor."""
     match value:
         case Problem():
-            return {"op": value.op, "dims": dict(value.dims)}
+            return {"op": value.op, "dims": value.dims}
         case events.Result():
-            held = as_json(value)
-            del held["event"]
-            return held | {"fraction_of_floor": value.fraction_of_floor}
-        case events.Incumbent() | events.Saving() | Interval():
-            return {field.name: getattr(value, field.name) for field in fields(value)}
-        case tuple():
-            return [_data(item) for item in value]
-        case Counter():
-            return dict(value)
+            return {**vars(value), "fraction_of_floor": value.fraction_of_floor}
         case _:
-            return value
+            return text.plain(value)
 
 
 class PlainLines(Display):
@@ -135,9 +140,7 @@ class LiveDisplay(Display):
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *fault: object) -> None:
         self._searched.clear()
         self._live.stop()
 
@@ -164,7 +167,7 @@ class LiveDisplay(Display):
         for name in ("problem", "tried", "best µs", "of floor", "left"):
             table.add_column(name, justify="left" if name == "problem" else "right", no_wrap=True)
         for trial in list(self._searched.values())[-SHOWN_AT_ONCE:]:
-            table.add_row(text.named(trial.problem.op, trial.problem.dims), *_standing(trial))
+            table.add_row(text.named(trial.problem), *_standing(trial))
         hidden = len(self._searched) - SHOWN_AT_ONCE
         more = [Text(f"and {text.plural(hidden, 'problem')} more", style="dim")] if hidden > 0 else []
         return Group(*([table] if self._searched else []), *more, self._bar)
@@ -189,8 +192,7 @@ def _tried(statuses: Counter[str]) -> str:
 
 def _trial_line(trial: events.TrialDone) -> str:
     tried, best, fraction, left = _standing(trial)
-    problem = text.named(trial.problem.op, trial.problem.dims)
-    return f"{problem}: {tried} tried, best {best} µs, {fraction} of floor, {left} left"
+    return f"{text.named(trial.problem)}: {tried} tried, best {best} µs, {fraction} of floor, {left} left"
 
 
 def _line(event: events.Event) -> str:  # noqa: PLR0911  (one return an event)
@@ -199,9 +201,9 @@ def _line(event: events.Event) -> str:  # noqa: PLR0911  (one return an event)
         case events.RunStarted():
             return _started(event)
         case events.ProblemSkipped():
-            return f"{text.named(event.problem.op, event.problem.dims)}: skipped: {event.reason}"
+            return f"{text.named(event.problem)}: skipped: {event.reason}"
         case events.ProblemStarted():
-            return f"{text.named(event.problem.op, event.problem.dims)}: {text.plural(event.candidates, 'candidate')}"
+            return f"{text.named(event.problem)}: {text.plural(event.candidates, 'candidate')}"
         case events.FinalsStarted():
             return f"finals: {text.plural(event.problems, 'problem')}, each in up to {event.blocks} fresh processes"
         case events.ProblemDecided():
@@ -214,13 +216,12 @@ def _line(event: events.Event) -> str:  # noqa: PLR0911  (one return an event)
 
 def _started(event: events.RunStarted) -> str:
     known = f", {len(event.known)} of them tuned before (--retune measures them again)" if event.known else ""
-    return (
-        f"tuning {text.plural(len(event.problems), 'problem')} on {event.device}{known}; results go to {event.database}"
-    )
+    problems = text.plural(len(event.problems), "problem")
+    return f"tuning {problems} on {event.device}{known}; results go to {event.database}"
 
 
 def _decided(result: events.Result) -> str:
-    problem = text.named(result.problem.op, result.problem.dims)
+    problem = text.named(result.problem)
     if result.verdict == "none":
         return f"{problem}: {winners_table.why_none(result)} ({winners_table.statuses(result)})"
     verdict = ": ".join(part for part in (result.verdict, result.reason) if part)

@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from tuning_db import ProblemKey
+
+    from ...problem import Problem
 
 _UNLIMITED = 10_000
 """Columns of a line in a pipe, where a wrapped table could not be cut or searched."""
 
 
-def console(*, stderr: bool = False) -> Console:
-    """A console that is as wide as the terminal, or never wraps when piped."""
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(
-        file=stream, highlight=False, emoji=False, markup=False, width=None if stream.isatty() else _UNLIMITED
-    )
+def console() -> Console:
+    """A console on stdout that is as wide as the terminal, or never wraps when piped."""
+    width = None if sys.stdout.isatty() else _UNLIMITED
+    return Console(file=sys.stdout, highlight=False, emoji=False, markup=False, width=width)
 
 
 def say(text: str = "") -> None:
@@ -33,7 +37,9 @@ def print_json(value: object) -> None:
 
 
 def plain(value: object) -> object:
-    """``value`` as a type that JSON has: mappings as dict, sets sorted, everything else as text."""
+    """``value`` as a type that JSON has: dataclasses and mappings as dict, sets sorted, everything else as text."""
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, set | frozenset):
@@ -90,11 +96,13 @@ def pairs(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items()) or "-"
 
 
-def named(op: str, dims: Mapping[str, Any]) -> str:
+def named(problem: Problem | ProblemKey) -> str:
     """``softmax rows=4096 cols=32000 dtype=bfloat16``."""
-    return f"{op} {pairs(dims)}"
+    return f"{problem.op} {pairs(problem.dims)}"
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 problem``, ``2 problems``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    """``1 problem``, ``2 problems``, ``2 studies``."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"

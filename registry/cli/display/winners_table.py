@@ -38,7 +38,7 @@ def failure_lines(failed: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _row(result: Result) -> list[str]:
-    name = text.named(result.problem.op, result.problem.dims)
+    name = text.named(result.problem)
     if result.verdict == "none":
         return [name, why_none(result), statuses(result), "-", "-", "-", "-", "none"]
     return [

@@ -5,37 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import is_grad_enabled
 
 from ...arguments.schema import Schema
+from .call_parts import CallParts
 from .free import free_like
 from .guards import Condition, matcher
-from .table import Entry, Table
+from .table import Entry, Table, Unpacked
 
 
-class Entries:
-    """Makes the entries of one op.
-
-    ``tensors`` and ``plain``: where among the schema's values its tensors are, and where the others. A call with a list
-    leaves nothing: its plan is found by its specs.
-    """
+class EntryMaker:
+    """Makes the entries of one op, from values whose lists are tuples."""
 
     def __init__(self, schema: Schema) -> None:
-        kinds = [parameter.kind for parameter in schema.parameters]
-        self._usable = not schema.has_lists  # the guards are made for a tensor a parameter
-        self._free = tuple(place for place, kind in enumerate(kinds) if kind in {"int", "float"})
-        self.tensors = tuple(place for place, kind in enumerate(kinds) if kind == "Tensor")
-        self.plain = tuple(place for place, kind in enumerate(kinds) if kind != "Tensor")
+        self.parts = CallParts(schema)
+        self._free = frozenset(place for place, one in enumerate(schema.parameters) if one.kind in _MAY_DIFFER)
         self._names = schema.names
 
     def known(self, table: Table, given: tuple[Any, ...]) -> Entry | None:
         """The entry that holds for a call that gives ``given``."""
-        if not self._usable or not given or not isinstance(given[0], torch.Tensor):
-            return None
-        tensors = tuple([given[place] for place in self.tensors])
-        plain = tuple([given[place] for place in self.plain])
-        return table.find(given[0].shape, tensors, plain, is_grad_enabled())
+        parts = self.parts
+        return table.find(parts.shape(given), parts.tensors(given), parts.compared(given), is_grad_enabled())
+
+    def of_shape(self, table: Table, given: tuple[Any, ...]) -> tuple[Unpacked, ...]:
+        """The entries of the shape by which those of such a call are found."""
+        return table.now.shapes.get(self.parts.shape(given), ())
 
     def add(
         self,
@@ -52,17 +46,28 @@ class Entries:
         answer depends on; the others may differ in further calls.
         """
         (given, values), (run, hit, resolved) = calls, answer
-        if not self._usable or not given or not isinstance(given[0], torch.Tensor):
+        tensors = self.parts.tensors(given)
+        present = [tensor for tensor in tensors if tensor is not None]
+        if not present:
             return
-        coerced = {place: values[place] for place in self.plain if given[place] is not values[place]}
+        # the items of a list are what the schema makes of them
+        coerced = {
+            place: values[place]
+            for place in self.parts.plain
+            if given[place] is not values[place] and not isinstance(values[place], tuple)
+        }
         if coerced:
             run = _coerced(run, coerced)
-        tensors = [given[place] for place in self.tensors]
-        grad = is_grad_enabled() if any(value is not None and value.requires_grad for value in tensors) else None
+        grad = is_grad_enabled() if any(tensor.requires_grad for tensor in present) else None
         free = {place for place in self._free if place not in coerced and self._names[place] not in read}
-        expected = [(place in free and free_like(given[place])) or given[place] for place in self.plain]
-        check = matcher(tensors, conditions)
-        table.add(given[0].shape, Entry(check, tuple(expected), grad, run, hit, resolved), generation)
+        compared = zip(self.parts.plain, self.parts.compared(given), strict=True)
+        expected = [(place in free and free_like(value)) or value for place, value in compared]
+        entry = Entry(matcher(tensors, conditions), tuple(expected), grad, run, hit, resolved)
+        table.add(self.parts.shape(given), entry, generation)
+
+
+_MAY_DIFFER = frozenset({"int", "float", "Scalar", "int[]"})
+"""The kinds of attributes that another value may take the place of where nobody has looked at the first."""
 
 
 def _coerced(run: Callable[..., Any], plain: Mapping[int, Any]) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from ...problem import fits_int32
 
@@ -31,13 +31,29 @@ _FLOAT = Free(float, lambda _: True)
 
 
 def free_like(value: object) -> Free | None:
-    """What stands for ``value`` and all others that a kernel takes as it takes that; None for no int and no float."""
-    return next((free for free in (_INT32, _INT64, _FLOAT) if free == value), None)
+    """What stands for ``value`` and all others that a kernel takes as it takes that.
+
+    None for what is no int, no float and no tuple of ints.
+    """
+    return _FLOAT if type(value) is float else free_integer(value)
 
 
 def free_integer(value: object) -> Free | None:
-    """What stands for every int that a kernel takes as it takes ``value``; None for no int."""
+    """What stands for every int, or every tuple of as many, that a kernel takes as it takes ``value``; else None."""
+    if type(value) is tuple:
+        each = [free_integer(one) for one in value]
+        if value and all(one is _INT32 for one in each):
+            return Free(tuple, lambda given: len(given) == len(value) and _all_fit_int32(given))
+        return None if None in each else Free(tuple, lambda given: given == tuple(each))
     return next((free for free in (_INT32, _INT64) if free == value), None)
+
+
+def _all_fit_int32(numbers: tuple[Any, ...]) -> bool:
+    # a third of the time that a look at each takes
+    return ONLY_INT.issuperset(map(type, numbers)) and fits_int32(min(numbers)) and fits_int32(max(numbers))
+
+
+ONLY_INT: Final = frozenset({int})
 
 
 def same(value: Any, expected: Any) -> bool:
@@ -46,6 +62,8 @@ def same(value: Any, expected: Any) -> bool:
         return True
     if isinstance(expected, Free):
         return bool(expected == value)
+    if type(value) is tuple and type(expected) is tuple:
+        return len(value) == len(expected) and all(map(same, value, expected))
     return type(value) is type(expected) and bool(value == expected) and (value != 0 or str(value) == str(expected))
 
 

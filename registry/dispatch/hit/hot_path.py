@@ -11,15 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
 from ...arguments.schema import Parameter
 from ...contract import Op, Packed
 from ...generated_code import OWN, function
-from ..torch_side.torch_private import dispatch_modes, forward_level
-from .free import same_zero
 from .packed_form import users_parameters
+from .written_hit import HIT_NAMES, hit_lines
 
 
 class _Missing:
@@ -71,17 +69,17 @@ class Around:
 def hot_path(op: Op, around: Around) -> HotPath:
     """The functions for ``op``."""
     parameters = op.parsed.parameters
-    if op.parsed.has_lists or not all(_usable(parameter.name) for parameter in parameters):
+    if not all(_usable(parameter.name) for parameter in parameters):
         return _generic(around, lambda *args, **attributes: around.slow(args, attributes))
     known = _names(around)
     slow = f"$slow(*{_given(parameters, False)})"
-    flat = _made(op, "flat", _signature(parameters, False), _hit(parameters, parameters, slow), known)
+    flat = _made(op, "flat", _signature(parameters, False), hit_lines(parameters, parameters, slow), known)
     if op.flatten is not None:
         return _generic(around, flat) if op.packed is None else _packed(op, op.packed, around, flat)
     again = _given(parameters, True)
     body = [f"if $tracing(): return $traced(*{again})", f"if $more or $unknown: return $slow(*{again})"]
-    call = _made(op, "call", _signature(parameters, True), [*body, *_hit(parameters, parameters, slow)], known)
-    body = [*_taking(parameters), *_hit(parameters, parameters, "$slow($args, $attributes)")]
+    call = _made(op, "call", _signature(parameters, True), [*body, *hit_lines(parameters, parameters, slow)], known)
+    body = [*_taking(parameters), *hit_lines(parameters, parameters, "$slow($args, $attributes)")]
     return HotPath(call, _made(op, "taken", "$args, $attributes", body, known), flat)
 
 
@@ -90,13 +88,13 @@ def _packed(op: Op, packed: Packed, around: Around, flat: Callable[..., Any]) ->
     mine = users_parameters(op, packed)
     known = {**_names(around), "Packed": packed.kind}
     # a packed object has refused nested tensors when it was made
-    hit = _hit(op.parsed.parameters, mine, "$generic($args, $attributes)")
+    hit = hit_lines(op.parsed.parameters, mine, "$generic($args, $attributes)")
     body = [*_taking(mine), *_unpacking(packed), *hit]
     known["taken"] = taken = _made(op, "taken", "$args, $attributes", body, known)
     body = [f"$args, $attributes = {_given(mine, True)}", "if $tracing(): return $traced($args, $attributes)"]
     body = ["if $tracing() or $more or $unknown:", *(f"    {line}" for line in body)]
     body += ["    return $generic($args, $attributes)", *_unpacking(packed, _given(mine, False))]
-    hit = _hit(op.parsed.parameters, mine, f"$generic(*{_given(mine, False)})")
+    hit = hit_lines(op.parsed.parameters, mine, f"$generic(*{_given(mine, False)})")
     return HotPath(_made(op, "call", _signature(mine, True), [*body, *hit], known), taken, flat)
 
 
@@ -117,10 +115,8 @@ def _names(around: Around) -> dict[str, Any]:
     """What the written functions reach for, without ``generated_code.OWN``."""
     return {
         "MISSING": MISSING,
+        **HIT_NAMES,
         "given": given,
-        "modes": dispatch_modes,
-        "forward": forward_level,
-        "is_grad_enabled": is_grad_enabled,
         "tracing": is_dynamo_compiling,
         "table": around.table,
         "forcing": around.watchers[0],
@@ -129,16 +125,7 @@ def _names(around: Around) -> dict[str, Any]:
         "generic": around.generic,
         "traced": around.traced,
         "may_retry": around.may_retry,
-        "same_zero": same_zero,
-        **_BUILTINS,
     }
-
-
-_BUILTINS: Mapping[str, Any] = {
-    one.__name__: one
-    for one in (type, len, int, float, str, Exception, AttributeError, TypeError, RuntimeError, ValueError)
-}
-"""By names of the text's own: a schema may have a parameter named ``type`` or ``len``."""
 
 
 def given(
@@ -204,80 +191,11 @@ def _default(parameter: Parameter) -> str:
     return "$MISSING" if parameter.required else f"$default_{parameter.name}"
 
 
-def _hit(parameters: Sequence[Parameter], nestable: Sequence[Parameter], otherwise: str) -> list[str]:
-    """Lines that answer from the table, else return ``otherwise``. ``nestable``: who may be given a nested tensor."""
-    entry = f"$check, ({_expected(parameters)}), $grad, $run, $hit, $resolved"
-    same = _same(parameters)
-    # torch's guard ends the process when it is given a nested tensor
-    nested = " or ".join(_nested(parameter) for parameter in nestable if parameter.kind == "Tensor") or "True"
-    names = [parameter.name for parameter in parameters]
-    return [
-        "if not $modes() and $forward._current_level < 0 and not $forcing.active and not $recorder.active:",
-        "    $now = $table.now",
-        f"    {entry} = $now.recent",
-        "    try:",
-        f"        if {nested}:",
-        "            $same = False",
-        f"        elif not ($same := {same}):",
-        f"            for $entry in $now.shapes.get({[*names, '$MISSING'][0]}.shape, ()):",
-        f"                {entry} = $entry",
-        f"                if {same}:",
-        "                    $now.recent = $entry",
-        "                    $same = True",
-        "                    break",
-        # what is no tensor has neither attribute, and what torch.fx traces with raises ValueError when it is compared
-        "    except ($AttributeError, $TypeError, $RuntimeError, $ValueError):",
-        "        $same = False",
-        "    if $same:",
-        "        try:",
-        f"            $outputs = $run({', '.join(names)})",
-        "        except $Exception as $fault:",
-        "            if not $may_retry($fault, $grad, $resolved): raise",
-        "        else:",
-        "            $hit()",
-        "            return $outputs",
-        f"return {otherwise}",
-    ]
-
-
-def _same(parameters: Sequence[Parameter]) -> str:
-    """Whether the entry at hand answers."""
-    tensors = ", ".join(parameter.name for parameter in parameters if parameter.kind == "Tensor")
-    others = [_SAME[parameter.kind].format(parameter.name) for parameter in parameters if parameter.kind != "Tensor"]
-    return " and ".join([f"$check({tensors})", *others, "($grad is None or $grad is $is_grad_enabled())"])
-
-
 def _given(parameters: Sequence[Parameter], open_ended: bool) -> str:
     names = tuple(parameter.name for parameter in parameters)
     positional = sum(not parameter.keyword_only for parameter in parameters)
     values = "".join(f"{name}, " for name in names)
     return f"$given({names!r}, {positional}, ({values}), {'$more, $unknown' if open_ended else '(), {}'})"
-
-
-def _expected(parameters: Sequence[Parameter]) -> str:
-    return "".join(f"$was_{parameter.name}, " for parameter in parameters if parameter.kind != "Tensor")
-
-
-def _nested(parameter: Parameter) -> str:
-    nested = f"{parameter.name}.is_nested"
-    return f"{parameter.name} is not None and {nested}" if parameter.optional else nested
-
-
-_SAME: Mapping[str, str] = {
-    "int": "({0} is $was_{0} or ($type({0}) is $int and {0} == $was_{0}))",
-    "bool": "{0} is $was_{0}",
-    "str": "({0} is $was_{0} or ($type({0}) is $str and {0} == $was_{0}))",
-    "Scalar": (
-        "({0} is $was_{0} or ($type({0}) is $type($was_{0}) and {0} == $was_{0}"
-        " and ({0} or $same_zero({0}, $was_{0}))))"
-    ),
-    # 0.0 equals -0.0, but a kernel may have been compiled for one of them
-    "float": "({0} is $was_{0} or ($type({0}) is $float and {0} == $was_{0} and ({0} or $same_zero({0}, $was_{0}))))",
-}
-"""When a value may take the place of the one that was resolved; most calls pass the very constant of a source line.
-
-What was resolved for any value has a ``Free`` there, which equals each.
-"""
 
 
 def _made(op: Op, name: str, signature: str, body: Sequence[str], known: Mapping[str, Any]) -> Callable[..., Any]:

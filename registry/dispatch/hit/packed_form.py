@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
-from ...arguments.schema import Parameter
+from ...arguments.schema import Parameter, by_name
 from ...contract import Op, Packed
 from ...errors import ArgumentTypeError
 
@@ -34,18 +35,7 @@ def check_form(op: Op, args: Sequence[Any], attributes: Mapping[str, Any]) -> No
     in_parts = len(args) > len(mine) or any(name in op.packed.parts for name in attributes)
     if in_parts and not any(isinstance(value, op.packed.kind) for value in given):
         return
-    positional = [parameter.name for parameter in mine if not parameter.keyword_only]
-    if len(args) > len(positional):
-        _refuse(op, mine, f"{len(args)} positional arguments given, at most {len(positional)} expected")
-    known = {parameter.name for parameter in mine}
-    for name in attributes:
-        if name in positional[: len(args)]:
-            _refuse(op, mine, f"{name} was given twice")
-        if name not in known:
-            _refuse(op, mine, f"no argument {name!r}")
-    there = {*positional[: len(args)], *attributes}
-    if missing := [parameter.name for parameter in mine if parameter.required and parameter.name not in there]:
-        _refuse(op, mine, f"missing {', '.join(missing)}")
+    by_name(mine, args, attributes, partial(_refuse, op, mine))
 
 
 def _refuse(op: Op, mine: Sequence[Parameter], message: str) -> NoReturn:

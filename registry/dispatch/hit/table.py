@@ -1,4 +1,4 @@
-"""The hot path's table: shape of a call's first tensor -> a short list of entries. Bounded."""
+"""The hot path's table: the shape of one of a call's tensors -> a short list of entries. Bounded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
+from ...forking import renewed_in_child
 from ..torch_side.torch_private import Check
 from .free import same
 
@@ -20,8 +21,8 @@ MOST_ENTRIES = 32
 class Entry(NamedTuple):
     """``run(*values)`` answers a call, all of whose values are given in the schema's order.
 
-    check     called with the values of the schema's Tensor parameters; see ``guards.matcher``
-    plain     values that the other ones must equal, as ``free.same`` says; a ``Free`` where any of a kind will do
+    check     called with the call's tensors, see ``CallParts.tensors`` and ``guards.matcher``
+    plain     values that ``CallParts.compared`` must equal, as ``free.same`` says; ``Free`` where any of a kind will do
     grad      the grad mode in which it holds, None for both
     hit       counts an answer
     resolved  for explain
@@ -43,11 +44,11 @@ def _never(*_values: Any) -> bool:
     return False
 
 
-class Entries:
+class TableEntries:
     """What is known between two clears; a call that began before a clear goes on with the old one.
 
     recent  the entry of the latest hit: most calls are like the call before, and a guard costs less than a look-up
-    shapes  entries by the first tensor's shape
+    shapes  entries by ``CallParts.shape``
 
     They are plain tuples, for the hot path to take apart.
     """
@@ -62,7 +63,7 @@ class Entries:
 class Table:
     """Entries of one op. Read without a lock: what readers see are immutable tuples in plain dicts.
 
-    ``plain``: how many of the schema's parameters are no tensors.
+    ``plain``: how many values of a call are compared, see ``CallParts.compared``.
     """
 
     def __init__(
@@ -71,13 +72,13 @@ class Table:
         most_shapes: int = MOST_SHAPES,
         most_entries: int = MOST_ENTRIES,
     ) -> None:
-        self.now = Entries(plain)
+        self.now = TableEntries(plain)
         self.generation = 0
         self._plain = plain
         self._order: deque[Hashable] = deque()
         self._most_shapes = most_shapes
         self._most_entries = most_entries
-        self._lock = threading.Lock()
+        self._lock = renewed_in_child(self, "_lock", threading.Lock)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -101,8 +102,9 @@ class Table:
         """The entry that holds for a call, as the hot path would find it; ``tensors`` must not be nested ones."""
         for entry in map(Entry._make, self.now.shapes.get(shape, ())):
             if (
-                entry.check(*tensors)
-                and all(map(same, plain, entry.plain))
+                # a guard of another number of tensors raises
+                all(map(same, plain, entry.plain))
+                and entry.check(*tensors)
                 and (entry.grad is None or entry.grad is grad_enabled)
             ):
                 return entry
@@ -112,9 +114,5 @@ class Table:
         """Forget everything, also what is being resolved at the moment."""
         with self._lock:
             self.generation += 1
-            self.now = Entries(self._plain)
+            self.now = TableEntries(self._plain)
             self._order.clear()
-
-    def renew_locks(self) -> None:
-        """In a forked child."""
-        self._lock = threading.Lock()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from ...problem import Arguments, Problem, TensorSpec
 from ...space import Config, config_key
 from .prepared import PreparedTensors
 from .sizeless import SizelessRuns
-from .written_plan import written_call
+from .written_plan import resized_call, written_call
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class Plan:
     artifacts: tuple[Artifact, ...]
     run: Run
     prepared: PreparedTensors
+    read: frozenset[str] = frozenset()
+    """Names of the attributes that binding the run looked at."""
 
     def __call__(self, *values: Any) -> Any:
         return self.call(*values)
@@ -67,15 +69,39 @@ class Plan:
     def call(self) -> Callable[..., Any]:
         """The leanest function that allocates, runs and returns, for this signature. Written when first asked for."""
         signature, implementation = self.signature, self.candidate.implementation
+        # an op that only mutates has no outputs
+        tensors = (*signature.outputs.values(), *signature.arguments.tensors.values())
         return written_call(
             len(signature.arguments.all),
-            _device_of(signature),
+            tensors[0].device,
             self.run,
             tuple(signature.outputs.values()),
             tuple(signature.scratch.values()),
             self.prepared.hit(signature.arguments) if self.prepared else None,
             returns_outputs=implementation.returns_outputs,
+            refuse_ignored=partial(refuse_ignored, implementation),
         )
+
+    def resized(self, problem: Problem, arguments: Arguments, device: Device, sizeless: SizelessRuns) -> Plan | None:
+        """The candidate's plan for another size of arguments of the same kinds.
+
+        None where something would have to be compiled, loaded or prepared for it.
+        """
+        own, candidate = self.signature, self.candidate
+        if not self.prepared.serve(problem, arguments, own.arguments):
+            return None
+        outputs = self.op.new_output_specs(arguments, device.torch)
+        scratch = _scratch(candidate, problem, device)
+        signature = Signature(arguments, outputs, scratch, own.prepared)
+        draft = Draft(self.op, candidate, problem, device, signature, self.prepared)
+        plan = draft.planned(self.run) if sizeless.serves(self, draft) else draft.from_memory(sizeless)
+        if plan is None:
+            return None
+        made = outputs.values(), scratch.values()
+        call = resized_call(self.call, (self.run, plan.run), (own.outputs.values(), own.scratch.values()), made)
+        if call is not None:
+            plan.__dict__["call"] = call
+        return plan
 
     def allocate(self) -> Tensors:
         """Uninitialised outputs as the op's fake says."""
@@ -90,9 +116,19 @@ class Plan:
         """Run once and return what holds the result. Raises InvalidDefinitionError for a result that is ignored."""
         returned = self.run(outputs, arguments, scratch)
         if self.candidate.implementation.returns_outputs:
-            return as_tuple(returned)
+            return self.returned(returned)
         refuse_ignored(self.candidate.implementation, returned, (*outputs, *arguments, *scratch))
         return outputs
+
+    def returned(self, given: Any) -> Tensors:
+        """The outputs that a run of a ``returns_outputs`` implementation returned. Raises for None in their place."""
+        if given is None and self.signature.outputs:
+            implementation = self.candidate.implementation
+            raise InvalidDefinitionError(
+                f"{implementation.name}: run returned None{at_method(implementation, 'bind')}: return the outputs, or"
+                " write into those that run is given and say returns_outputs = False"
+            )
+        return as_tuple(given)
 
 
 def refuse_ignored(implementation: Implementation, returned: Any, given: tuple[Any, ...]) -> None:
@@ -100,6 +136,8 @@ def refuse_ignored(implementation: Implementation, returned: Any, given: tuple[A
 
     What shares memory with a tensor that the run was given, as ``torch.add(x, y, out=z)`` returns ``z``, is allowed.
     """
+    if any(returned is one for one in given):
+        return
     tensors = [
         value for value in (returned if isinstance(returned, tuple | list) else (returned,)) if _is_tensor(value)
     ]
@@ -114,11 +152,6 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() > 0
 
 
-def _device_of(signature: Signature) -> torch.device:
-    """Where its tensors are; an op that only mutates has no outputs."""
-    return next(spec.device for spec in (*signature.outputs.values(), *signature.arguments.tensors.values()))
-
-
 @dataclass(frozen=True)
 class Draft:
     """A candidate with the signature that its plan for a problem will have: all but the run."""
@@ -131,31 +164,12 @@ class Draft:
     prepared: PreparedTensors
 
     @classmethod
-    def of(
-        cls,
-        op: Op,
-        candidate: Candidate,
-        problem: Problem,
-        arguments: Arguments,
-        device: Device,
-        like: Plan | None = None,
-    ) -> Draft:
-        """The draft with specs of all that the candidate's launches may name.
-
-        ``like``: a plan of the candidate for another size, with which prepared tensors are shared.
-        """
-        implementation, config = candidate.implementation, candidate.config
-        if like is not None and like.prepared.serve(problem, arguments, like.signature.arguments):
-            prepared, specs = like.prepared, like.signature.prepared
-        else:
-            prepared = PreparedTensors(op, implementation, problem, config)
-            specs = prepared.specs(arguments)
-        scratch = {
-            name: TensorSpec(spec.shape, spec.dtype, spec.strides, device.torch)
-            for name, spec in implementation.scratch(problem, config, device).items()
-        }
+    def of(cls, op: Op, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device) -> Draft:
+        """The draft with specs of all that the candidate's launches may name."""
+        prepared = PreparedTensors(op, candidate.implementation, problem, candidate.config)
         outputs = op.output_specs(arguments, device.torch)
-        signature = Signature(arguments, outputs, scratch, specs)
+        scratch = _scratch(candidate, problem, device)
+        signature = Signature(arguments, outputs, scratch, prepared.specs(arguments))
         return cls(op, candidate, problem, device, signature, prepared)
 
     def variants(self) -> tuple[Variant, ...]:
@@ -166,19 +180,19 @@ class Draft:
         """The plan of what was bound before, for another size, where that is in memory. Compiles and loads nothing."""
         implementation, config = self.candidate.implementation, self.candidate.config
         if implementation.any_size:
-            run = sizeless.get(implementation, config, self.problem, self.signature, self.device)
+            run = sizeless.get(self)
         elif binds_loaded(type(implementation)):
             run = implementation.bind_loaded(self.problem, config, self.device, self.signature)
         else:
             run = None
-        return None if run is None else self._plan(run)
+        return None if run is None else self.planned(run)
 
     def untuned(self) -> Plan | None:
         """The plan of a problem that was not tuned itself, if the implementation binds it as one of many."""
         family = tuple(self.problem.dims[name] for name in sorted(self.op.static))
         implementation, config = self.candidate.implementation, self.candidate.config
         run = implementation.bind_untuned(self.problem, config, self.device, self.signature, family)
-        return None if run is None else self._plan(run)
+        return None if run is None else self.planned(run)
 
     def compiled(self, artifacts: Mapping[str, Artifact], sizeless: SizelessRuns | None = None) -> Plan:
         """The plan with a run that is bound now; what is not in ``artifacts`` (by variant key) is compiled.
@@ -190,13 +204,25 @@ class Draft:
             artifacts.get(variant.key) or implementation.compile(variant, self.device.target)
             for variant in self.variants()
         )
-        run = implementation.bind(self.problem, config, self.device, Built(self.signature, built))
-        if implementation.any_size and sizeless is not None:
-            sizeless.put(implementation, config, self.problem, self.signature, self.device, run)
-        return self._plan(run, built)
 
-    def _plan(self, run: Run, artifacts: tuple[Artifact, ...] = ()) -> Plan:
-        return Plan(self.op, self.candidate, self.problem, self.signature, artifacts, run, self.prepared)
+        def bound() -> Run:
+            return implementation.bind(self.problem, config, self.device, Built(self.signature, built))
+
+        # what the problem alone looked at is in its dimensions, which are compared as such
+        run, read = self.signature.arguments.read_by(bound)
+        plan = self.planned(run, built, read)
+        if implementation.any_size and sizeless is not None:
+            sizeless.put(self, plan)
+        return plan
+
+    def planned(self, run: Run, artifacts: tuple[Artifact, ...] = (), read: frozenset[str] = frozenset()) -> Plan:
+        """The plan with a run that is bound; ``read``: the attributes that binding looked at."""
+        return Plan(self.op, self.candidate, self.problem, self.signature, artifacts, run, self.prepared, read)
+
+
+def _scratch(candidate: Candidate, problem: Problem, device: Device) -> dict[str, TensorSpec]:
+    found = candidate.implementation.scratch(problem, candidate.config, device)
+    return {name: TensorSpec(spec.shape, spec.dtype, spec.strides, device.torch) for name, spec in found.items()}
 
 
 def build(

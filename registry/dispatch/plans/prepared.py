@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from ...arguments.lists import Lengths, grouped, one_by_one
 from ...contract import Op
 from ...errors import ArgumentTypeError, InvalidDefinitionError, NotReadyError, UnknownNameError
 from ...implementation import Implementation
@@ -17,12 +16,10 @@ from ...problem import Arguments, Problem, TensorSpec, canonical_json
 from ...space import Config, config_key
 from ..torch_side.torch_private import stream_capturing, unseen_by_modes
 from .own_thread import made_apart
-from .prepared_cache import Entry, Place, PreparedCache, Versions
+from .prepared_cache import Place, PreparedCache, PreparedEntry, Versions
 from .prepared_hit import Hit, Sources, hit, unremembered
 
 _CACHE = PreparedCache()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_CACHE.after_fork)
 
 
 def prepared_bytes() -> int:
@@ -42,7 +39,7 @@ def weights_changed(*weights: torch.Tensor | PackedWeight) -> int:
     through ``.data``, NumPy or DLPack, a copy into its storage, and what runs under FSDP's unsafe preservation of
     version counters. A CUDA graph that was captured with a prepared form reads the new one from its next replay on.
     A tensor is found by its storage, so that any view of a weight stands for it; one that nothing was prepared of
-    counts 0. Call it on the stream that the weights were written on. Raises NotReadyError during a capture, and
+    lengths 0. Call it on the stream that the weights were written on. Raises NotReadyError during a capture, and
     ArgumentTypeError for what is neither a tensor nor a PackedWeight.
     """
     tensors = [tensor for weight in weights for tensor in _tensors_of(weight)]
@@ -52,14 +49,14 @@ def weights_changed(*weights: torch.Tensor | PackedWeight) -> int:
         return sum(_CACHE.remake(entry) for entry in _CACHE.made_of(tensors))
 
 
-def _tensors_of(weight: Any) -> list[torch.Tensor]:
+def _tensors_of(weight: Any) -> tuple[torch.Tensor, ...]:
     if isinstance(weight, PackedWeight):
-        return [tensor for tensor in (weight.qweight, weight.scales, weight.zeros) if tensor is not None]
+        return weight.tensors
     if not isinstance(weight, torch.Tensor):
         raise ArgumentTypeError(
             f"weights_changed: got {weight!r:.80}", hint="expected tensors, e.g. weights_changed(*module.parameters())"
         )
-    return [weight]
+    return (weight,)
 
 
 class PreparedTensors:
@@ -95,18 +92,21 @@ class PreparedTensors:
 
     def serve(self, problem: Problem, arguments: Arguments, own: Arguments) -> bool:
         """Whether these serve a problem of another size, too; ``own`` are the arguments that they were made for."""
-        if self._implementation.prepared(problem, self._config) != self._wanted:
+        wanted = self._wanted
+        if self._implementation.prepared(problem, self._config) != wanted:
             return False
-        return all(arguments[source] == own.all[source] for sources in self._wanted.values() for source in sources)
+        return not wanted or all(
+            arguments[source] == own.all[source] for sources in wanted.values() for source in sources
+        )
 
     def specs(self, arguments: Arguments) -> dict[str, TensorSpec]:
         """Specs of the prepared tensors, found by preparing meta tensors."""
         meta = torch.device("meta")
         specs = {}
         for name, sources in self._wanted.items():
-            given, counts = _flat(tuple(arguments[source] for source in sources))
+            given, lengths = one_by_one(tuple(arguments[source] for source in sources))
             metas = tuple(value.empty(meta) if isinstance(value, TensorSpec) else value for value in given)
-            made = self._implementation.prepare(name, _grouped(metas, counts), self._problem, self._config)
+            made = self._implementation.prepare(name, grouped(metas, lengths), self._problem, self._config)
             device = next(iter(arguments.tensors.values())).device
             specs[name] = TensorSpec(tuple(made.shape), made.dtype, tuple(made.stride()), device)
         return specs
@@ -136,7 +136,7 @@ class PreparedTensors:
         """Bytes that are held for these values now."""
         total = 0
         for name, places in self._places.items():
-            sources, _ = _flat(tuple(values[place] for place in places))
+            sources, _ = one_by_one(tuple(values[place] for place in places))
             if not any(isinstance(source, torch.Tensor) and source.is_inference() for source in sources):
                 found = _CACHE.find(*self._identity(name, sources)[:2])
                 total += 0 if found is None else found.nbytes
@@ -147,11 +147,11 @@ class PreparedTensors:
         known = tuple(_memory(source) if isinstance(source, torch.Tensor) else source for source in sources)
         return (*self._key, name, known), tuple(source._version for source in tensors), tensors
 
-    def _entries(self, values: tuple[Any, ...]) -> list[Entry]:
+    def _entries(self, values: tuple[Any, ...]) -> list[PreparedEntry]:
         wanted = {name: tuple(values[place] for place in places) for name, places in self._places.items()}
-        return [self._entry(name, *_flat(sources)) for name, sources in wanted.items()]
+        return [self._entry(name, *one_by_one(sources)) for name, sources in wanted.items()]
 
-    def _entry(self, name: str, sources: tuple[Any, ...], counts: tuple[int | None, ...]) -> Entry:
+    def _entry(self, name: str, sources: tuple[Any, ...], lengths: Lengths) -> PreparedEntry:
         try:
             place, versions, tensors = self._identity(name, sources)
         except RuntimeError:
@@ -164,7 +164,7 @@ class PreparedTensors:
             ) from None
         found, capturing = _CACHE.find(place, versions), _capturing(tensors[0])
         if found is None:
-            found = self._make(name, place, sources, counts, tensors[0], versions)
+            found = self._make(name, place, sources, lengths, tensors[0], versions)
         elif capturing and not found.captured:
             _CACHE.pin(place, found, tensors)
         if not capturing:
@@ -176,10 +176,10 @@ class PreparedTensors:
         name: str,
         place: Place,
         sources: tuple[Any, ...],
-        counts: tuple[int | None, ...],
+        lengths: Lengths,
         first: torch.Tensor,
         versions: Versions,
-    ) -> Entry:
+    ) -> PreparedEntry:
         if _capturing(first):
             raise NotReadyError(
                 f"{self._implementation.name}: {name} is not prepared yet, and a CUDA stream is capturing",
@@ -188,7 +188,7 @@ class PreparedTensors:
         implementation, problem, config = self._implementation, self._problem, self._config
 
         def make(given: tuple[Any, ...]) -> torch.Tensor:
-            return implementation.prepare(name, _grouped(given, counts), problem, config)
+            return implementation.prepare(name, grouped(given, lengths), problem, config)
 
         # a tensor of inference mode could neither be refilled nor used outside of it
         with unseen_by_modes():
@@ -212,19 +212,6 @@ def _check_sources(op: Op, implementation: Implementation, wanted: Mapping[str, 
                     hint=f"compute it at each call, in scratch; or add {source!r} to Op.weights if calls hand over one"
                     " tensor again and again",
                 )
-
-
-def _flat(sources: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[int | None, ...]]:
-    """Sources with the tensors of a list one by one, and for each source the length of its list, None for no list."""
-    counts = tuple(len(source) if isinstance(source, tuple) else None for source in sources)
-    each = (source if isinstance(source, tuple) else (source,) for source in sources)
-    return tuple(value for some in each for value in some), counts
-
-
-def _grouped(given: tuple[Any, ...], counts: tuple[int | None, ...]) -> tuple[Any, ...]:
-    """The sources that ``_flat`` made ``given`` and ``counts`` of."""
-    values = iter(given)
-    return tuple(next(values) if count is None else tuple(itertools.islice(values, count)) for count in counts)
 
 
 def _capturing(tensor: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ...backends.cuda_stream import current_stream
+from ...forking import renewed_in_child
 from .own_thread import made_apart
 from .source_tensor import SourceTensor
 
@@ -28,7 +29,7 @@ Make = Callable[[tuple[Any, ...]], torch.Tensor]
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class PreparedEntry:
     """One prepared tensor. ``tensor`` holds for ``versions``; None while it is being refilled, or if it is not kept.
 
     sources   what ``make`` takes; tensors are held weakly
@@ -100,25 +101,22 @@ class PreparedCache:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._depth = 0
-        self._burying = False
-        self._entries: dict[Place, Entry] = {}
+        self._lock = renewed_in_child(self, "_lock", threading.RLock)
+        # in a forked child no other thread is changing entries any more
+        self._depth = renewed_in_child(self, "_depth", int)
+        self._burying = renewed_in_child(self, "_burying", bool)
+        self._entries: dict[Place, PreparedEntry] = {}
         self._places: dict[int, set[Place]] = {}
         self.dead: deque[int] = deque()
         """Ids of storages that have died and whose entries are not dropped yet."""
         self._records: weakref.WeakValueDictionary[int, Records] = weakref.WeakValueDictionary()
-
-    def after_fork(self) -> None:
-        """In a child: another thread of the parent may have held the lock."""
-        self._lock, self._depth, self._burying = threading.RLock(), 0, False
 
     def follow(self, records: Records) -> None:
         """Empty ``records`` whenever entries are dropped. They are held weakly."""
         with self._held():
             self._records[id(records)] = records
 
-    def find(self, place: Place, versions: Versions) -> Entry | None:
+    def find(self, place: Place, versions: Versions) -> PreparedEntry | None:
         """The entry of that place, if it holds for those versions."""
         # a storage's id is free for another one as soon as it stands in here, so that no look may come before
         if self.dead:
@@ -127,7 +125,9 @@ class PreparedCache:
                     return None
         return self._holding(place, versions)
 
-    def put(self, place: Place, make: Make, made: torch.Tensor, sources: tuple[Any, ...], versions: Versions) -> Entry:
+    def put(
+        self, place: Place, make: Make, made: torch.Tensor, sources: tuple[Any, ...], versions: Versions
+    ) -> PreparedEntry:
         """Keep what ``make`` made of ``sources``, or return what another thread has kept meanwhile.
 
         Nothing is kept from within ``_bury``.
@@ -135,16 +135,16 @@ class PreparedCache:
         made = _no_view(made, sources)
         with self._held():
             if not self._bury():
-                return Entry(make, made)
+                return PreparedEntry(make, made)
             found = self._holding(place, versions)
             if found is not None:
                 return found
-            entry = self._entries.get(place) or Entry(make, made, tuple(map(SourceTensor.of, sources)))
+            entry = self._entries.get(place) or PreparedEntry(make, made, tuple(map(SourceTensor.of, sources)))
             entry.renew(made, versions)
             self._hold(place, entry, _tensors(sources))
             return entry
 
-    def made_of(self, tensors: Iterable[torch.Tensor]) -> list[Entry]:
+    def made_of(self, tensors: Iterable[torch.Tensor]) -> list[PreparedEntry]:
         """The entries that were made from the storages of ``tensors``, each once."""
         with self._held():
             self._bury()
@@ -152,7 +152,7 @@ class PreparedCache:
             found = dict.fromkeys(place for some in places for place in some)
             return [self._entries[place] for place in found if place in self._entries]
 
-    def remake(self, entry: Entry) -> bool:
+    def remake(self, entry: PreparedEntry) -> bool:
         """Make an entry's tensor from its sources as they are now, in its memory; False when a source was freed.
 
         It goes on holding for the versions that it held for: these are what a change would have moved, had torch
@@ -169,7 +169,7 @@ class PreparedCache:
                     return True
         return False
 
-    def pin(self, place: Place, entry: Entry, sources: tuple[torch.Tensor, ...]) -> None:
+    def pin(self, place: Place, entry: PreparedEntry, sources: tuple[torch.Tensor, ...]) -> None:
         """A graph is being captured with the entry's tensor: let it live as long as its sources, whatever happens."""
         with self._held():
             entry.captured = True
@@ -196,11 +196,11 @@ class PreparedCache:
             self._bury()
             return sum(entry.nbytes for entry in list(self._entries.values()))
 
-    def _holding(self, place: Place, versions: Versions) -> Entry | None:
+    def _holding(self, place: Place, versions: Versions) -> PreparedEntry | None:
         entry = self._entries.get(place)
         return entry if entry is not None and entry.versions == versions else None
 
-    def _hold(self, place: Place, entry: Entry, sources: tuple[torch.Tensor, ...]) -> None:
+    def _hold(self, place: Place, entry: PreparedEntry, sources: tuple[torch.Tensor, ...]) -> None:
         for source in sources:
             storage = source.untyped_storage()
             token = id(storage)

@@ -10,7 +10,7 @@ import torch
 
 from ...backends.cuda_stream import current_stream
 from ..torch_side.torch_private import stream_capturing
-from .prepared_cache import Entry, PreparedCache, Records, Versions
+from .prepared_cache import PreparedCache, PreparedEntry, Records, Versions
 
 _MOST_RECORDS = 4096
 """Of one plan: a model has some hundred weights of one shape, read on a few streams."""
@@ -65,7 +65,7 @@ def hit(
     sources: Sources,
     values: int,
     device: torch.device,
-    entries_of: Callable[[tuple[Any, ...]], list[Entry]],
+    entries_of: Callable[[tuple[Any, ...]], list[PreparedEntry]],
 ) -> Hit:
     """What a plan needs at each call: a record is found by the memory of all sources and by the stream.
 
@@ -134,7 +134,7 @@ def _state(sources: Sources, given: tuple[Any, ...], stream: int) -> tuple[tuple
     return (*key, stream), versions
 
 
-def _record(sources: Sources, versions: Versions, entries: Sequence[Entry]) -> tuple[Any, ...] | None:
+def _record(sources: Sources, versions: Versions, entries: Sequence[PreparedEntry]) -> tuple[Any, ...] | None:
     """None where a source has changed since its entry was looked up."""
     of = dict(zip(sources.all_tensors, versions, strict=True))
     record: list[Any] = [versions]

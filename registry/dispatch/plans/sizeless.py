@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ...artifact import Signature
 from ...contract import Op
-from ...device import Device
 from ...implementation import Implementation, Run
-from ...problem import Argument, Arguments, Problem, TensorSpec, exact
-from ...space import Config
+from ...problem import Argument, Arguments, TensorSpec, exact
+
+if TYPE_CHECKING:
+    from .plan import Draft, Plan
 
 MOST_RUNS = 1024
 """Per op; the oldest is dropped and bound again."""
 
 
 class _SizelessRun(NamedTuple):
-    """A run, the arguments that it was bound for, and its implementation, which a key knows by its id."""
+    """A run, the arguments that it was bound for, the attributes that binding looked at, and its implementation.
+
+    The implementation is what a key knows by its id.
+    """
 
     run: Run
     arguments: Arguments
+    read: frozenset[str]
     implementation: Implementation
+
+    def bound_by(self, arguments: Arguments) -> bool:
+        """Whether the run was bound by the attributes that these arguments have. They count as read."""
+        own, given = self.arguments.all, arguments.values
+        for name in self.read:  # noqa: SIM110 - a generator costs as much again
+            if not _same(given[name], own[name]):
+                return False
+        return True
 
 
 class SizelessRuns:
@@ -31,52 +43,46 @@ class SizelessRuns:
         self._dynamic = op.dynamic
         self._most = most
         self._runs: dict[Hashable, _SizelessRun] = {}
+        self._by_run: dict[int, _SizelessRun] = {}
 
-    def get(
-        self, implementation: Implementation, config: Config, problem: Problem, signature: Signature, device: Device
-    ) -> Run | None:
-        """The run that was bound for another size, if it was bound by the attributes that these arguments have.
+    def serves(self, plan: Plan, draft: Draft) -> bool:
+        """Whether a plan's run serves a draft of the same candidate, whose arguments are of the same kinds."""
+        found = self._by_run.get(id(plan.run))
+        if found is None or not found.bound_by(draft.signature.arguments):
+            return False
+        was, dynamic = plan.problem.dims, self._dynamic
+        for name, value in draft.problem.dims.items():
+            if name not in dynamic and not _same(value, was[name]):
+                return False
+        return True
+
+    def get(self, draft: Draft) -> Run | None:
+        """The run that was bound for another size, if it was bound by the attributes that the draft's arguments have.
 
         What it was bound by counts as read of these arguments, too.
         """
-        found = self._runs.get(self._key(implementation, config, problem, signature, device))
-        if found is None:
-            return None
-        for name in found.arguments.read:
-            if exact(signature.arguments.values[name]) != exact(found.arguments.all[name]):
-                return None
-        return found.run
+        found = self._runs.get(self._key(draft))
+        return found.run if found is not None and found.bound_by(draft.signature.arguments) else None
 
-    def put(
-        self,
-        implementation: Implementation,
-        config: Config,
-        problem: Problem,
-        signature: Signature,
-        device: Device,
-        run: Run,
-    ) -> None:
-        """Keep a run that was bound for these arguments."""
-        key = self._key(implementation, config, problem, signature, device)
-        self._runs[key] = _SizelessRun(run, signature.arguments, implementation)
+    def put(self, draft: Draft, plan: Plan) -> None:
+        """Keep the run of a plan that was bound for a draft."""
+        kept = _SizelessRun(plan.run, draft.signature.arguments, plan.read, draft.candidate.implementation)
+        self._runs[self._key(draft)] = self._by_run[id(plan.run)] = kept
         while len(self._runs) > self._most:
-            self._runs.pop(next(iter(list(self._runs))), None)
+            dropped = self._runs.pop(next(iter(list(self._runs))), None)
+            if dropped is not None:
+                self._by_run.pop(id(dropped.run), None)
 
-    def clear(self) -> None:
-        """Drop all runs."""
-        self._runs = {}
-
-    def _key(
-        self, implementation: Implementation, config: Config, problem: Problem, signature: Signature, device: Device
-    ) -> Hashable:
+    def _key(self, draft: Draft) -> Hashable:
+        arguments = draft.signature.arguments
         return (
-            id(implementation),
-            tuple([(name, exact(value)) for name, value in config.items()]),
-            tuple([exact(value) for name, value in problem.dims.items() if name not in self._dynamic]),
-            signature.arguments.gradient,
-            tuple([_kind(value) for value in signature.arguments.all.values()]),
-            device.type,
-            device.index,
+            id(draft.candidate.implementation),
+            tuple([(name, exact(value)) for name, value in draft.candidate.config.items()]),
+            tuple([exact(value) for name, value in draft.problem.dims.items() if name not in self._dynamic]),
+            arguments.gradient,
+            tuple([_kind(value) for value in arguments.all.values()]),
+            draft.device.type,
+            draft.device.index,
         )
 
 
@@ -85,3 +91,7 @@ def _kind(value: Argument) -> Hashable:
     if isinstance(value, TensorSpec):
         return value.dtype, len(value.shape), value.layout, value.alignment
     return tuple(map(_kind, value)) if isinstance(value, tuple) else type(value).__name__
+
+
+def _same(value: Argument, was: Argument) -> bool:
+    return value is was or exact(value) == exact(was)

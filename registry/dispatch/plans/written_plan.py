@@ -5,17 +5,18 @@ The text holds no size: plans of one form are one compiled text with other shape
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ...backends.cuda_stream import current_device, only_gpu
-from ...backends.written_run import Operands, Written, names_of, written_of
+from ...backends.written_run import Operands, Written, written_of
 from ...generated_code import CodeTemplate, template
+from ...implementation import Run
 from ...problem import TensorSpec
-from ..torch_side.torch_private import function_modes, sized_allocator, unseen
+from ..torch_side.torch_private import allocator, function_modes, unseen
 from .prepared_hit import Hit
 
 MOST_TEMPLATES = 4096
@@ -33,52 +34,83 @@ def written_call(
     hit: Hit | None,
     *,
     returns_outputs: bool = False,
+    refuse_ignored: Callable[[Any, tuple[Any, ...]], None] | None = None,
 ) -> Callable[..., Any]:
     """``call(*values)``: allocates, runs and returns the outputs as the op does, all on ``device``.
 
-    The values are named ``a0``, ``a1`` ... in the text.
+    The values are named ``a0``, ``a1`` ... in the text. ``refuse_ignored(returned, given)`` raises for what a run
+    must not return.
     """
     written = None if returns_outputs else written_of(run)
     outputs = () if returns_outputs else outputs
-    form = None if written is None else written.form
-    lines = None if hit is None else tuple(hit.lines)
     others = device.type == "cuda" and not only_gpu()
-    key = (values, device, others, form, len(outputs), len(scratch), lines, returns_outputs)
+    shape = _Shape(values, device, others, len(outputs), len(scratch), returns_outputs)
+    key = shape, None if written is None else written.form, None if hit is None else tuple(hit.lines)
     found = _templates.get(key)
     if found is None:
         while len(_templates) >= MOST_TEMPLATES:
             _templates.pop(next(iter(list(_templates))), None)
-        found = _templates[key] = _template(
-            values, device, others, written, len(outputs), len(scratch), hit, returns_outputs
-        )
-    names: dict[str, Any] = {"run": run} if written is None else names_of(written)
+        found = _templates[key] = _template(shape, written, hit)
+    names: dict[str, Any] = {"run": run} if written is None else written.all_names
     if written is None:
-        names |= {"e_modes": function_modes, "e_unseen": unseen}
+        names |= {"e_modes": function_modes, "e_unseen": unseen, "e_ignored": refuse_ignored}
     if others:
         names |= {"e_current_device": current_device, "e_on": torch.cuda.device, "e_device": device}
     if hit is not None:
         names |= hit.names
     for letter, specs in (("y", outputs), ("t", scratch)):
         for place, spec in enumerate(specs):
-            names[f"make_{letter}{place}"] = sized_allocator(spec.dtype, spec.device)
+            names[f"make_{letter}{place}"] = allocator(spec.dtype, spec.device)
             names[f"shape_{letter}{place}"] = spec.shape
             names[f"strides_{letter}{place}"] = spec.strides
             names[f"dtype_{letter}{place}"] = spec.dtype
     return found.function(names)
 
 
-def _template(
-    values: int,
-    device: torch.device,
-    others: bool,
-    written: Written | None,
-    outputs: int,
-    scratch: int,
-    hit: Hit | None,
-    returns_outputs: bool,
-) -> CodeTemplate:
-    given = [f"a{place}" for place in range(values)]
-    made, held = [f"y{place}" for place in range(outputs)], [f"t{place}" for place in range(scratch)]
+Made = tuple[Collection[TensorSpec], Collection[TensorSpec]]
+"""What a call allocates: outputs, and scratch."""
+
+
+def resized_call(
+    call: Callable[..., Any], runs: tuple[Run, Run], former: Made, made: Made
+) -> Callable[..., Any] | None:
+    """``call``, which was written for the first of two runs, for the second one: other names for the same text.
+
+    ``former`` and ``made`` are what the two calls allocate. None where the text would be another one.
+    """
+    names = dict(call.__globals__)
+    if "run" in names:
+        names["run"] = runs[1]
+    else:
+        was, written = written_of(runs[0]), written_of(runs[1])
+        if was is None or written is None or was.form != written.form:
+            return None
+        names |= written.names
+    for letter, others, specs in zip("yt", former, made, strict=True):
+        if len(others) != len(specs):
+            return None
+        for place, (other, spec) in enumerate(zip(others, specs, strict=True)):
+            if spec.dtype is not other.dtype:
+                return None
+            names[f"shape_{letter}{place}"] = spec.shape
+            names[f"strides_{letter}{place}"] = spec.strides
+    return CodeTemplate(call.__name__, call.__code__).function(names)
+
+
+class _Shape(NamedTuple):
+    """How many tensors and numbers a plan handles, and where; ``others``: another GPU may be the current one."""
+
+    values: int
+    device: torch.device
+    others: bool
+    outputs: int
+    scratch: int
+    returns_outputs: bool
+
+
+def _template(shape: _Shape, written: Written | None, hit: Hit | None) -> CodeTemplate:
+    given = [f"a{place}" for place in range(shape.values)]
+    made, held = [f"y{place}" for place in range(shape.outputs)], [f"t{place}" for place in range(shape.scratch)]
     items = {
         "outputs": (*made,),
         "arguments": (*given, *(hit.prepared if hit is not None else ())),
@@ -88,14 +120,17 @@ def _template(
     operands = Operands({group: _tuple(parts) for group, parts in items.items()}, items, after, on_device=True)
     if hit is not None:
         operands = replace(operands, addresses=hit.addresses, stream=hit.stream)
-    lines = [*(_on_its_device(device, given) if others else []), *([] if written else _unseen(given))]
-    lines += [*(hit.lines if hit is not None else ()), *map(_allocated, (*made, *held))]
+    lines = [*(_on_its_device(shape.device, given) if shape.others else []), *([] if written else _unseen(given))]
+    lines += hit.lines if hit is not None else ()
+    lines += [f"{name} = make_{name}(shape_{name}, strides_{name}, dtype_{name})" for name in (*made, *held)]
     if written is not None:
         lines += [*written.lines(operands), after]
-    elif returns_outputs:
+    elif shape.returns_outputs:
         lines.append(f"return {operands.call('run')}")
     else:
-        lines += [operands.call("run"), after]
+        every = _tuple([name for parts in items.values() for name in parts])
+        ignored = f"if returned is not None and e_ignored is not None: e_ignored(returned, {every})"
+        lines += [f"returned = {operands.call('run')}", ignored, after]
     return template("plan", ", ".join([*given, "/"] if given else []), lines)
 
 
@@ -113,10 +148,6 @@ def _unseen(given: Sequence[str]) -> list[str]:
     What such a mode returns in place of an operation is not in the outputs that the run was given to write to.
     """
     return ["if e_modes():", f"    with e_unseen(): return plan({', '.join(given)})"]
-
-
-def _allocated(name: str) -> str:
-    return f"{name} = make_{name}(shape_{name}, strides_{name}, dtype_{name})"
 
 
 def _returned(made: Sequence[str]) -> str:

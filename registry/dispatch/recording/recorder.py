@@ -32,31 +32,27 @@ class _Recording:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.left_out = 0
-        self._counts: Counter[Hashable] = Counter()
-        self._problems: dict[Hashable, Problem] = {}
-
-    def count(self, key: Hashable, problem: Problem) -> None:
-        """One call more; problems are kept up to a limit."""
-        if key not in self._problems:
-            if len(self._problems) >= recording_file.MOST_PROBLEMS:
-                self.left_out += 1
-                return
-            self._problems[key] = problem
-        self._counts[key] += 1
+        self.clear()
 
     def clear(self) -> None:
         """Start from nothing."""
         self.left_out = 0
-        self._counts.clear()
-        self._problems.clear()
+        self._counts: dict[Hashable, tuple[Problem, int]] = {}
+
+    def count(self, key: Hashable, problem: Problem) -> None:
+        """One call more; problems are kept up to a limit."""
+        _, before = self._counts.get(key, (problem, 0))
+        if before or len(self._counts) < recording_file.MOST_PROBLEMS:
+            self._counts[key] = problem, before + 1
+        else:
+            self.left_out += 1
 
     def save(self) -> None:
         """Add what was counted to the file; a file for nothing is not made."""
         counts: Counter[Problem] = Counter()
-        for key, count in self._counts.items():
-            counts[self._problems[key]] += count
-        counts = Counter({problem: count for problem, count in counts.items() if recording_file.recordable(problem)})
+        for problem, count in self._counts.values():
+            if recording_file.recordable(problem):
+                counts[problem] += count
         if not counts:
             return
         try:
@@ -79,7 +75,6 @@ class Recorder:
         self._recordings: tuple[_Recording, ...] = ()
         self._wanted = environ.get(VARIABLE, "")
         self._whole: _Recording | None = None
-        self._finalizer: Finalize | None = None
         self.active = 1 if self._wanted else 0
         _recorders.add(self)
 
@@ -127,7 +122,7 @@ class Recorder:
             raise type(fault)(f"{VARIABLE}: {fault.message}", hint=fault.hint) from None
         self._recordings += (self._whole,)
         # unlike atexit's, it runs in the children of multiprocessing too
-        self._finalizer = Finalize(None, _save_at_exit, (self._whole,), exitpriority=100)
+        Finalize(None, _save_at_exit, (self._whole,), exitpriority=100)
 
     def in_forked_child(self) -> None:
         """What the parent has counted is the parent's; its threads, and whatever they held, are not here."""
@@ -136,7 +131,7 @@ class Recorder:
             recording.clear()
         # made anew at the first call: multiprocessing drops what was to be done at exit when its child begins
         self._recordings = tuple(one for one in self._recordings if one is not self._whole)
-        self._whole = self._finalizer = None
+        self._whole = None
 
 
 def _save_at_exit(recording: _Recording) -> None:

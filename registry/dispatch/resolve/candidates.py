@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from ...contract import Op, as_tuple
+from ...author_code import where_raised
+from ...contract import Op
 from ...device import Device
 from ...discovery.catalog import Catalog
 from ...errors import NotReadyError, NotTunedError, RegistryError, UnsupportedError
+from ...forking import renewed_in_child
 from ...implementation import Implementation
 from ...problem import Arguments, Problem, TensorSpec
 from ..forcing import Forced
@@ -21,9 +23,10 @@ from ..hit.guards import Condition, aligned, determinism_asked, determinism_not_
 from ..plans.plan import Candidate, Draft, Plan
 from ..plans.sizeless import SizelessRuns
 from .failures import Failures
-from .resolution import Choice, Situation, Step, choices, refusals
+from .questions import refusals
+from .resolution import Choice, Situation, Step, choices
 from .tuning_command import tune_command
-from .winners import OpWinners, Winners
+from .winners import Winners
 
 MOST_PLANS = 8192
 """Per op. Plans are shared by all forms of a call, and by grad and inference mode."""
@@ -58,7 +61,7 @@ class Resolved:
         """What functional code returned must be what the op declares. Raises RegistryError."""
         if self.plan is None or not self.plan.candidate.implementation.returns_outputs:
             return
-        given = as_tuple(outputs)
+        given = self.plan.returned(outputs)
         expected = self.plan.signature.outputs
         if len(given) != len(expected):
             raise RegistryError(f"{self.plan.candidate} returned {len(given)} outputs, expected {len(expected)}")
@@ -111,16 +114,6 @@ class Call:
     place: Hashable
 
 
-class _Standing(NamedTuple):
-    """What situations on one device share, until winners or implementations change."""
-
-    source: Winners
-    winners: OpWinners
-    implementations: tuple[Implementation, ...]
-    standings: dict[int, Implementation | str]
-    sound_defaults: set[Hashable]
-
-
 class Plans:
     """Resolves an op's calls, and remembers the plans."""
 
@@ -131,8 +124,8 @@ class Plans:
         self._winners = winners
         self._plans: dict[Hashable, Resolved] = {}
         self._sizeless = SizelessRuns(op)
-        self._situations: dict[Device, _Standing] = {}
-        self._lock = threading.Lock()
+        self._situations: dict[tuple[str, int], tuple[Winners, Situation]] = {}
+        self._lock = renewed_in_child(self, "_lock", threading.Lock)
 
     @property
     def generation(self) -> int:
@@ -146,11 +139,6 @@ class Plans:
             self._plans = {}
             self._situations = {}
             self._sizeless = SizelessRuns(self.op)
-
-    def renew_locks(self) -> None:
-        """In a forked child."""
-        self._lock = threading.Lock()
-        self.failures.renew_locks()
 
     def remember(self, resolved: Resolved, forced: Forced | None, generation: int) -> None:
         """Keep a plan that ran and was resolved in ``generation``."""
@@ -169,18 +157,23 @@ class Plans:
 
     def situation(self, problem: Problem, device: Device) -> Situation:
         """What resolution decides by; reads the op's winners if they are not in memory yet."""
-        source = self._winners()
-        known = self._situations.get(device)
-        if known is None or known.source is not source:
-            winners = source.of(self.op, device)
-            known = _Standing(source, winners, self._catalog.implementations(self.op.name), {}, set())
-            self._situations[device] = known
-        return Situation(self.op, problem, device, known.implementations, known.winners, *known[3:])
+        source, place = self._winners(), (device.type, device.index)
+        known = self._situations.get(place)
+        if known is None or known[0] is not source:
+            implementations = self.implementations
+            situation = Situation(self.op, problem, device, implementations, source.of(self.op, device))
+            known = self._situations[place] = source, situation
+        return known[1].of(problem)
+
+    @property
+    def implementations(self) -> tuple[Implementation, ...]:
+        """Those of the op that are installed."""
+        return self._catalog.implementations(self.op.name)
 
     def in_memory(self, device: Device) -> bool:
         """Whether a situation on ``device`` is known without reading anything."""
-        known = self._situations.get(device)
-        return known is not None and known.source is self._winners()
+        known = self._situations.get((device.type, device.index))
+        return known is not None and known[0] is self._winners()
 
     def candidates(
         self, call: Call, forced: Forced | None, generation: int, strict: bool = False, loaded_only: bool = False
@@ -250,7 +243,9 @@ class Plans:
         self, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device, like: Plan | None
     ) -> Plan | None:
         """The candidate's plan where nothing has to be compiled or loaded for it. ``like``: for another size."""
-        return Draft.of(self.op, candidate, problem, arguments, device, like).from_memory(self._sizeless)
+        if like is not None and (resized := like.resized(problem, arguments, device, self._sizeless)) is not None:
+            return resized
+        return Draft.of(self.op, candidate, problem, arguments, device).from_memory(self._sizeless)
 
     def _passed_over(self, place: Hashable, candidate: Candidate) -> str:
         if reason := self.failures.reason(place, candidate):
@@ -266,7 +261,8 @@ class Plans:
         if forced is not None:
             if isinstance(fault, RegistryError):
                 raise fault
-            raise UnsupportedError(f"{candidate} failed: {type(fault).__name__}: {fault}") from fault
+            line = where_raised(fault, candidate.implementation)
+            raise UnsupportedError(f"{candidate} failed: {type(fault).__name__}: {fault}{line}") from fault
         if isinstance(fault, NotReadyError):
             return f"{candidate} was not ready: {fault.message}"
         return f"{candidate} was put aside: {self.failures.put(self.op.name, place, candidate, fault, generation)}"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal
 
 from tuning_db import Decision
 
@@ -16,14 +14,12 @@ from ...discovery import answers
 from ...discovery.catalog import Catalog
 from ...errors import RegistryError, UnsupportedError
 from ...implementation import Implementation
-from ...problem import Problem, exact
+from ...problem import Problem
 from ...space import Config
 from ..forcing import Forced
 from ..plans.plan import Candidate
-from ..warning import warn_caller
-from .winners import OpWinners
-
-_Answer = TypeVar("_Answer")
+from .op_winners import Near, OpWinners, Source, Winner, source_of
+from .questions import asked, default_of, preference_of, refusals
 
 Step = Literal["forced", "exact", "nearest", "default", "reference"]
 
@@ -39,7 +35,7 @@ class Choice:
     step: Step
     candidate: Candidate | None
     reason: str
-    decision: Decision | None = None
+    decision: Winner | None = None
     octaves: float = 0.0
     source: str = ""
 
@@ -48,9 +44,8 @@ class Choice:
 class Situation:
     """What resolution decides by.
 
-    Two fields may be shared by situations that differ in the problem alone. ``standings``: of decisions by id, the
-    implementation today or why the decision holds for no size. ``sound_defaults``: default configurations, with their
-    implementations' ids, that were found in their spaces.
+    ``standings`` may be shared by situations that differ in the problem alone: of decisions by id, the implementation
+    today or why the decision holds for no size.
     """
 
     op: Op
@@ -59,7 +54,10 @@ class Situation:
     implementations: tuple[Implementation, ...]
     winners: OpWinners
     standings: dict[int, Implementation | str] = field(default_factory=dict, repr=False, compare=False)
-    sound_defaults: set[Hashable] = field(default_factory=set, repr=False, compare=False)
+
+    def of(self, problem: Problem) -> Situation:
+        """The situation of another problem."""
+        return Situation(self.op, problem, self.device, self.implementations, self.winners, self.standings)
 
     def named(self, name: str) -> Implementation | None:
         """The implementation of that name, if it is installed."""
@@ -111,58 +109,44 @@ def forced_choice(situation: Situation, forced: Forced, misses: list[str]) -> Ch
 
 def exact_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
     """The winner of exactly this problem, if it still holds."""
-    for decision in situation.winners.exact(situation.problem):
+    for decision in situation.winners.exact(situation.op, situation.problem):
         candidate = usable(decision, situation)
         if isinstance(candidate, Candidate):
-            source = situation.winners.source(decision)
-            reason = f"the {_kind(situation, decision)} of exactly this problem"
-            yield Choice("exact", candidate, reason, decision, source=source)
+            yield exact_choice(situation, candidate, decision)
         else:
-            misses.append(f"{_kind(situation, decision)} of exactly this problem: {candidate}")
+            misses.append(f"{shown_exact(situation, decision)}: {candidate}")
 
 
 def nearest_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
-    """Winners of other problems with the same static dimensions, from near to far, each candidate once."""
+    """Winners of other problems with the same static dimensions, from near to far, each candidate once.
+
+    Of an implementation that can run nothing here the nearest winner alone is told.
+    """
     seen: set[str] = set()
-    for near in situation.winners.nearest(situation.op, situation.problem):
-        where = f"{_kind(situation, near.decision)} of {_shown(situation.op, near.decision)}"
-        candidate = usable(near.decision, situation)
+    spent: set[Source] = set()
+    for near in situation.winners.nearest(situation.op, situation.problem, spent):
+        implementation = able(near.decision, situation)
+        if isinstance(implementation, str):
+            spent.add(source_of(near.decision))
+        candidate = usable(near.decision, situation, implementation)
         if isinstance(candidate, str):
-            misses.append(f"{where}: {candidate}")
+            misses.append(f"{shown_near(situation, near.decision)}: {candidate}")
         elif candidate.key not in seen:
             seen.add(candidate.key)
-            source = situation.winners.source(near.decision)
-            yield Choice("nearest", candidate, f"the {where}", near.decision, near.octaves, source)
+            yield nearest_choice(situation, candidate, near)
 
 
-def undoubted_choice(situation: Situation) -> Choice | None:
-    """The first of ``choices`` where nothing speaks against it; None where something is passed over, or raises."""
-    decisions = situation.winners.exact(situation.problem)
-    if decisions:
-        candidate = _undoubted(decisions[0], situation)
-        reason = f"the {_kind(situation, decisions[0])} of exactly this problem"
-        source = situation.winners.source(decisions[0])
-        return None if candidate is None else Choice("exact", candidate, reason, decisions[0], source=source)
-    near = next(situation.winners.nearest(situation.op, situation.problem), None)
-    if near is not None:
-        candidate = _undoubted(near.decision, situation)
-        reason = f"the {_kind(situation, near.decision)} of {_shown(situation.op, near.decision)}"
-        source = situation.winners.source(near.decision)
-        return None if candidate is None else Choice("nearest", candidate, reason, near.decision, near.octaves, source)
-    misses: list[str] = []
-    choice = next(default_choices(situation, misses), None)
-    return None if misses else choice
+def exact_choice(situation: Situation, candidate: Candidate, decision: Winner) -> Choice:
+    """The choice of a decision about exactly this problem."""
+    reason = f"the {shown_exact(situation, decision)}"
+    return Choice("exact", candidate, reason, decision, source=situation.winners.source(decision))
 
 
-def _undoubted(decision: Decision, situation: Situation) -> Candidate | None:
-    """``usable`` without a reason, and without what telling one takes. Raises whatever asking raises."""
-    implementation = situation.standings.get(id(decision))
-    if not isinstance(implementation, Implementation):
-        return None
-    config, problem, device = decision.candidate.config, situation.problem, situation.device
-    if device.type not in implementation.device_types or any(True for _ in implementation.unsupported(problem, device)):
-        return None
-    return None if implementation.space(problem, device).violations(config) else Candidate(implementation, config)
+def nearest_choice(situation: Situation, candidate: Candidate, near: Near) -> Choice:
+    """The choice of a decision about another problem."""
+    reason = f"the {shown_near(situation, near.decision)}"
+    source = situation.winners.source(near.decision)
+    return Choice("nearest", candidate, reason, near.decision, near.octaves, source)
 
 
 def default_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
@@ -178,45 +162,48 @@ def default_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]
         else:
             ranked.append((preference, implementation))
     for preference, implementation in sorted(ranked, key=lambda pair: -pair[0]):
-        config = asked(implementation, "default", partial(_default, implementation, situation))
+        config = default_of(implementation, problem, device)
         if isinstance(config, str):
             misses.append(config)
         else:
-            reason = f"nothing tuned is near; preferred by heuristic ({preference:g})"
-            yield Choice("default", Candidate(implementation, config), reason)
+            yield default_choice(preference, Candidate(implementation, config))
 
 
-def _default(implementation: Implementation, situation: Situation) -> Config:
-    """The default configuration, held against the space when an implementation first names it: a space takes 20 µs."""
-    given = implementation.default(situation.problem, situation.device)
-    if isinstance(given, Mapping):
-        key = id(implementation), tuple([(name, exact(value)) for name, value in given.items()])
-        if key in situation.sound_defaults:
-            return given
-        given = answers.default_config(implementation, situation.problem, situation.device)
-        if len(situation.sound_defaults) >= _MOST_DEFAULTS:
-            situation.sound_defaults.clear()
-        situation.sound_defaults.add(key)
-        return given
-    return answers.default_config(implementation, situation.problem, situation.device)
+def default_choice(preference: float, candidate: Candidate) -> Choice:
+    """The choice of a default candidate."""
+    return Choice("default", candidate, f"nothing tuned is near; preferred by heuristic ({preference:g})")
 
 
-def usable(decision: Decision, situation: Situation) -> Candidate | str:
-    """The decision's candidate as it is today, or why it does not hold here."""
-    implementation = situation.standings.get(id(decision))
-    if implementation is None:
-        implementation = situation.standings[id(decision)] = _standing(decision, situation)
+def usable(
+    decision: Winner, situation: Situation, implementation: Implementation | str | None = None
+) -> Candidate | str:
+    """The decision's candidate as it is today, or why it does not hold here. ``implementation``: as ``able`` says."""
+    implementation = able(decision, situation) if implementation is None else implementation
     if isinstance(implementation, str):
         return implementation
     config = decision.candidate.config
-    reasons = refusals(implementation, situation.problem, situation.device) or violations(
-        implementation, config, situation
-    )
+    reasons = violations(implementation, config, situation)
     return f"{implementation.name}: {'; '.join(reasons)}" if reasons else Candidate(implementation, config)
 
 
-def _standing(decision: Decision, situation: Situation) -> Implementation | str:
+def able(decision: Winner, situation: Situation) -> Implementation | str:
+    """The decision's implementation as it is today, or why no config of it holds here."""
+    implementation = standing_of(decision, situation)
+    if isinstance(implementation, str):
+        return implementation
+    reasons = refusals(implementation, situation.problem, situation.device)
+    return f"{implementation.name}: {'; '.join(reasons)}" if reasons else implementation
+
+
+def standing_of(decision: Winner, situation: Situation) -> Implementation | str:
     """The decision's implementation as it is today, or why the decision holds for no size."""
+    found = situation.standings.get(id(decision))
+    if found is None:
+        found = situation.standings[id(decision)] = _standing(decision, situation)
+    return found
+
+
+def _standing(decision: Winner, situation: Situation) -> Implementation | str:
     name = decision.candidate.implementation
     implementation = situation.named(name)
     if decision.problem.op_version != situation.op.version:
@@ -252,67 +239,18 @@ def violations(implementation: Implementation, config: Config, situation: Situat
     return [found] if isinstance(found, str) else found
 
 
-def refusals(implementation: Implementation, problem: Problem, device: Device) -> list[str]:
-    """Every reason why an implementation cannot run a problem on a device, a fault of asking among them."""
-    reasons = asked(implementation, "unsupported", lambda: list(answers.refusals(implementation, problem, device)))
-    return [reasons] if isinstance(reasons, str) else reasons
+def shown_exact(situation: Situation, decision: Winner) -> str:
+    """What a decision about the problem itself is, for people."""
+    return f"{_kind(situation, decision)} of exactly this problem"
 
 
-def preference_of(implementation: Implementation, problem: Problem, device: Device) -> float | str:
-    """The declared preference of an implementation for a problem, or the fault of asking."""
-    return asked(implementation, "preference", partial(answers.declared_preference, implementation, problem, device))
+def shown_near(situation: Situation, decision: Winner) -> str:
+    """What a decision about another problem is, for people."""
+    op, dims = situation.op, decision.problem.dims
+    told = {*op.dynamic, *op.distributions}
+    where = ", ".join(f"{name}={dims[name]}" for name in dims if name in told)
+    return f"{_kind(situation, decision)} of {where}"
 
 
-def default_of(implementation: Implementation, problem: Problem, device: Device) -> Config | str:
-    """The default configuration of an implementation, or why it has none: no valid one, or the fault of asking."""
-    return asked(implementation, "default", partial(answers.default_config, implementation, problem, device))
-
-
-def asked(implementation: Implementation, question: str, ask: Callable[[], _Answer]) -> _Answer | str:
-    """The answer of an implementation, or the fault of asking it, which is warned of once: it must not stop a call."""
-    try:
-        return ask()
-    except UnsupportedError as refusal:
-        return refusal.message
-    except Exception as fault:
-        text = answers.fault_text(implementation, question, fault)
-    if _first_time(implementation, question):
-        warn_caller(text)
-    return text
-
-
-_MOST_DEFAULTS = 4096
-_MOST_TOLD = 256
-_told: dict[int, tuple[weakref.ref[Implementation], set[str]]] = {}
-
-
-def _first_time(implementation: Implementation, question: str) -> bool:
-    """True if no fault of asking an implementation ``question`` was told yet: every shape brings one, worded anew."""
-    known = _told.get(id(implementation))
-    if known is None or known[0]() is not implementation:
-        if len(_told) >= _MOST_TOLD:
-            _told.clear()
-        known = _told[id(implementation)] = weakref.ref(implementation), set()
-    first = question not in known[1]
-    known[1].add(question)
-    return first
-
-
-def changed_software(decision: Decision, software: Mapping[str, str]) -> list[str]:
-    """What differs: ``torch 2.11.0 then, 2.15.0 now``."""
-    then = decision.environment.software
-    names: Iterable[str] = sorted(then.keys() | software.keys())
-    return [
-        f"{name} {then.get(name) or 'none'} then, {software.get(name) or 'none'} now"
-        for name in names
-        if then.get(name) != software.get(name)
-    ]
-
-
-def _kind(situation: Situation, decision: Decision) -> str:
+def _kind(situation: Situation, decision: Winner) -> str:
     return "shipped winner" if situation.winners.is_shipped(decision) else "winner"
-
-
-def _shown(op: Op, decision: Decision) -> str:
-    dims, told = decision.problem.dims, {*op.dynamic, *op.distributions}
-    return ", ".join(f"{name}={dims[name]}" for name in dims if name in told)

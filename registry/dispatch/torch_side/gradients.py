@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,11 +12,12 @@ import torch
 from torch.autograd.function import FunctionCtx
 from torch.compiler import is_dynamo_compiling
 
+from ...arguments.lists import Lengths, grouped, one_by_one
 from ...arguments.schema import tensors_in
 from ...contract import Op, as_tuple
-from ...errors import UnsupportedError
+from ...errors import InvalidDefinitionError, UnknownNameError, UnsupportedError
 from ..forcing import Forced, Forcing
-from .reference_gradient import reference_gradient
+from .reference_gradient import Gradient, Needed, reference_gradient
 
 PLAIN_TORCH = 'registry.configure(mode="reference") runs plain torch, which has gradients of every order'
 
@@ -35,11 +37,9 @@ class Runs(Protocol):
 
     def flat(self, *args: Any, **attributes: Any) -> Any:
         """Run it on arguments in the schema's own terms."""
-        ...
 
     def traced_flat(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
         """What torch.compile is to see of such a call."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,19 @@ class Gradients:
         """``run`` with its call recorded."""
 
         def recorded(*values: Any) -> Any:
-            return _Recorded.apply(self, run, *values)
+            return _Recorded.apply(self, run, None, *values)
 
-        return recorded
+        def recorded_lists(*values: Any) -> Any:
+            # autograd sees no tensor in a list
+            items, lengths = one_by_one(values)
+            return _Recorded.apply(self, run, lengths, *items)
+
+        return recorded_lists if self.op.parsed.has_lists else recorded
 
     def refusal(self, values: Sequence[Any]) -> UnsupportedError | None:
         """Why autograd cannot record a call with these values, if it cannot."""
         if self.op.backward is None:
             return UnsupportedError(no_backward(self.op.name), hint=NO_BACKWARD_HINT)
-        if lists := [name for name, value in zip(self.op.parsed.names, values, strict=True) if _needed_in_list(value)]:
-            return UnsupportedError(
-                f"{self.op.name}: a tensor of the list {lists[0]} needs a gradient, which only tensors by name get",
-                hint=f"pass detached tensors; {PLAIN_TORCH}",
-            )
         if self.backward is None:
             return None
         computed = self.backward.op.parsed.outputs
@@ -99,7 +99,13 @@ class Gradients:
     def backward(self) -> Runs | None:
         """The backward op; None when the gradient of every input is that of the output, or the reference's."""
         declared = self.op.backward
-        return None if declared is None or declared.op is None else self._find(declared.op)
+        if declared is None or declared.op is None:
+            return None
+        try:
+            return self._find(declared.op)
+        except UnknownNameError as fault:
+            fault.args = (f"{self.op.name}: backward=Backward(...) names an {fault}",)
+            raise
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -108,7 +114,7 @@ class Gradients:
         if declared is not None and declared.by_reference:
             wanted = declared.differentiable_of(schema.outputs)
             silent = tuple(place for place, name in enumerate(schema.outputs) if name not in wanted)
-            return Recipe(tuple((name, place) for place, name in enumerate(schema.names)), silent)
+            return Recipe(tuple((name, place) for place, name in enumerate(schema.names)) if wanted else (), silent)
         if self.backward is None:
             return Recipe((), ())
         needed = self.backward.op.parsed.names
@@ -118,49 +124,75 @@ class Gradients:
         return Recipe(tuple((name, known[name]) for name in needed if name in known), silent)
 
     def of(
-        self, kept: Mapping[str, Any], grads: Sequence[torch.Tensor | None], needed: Sequence[bool]
-    ) -> list[torch.Tensor | None]:
-        """The gradient of every argument, None for one that has none; those that are not ``needed`` may be anything."""
+        self, kept: Mapping[str, Any], grads: Sequence[torch.Tensor | None], needed: Sequence[Needed]
+    ) -> list[Gradient]:
+        """The gradient of every argument, None for one that has none; those that are not ``needed`` may be anything.
+
+        Those of a list are one tensor that holds them one after another, or one tensor each.
+        """
         if self.by_reference:
             return reference_gradient(self.op, [kept[name] for name in self.op.parsed.names], grads, needed)
         if self.backward is None:
-            return [grads[0] if parameter.kind == "Tensor" else None for parameter in self.op.parsed.parameters]
-        schema = self.backward.op.parsed
-        values = {f"need_{name}": need for name, need in zip(self.op.parsed.names, needed, strict=True)}
-        values |= {f"grad_{name}": grad for name, grad in zip(self.op.parsed.outputs, grads, strict=True)} | dict(kept)
+            return [(grads[0],) * len(need) if isinstance(need, tuple) else grads[0] for need in needed]
+        schema, names = self.backward.op.parsed, self.op.parsed.names
+        values = {f"grad_{name}": grad for name, grad in zip(self.op.parsed.outputs, grads, strict=True)} | dict(kept)
+        masks = {f"need_{name}": need for name, need in zip(names, needed, strict=True)}
+        for parameter in schema.parameters:
+            if parameter.name not in values and parameter.name in masks:
+                values[parameter.name] = _mask(masks[parameter.name], parameter.kind)
         args = [values[parameter.name] for parameter in schema.parameters if not parameter.keyword_only]
         named = {parameter.name: values[parameter.name] for parameter in schema.parameters if parameter.keyword_only}
         # compiled autograd traces what a backward does
         tracing = is_dynamo_compiling()
         outputs = self.backward.traced_flat(tuple(args), named) if tracing else self.backward.flat(*args, **named)
         found = dict(zip(schema.outputs, as_tuple(outputs), strict=True))
-        return [found.get(f"grad_{name}") for name in self.op.parsed.names]
+        return [found.get(f"grad_{name}") for name in names]
+
+    def split(self, name: str, gradient: Gradient, shapes: Sequence[torch.Size]) -> tuple[torch.Tensor | None, ...]:
+        """The gradient of each tensor of the list ``name``. Raises InvalidDefinitionError for one of another size."""
+        if not isinstance(gradient, torch.Tensor):
+            return gradient or (None,) * len(shapes)
+        sizes = [math.prod(shape) for shape in shapes]
+        if gradient.numel() != sum(sizes):
+            assert self.backward is not None
+            raise InvalidDefinitionError(
+                f"{self.backward.op.name}: grad_{name} has {gradient.numel()} elements, but the tensors of {name} have"
+                f" {sum(sizes)} in all",
+                hint="it holds the gradients of the list's tensors one after another, each row-major",
+            )
+        parts = gradient.flatten().split(sizes)
+        return tuple([part.view(shape) for part, shape in zip(parts, shapes, strict=True)])
 
 
-def _needed_in_list(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) and any(tensor.requires_grad for tensor in tensors_in((value,)))
+def _mask(need: Needed, kind: str) -> bool | tuple[int, ...]:
+    """What a backward op is told of an argument: a bool, or of a list that it asks for as ``int[]`` 0 or 1 for each."""
+    each = need if isinstance(need, tuple) else (need,)
+    return tuple(map(int, each)) if kind == "int[]" else any(each)
 
 
 class _Recorded(torch.autograd.Function):
-    """One recorded call: ``apply(gradients, run, *values)``.
+    """One recorded call: ``apply(gradients, run, lengths, *items)``, the items of ``one_by_one`` where there are lists.
 
     Without a setup_context, which makes torch inspect the signature at each call: 20 µs. Only functorch's transforms
     need one, and under these the reference runs.
     """
 
     @staticmethod
-    def forward(ctx: Any, gradients: Gradients, run: Callable[..., Any], *values: Any) -> Any:
+    def forward(ctx: Any, gradients: Gradients, run: Callable[..., Any], lengths: Lengths | None, *items: Any) -> Any:
+        values = items if lengths is None else grouped(items, lengths)
         output = run(*values)
         outputs = as_tuple(output)
         recipe = gradients.recipe
         if recipe.silent:
             ctx.mark_non_differentiable(*[outputs[place] for place in recipe.silent])
         known = (*values, *outputs)
-        kept = {name: known[place] for name, place in recipe.kept}
-        tensors = {name: value for name, value in kept.items() if isinstance(value, torch.Tensor)}
+        kept, ctx.kept_lengths = one_by_one([known[place] for _, place in recipe.kept])
+        tensors = {place: value for place, value in enumerate(kept) if isinstance(value, torch.Tensor)}
         ctx.save_for_backward(*tensors.values())
-        ctx.gradients, ctx.names = gradients, tuple(tensors)
-        ctx.attributes = {name: value for name, value in kept.items() if name not in tensors}
+        ctx.gradients, ctx.places = gradients, tuple(tensors)
+        ctx.attributes = {place: value for place, value in enumerate(kept) if place not in tensors}
+        ctx.lengths = lengths
+        ctx.shapes = None if lengths is None else [[one.shape for one in tensors_in((value,))] for value in values]
         # a GPU's backward runs on a thread of its own, where no with block of the caller is open
         ctx.choices = gradients.forcing.captured()
         return output
@@ -169,19 +201,36 @@ class _Recorded(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         gradients: Gradients = ctx.gradients
         choices: Mapping[str, Forced] = ctx.choices
-        tensors = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        needed = ctx.needs_input_grad[2:]
+        saved = ctx.saved_tensors
+        kept = {**ctx.attributes, **dict(zip(ctx.places, saved, strict=True))}
+        values = grouped([kept[place] for place in range(len(kept))], ctx.kept_lengths)
+        named = {name: value for (name, _), value in zip(gradients.recipe.kept, values, strict=True)}
+        needed = ctx.needs_input_grad[3:]
+        asked = needed if ctx.lengths is None else grouped(needed, ctx.lengths)
         if gradients.backward is None and not gradients.by_reference:
-            return None, None, *_wanted(ctx, gradients.of({}, grads, needed))
-        with torch.no_grad(), gradients.forcing.restored(choices):
-            found = gradients.of({**ctx.attributes, **tensors}, grads, needed)
-        if torch.is_grad_enabled():
-            found = _once(gradients.op, found, [*tensors.values(), *grads])
-        return None, None, *_wanted(ctx, found)
+            found = _items(ctx, gradients.of({}, grads, asked), asked)
+        else:
+            with torch.no_grad(), gradients.forcing.restored(choices):
+                found = _items(ctx, gradients.of(named, grads, asked), asked)
+            if torch.is_grad_enabled():
+                found = _once(gradients.op, found, [*saved, *grads])
+        wanted = [gradient if need else None for gradient, need in zip(found, needed, strict=True)]
+        return None, None, None, *wanted
 
 
-def _wanted(ctx: Any, found: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    return [gradient if needed else None for gradient, needed in zip(found, ctx.needs_input_grad[2:], strict=True)]
+def _items(ctx: Any, found: Sequence[Gradient], needed: Sequence[Needed]) -> list[torch.Tensor | None]:
+    """The gradients of the items that the call was recorded with."""
+    if ctx.lengths is None:
+        return [gradient for gradient in found if not isinstance(gradient, tuple)]
+    items: list[torch.Tensor | None] = []
+    names = ctx.gradients.op.parsed.names
+    for name, gradient, need, shapes in zip(names, found, needed, ctx.shapes, strict=True):
+        if isinstance(need, tuple):
+            items += ctx.gradients.split(name, gradient, shapes) if any(need) else (None,) * len(need)
+        else:
+            assert not isinstance(gradient, tuple)
+            items.append(gradient)
+    return items
 
 
 class _Once(torch.autograd.Function):

@@ -7,11 +7,10 @@ so that one graph serves every shape with that shape's own winner. A stranger's 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -20,8 +19,10 @@ from torch._ops import OpOverload
 from ...arguments.schema import tensors_in
 from ...contract import Op
 from ...errors import InvalidDefinitionError, RegistryError, UnknownNameError
+from ...forking import renewed_in_child
 from .gradients import Gradients
-from .situation import below_autograd, dispatch_modes, gradient_needed, keeping_dtype, traced_by_torch
+from .situation import gradient_needed, keeping_dtype, traced_by_torch
+from .torch_private import below_autograd, dispatch_modes
 
 NAMESPACE = "kernel_registry"
 
@@ -34,7 +35,6 @@ class Bound(Protocol):
 
     def flat(self, *args: Any, **attributes: Any) -> Any:
         """Run it on arguments in the schema's own terms."""
-        ...
 
 
 class Dispatches(Protocol):
@@ -42,17 +42,15 @@ class Dispatches(Protocol):
 
     def bound(self, name: str) -> Bound:
         """One op's calls. Raises UnknownNameError."""
-        ...
 
     def known(self) -> Mapping[str, Op]:
         """Every op by name."""
-        ...
 
 
-@dataclass
 class _Serving:
-    dispatcher: Dispatches | None = None
-    lock: Any = field(default_factory=threading.RLock)
+    def __init__(self) -> None:
+        self.dispatcher: Dispatches | None = None
+        self.lock = renewed_in_child(self, "lock", threading.RLock)
 
 
 @dataclass(frozen=True)
@@ -214,14 +212,6 @@ def called(overload: Callable[..., Any], op: Op, values: tuple[Any, ...]) -> Any
     """``overload`` called with the schema's values in order."""
     count = sum(not parameter.keyword_only for parameter in op.parsed.parameters)
     return overload(*values[:count], **dict(zip(op.parsed.names[count:], values[count:], strict=True)))
-
-
-def _renew_lock() -> None:
-    _serving.lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _dispatcher() -> Dispatches:

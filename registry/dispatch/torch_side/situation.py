@@ -13,29 +13,13 @@ from ...arguments.schema import Schema
 from .torch_private import (
     PLAIN,
     autocasting,
-    below_autograd,
     dispatch_modes,
     forward_level,
     jit_tracing,
     stands_for_others,
     transforming,
-    unseen_by_modes,
     zero_without_memory,
 )
-
-__all__ = [
-    "below_autograd",
-    "capturing",
-    "counting_writes",
-    "dispatch_modes",
-    "gradient_needed",
-    "in_dual_level",
-    "keeping_dtype",
-    "nothing_to_launch",
-    "traced_by_torch",
-    "unseen_by_modes",
-    "unusual",
-]
 
 
 def unusual(tensors: Iterable[torch.Tensor]) -> str:

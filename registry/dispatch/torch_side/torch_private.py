@@ -20,7 +20,6 @@ from ...problem import TensorSpec
 from ...tracing import constant_while_tracing
 
 Check = Callable[..., bool]
-Allocate = Callable[[], torch.Tensor]
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 """The classes whose tensors are just memory; any other is a subclass with a behaviour of its own."""
@@ -38,11 +37,8 @@ def native_guard(*tensors: torch.Tensor) -> Check:
     The state covers inference mode, autocast of that device, vmap, func.grad and jit tracing; not dispatch modes,
     forward AD and grad mode. It refuses one tensor given twice, and raises TypeError for another number of tensors.
     """
-    check: Check = _guards.TensorGuards(
-        *tensors,
-        dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
-        dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
-    ).check
+    sizes, strides = [list(one.shape) for one in tensors], [list(one.stride()) for one in tensors]
+    check: Check = _guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check
 
 
@@ -178,32 +174,32 @@ def stands_for_others(tensor: torch.Tensor) -> bool:
 # --- allocation
 
 
-def native_allocator(spec: TensorSpec) -> Allocate:
-    """A call without arguments that returns an uninitialised tensor of ``spec``, on the current device of its type."""
-    make = _guards._empty_strided_cuda if spec.device.type == "cuda" else _guards._empty_strided_cpu
-    return partial(make, spec.shape, spec.strides, spec.dtype)
+Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+"""``make(shape, strides, dtype)``: an uninitialised tensor. On a GPU the current device must be the wanted one."""
 
 
-def public_allocator(spec: TensorSpec) -> Allocate:
-    """The same through ``torch.empty_strided``, about 0.4 µs slower."""
-    return partial(torch.empty_strided, spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)
-
-
-SizedAllocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
-
-
-def sized_allocator(dtype: torch.dtype, device: torch.device) -> SizedAllocate:
-    """``make(shape, strides, dtype)``, the fastest that this torch offers; see ``allocator``."""
+def allocator(dtype: torch.dtype, device: torch.device) -> Allocate:
+    """The fastest allocation of tensors of ``dtype`` on ``device`` that this torch offers."""
     if NATIVE_ALLOCATOR and device.type in {"cpu", "cuda"}:
-        native: SizedAllocate = _guards._empty_strided_cuda if device.type == "cuda" else _guards._empty_strided_cpu
-        return native
+        return native_allocator(device)
+    return public_allocator(dtype, device)
+
+
+def native_allocator(device: torch.device) -> Allocate:
+    """The function that code made by Inductor allocates with, for a CPU or a GPU."""
+    native: Allocate = _guards._empty_strided_cuda if device.type == "cuda" else _guards._empty_strided_cpu
+    return native
+
+
+def public_allocator(dtype: torch.dtype, device: torch.device) -> Allocate:
+    """``torch.empty_strided``, about 0.4 µs slower."""
     return lambda shape, strides, _: torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 def _native_allocator_works() -> bool:
     spec = TensorSpec((2, 3), torch.bfloat16, (1, 2))
     try:
-        made = native_allocator(spec)()
+        made = native_allocator(spec.device)(spec.shape, spec.strides, spec.dtype)
         return TensorSpec.of(made) == spec and hasattr(_guards, "_empty_strided_cuda")
     except (AttributeError, TypeError, RuntimeError):
         return False
@@ -224,13 +220,6 @@ NATIVE_ALLOCATOR = _in_clean_thread(_native_allocator_works)
 def tensor_guard(*tensors: torch.Tensor) -> Check:
     """The fastest sound guard that this torch offers; see ``native_guard``."""
     return native_guard(*tensors) if NATIVE_GUARD else public_guard(*tensors)
-
-
-def allocator(spec: TensorSpec) -> Allocate:
-    """The fastest allocation that this torch offers. On a GPU the current device must be the spec's."""
-    if NATIVE_ALLOCATOR and spec.device.type in {"cpu", "cuda"}:
-        return native_allocator(spec)
-    return public_allocator(spec)
 
 
 stream_capturing: Callable[[], bool] = getattr(

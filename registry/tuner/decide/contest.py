@@ -62,8 +62,7 @@ class Contest:
         return list({candidate.key: candidate for candidate in everybody}.values())
 
     def meet_early(self, answer: Answer) -> None:
-        """Take in the pre-final: its fastest challengers go on, or the search's fastest where the pre-final was
-        lost."""
+        """Take in the pre-final: its fastest challengers go on, or, where it was lost, the search's fastest."""
         if isinstance(answer, TimedBlock):
             entered = zip(self.early_entrants(), answer.times, strict=True)
             self.early = {candidate.key: times for candidate, times in entered if times}

@@ -8,7 +8,6 @@ from typing import Protocol as Typed
 
 from tuning_db import Decision, Final
 
-from ...device import Device
 from ...dispatch.plans.plan import Candidate
 from ...problem import Problem
 from ..events import FinalsStarted, Note, Observer, Result
@@ -68,14 +67,12 @@ class Finals:
     def __init__(
         self,
         store: RunStore,
-        device: Device,
         protocol: TimingProtocol,
         observer: Observer,
         noise: Noise | None = None,
         earlier: Noise | None = None,
     ) -> None:
         self._store = store
-        self._device = device
         self._protocol = protocol
         self._observe = observer
         self._contests: list[Contest] = []

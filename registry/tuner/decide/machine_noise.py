@@ -35,8 +35,7 @@ def aa_job(plans: Sequence[ProblemPlan], protocol: TimingProtocol) -> BlockJob |
 
 
 def default_job(searched: Sequence[Findings], protocol: TimingProtocol) -> BlockJob | None:
-    """The job to send after a search: of the problem that moves the fewest bytes the default as a pair, where it was
-    right. None where none was."""
+    """The job to send after a search: a right default as a pair, on the problem of the fewest bytes; or None."""
     right = [(findings, default) for findings in searched if (default := findings.default()) is not None]
     if not right:
         return None
@@ -61,8 +60,7 @@ def earlier_noise(store: Store, environment: Environment) -> Noise:
 
 
 def aa_of(answer: Answer) -> Noise:
-    """The noise of a block of twin entrants: a pair for every ten rounds of two entrants; none if the block was
-    lost."""
+    """The noise of a block of twin entrants: a pair for ten rounds of two entrants each; none if the block was lost."""
     if not isinstance(answer, TimedBlock):
         return Noise()
     taken = [np.asarray(times) for times in answer.times]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,8 +26,7 @@ _FEW = 4.0
 """With so many variances the prior, a median of widely scattered values, counts half its degrees of freedom."""
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """One candidate that entered as two: its time in µs, and one entrant's time over the other's."""
 
     us: float
@@ -85,43 +84,33 @@ class Noise:
         return Prior(float(np.median(chosen)) / _MEDIAN_OF_F, freedom)
 
     def __add__(self, other: Noise) -> Noise:
-        return Noise(
-            self.decided + other.decided,
-            self.single + other.single,
-            self.variances + other.variances,
-            self.copies + other.copies,
-        )
+        return Noise(*(getattr(self, name) + getattr(other, name) for name in _PARTS))
 
     @property
     def details(self) -> Mapping[str, Any]:
-        """As stored with a run: the A/A noise of every decade (by its middle), and the pairs and variances behind
-        it."""
+        """As stored with a run: the A/A noise of every decade (by its middle), and the pairs and variances behind."""
         durations = [pair.us for pair in (*self.decided, *self.single)]
         decades = sorted({round(math.log10(us)) for us in durations if us > 0})
         return {
             "aa": {f"{10.0**decade:g} µs": _short(self.aa(10.0**decade)) for decade in decades},
-            "decided": [[_short(pair.us), _short(pair.ratio)] for pair in self.decided],
-            "single": [[_short(pair.us), _short(pair.ratio)] for pair in self.single],
-            "variances": [[_short(us), _short(variance)] for us, variance in self.variances],
-            "copies": [[_short(us), _short(variance)] for us, variance in self.copies],
+            **{name: [[_short(us), _short(value)] for us, value in getattr(self, name)] for name in _PARTS},
         }
 
     @classmethod
     def of_details(cls, details: Mapping[str, Any]) -> Noise:
-        """The noise that ``details`` describes; empty where they have another form, since a database may hold
-        anything."""
+        """The noise that ``details`` describes; empty where they have another form: a database may hold anything."""
         try:
-            decided, single, variances, copies = (
-                tuple((float(us), float(value)) for us, value in details.get(name, ()))
-                for name in ("decided", "single", "variances", "copies")
-            )
+            parts = [tuple(Pair(float(us), float(value)) for us, value in details.get(name, ())) for name in _PARTS]
         except (TypeError, ValueError, AttributeError):
             return cls()
-        if any(us <= 0 or value <= 0 for us, value in (*decided, *single)) or any(
-            us <= 0 for us, _ in variances + copies
-        ):
-            return cls()
-        return cls(tuple(Pair(*pair) for pair in decided), tuple(Pair(*pair) for pair in single), variances, copies)
+        decided, single, _, _ = parts
+        positive = all(pair.us > 0 for part in parts for pair in part) and all(
+            pair.ratio > 0 for pair in decided + single
+        )
+        return cls(*parts) if positive else cls()
+
+
+_PARTS = tuple(field.name for field in fields(Noise))
 
 
 def _short(value: float) -> float:

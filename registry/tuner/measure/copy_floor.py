@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -27,7 +28,7 @@ def copy_sampler(floor_bytes: int, device: Device, protocol: TimingProtocol) -> 
     # random data: zeros or ones toggle fewer wires than data do
     sources = [torch.rand(half // 4, device=device.torch) for _ in range(copies_of(2 * half, protocol))]
     pairs = [(torch.empty_like(source), source) for source in sources]
-    samplers = [_sampler(copy, pairs, protocol, device) for copy in (_by_driver, _by_kernel)]
+    samplers = [_sampler(copy, pairs, protocol, device) for copy in (torch.Tensor.copy_, _by_kernel)]
     times = [statistics.median(us for us, _ in sampler.take(_TRIALS)) for sampler in samplers]
     slower = samplers.pop(times.index(max(times)))
     slower.close()
@@ -37,17 +38,9 @@ def copy_sampler(floor_bytes: int, device: Device, protocol: TimingProtocol) -> 
 def _sampler(
     copy: Copy, pairs: list[tuple[torch.Tensor, torch.Tensor]], protocol: TimingProtocol, device: Device
 ) -> Sampler:
-    launches = [_launch(copy, target, source) for target, source in pairs]
+    launches = [partial(copy, target, source) for target, source in pairs]
     working_set = 2 * pairs[0][0].nbytes
     return sampler_for(launches, capturable=True, working_set=working_set, protocol=protocol, device=device)
-
-
-def _launch(copy: Copy, target: torch.Tensor, source: torch.Tensor) -> Callable[[], object]:
-    return lambda: copy(target, source)
-
-
-def _by_driver(target: torch.Tensor, source: torch.Tensor) -> object:
-    return target.copy_(source)
 
 
 def _by_kernel(target: torch.Tensor, source: torch.Tensor) -> object:

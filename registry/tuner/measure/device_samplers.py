@@ -13,7 +13,7 @@ import torch
 
 from ...device import Device
 from .capture import Graph
-from .samplers import Enqueue, Sample, Sampler, no_collection
+from .samplers import Enqueue, LaunchSampler, Sample, Sampler, no_collection
 
 # bound at import, so that a candidate's later patch is not called
 _Event: Any = torch.cuda.Event
@@ -206,13 +206,12 @@ class LaunchRound:
         return [Sample(max((us - spent_us) / self.launches, _LEAST_US), clean) for us, clean in samples]
 
 
-class SingleSampler(Sampler):
+class SingleSampler(LaunchSampler):
     """Long launches: each is a sample, the next is queued while it runs."""
 
     def __init__(self, launches: Sequence[Enqueue], host_us: float, launched: int = 0) -> None:
         """``host_us``: the host's time for one launch, known since so many copies were ``launched``."""
-        self._launches = launches
-        self._next = launched
+        super().__init__(launches, launched)
         self._clock = DeviceClock(_HEAD_START_US + 2 * host_us)
 
     @property
@@ -224,16 +223,10 @@ class SingleSampler(Sampler):
         """Nothing: the first look has warmed up launches as long as these."""
 
     def take(self, count: int) -> list[Sample]:
-        places = range(self._next, self._next + count)
-        self._next += count
-        return self._clock.time([self._launches[place % len(self._launches)] for place in places])
+        return self._clock.time(self._turn(count))
 
     def replay(self) -> None:
         self._clock.time(self._launches)
-
-    def cover(self) -> None:
-        for launch in self._launches[self._next :]:
-            launch()
 
 
 class HostTime:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from .clocks import Clocks
 from .samplers import Sampler
+
+_Result = TypeVar("_Result")
 
 _REPEATS = 5
 """At most so many rounds replace rounds during which the device was throttled."""
@@ -48,30 +51,23 @@ def interleave(samplers: Mapping[int, Sampler], rounds: int, seed: int, clocks: 
     while len(steady) < rounds and len(steady) + len(throttled) < rounds + _REPEATS:
         order = list(timed.times)
         shuffle.shuffle(order)
-        taken = {entrant: us for entrant in order if (us := _sample(timed, entrant, samplers[entrant])) is not None}
+        samples = {entrant: _guarded(timed, entrant, samplers[entrant].sample) for entrant in order}
+        taken = {entrant: us for entrant, us in samples.items() if us is not None}
         reading = clocks.read() if clocks else None
         (throttled if reading and reading.throttled else steady).append(taken)
     for taken in steady if 2 * len(steady) >= rounds else steady + throttled:
         timed.add(taken)
     for entrant in list(timed.times):
-        _cover(timed, entrant, samplers[entrant])
+        _guarded(timed, entrant, samplers[entrant].cover)
     return timed
 
 
-def _sample(timed: Interleaved, entrant: int, sampler: Sampler) -> float | None:
+def _guarded(timed: Interleaved, entrant: int, work: Callable[[], _Result]) -> _Result | None:
+    """The result of an entrant's work; None, and the entrant is out, where the work raises."""
     try:
-        return sampler.sample()
+        return work()
     except KeyboardInterrupt:
         raise
     except BaseException as fault:  # a fault of one entrant, SystemExit too, must not end the others
         timed.drop(entrant, fault)
         return None
-
-
-def _cover(timed: Interleaved, entrant: int, sampler: Sampler) -> None:
-    try:
-        sampler.cover()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as fault:  # as above
-        timed.drop(entrant, fault)

@@ -72,8 +72,7 @@ class Gpu:
         return reasons(self.throttle_mask() or 0)
 
     def compute_processes(self) -> frozenset[int] | None:
-        """Process ids with a context on the device, as the driver numbers them: a container may number them
-        otherwise."""
+        """Process ids with a context on the device by the driver's numbers, from which a container's may differ."""
         found = self._ask(self._library.nvmlDeviceGetComputeRunningProcesses, self._handle)
         return None if found is None else frozenset(int(process.pid) for process in found)
 

@@ -75,13 +75,31 @@ class Sampler(ABC):
         """Free the sampler's memory on the device."""
 
 
-class ScreenedSampler(Sampler):
+class LaunchSampler(Sampler):
+    """Samplers of single launches, which go round the copies; the first ``launched`` copies have been launched on."""
+
+    def __init__(self, launches: Sequence[Enqueue], launched: int = 0) -> None:
+        self._launches = launches
+        self._next = launched
+
+    def _turn(self, count: int) -> list[Enqueue]:
+        """The next ``count`` launches."""
+        places = range(self._next, self._next + count)
+        self._next += count
+        return [self._launches[place % len(self._launches)] for place in places]
+
+    def cover(self) -> None:
+        for launch in self._launches[self._next :]:
+            launch()
+
+
+class ScreenedSampler(LaunchSampler):
     """The sampler of a candidate whose first launches were hopeless: nothing more is timed than these ``samples``."""
 
     how = "first launches"
 
     def __init__(self, launches: Sequence[Enqueue], samples: Sequence[float]) -> None:
-        self._launches = launches
+        super().__init__(launches, len(samples))
         self.samples = tuple(samples)
 
     def take(self, count: int) -> list[Sample]:
@@ -91,12 +109,8 @@ class ScreenedSampler(Sampler):
         for launch in self._launches:
             launch()
 
-    def cover(self) -> None:
-        for launch in self._launches[len(self.samples) :]:
-            launch()
 
-
-class ClockSampler(Sampler):
+class ClockSampler(LaunchSampler):
     """perf_counter_ns around calls that return when they are done (CPU).
 
     A sample during which the process lost a core to another one is not clean.
@@ -108,8 +122,7 @@ class ClockSampler(Sampler):
         self, launches: Sequence[Enqueue], protocol: TimingProtocol, first_us: float, launched: int = 0
     ) -> None:
         """``first_us``: how long a launch takes; so many copies have been ``launched`` to know it."""
-        self._launches = launches
-        self._next = launched
+        super().__init__(launches, launched)
         self._count = max(1, min(_MOST_CALLS, math.ceil(protocol.sample_us / max(first_us, 0.1))))
 
     def take(self, count: int) -> list[Sample]:
@@ -119,13 +132,8 @@ class ClockSampler(Sampler):
     def replay(self) -> None:
         self._timed(max(self._count, len(self._launches)))
 
-    def cover(self) -> None:
-        for launch in self._launches[self._next :]:
-            launch()
-
     def _timed(self, count: int) -> Sample:
-        turn = [self._launches[(self._next + place) % len(self._launches)] for place in range(count)]
-        self._next += count
+        turn = self._turn(count)
         lost = _preemptions()
         start = perf_counter_ns()
         for launch in turn:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
 
+from ..jobs import Outcome
 from .clocks import ClockReading, Clocks
 from .protocol import TimingProtocol
 from .samplers import Sample, Sampler, ScreenedSampler
@@ -19,29 +19,13 @@ _SERIES = 3
 """Series of samples at most: one after which the device is throttled is dropped and taken again."""
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """Samples in µs in the order taken, and why sampling stopped.
-
-    ``details``: ``how`` samples were taken, ``clocks`` after them, the numbers ``dropped`` and ``spoiled``, whether the
-    device was ``contended``.
-    """
-
-    samples: tuple[float, ...]
-    stop_reason: str
-    censored: bool
-    details: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def median_us(self) -> float:
-        """The median of the samples, by which the search ranks candidates."""
-        return statistics.median(self.samples)
-
-
 def measure(
     sampler: Sampler, protocol: TimingProtocol, best_us: float | None = None, clocks: Clocks | None = None
-) -> Measurement:
+) -> Outcome:
     """Sample under ``protocol``; ``best_us`` is what a candidate must be near to be worth more than a few samples.
+
+    The outcome's ``samples`` are µs in the order taken. Its ``details``: ``how`` samples were taken, ``clocks`` after
+    them, the numbers ``dropped`` and ``spoiled``, whether the device was ``contended``.
 
     A series after which the device is throttled is dropped and taken again, twice at most and while time lasts. The
     last is kept as it is, since there is nothing better: ``clocks`` among the details then says ``throttled``.
@@ -49,7 +33,7 @@ def measure(
     details: dict[str, Any] = {"capture_refused": sampler.refused} if sampler.refused else {}
     if isinstance(sampler, ScreenedSampler):
         sampler.cover()
-        return Measurement(sampler.samples, SCREENED, True, details | {"how": sampler.how})
+        return _outcome(sampler.samples, SCREENED, details | {"how": sampler.how})
     began = perf_counter_ns()
     sampler.warm_up(protocol.warmup_us)
     dropped = 0
@@ -62,7 +46,13 @@ def measure(
         dropped += len(series.samples)
     sampler.cover()
     details |= {"how": sampler.how, **_disturbances(series, reading, dropped, clocks)}
-    return Measurement(tuple(series.samples), reason, reason == HOPELESS, details)
+    return _outcome(series.samples, reason, details)
+
+
+def _outcome(samples: Sequence[float], reason: str, details: Mapping[str, Any]) -> Outcome:
+    """The outcome of samples in µs, censored where the candidate was given up."""
+    median_us, censored = statistics.median(samples), reason in {SCREENED, HOPELESS}
+    return Outcome("ok", "", tuple(samples), median_us, censored, reason, details=details)
 
 
 def _disturbances(series: Series, reading: ClockReading | None, dropped: int, clocks: Clocks | None) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 
@@ -44,15 +43,13 @@ class Stack:
         self.tensors: list[torch.Tensor] = [tensor.data for tensor in self._all]
 
     def poison(self) -> None:
-        """Fill tensors and margins with poison, which no right output holds: NaN where the number was, and vice
-        versa."""
+        """Fill tensors and margins with poison that no right output holds: NaN where the number was, and vice versa."""
         self._poisons.reverse()
         word, _ = self._poisons[0]
         self._words.fill_(word)
 
     def disturb(self, start: int) -> None:
-        """Change a few elements, at equal places in every tensor: see ``bits.disturb``. Tensors with holes are
-        poisoned."""
+        """Change a few elements, at equal places in each tensor (``bits.disturb``). Tensors with holes are poisoned."""
         if not self._all[0].is_contiguous():
             self.poison()
             return
@@ -125,12 +122,7 @@ class Stack:
 
 def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:
     """An expanded tensor without its expansion: several elements at one address cannot be written to."""
-    for dim in _repeated(tensor):
-        tensor = tensor.narrow(dim, 0, 1)
-    return tensor
-
-
-def _repeated(tensor: torch.Tensor) -> Iterator[int]:
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
-            yield dim
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor

@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...artifact import Variant
-from ...backends.occupancy import occupancy
+from ...backends.estimate import occupancy
 from ...device import Device
-from ...dispatch.plans.plan import Candidate
+from ...dispatch.plans.plan import Candidate, Draft
 from ...errors import RegistryError
 from ...implementation import Implementation
 from ...problem import Problem
 from ...space import Config
 from .problems import ImplementationPlan, ProblemPlan
-from .variants import variants_of
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def _collect(
 
 def _variants(plan: ProblemPlan, candidate: Candidate) -> tuple[Sequence[Variant], str]:
     try:
-        found = variants_of(plan.op, candidate, plan.problem, plan.arguments, plan.device)
+        found = Draft.of(plan.op, candidate, plan.problem, plan.arguments, plan.device).variants()
     except Exception as fault:  # a stranger's code: a fault in it is a line of the report
         return (), _told(fault)
     return (found if candidate.implementation.compiles_anywhere else ()), ""

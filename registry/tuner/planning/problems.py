@@ -18,6 +18,7 @@ from ...errors import PluginError, UnknownNameError
 from ...implementation import Implementation
 from ...problem import Arguments, Problem
 from ...space import Config
+from .twin import twin_of
 
 _MEMORY_SHARE = 0.8
 
@@ -66,6 +67,12 @@ class ProblemPlan:
     def arguments(self) -> Arguments:
         """Specs of the problem's arguments."""
         return arguments_of(self.op, self.problem)
+
+    @cached_property
+    def twin(self) -> tuple[Problem, Arguments] | None:
+        """The problem's twin with the specs of its arguments; None for a problem that has no twin."""
+        twin = twin_of(self.op, self.problem)
+        return None if twin is None else (twin, arguments_of(self.op, twin))
 
     def defaults(self) -> list[Candidate]:
         """Every default; first the one that an untuned dispatch would run."""

@@ -9,13 +9,6 @@ from ...dispatch.plans.plan import Candidate, Draft
 from ...problem import Arguments, Problem
 
 
-def variants_of(
-    op: Op, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device
-) -> tuple[Variant, ...]:
-    """The candidate's variants for a problem that its implementation supports, with a config of its space."""
-    return Draft.of(op, candidate, problem, arguments, device).variants()
-
-
 def variants_at(
     op: Op, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device
 ) -> tuple[Variant, ...] | None:
@@ -25,4 +18,4 @@ def variants_at(
         return None
     if implementation.space(problem, device).violations(config):
         return None
-    return variants_of(op, candidate, problem, arguments, device)
+    return Draft.of(op, candidate, problem, arguments, device).variants()

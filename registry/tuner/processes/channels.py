@@ -1,20 +1,14 @@
-"""A child's socket in an event loop: watch it, send to it, forget it."""
+"""A child's socket in an event loop: send to it, forget it."""
 
 from __future__ import annotations
 
 import contextlib
 import selectors
-from collections.abc import Callable
 
 from .process import Child, Message
 
 MOST_FAILED_STARTS = 3
 """A command whose process fails to start so often, one time after the other, is given up."""
-
-
-def watch(selector: selectors.BaseSelector, child: Child, readable: Callable[[], None]) -> None:
-    """Call ``readable`` when the child has sent something or its socket has room again."""
-    selector.register(child, selectors.EVENT_READ, readable)
 
 
 def send(selector: selectors.BaseSelector, child: Child, message: Message) -> None:

@@ -8,7 +8,6 @@ torch already, or, where that is not possible, executed.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import ctypes
 import json
@@ -176,17 +175,11 @@ class Keeper:
         if request["module"] == TEMPLATE:
             kept.close("socket", "log", "status")
             return
-        command = [
-            request["python"],
-            "-m",
-            request["module"],
-            str(kept.socket),
-            str(os.getpid()),
-            *request["arguments"],
-        ]
+        words = request["module"], str(kept.socket), str(os.getpid()), *request["arguments"]
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=kept.log, stderr=kept.log, pass_fds=[kept.socket],
+                [request["python"], "-m", *words],
+                stdin=subprocess.DEVNULL, stdout=kept.log, stderr=kept.log, pass_fds=[kept.socket],
                 start_new_session=True, cwd=request["folder"], env={**request["environment"], **request["extra"]},
             )  # fmt: skip
         except OSError as fault:
@@ -344,8 +337,7 @@ def resident_bytes(pid: int) -> int:
 
 def send(to: socket.socket, message: dict[str, Any], descriptors: list[int]) -> None:
     """Send one datagram, with descriptors."""
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-    to.sendmsg([json.dumps(message).encode()], rights)
+    socket.send_fds(to, [json.dumps(message).encode()], descriptors)
 
 
 def receive(source: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:

@@ -23,6 +23,7 @@ _LOG_LIMIT = 1 << 20
 _LONGEST_LINE = 64 << 20
 _PR_SET_PDEATHSIG = 1
 _GONE_S = 20.0
+_LAST_LINES = 6
 
 
 class Child:
@@ -157,12 +158,12 @@ class Child:
         self._nonsense = f"it sent what is no message: {line[:80]!r}"
         return False
 
-    def _last_words(self, lines: int = 6) -> str:
+    def _last_words(self) -> str:
         if self._log.closed:
             return ""
         self._log.seek(max(0, os.fstat(self._log.fileno()).st_size - 4096))
         text = self._log.read().decode(errors="replace")
-        return "\n".join(text.strip().splitlines()[-lines:])[-2000:]
+        return "\n".join(text.strip().splitlines()[-_LAST_LINES:])[-2000:]
 
 
 def _how(code: int) -> str:

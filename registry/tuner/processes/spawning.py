@@ -16,9 +16,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from ...errors import RegistryError
+from ...paths import compiler_caches
 from . import keeper as keeper_module
 
 Launched = tuple[subprocess.Popen[bytes], socket.socket]
@@ -47,27 +48,6 @@ class Ending:
     out_of_memory: bool = False
 
 
-class Started(Protocol):
-    """A process that was started; nothing here blocks longer than it is told."""
-
-    @property
-    def pid(self) -> int:
-        """Its process id, 0 if it was never started; may wait for that."""
-
-    @property
-    def how(self) -> str:
-        """``forked``, or ``executed`` and perhaps why; may wait as ``pid``."""
-
-    def ended(self, seconds: float = 0.0) -> Ending | None:
-        """How it ended, waiting at most ``seconds``; None while it runs."""
-
-    def kill(self) -> None:
-        """Kill its whole group. May be called again."""
-
-    def close(self) -> None:
-        """Free the descriptors that this process holds of the child."""
-
-
 class KeeperClient:
     """The connection to a keeper process."""
 
@@ -86,14 +66,15 @@ class KeeperClient:
         """Whether the keeper can start children; False in a fork of the process that it belongs to."""
         return self.owner == os.getpid() and self._process.poll() is None
 
-    def start(self, command: Command, channel: int, log: int) -> Started:
+    def start(self, command: Command, channel: int, log: int) -> _Kept:
         """Start a process that has ``channel`` for its messages and ``log`` for its stdout and stderr."""
         number = next(self._numbers)
         status, theirs = os.pipe()
         request = {
             "do": "start", "id": number, "python": sys.executable, "module": command.module,
-            "arguments": list(command.arguments), "environment": dict(os.environ), "extra": dict(command.extra or {}),
-            "folder": str(Path.cwd()), "memory_bytes": command.memory_bytes, "fresh": command.fresh,
+            "arguments": list(command.arguments), "environment": dict(os.environ),
+            "extra": {**compiler_caches(), **(command.extra or {})}, "folder": str(Path.cwd()),
+            "memory_bytes": command.memory_bytes, "fresh": command.fresh,
         }  # fmt: skip
         try:
             keeper_module.send(self._socket, request, [channel, log, theirs])
@@ -152,16 +133,19 @@ class _Kept:
         return self._how if self.pid or self._ending else ""
 
     def ended(self, seconds: float = 0.0) -> Ending | None:
+        """How the child ended, waiting at most ``seconds``; None while it runs."""
         until = time.monotonic() + seconds
         while self._ending is None and self._read(max(0.0, until - time.monotonic())):
             pass
         return self._ending
 
     def kill(self) -> None:
+        """Kill its whole group. May be called again."""
         if self._ending is None:
             self._keeper.kill(self._number)
 
     def close(self) -> None:
+        """Free the descriptor that this process holds of the child."""
         if self._status >= 0:
             os.close(self._status)
             self._status = -1
@@ -191,7 +175,7 @@ class _Kept:
 
 
 class Plain:
-    """An executed child of this very process, where there is no keeper."""
+    """An executed child of this very process, where there is no keeper; its methods are those of a kept one."""
 
     def __init__(self, command: Command, channel: int, log: int) -> None:
         self._process = subprocess.Popen(
@@ -225,6 +209,9 @@ class Plain:
             self._process.wait(timeout=_PATIENCE_S)
 
 
+Started = _Kept | Plain
+"""A process that was started; nothing of it blocks longer than it is told."""
+
 _lock = threading.Lock()
 _shared: list[KeeperClient] = []
 _holders = 0
@@ -256,11 +243,8 @@ def kept(*modules: str, now: bool = True) -> Iterator[None]:
 
 def adopt(launched: Launched) -> None:
     """Use a keeper that was launched before torch was imported here: its template has been importing meanwhile."""
-    adopted = KeeperClient(launched)
     with _lock:
-        for old in _shared:
-            old.close()
-        _shared[:] = [adopted]
+        _share(launched)
 
 
 def warm(*modules: str) -> None:
@@ -286,7 +270,11 @@ def _has_keeper() -> bool:
 def _keeper() -> KeeperClient:
     with _lock:
         if not _shared or not _shared[0].alive:
-            for old in _shared:
-                old.close()
-            _shared[:] = [KeeperClient(keeper_module.launch(*_modules))]
+            _share(keeper_module.launch(*_modules))
         return _shared[0]
+
+
+def _share(launched: Launched) -> None:
+    for old in _shared:
+        old.close()
+    _shared[:] = [KeeperClient(launched)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
 from ...artifact import Artifact
@@ -11,6 +11,21 @@ from ...dispatch.plans.plan import Candidate
 from ..jobs import Entrant
 from ..limits import PRE_FINALISTS
 from ..planning.problems import ProblemPlan
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """The latest outcome of a candidate; ``right`` if the candidate was verified and timed, perhaps not to the end."""
+
+    candidate: Candidate
+    status: str
+    median_us: float | None
+    censored: bool
+    uid: str
+
+    @property
+    def right(self) -> bool:
+        return self.status == "ok" and self.median_us is not None
 
 
 class Findings:
@@ -26,29 +41,17 @@ class Findings:
         self.stored = stored
         self.floor_us: float | None = None
         self.statuses: Counter[str] = Counter()
-        self._medians: dict[str, tuple[float, Candidate]] = {}
-        self._censored: dict[str, tuple[float, Candidate]] = {}
-        self._uids: dict[str, str] = {}
-        self._known: set[str] = set()
-        self._faults: dict[str, str] = {}
+        self._tried: dict[str, _Tried] = {}
         self._measured: set[str] = set()
         self._artifacts: dict[str, tuple[Artifact, ...]] = {}
 
     def learn(self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str) -> None:
         """Take in the outcome of a trial, stored under ``uid``."""
-        key = candidate.key
-        self._known.add(key)
         self.statuses[status] += 1
-        for found in (self._medians, self._censored):
-            found.pop(key, None)
-        self._uids.pop(key, None)
-        self._faults.pop(key, None)
-        if status != "ok" or median_us is None:
-            self._faults[key] = status
-            return
-        self._measured.add(candidate.implementation.name)
-        (self._censored if censored else self._medians)[key] = (median_us, candidate)
-        self._uids[key] = uid
+        self._tried.pop(candidate.key, None)  # the latest stands last
+        self._tried[candidate.key] = tried = _Tried(candidate, status, median_us, censored, uid)
+        if tried.right:
+            self._measured.add(candidate.implementation.name)
 
     def remember(self, candidate: Candidate, artifacts: tuple[Artifact, ...]) -> None:
         """Keep the artifacts that a candidate runs from, for the finals."""
@@ -63,24 +66,26 @@ class Findings:
 
     def median_us(self, key: str) -> float | None:
         """The time that a trial measured for the candidate with this key, None where none did."""
-        entry = self._medians.get(key) or self._censored.get(key)
-        return entry[0] if entry else None
+        tried = self._tried.get(key)
+        return tried.median_us if tried is not None and tried.right else None
 
     def knows(self, candidate: Candidate) -> bool:
         """Whether a trial of the candidate was told, of this run or another."""
-        return candidate.key in self._known
+        return candidate.key in self._tried
 
     def is_right(self, candidate: Candidate) -> bool:
         """Whether the candidate was verified and timed."""
-        return candidate.key in self._uids
+        return self.uid(candidate) is not None
 
     def fault_of(self, candidate: Candidate) -> str:
         """The status of the candidate's last trial where that was not ``ok``; "" if it is right or was not tried."""
-        return self._faults.get(candidate.key, "")
+        tried = self._tried.get(candidate.key)
+        return "" if tried is None or tried.right else tried.status
 
     def uid(self, candidate: Candidate) -> str | None:
         """The uid of the trial that verified the candidate."""
-        return self._uids.get(candidate.key)
+        tried = self._tried.get(candidate.key)
+        return tried.uid if tried is not None and tried.right else None
 
     def has_measured(self, implementation: str) -> bool:
         """Whether some candidate of the implementation was timed."""
@@ -99,11 +104,11 @@ class Findings:
     @property
     def best_us(self) -> float | None:
         """The best median so far."""
-        return min((median for median, _ in self._medians.values()), default=None)
+        return next((self.median_us(candidate.key) for candidate in self.ranked()), None)
 
     def ranked(self) -> list[Candidate]:
         """The right candidates that were not given up early, fastest first."""
-        return [candidate for _, candidate in _by_time(self._medians)]
+        return self._by_time(censored=False)
 
     def default(self) -> Candidate | None:
         """The default that dispatch would run untuned, or the next one that is right."""
@@ -118,7 +123,7 @@ class Findings:
     def best_of_each(self) -> list[Candidate]:
         """The fastest right candidate of every implementation, one that was given up early where there is no other."""
         best: dict[str, Candidate] = {}
-        for _, candidate in [*_by_time(self._medians), *_by_time(self._censored)]:
+        for candidate in [*self.ranked(), *self._by_time(censored=True)]:
             best.setdefault(candidate.implementation.name, candidate)
         return list(best.values())
 
@@ -128,6 +133,6 @@ class Findings:
         entering = {candidate.key: candidate for candidate in first if candidate is not None}
         return [candidate for key, candidate in entering.items() if key not in self._artifacts]
 
-
-def _by_time(times: Mapping[str, tuple[float, Candidate]]) -> list[tuple[float, Candidate]]:
-    return sorted(times.values(), key=lambda entry: entry[0])
+    def _by_time(self, *, censored: bool) -> list[Candidate]:
+        right = [tried for tried in self._tried.values() if tried.right and tried.censored == censored]
+        return [tried.candidate for tried in sorted(right, key=lambda tried: tried.median_us or 0.0)]

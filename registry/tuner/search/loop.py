@@ -11,7 +11,7 @@ from ...artifact import Artifact, Variant
 from ...device import Device
 from ...dispatch.plans.plan import Candidate
 from ..events import Observer, ProblemStarted, TrialDone
-from ..jobs import BuiltVariant, Entrant, Failed, Outcome, TrialJob
+from ..jobs import Entrant, Failed, Outcome, TrialJob
 from ..measure.protocol import TimingProtocol
 from ..planning.problems import ProblemPlan
 from ..storing import RunStore
@@ -95,7 +95,7 @@ class SearchLoop:
                 self._wait()
 
     def _is_settled(self, search: SearchState, waiting: Waiting) -> bool:
-        results = self._results(search, waiting)
+        results = self._results(waiting, waiting.variants)
         if not all(results):
             return False
         search.findings.remember(waiting.candidate, _artifacts(results))
@@ -103,8 +103,7 @@ class SearchLoop:
 
     def _begin(self, search: SearchState) -> None:
         self._active.append(search)
-        search.on_device += 1
-        self._ready.append(_Ready(search, None, self._job(search, Entrant("", {}, (), "floor"))))
+        self._send_off(search, None, Entrant("", {}, (), "floor"))
         self._observe(ProblemStarted(search.plan.problem, search.candidates, None))
 
     def _advance(self) -> None:
@@ -142,7 +141,7 @@ class SearchLoop:
     def _push(self, search: SearchState, waiting: Waiting) -> None:
         """Queue the candidate for the device if all its variants are built, drop it if one failed."""
         failure = Failed("error", waiting.fault) if waiting.fault else None
-        results, extra = self._results(search, waiting), self._results(search, waiting, waiting.extra)
+        results, extra = self._results(waiting, waiting.variants), self._results(waiting, waiting.extra)
         failure = failure or next((result for result in results if isinstance(result, Failed)), None)
         if failure is None and all(results):
             failure = self._misfit(search, waiting.candidate, _artifacts(results))
@@ -150,11 +149,12 @@ class SearchLoop:
             search.waiting.remove(waiting)
             self._learn(search, waiting.candidate, Outcome(failure.status, failure.message))
         elif all((*results, *extra)):
-            artifacts = _artifacts(results)
-            search.findings.remember(waiting.candidate, artifacts)
+            artifacts, candidate = _artifacts(results), waiting.candidate
+            search.findings.remember(candidate, artifacts)
             search.waiting.remove(waiting)
             self._built.append((waiting, artifacts))
-            self._send_off(search, waiting.candidate, (*artifacts, *_artifacts(extra)))
+            entrant = search.findings.entrant(candidate)
+            self._send_off(search, candidate, replace(entrant, artifacts=(*artifacts, *_artifacts(extra))))
 
     def _misfit(self, search: SearchState, candidate: Candidate, artifacts: tuple[Artifact, ...]) -> Failed | None:
         """Why the candidate cannot run, None if it can. A candidate that must be tried may spill registers."""
@@ -163,19 +163,19 @@ class SearchLoop:
         reason = misfit(artifacts, self._device)
         return Failed("out_of_resources", reason) if reason else None
 
-    def _results(
-        self, search: SearchState, waiting: Waiting, variants: Sequence[Variant] | None = None
-    ) -> list[BuiltVariant | Failed | None]:
-        op, name = search.plan.op.name, waiting.candidate.implementation.name
-        chosen = waiting.variants if variants is None else variants
-        return [self._crew.compiler.want(op, name, variant, self._device.target) for variant in chosen]
+    def _results(self, waiting: Waiting, variants: Sequence[Variant]) -> list[Artifact | Failed | None]:
+        implementation = waiting.candidate.implementation
+        want, target = self._crew.compiler.want, self._device.target
+        return [want(implementation.op, implementation.name, variant, target) for variant in variants]
 
     def _send_off(
-        self, search: SearchState, candidate: Candidate, artifacts: tuple[Artifact, ...], *, shared: bool = False
+        self, search: SearchState, candidate: Candidate | None, entrant: Entrant, *, shared: bool = False
     ) -> None:
         search.on_device += 1
-        entrant = replace(search.findings.entrant(candidate), artifacts=artifacts)
-        self._ready.append(_Ready(search, candidate, self._job(search, entrant), shared))
+        plan, number = search.plan, self._crew.next_job()
+        dims, protocol = dict(plan.problem.dims), dict(self._protocol.details)
+        job = TrialJob(number, plan.op.name, dims, entrant, protocol, search.findings.seed)
+        self._ready.append(_Ready(search, candidate, job, shared))
 
     def _feed(self) -> None:
         """Keep the device busy; on a CPU measure only while nothing compiles, since both want the same cores."""
@@ -208,7 +208,7 @@ class SearchLoop:
                 own = search.serve(built)
                 if own is not None:
                     search.findings.remember(own.candidate, artifacts)
-                    self._send_off(search, own.candidate, artifacts, shared=True)
+                    self._send_off(search, own.candidate, search.findings.entrant(own.candidate), shared=True)
                     return True
         return False
 
@@ -225,8 +225,7 @@ class SearchLoop:
     def _learn(self, search: SearchState, candidate: Candidate, outcome: Outcome, *, shared: bool = False) -> None:
         plan = search.plan
         uid = self._store.trial(plan.op, plan.problem, candidate, outcome)
-        learn = search.learn_shared if shared else search.learn
-        learn(candidate, outcome.status, outcome.median_us, outcome.censored, uid)
+        search.learn(candidate, outcome.status, outcome.median_us, outcome.censored, uid, asked=not shared)
         self.trials += 1
         self._observe(
             TrialDone(
@@ -244,17 +243,10 @@ class SearchLoop:
             )
         )
 
-    def _job(self, search: SearchState, entrant: Entrant) -> TrialJob:
-        plan = search.plan
-        return TrialJob(
-            self._crew.next_job(), plan.op.name, dict(plan.problem.dims), entrant, dict(self._protocol.details),
-            search.findings.seed,
-        )  # fmt: skip
-
 
 def _without_spills(artifact: Artifact) -> Artifact:
     return replace(artifact, resources={**artifact.resources, "spill_bytes": 0})
 
 
-def _artifacts(results: Sequence[BuiltVariant | Failed | None]) -> tuple[Artifact, ...]:
-    return tuple(result.artifact for result in results if isinstance(result, BuiltVariant))
+def _artifacts(results: Sequence[Artifact | Failed | None]) -> tuple[Artifact, ...]:
+    return tuple(result for result in results if isinstance(result, Artifact))

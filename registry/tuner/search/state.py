@@ -10,7 +10,7 @@ from ..limits import Budget
 from ..planning.problems import ProblemPlan
 from .findings import Findings
 from .proposals import EXHAUST, Searcher
-from .waiting import Launches, Waiting
+from .waiting import Waiting, waiting_for
 
 
 class SearchState:
@@ -34,13 +34,12 @@ class SearchState:
         self._most = budget.most_trials + (stored is not None)
         exhaust = EXHAUST if budget.trials is None else budget.trials
         self._searcher = Searcher(plan, seeds=seeds, exhaust=exhaust, seed=seed)
-        self._launches = Launches(plan)
         self._has_settled = False
         self._known = 0
         self._started = time.monotonic()
         if stored is not None:
             self._searcher.reserve(stored)
-            self.waiting.append(self._launches.waiting(stored))
+            self.waiting.append(waiting_for(plan, stored))
 
     @property
     def candidates(self) -> int:
@@ -72,7 +71,7 @@ class SearchState:
     def ask(self, in_flight: int) -> list[Waiting]:
         """New candidates, so that ``in_flight`` are waiting or on the device."""
         count = min(in_flight - len(self.waiting) - self.on_device, self._may_ask)
-        asked = [self._launches.waiting(candidate) for candidate in self._searcher.ask(max(count, 0))]
+        asked = [waiting_for(self.plan, candidate) for candidate in self._searcher.ask(max(count, 0))]
         self.waiting += asked
         return asked
 
@@ -83,11 +82,11 @@ class SearchState:
     def serve(self, built: Waiting) -> Waiting | None:
         """Another problem's candidate on this problem, if exactly its variants run it here and it is wanted.
 
-        The candidate then counts as being tried: ``learn_shared`` must tell its outcome.
+        The candidate then counts as being tried: ``learn`` must tell its outcome.
         """
         if not built.variants or not self.wants(built.candidate):
             return None
-        own = self._launches.waiting(built.candidate)
+        own = waiting_for(self.plan, built.candidate)
         if [variant.key for variant in own.variants] != [variant.key for variant in built.variants]:
             return None
         self._searcher.reserve(built.candidate)
@@ -95,7 +94,7 @@ class SearchState:
 
     def unbuilt(self) -> list[Waiting]:
         """Candidates that may enter the finals, and for which this run has compiled nothing."""
-        return [self._launches.waiting(candidate) for candidate in self.findings.unbuilt()]
+        return [waiting_for(self.plan, candidate) for candidate in self.findings.unbuilt()]
 
     def is_moot(self, candidate: Candidate) -> bool:
         """Whether nothing is gained by trying the candidate still: it is known, or the search has settled meanwhile."""
@@ -119,25 +118,25 @@ class SearchState:
 
     # learning
 
-    def learn(self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str) -> None:
-        """The outcome of a trial that this search asked for."""
-        self.done += 1
-        self._take_in(candidate, status, median_us, censored, uid)
-
-    def learn_shared(
-        self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str
+    def learn(
+        self,
+        candidate: Candidate,
+        status: str,
+        median_us: float | None,
+        censored: bool,
+        uid: str,
+        *,
+        asked: bool = True,
     ) -> None:
-        """The outcome of a trial that this search did not ask for: it costs no budget."""
-        self._take_in(candidate, status, median_us, censored, uid)
+        """The outcome of a trial; one that this search has not ``asked`` for costs no budget."""
+        self.done += asked
+        self._searcher.tell(candidate, median_us if status == "ok" else None)
+        self.findings.learn(candidate, status, median_us, censored, uid)
+        self.waiting = [waiting for waiting in self.waiting if waiting.candidate.key != candidate.key]
 
     def learn_stored(
         self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str
     ) -> None:
         """The outcome of another run's trial: it need not be repeated, and costs no budget."""
         self._known += not self.findings.is_right(candidate)
-        self._take_in(candidate, status, median_us, censored, uid)
-
-    def _take_in(self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str) -> None:
-        self._searcher.tell(candidate, median_us if status == "ok" else None)
-        self.findings.learn(candidate, status, median_us, censored, uid)
-        self.waiting = [waiting for waiting in self.waiting if waiting.candidate.key != candidate.key]
+        self.learn(candidate, status, median_us, censored, uid, asked=False)

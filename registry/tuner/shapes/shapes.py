@@ -47,6 +47,11 @@ class Shapes:
     problems: Mapping[str, list[Problem]]
     counts: Mapping[Problem, int] = field(default_factory=dict)
 
+    @property
+    def all(self) -> tuple[Problem, ...]:
+        """The problems of every op, in order."""
+        return tuple(all_problems(self.problems))
+
 
 def load_shapes(path: str | Path, catalog: Ops, ops: Iterable[str] = ()) -> dict[str, list[Problem]]:
     """The problems of :func:`read_shapes`, by op."""

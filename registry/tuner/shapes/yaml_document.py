@@ -23,8 +23,7 @@ _SHAPE = "expected op: [{dimension: [value, ...]}, ...]"
 
 
 class Document:
-    """A read file: ``data`` is its content, None for an empty file. Raises ShapesFileError for a file it cannot
-    read."""
+    """A read file: ``data`` is its content, None for an empty file. Raises ShapesFileError for an unreadable one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,92 +1,54 @@
-"""Probes: other problems and layouts that dispatch may give to a candidate, which must be right there too.
+"""Probes: other problems, sizes and layouts that dispatch may give to a candidate, which must be right there too.
 
 A winner also serves the problems for which nothing nearer is tuned, and calls whose tensors are not aligned or not
-contiguous. A candidate that is wrong at one of a few small ones is refused before it is timed.
+contiguous. A candidate that is wrong at one of a few small ones, at a size next to the tuned one, or called by two
+threads at once, is refused. Each probe runs as a call of its size would: where a run says ``any_size`` or a kernel is
+loaded already, that is what runs.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from ...arguments.schema import tensors_in, with_tensors
 from ...artifact import Artifact
 from ...contract import Op, as_tuple
-from ...correctness.bounds import Bounds, bounds_of
 from ...correctness.numerics import compare, own_error, reference64
-from ...correctness.output_faults import output_faults, poison
-from ...correctness.poisoned_layouts import (
-    LAYOUTS,
-    Layout,
-    Surrounded,
-    is_contiguous_by_another_name,
-    laid_out,
-    laid_out_within,
-    surrounded,
-)
+from ...correctness.other_sizes import false_claim
+from ...correctness.output_faults import output_faults
+from ...correctness.poisoned_layouts import Surrounded, laid_out_within, surrounded
 from ...device import Device
+from ...dispatch.plans.other_size import at_other_size, bound_by_call
 from ...dispatch.plans.plan import Plan, build
+from ...dispatch.plans.two_threads import results_of_two_threads
 from ...errors import RegistryError
-from ...problem import Arguments, Problem, canonical_json
+from ...implementation import Tensors
+from ...problem import Problem
 from ..planning.variants import variants_at
-from .session import clone
+from .probe_inputs import Probe, group_of, probes_of_other_sizes, small_probes
 from .verdicts import Checks, WrongError
 from .verify import check_unchanged
 
-_SIZES = (1, 37)
-"""Sizes of a probe's last dynamic dimension: one, and a prime, which is no multiple of any block."""
-_LARGER_SIZES = (4099, 1031, 257)
-"""Beside them the largest of these primes that costs little: more than a block."""
-_OTHER_SIZES = (3, 5, 2)
-"""Sizes of the dynamic dimensions before the last."""
-_MOST_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
-_MEMORY_PART = 1 / 1000
-"""The part of the device's memory that one probe's tensors may take."""
-_MOST_FLOP = {"cpu": 2e8, "cuda": 1e12}
-_LARGER_PART = 1 / 16
-"""The part of these limits that the larger size may take."""
 _GROUPS_PART = 1 / 20
 """The part of the device's memory that all kept groups of probes may take."""
 _FIRST = 2
 
+_Made = Callable[[Op, Problem, Device], Iterable[Probe]]
 
-@dataclass(frozen=True)
-class Probe:
-    """One problem in one layout; ``problem`` has that layout's traits."""
-
-    problem: Problem
-    layout: Layout
-    arguments: Arguments
-    values: tuple[Any, ...]
-    pristine: tuple[Any, ...]
-    bounds: tuple[Bounds, ...]
-    outputs: tuple[Surrounded, ...]
-    """The outputs that candidates write to, one after another."""
-
-    @cached_property
-    def nbytes(self) -> int:
-        """Bytes held by tensors, bounds and outputs."""
-        tensors = tensors_in((*self.values, *self.pristine))
-        held: tuple[torch.Tensor | Bounds | Surrounded, ...] = (*tensors, *self.bounds, *self.outputs)
-        return sum(each.nbytes for each in held)
-
-    def __str__(self) -> str:
-        return str(self.problem) if self.layout == "contiguous" else f"{self.problem} with {self.layout} inputs"
+_Told = Callable[..., str]
+"""The message about a fault, with the remedy that is usual for it."""
 
 
-def probe_problems(op: Op, problem: Problem, device: Device) -> tuple[Problem, ...]:
-    """Small problems with the static dimensions of ``problem`` and odd sizes; never ``problem`` itself."""
-    found = [_resized(op, problem, size) for size in _SIZES]
-    larger = (_resized(op, problem, size) for size in _LARGER_SIZES)
-    found.append(next((each for each in larger if each and _is_small(op, each, device, _LARGER_PART)), None))
-    other = [each for each in found if each is not None and each != problem]
-    small = [each for each in other if _is_small(op, each, device)]
-    return tuple(dict.fromkeys(small or other[:1]))
+class _ForProbe(NamedTuple):
+    """A plan for a probe, and how its faults are told."""
+
+    plan: Plan
+    told: _Told
 
 
 class Probes:
@@ -106,21 +68,24 @@ class Probes:
 
         The first show faults of the kernel. Of later candidates only the fast ones are checked, after timing.
         """
-        return self._checked[_group(plan.op, plan.problem), plan.candidate.implementation.name] < _FIRST
+        return self._checked[group_of(plan.op, plan.problem), plan.candidate.implementation.name] < _FIRST
 
     def check(self, plan: Plan, artifacts: Mapping[str, Artifact]) -> None:
         """Run the plan's candidate on the probes of its problem; raises WrongError.
 
-        A probe is left out where the candidate says that it does not support it, and where its variants are not among
-        ``artifacts`` (by key): nothing is compiled here.
+        ``plan`` was bound by a call (``bound_by_call``), and has run. A probe is left out where the candidate says that
+        it does not support it, and where its variants are not among ``artifacts`` (by key): nothing is compiled here.
         """
-        group = _group(plan.op, plan.problem)
+        self._check(group_of(plan.op, plan.problem), small_probes, plan, artifacts)
+        self._check(plan.problem.key, probes_of_other_sizes, plan, artifacts)
+
+    def _check(self, group: str, made: _Made, plan: Plan, artifacts: Mapping[str, Artifact]) -> None:
         tried = group, plan.candidate.key, frozenset(artifacts)
         if tried in self._tried:
             return
         checks, ran = Checks(), list[tuple[str, str, int]]()
         try:
-            for place, probe in enumerate(self._of(group, plan)):
+            for place, probe in enumerate(self._of(group, made, plan)):
                 passed = group, plan.candidate.key, place
                 if passed not in self._passed and self._run(plan, probe, artifacts, checks):
                     ran.append(passed)
@@ -138,11 +103,11 @@ class Probes:
         """Free the probes' tensors."""
         self._groups.clear()
 
-    def _of(self, group: str, plan: Plan) -> tuple[Probe, ...]:
+    def _of(self, group: str, made: _Made, plan: Plan) -> tuple[Probe, ...]:
         if group not in self._groups:
-            made = tuple(_probes(plan.op, plan.problem, self._device))
-            self._make_room(_GROUPS_PART * self._device.memory_bytes - _nbytes(made))
-            self._groups[group] = made
+            probes = tuple(made(plan.op, plan.problem, self._device))
+            self._make_room(_GROUPS_PART * self._device.memory_bytes - _nbytes(probes))
+            self._groups[group] = probes
         return self._groups[group]
 
     def _make_room(self, most: float) -> None:
@@ -155,22 +120,62 @@ class Probes:
     def _run(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks) -> bool:
         """Enqueue one probe and its checks, or leave it out; returns whether it ran."""
         try:
-            wanted = variants_at(plan.op, plan.candidate, probe.problem, probe.arguments, self._device)
-            if wanted is None or any(variant.key not in artifacts for variant in wanted):
-                return False
-            there = build(plan.op, plan.candidate, probe.problem, probe.arguments, self._device, artifacts)
+            found = self._bound(plan, probe, artifacts, checks)
         except RegistryError:
             # dispatch goes on with the next candidate when a plan cannot be built
             return False
+        if found is None:
+            return False
+        there, told = found
         try:
-            _check(there, probe, checks)
-        except RegistryError:
+            _check(there, probe, checks, told)
+            if probe.beside is not None:
+                _check(there, probe.beside, checks, told)
+                _check_two_threads(there, (probe, probe.beside), self._device, checks)
+        except (RegistryError, torch.OutOfMemoryError):
             return False
         except WrongError as fault:
-            raise WrongError(fault.status, _told(probe, fault.message)) from None
+            raise WrongError(fault.status, told(fault.message)) from None
         except Exception as fault:
-            raised = f"it raises {type(fault).__name__}: {fault}; what it cannot run, unsupported() has to say"
-            raise WrongError("error", _told(probe, raised)) from fault
+            remedy = "; what it cannot run, unsupported() has to say"
+            raise WrongError("error", told(f"it raises {type(fault).__name__}: {fault}", remedy)) from fault
+        return True
+
+    def _bound(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks) -> _ForProbe | None:
+        """The candidate's plan for a probe as a call gets it; None where it cannot run it, or not without compiling."""
+        asked = (probe,) if probe.home is None else (probe, probe.home)
+        if not all(self._is_compiled(plan, each, artifacts) for each in asked):
+            return None
+        if (home := probe.home) is not None:
+            plan = bound_by_call(plan.op, plan.candidate, home.problem, home.arguments, self._device, artifacts)
+            _check(plan, home, checks, partial(_told, home))
+        reused = at_other_size(plan, probe.problem, probe.arguments, self._device)
+        if reused is None or reused.run is not plan.run:
+            return _ForProbe(reused or self._anew(plan, probe, artifacts), partial(_told, probe))
+
+        def told(fault: str, remedy: str = "") -> str:
+            right = self._is_right_anew(plan, probe, artifacts)
+            name = plan.candidate.implementation.name
+            return false_claim(name, plan.problem, probe.problem, fault) if right else _told(probe, fault, remedy)
+
+        return _ForProbe(reused, told)
+
+    def _is_compiled(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact]) -> bool:
+        """Whether the candidate supports a probe, and all that it needs there is among the artifacts."""
+        wanted = variants_at(plan.op, plan.candidate, probe.problem, probe.arguments, self._device)
+        return wanted is not None and all(variant.key in artifacts for variant in wanted)
+
+    def _anew(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact]) -> Plan:
+        return build(plan.op, plan.candidate, probe.problem, probe.arguments, self._device, artifacts)
+
+    def _is_right_anew(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact]) -> bool:
+        """Whether a run that is bound for the probe itself passes it."""
+        checks = Checks()
+        try:
+            _check(self._anew(plan, probe, artifacts), probe, checks, str)
+            checks.settle()
+        except Exception:  # a stranger's code may raise anything
+            return False
         return True
 
 
@@ -178,113 +183,75 @@ def _nbytes(probes: Sequence[Probe]) -> int:
     return sum(probe.nbytes for probe in probes)
 
 
-def _group(op: Op, problem: Problem) -> str:
-    static = {name: value for name, value in problem.dims.items() if name not in op.dynamic}
-    # a tuned problem is no probe of itself: if it is a probe of other problems, its group is its own
-    own = {name: value for name, value in problem.dims.items() if name in op.dynamic}
-    is_probe = own in [_sizes(list(own), size) for size in (*_SIZES, *_LARGER_SIZES) if own]
-    return canonical_json({"op": op.name, "static": static, "own": own if is_probe else {}})
-
-
-def _sizes(names: Sequence[str], size: int) -> dict[str, int]:
-    """Sizes of the dynamic dimensions where the last is ``size``."""
-    others = {name: 1 if size == 1 else _OTHER_SIZES[place % 3] for place, name in enumerate(names)}
-    return {**others, names[-1]: size}
-
-
-def _resized(op: Op, problem: Problem, size: int) -> Problem | None:
-    names = [name for name in problem.dims if name in op.dynamic]
-    if not names:
-        return None
-    try:
-        return op.problem_of({**problem.dims, **_sizes(names, size)})
-    except Exception:  # an op's check may raise anything for a problem that it does not have
-        return None
-
-
-def _is_small(op: Op, problem: Problem, device: Device, part: float = 1.0) -> bool:
-    floor, kind = op.floor(problem), "cuda" if device.type == "cuda" else "cpu"
-    most = min(_MOST_BYTES[kind], _MEMORY_PART * device.memory_bytes)
-    return floor.bytes <= part * most and floor.flop <= part * _MOST_FLOP[kind]
-
-
-def _planned(problems: Sequence[Problem]) -> Iterator[tuple[Problem, Layout]]:
-    for problem in problems:
-        yield problem, "contiguous"
-    for layout in LAYOUTS[1:] if problems else ():
-        # the first that is larger than one element a dimension: one element is contiguous in any layout
-        yield problems[min(1, len(problems) - 1)], layout
-
-
-def _probes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
-    for each, layout in _planned(probe_problems(op, problem, device)):
-        yield from _laid_out(op, each, device, layout)
-
-
-def _laid_out(op: Op, problem: Problem, device: Device, layout: Layout) -> Iterator[Probe]:
-    """The probe of a problem in a layout; none where the op has no such problem or layout."""
-    generator = torch.Generator(device=device.torch).manual_seed(len(layout))
-    try:
-        drawn = op.draw(problem, op.kinds[0], generator)
-        values = with_tensors(drawn, lambda tensor: laid_out(tensor, layout))
-        arguments = op.arguments(values)
-        posed = op.pose(arguments, problem)
-        reference = reference64(op, values)
-        bounds = bounds_of(op, posed, values, reference, own_error(op, posed, values, reference))
-    except Exception:  # an op may raise anything for arguments that it does not take
-        return
-    if posed == problem and not is_contiguous_by_another_name(layout, arguments.tensors.values()):
-        outputs = (surrounded(spec) for spec in op.output_specs(arguments, device.torch).values())
-        yield Probe(posed, layout, arguments, values, clone(values), bounds, tuple(outputs))
-
-
-def _check(plan: Plan, probe: Probe, checks: Checks) -> None:
+def _check(plan: Plan, probe: Probe, checks: Checks, told: _Told) -> None:
     if not plan.op.parsed.mutates:
         for output in probe.outputs:
             output.poison()
-        _check_on(plan, probe, probe.outputs, (), checks)
+        _check_on(plan, probe, probe.outputs, (), checks, told)
         return
     # an op that mutates is given copies with poisoned memory beside them, to find reads and writes beyond the end
     for nan_beside in (False, True):
         outputs = tuple(surrounded(spec) for spec in plan.signature.outputs.values())
-        _check_on(plan, probe, outputs, _copies(probe, nan_beside), checks)
+        _check_on(plan, probe, outputs, _copies(probe, nan_beside), checks, told)
 
 
 def _check_on(
-    plan: Plan, probe: Probe, outputs: tuple[Surrounded, ...], copies: Sequence[Surrounded], checks: Checks
+    plan: Plan,
+    probe: Probe,
+    outputs: tuple[Surrounded, ...],
+    copies: Sequence[Surrounded],
+    checks: Checks,
+    told: _Told,
 ) -> None:
     """One run into poisoned outputs, on the probe's arguments, or on a copy of each of its tensors."""
     op, functional = plan.op, plan.candidate.implementation.returns_outputs
     into = () if functional else outputs
-    scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
-    poison(scratch)
+    scratch = tuple(surrounded(spec) for spec in plan.signature.scratch.values())
     given = tuple(each.tensor for each in into)
     copy = iter(copies)
     values = with_tensors(probe.values, lambda _: next(copy).tensor) if copies else probe.values
-    returned = plan.run(given, plan.prepared.extend(values), scratch)
+    returned = plan.run(given, plan.prepared.extend(values), tuple(each.tensor for each in scratch))
     found = as_tuple(returned) if functional else given
     if faults := output_faults(found, plan.signature.outputs, values):
         raise WrongError("wrong_result", "; ".join(faults))
     results = op.results(found, values)
     flags = [bounds.holding(result) for bounds, result in zip(probe.bounds, results, strict=True)]
-    checks.add(flags, "wrong_result", lambda: _why(op, probe, results))
-    for name, tensors in (("outputs", into), ("arguments", copies)):
+    checks.add(flags, "wrong_result", lambda: _why(op, probe, results, told))
+    for name, tensors in (("outputs", into), ("arguments", copies), ("scratch", scratch)):
         beside = _told(probe, f"it writes outside its {name}")
         checks.add([each.untouched() for each in tensors], "wrong_result", beside)
     check_unchanged(op, values, probe.pristine, checks)
 
 
+def _check_two_threads(plan: Plan, probes: tuple[Probe, Probe], device: Device, checks: Checks) -> None:
+    """Calls of two threads at once, each on the inputs of its probe."""
+    op = plan.op
+
+    def told(fault: str) -> str:
+        shared = "called by two threads at once it is wrong: {}. Memory that calls share must be scratch"
+        return _told(probes[0], shared.format(fault))
+
+    found = results_of_two_threads(plan, [probe.values for probe in probes], device)
+    for probe, calls in zip(probes, found, strict=True):
+        for results in calls:
+            flags = [bounds.holding(result) for bounds, result in zip(probe.bounds, results, strict=True)]
+            checks.add(flags, "wrong_result", partial(_why, op, probe, results, told))
+
+
 def _copies(probe: Probe, nan_beside: bool) -> list[Surrounded]:
     """A copy of each tensor among the probe's arguments, in poisoned surroundings."""
-    return [laid_out_within(tensor, probe.layout, nan_beside=nan_beside) for tensor in tensors_in(probe.pristine)]
+    return [
+        laid_out_within(tensor, probe.layout, place, nan_beside=nan_beside)
+        for place, tensor in enumerate(tensors_in(probe.pristine))
+    ]
 
 
-def _why(op: Op, probe: Probe, results: tuple[torch.Tensor, ...]) -> str:
+def _why(op: Op, probe: Probe, results: Tensors, told: _Told) -> str:
     reference = reference64(op, probe.pristine)
     error = own_error(op, probe.problem, probe.pristine, reference)
     fault = compare(op, probe.problem, results, reference, error, probe.pristine).message
-    return _told(probe, fault) if fault else ""
+    return told(fault) if fault else ""
 
 
-def _told(probe: Probe, fault: str) -> str:
-    return f"right here, but not for {probe}, where dispatch may run it: {fault}"
+def _told(probe: Probe, fault: str, remedy: str = "") -> str:
+    return f"right here, but not for {probe}, where dispatch may run it: {fault}{remedy}"

@@ -36,6 +36,7 @@ class TimedPlan:
         copies = session.rotation.copies
         specs = () if self._functional else plan.signature.outputs.values()
         self._stacks = tuple(Stack(spec, len(copies)) for spec in specs)
+        self._scratch = {name: Stack(spec, len(copies)) for name, spec in plan.signature.scratch.items()}
         self.outputs: list[Tensors] = [
             tuple(stack.tensors[copy] for stack in self._stacks) for copy in range(len(copies))
         ]
@@ -56,11 +57,11 @@ class TimedPlan:
         return bool(self._stacks)
 
     def poison(self) -> None:
-        """Fill the outputs with values that no right answer holds.
+        """Fill outputs and scratch with values that no right answer holds.
 
         Outputs that functional code returned are filled too: a graph that captured the code writes them again.
         """
-        for stack in self._stacks:
+        for stack in (*self._stacks, *self._scratch.values()):
             stack.poison()
         self._poison_returned()
 
@@ -103,16 +104,18 @@ class TimedPlan:
             checks.add(self._agree(), "nondeterministic", differ)
 
     def check_margins(self, checks: Checks) -> None:
-        """Check that nothing was written beside the outputs since they were poisoned."""
+        """Check that nothing was written beside outputs and scratch since they were poisoned."""
         for name, stack in zip(self._plan.signature.outputs, self._stacks, strict=False):
             checks.add([stack.margins_untouched()], "wrong_result", f"it writes outside its output {name}")
+        for name, stack in self._scratch.items():
+            checks.add([stack.margins_untouched()], "wrong_result", f"it writes outside its scratch {name}")
         for place, flag in self._session.rotation.margins_untouched(self._session.mutated).items():
             name = self._session.op.parsed.names[place]
             checks.add([flag], "wrong_result", f"it writes outside {name}, which it mutates")
 
     def _launch(self, place: int, values: tuple[Any, ...]) -> Enqueue:
         plan, outputs = self._plan, self.outputs
-        scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
+        scratch = tuple(stack.tensors[place] for stack in self._scratch.values())
         extended = plan.prepared.extend(values)
         run = plan.run
 

@@ -10,15 +10,16 @@ import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from ...artifact import Target, Variant
+from ...artifact import Artifact, Target, Variant
 from ...errors import RegistryError
-from ..jobs import BuiltVariant, CompileJob, Failed, artifact_from_json, to_json
+from ..jobs import CompileJob, Failed, artifact_from_json, to_json
 from ..limits import Limits
-from ..processes.channels import MOST_FAILED_STARTS, forget, send, settle, watch
+from ..processes.channels import MOST_FAILED_STARTS, forget, send, settle
 from ..processes.cores import as_argument
 from ..processes.process import Child, Message
 from .lost import NONSENSE, failed
 
+_COMPILE_WORKER = "registry.tuner.workers.compile_worker"
 _COMPILE_ENVIRONMENT = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -50,13 +51,13 @@ class CompilePool:
         self._limits = limits or Limits()
         self._slots: list[_Slot] = []
         self._queue: collections.deque[CompileJob] = collections.deque()
-        self._results: dict[str, BuiltVariant | Failed] = {}
+        self._results: dict[str, Artifact | Failed] = {}
         self._failed_starts = 0
         self._wanted: set[str] = set()
         self.seconds: dict[str, float] = {}
         """Backend -> seconds of compiling its variants, summed over the processes."""
 
-    def want(self, op: str, implementation: str, variant: Variant, target: Target) -> BuiltVariant | Failed | None:
+    def want(self, op: str, implementation: str, variant: Variant, target: Target) -> Artifact | Failed | None:
         """The variant's result, or None while it is being compiled (it is queued if it was not wanted before)."""
         if variant.key not in self._wanted:
             self._wanted.add(variant.key)
@@ -100,15 +101,10 @@ class CompilePool:
             if slot.job is None and self._queue:
                 self._assign(slot)
         while self._queue and len(self._slots) < self._size:
-            child = Child(
-                "registry.tuner.workers.compile_worker",
-                self._arguments,
-                _COMPILE_ENVIRONMENT,
-                memory_bytes=self._limits.memory,
-            )
-            slot = _Slot(child)
+            memory = self._limits.memory
+            slot = _Slot(Child(_COMPILE_WORKER, self._arguments, _COMPILE_ENVIRONMENT, memory_bytes=memory))
             self._slots.append(slot)
-            watch(self._selector, child, functools.partial(self._readable, slot))
+            self._selector.register(slot.child, selectors.EVENT_READ, functools.partial(self._readable, slot))
             self._assign(slot)
 
     def _assign(self, slot: _Slot) -> None:
@@ -143,7 +139,7 @@ class CompilePool:
         self._finish(slot, result)
         return True
 
-    def _finish(self, slot: _Slot, result: BuiltVariant | Failed) -> None:
+    def _finish(self, slot: _Slot, result: Artifact | Failed) -> None:
         job, slot.job, slot.deadline = slot.job, None, math.inf
         assert job is not None
         backend = job.variant.backend
@@ -167,7 +163,7 @@ class CompilePool:
         self._feed()
 
 
-def _compiled(message: Message) -> BuiltVariant | Failed:
+def _compiled(message: Message) -> Artifact | Failed:
     if "built" in message:
-        return BuiltVariant(artifact_from_json(message["built"]))
+        return artifact_from_json(message["built"])
     return Failed(str(message["failed"]["status"]), str(message["failed"]["message"]))

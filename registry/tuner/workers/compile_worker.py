@@ -23,14 +23,11 @@ def compile_one(catalog: Catalog, job: CompileJob) -> dict[str, Any]:
     """The answer to one job: ``built`` or ``failed``."""
     implementation = catalog.implementation(job.op, job.implementation)
     try:
-        artifact = implementation.compile(job.variant, job.target)
-    except OutOfResourcesError as fault:
-        return {"failed": {"status": "out_of_resources", "message": fault.message}}
-    except RegistryError as fault:
-        return {"failed": {"status": "compile_error", "message": fault.message}}
+        return {"built": asdict(implementation.compile(job.variant, job.target))}
     except BaseException as fault:  # a stranger's compile step; its fault, SystemExit too, is the candidate's
-        return {"failed": {"status": "compile_error", "message": f"{type(fault).__name__}: {fault}"[:2000]}}
-    return {"built": asdict(artifact)}
+        status = "out_of_resources" if isinstance(fault, OutOfResourcesError) else "compile_error"
+        message = fault.message if isinstance(fault, RegistryError) else f"{type(fault).__name__}: {fault}"[:2000]
+        return {"failed": {"status": status, "message": message}}
 
 
 def main(arguments: Sequence[str]) -> None:

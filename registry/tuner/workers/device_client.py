@@ -15,7 +15,7 @@ from ...errors import RegistryError
 from ..jobs import Answer, BlockJob, Outcome, TimedBlock, TrialJob, to_json
 from ..limits import Limits
 from ..measure import nvml
-from ..processes.channels import MOST_FAILED_STARTS, forget, send, settle, watch
+from ..processes.channels import MOST_FAILED_STARTS, forget, send, settle
 from ..processes.process import Child, Message
 from .lost import NONSENSE, failed
 
@@ -26,10 +26,7 @@ _DEVICE_FREE_S = 5.0
 
 
 class DeviceWorker:
-    """The one process on the device; when it hangs or dies it is replaced, and the job that it was at is lost.
-
-    ``fresh``: every process is executed and none forked, so that it has an address space layout of its own.
-    """
+    """The one process on the device; when it hangs or dies it is replaced, and the job that it was at is lost."""
 
     def __init__(
         self,
@@ -39,8 +36,6 @@ class DeviceWorker:
         answered: Callable[[TrialJob | BlockJob, Answer], None],
         note: Callable[[str], None],
         limits: Limits | None = None,
-        *,
-        fresh: bool = False,
     ) -> None:
         self._selector = selector
         self._device = device
@@ -48,7 +43,6 @@ class DeviceWorker:
         self._answered = answered
         self._note = note
         self._limits = limits or Limits()
-        self._fresh = fresh
         self._jobs: collections.deque[TrialJob | BlockJob] = collections.deque()
         self._failed_starts = 0
         self._step = ""
@@ -100,10 +94,8 @@ class DeviceWorker:
 
     def _spawn(self) -> None:
         arguments = [str(self._device.torch), *self._files]
-        self._child = Child(
-            "registry.tuner.workers.worker_process", arguments, memory_bytes=self._limits.memory, fresh=self._fresh
-        )
-        watch(self._selector, self._child, self._readable)
+        self._child = Child("registry.tuner.workers.worker_process", arguments, memory_bytes=self._limits.memory)
+        self._selector.register(self._child, selectors.EVENT_READ, self._readable)
         self._sent = 0
         self._ready = False
         self._busy = False
@@ -177,8 +169,7 @@ class DeviceWorker:
             self._answered(lost, replace(outcome, seconds=took))
 
     def _await_device(self) -> None:
-        """Wait until the driver has freed the device memory of a process that has ended, before anything is
-        measured."""
+        """Wait until the driver has freed the memory of a process that has ended, before anything is measured."""
         gpu = nvml.gpu_of(self._device)
         if gpu is not None and not gpu.wait_until_gone(self._child.pid, _DEVICE_FREE_S):
             self._note(f"{self._device} still lists process {self._child.pid}, which has ended")

@@ -15,7 +15,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
@@ -34,7 +34,9 @@ WATCHED = (
     "registry.arguments",
     "registry.contract",
     "registry.correctness",
+    "registry.dispatch.plans.other_size",
     "registry.dispatch.plans.plan",
+    "registry.dispatch.plans.two_threads",
     "registry.problem",
 )
 """Beginnings of the names of our modules that judge and time, and of those that they call."""
@@ -110,7 +112,7 @@ class Trust:
 
     def __init__(self, integrity: Integrity) -> None:
         self._integrity = integrity
-        self._settings = _settings()
+        self._settings = {name: read() for name, (read, _) in _SETTINGS.items()}
         self._guilty: dict[str, str] = {}
         self._admitted: set[str] = set()
         self.lost = False
@@ -141,10 +143,11 @@ class Trust:
     def _restore_settings(self) -> list[str]:
         """Undo changed settings of the process; returns a message for each."""
         found = []
-        for (name, was), now in zip(self._settings.items(), _settings().values(), strict=True):
-            if was != now:
+        for name, was in self._settings.items():
+            read, restore = _SETTINGS[name]
+            if (now := read()) != was:
                 found.append(f"it sets {name} to {now}, where it was {was}, for the whole process")
-                _SETTERS[name](was)
+                restore(was)
         return found
 
 
@@ -184,16 +187,6 @@ def _owner(part: Any) -> str:
     return _top(str(getattr(part, "__module__", None) or type(part).__module__))
 
 
-def _settings() -> dict[str, Any]:
-    return {
-        "torch's default dtype": torch.get_default_dtype(),
-        "torch's number of threads": torch.get_num_threads(),
-        "torch's grad mode": torch.is_grad_enabled(),
-        "float32 matmul precision": _matmul_precision(),
-        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-    }
-
-
 def _matmul_precision() -> str:
     """highest, high or medium; torch refuses to say when its newer switches were used, which say it then."""
     try:
@@ -206,10 +199,11 @@ def _set_matmul_precision(value: str) -> None:
     torch.set_float32_matmul_precision(value if value in {"highest", "high", "medium"} else "highest")
 
 
-_SETTERS: dict[str, Any] = {
-    "torch's default dtype": torch.set_default_dtype,
-    "torch's number of threads": torch.set_num_threads,
-    "torch's grad mode": torch.set_grad_enabled,
-    "float32 matmul precision": _set_matmul_precision,
-    "deterministic algorithms": torch.use_deterministic_algorithms,
+_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "torch's grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "float32 matmul precision": (_matmul_precision, _set_matmul_precision),
+    "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
 }
+"""What reads and what sets a setting of the process, by its name."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ...artifact import Artifact
 from ...device import Device
 from ...discovery.catalog import Catalog
-from ...dispatch.plans.plan import Candidate, Plan, build
+from ...dispatch.plans.other_size import bound_by_call
+from ...dispatch.plans.plan import Candidate, Plan
 from ...problem import Problem
 from ..jobs import BlockJob, Entrant, Outcome, TimedBlock, TrialJob
 from ..measure.clocks import Clocks
@@ -20,7 +20,7 @@ from ..measure.interleaving import interleave
 from ..measure.protocol import TimingProtocol
 from ..measure.samplers import Sampler
 from ..measure.sampling import sampler_for
-from ..measure.series import Measurement, measure
+from ..measure.series import measure
 from ..planning.twin import twin_of
 from ..verify.probes import Probes
 from ..verify.session import Session, Sessions
@@ -74,7 +74,7 @@ class Worker:
         verify(plan, session, self._on_twin(plan, session, job))
         probed = self._probes.come_first(plan)
         if probed:
-            self._probes.check(plan, _by_key(job.entrant))
+            self._probes.check(plan, job.entrant.by_key)
         announce("measure")
         self._clocks.warm()
         timed = TimedPlan(plan, session)
@@ -84,10 +84,10 @@ class Worker:
             announce("verify")
             verify_timed(timed, sampler, session)
             if not probed and _is_promising(found, job.best_us):
-                self._probes.check(plan, _by_key(job.entrant))
+                self._probes.check(plan, job.entrant.by_key)
         finally:
             sampler.close()
-        return _outcome(found)
+        return found
 
     def block(self, job: BlockJob, announce: Announce) -> TimedBlock:
         """Time entrants in interleaved rounds; an entrant that cannot run, or is wrong now, is left out with its fault.
@@ -104,6 +104,26 @@ class Worker:
             seconds = time.perf_counter() - began
             return TimedBlock(nothing * count, (told,) * count, nothing * count, seconds)
         self._clocks.warm()
+        entries, faults = self._entries(job, session, protocol, announce)
+        announce("measure")
+        samplers = {place: entry.sampler for place, entry in entries.items()}
+        rounds = interleave(samplers, job.rounds, job.seed, self._clocks)
+        announce("verify")
+        for place, entry in entries.items():
+            raised = rounds.faults.get(place)
+            faults[place] = ": ".join(status_of(raised)) if raised else entry.check(session) if job.verify else ""
+            entry.sampler.close()
+        if breach := self.trust.breach():
+            # all entrants were timed together, so that no time can be believed
+            faults = [f"error: {breach}"] * len(faults)
+        times = tuple(() if fault else tuple(rounds.times.get(place, ())) for place, fault in enumerate(faults))
+        places = tuple(() if fault else tuple(rounds.positions.get(place, ())) for place, fault in enumerate(faults))
+        return TimedBlock(times, tuple(faults), places, time.perf_counter() - began)
+
+    def _entries(
+        self, job: BlockJob, session: Session, protocol: TimingProtocol, announce: Announce
+    ) -> tuple[dict[int, _Entry], list[str]]:
+        """The entrants of a block that can be timed, by place, and the fault of each entrant, "" without one."""
         entries: dict[int, _Entry] = {}
         faults = [""] * len(job.entrants)
         for place, entrant in enumerate(job.entrants):
@@ -115,23 +135,7 @@ class Worker:
             if breach := self.trust.breach():
                 entries.pop(place, None)
                 faults[place] = f"error: {breach}"
-        announce("measure")
-        rounds = interleave(
-            {place: entry.sampler for place, entry in entries.items()}, job.rounds, job.seed, self._clocks
-        )
-        times = tuple(tuple(rounds.times.get(place, ())) for place in range(len(job.entrants)))
-        positions = tuple(tuple(rounds.positions.get(place, ())) for place in range(len(job.entrants)))
-        announce("verify")
-        for place, entry in entries.items():
-            raised = rounds.faults.get(place)
-            faults[place] = ": ".join(status_of(raised)) if raised else entry.check(session) if job.verify else ""
-            entry.sampler.close()
-        if breach := self.trust.breach():
-            # all entrants were timed together, so that no time can be believed
-            faults = [f"error: {breach}"] * len(faults)
-        times = tuple(() if fault else taken for taken, fault in zip(times, faults, strict=True))
-        positions = tuple(() if fault else taken for taken, fault in zip(positions, faults, strict=True))
-        return TimedBlock(times, tuple(faults), positions, time.perf_counter() - began)
+        return entries, faults
 
     def _entry(self, entrant: Entrant, session: Session, protocol: TimingProtocol) -> _Entry:
         if entrant.role == "floor":
@@ -153,14 +157,14 @@ class Worker:
         if twin is None:
             return None
         there = self.session(twin, session.protocol, job.seed)
-        plan_there = plan_on_twin(plan.candidate, there, _by_key(job.entrant))
+        plan_there = plan_on_twin(plan.candidate, there, job.entrant.by_key)
         return None if plan_there is None else (plan_there, there)
 
     def _plan(self, session: Session, entrant: Entrant) -> Plan:
         implementation = self._catalog.implementation(session.op.name, entrant.implementation)
         self.trust.admit(implementation)
         candidate = Candidate(implementation, entrant.config)
-        return build(session.op, candidate, session.problem, session.arguments, self._device, _by_key(entrant))
+        return bound_by_call(session.op, candidate, session.problem, session.arguments, self._device, entrant.by_key)
 
     def _sampler(
         self, plan: Plan, timed: TimedPlan, session: Session, protocol: TimingProtocol, best_us: float | None = None
@@ -213,13 +217,9 @@ class _Entry:
         return ""
 
 
-def _is_promising(found: Measurement, best_us: float | None) -> bool:
+def _is_promising(found: Outcome, best_us: float | None) -> bool:
     """Whether the candidate may still win: its time is at most 1.5 times the best so far."""
-    return not found.censored and (best_us is None or found.median_us <= _PROMISING * best_us)
-
-
-def _by_key(entrant: Entrant) -> dict[str, Artifact]:
-    return {artifact.variant.key: artifact for artifact in entrant.artifacts}
+    return not found.censored and (best_us is None or (found.median_us or 0.0) <= _PROMISING * best_us)
 
 
 def _copy_sampler(session: Session, protocol: TimingProtocol) -> Sampler:
@@ -229,13 +229,9 @@ def _copy_sampler(session: Session, protocol: TimingProtocol) -> Sampler:
 def _measure_copy(session: Session, protocol: TimingProtocol, clocks: Clocks) -> Outcome:
     sampler = _copy_sampler(session, protocol)
     try:
-        return _outcome(measure(sampler, protocol, clocks=clocks))
+        return measure(sampler, protocol, clocks=clocks)
     finally:
         sampler.close()
-
-
-def _outcome(found: Measurement) -> Outcome:
-    return Outcome("ok", "", found.samples, found.median_us, found.censored, found.stop_reason, 0.0, found.details)
 
 
 _NEVER_RAN = frozenset({"unsupported", "compile_error", "out_of_resources"})

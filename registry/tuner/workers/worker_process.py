@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
     worker: Worker | None = None
     for message in parent:
         job = job_from_json(message)
-        announce = _announcer(parent, int(message["id"]))
+        announce = partial(_announce, parent, int(message["id"]))
         if worker is None:
             # not before the first job: another worker may still be measuring on this device
             announce("start")
@@ -93,11 +93,8 @@ def _claimed(name: str) -> Device:
     return device
 
 
-def _announcer(parent: Parent, job: int) -> Announce:
-    def announce(step: str) -> None:
-        parent.send({"id": job, "step": step})
-
-    return announce
+def _announce(parent: Parent, job: int, step: str) -> None:
+    parent.send({"id": job, "step": step})
 
 
 def _is_poisoned(device: Device) -> bool:

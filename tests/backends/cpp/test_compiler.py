@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,8 @@ import pytest
 from registry.backends import kernel_limit
 from registry.backends.cpp.compiler import build, is_intact, load
 from registry.errors import CompileError, OutOfResourcesError, RegistryError
+
+from ... import fresh
 
 SOURCE = """
 extern "C" __attribute__((visibility("default"))) void registry_make_serial() {}
@@ -144,15 +145,13 @@ def test_a_link_inside_the_cache_is_refused(cache: Path, tmp_path: Path) -> None
 
 def test_processes_that_compile_the_same_at_once_all_succeed(cache: Path) -> None:
     code = (
-        "import sys; from registry.backends.cpp.compiler import build, load\n"
-        "assert load(str(build(sys.stdin.read(), (), 'answer'))).answer() == 42\n"
+        "import os; from registry.backends.cpp.compiler import build, load\n"
+        "child = os.fork()\n"
+        f"assert load(str(build({unit()!r}, (), 'answer'))).answer() == 42\n"
+        "assert child == 0 or os.waitpid(child, 0)[1] == 0\n"
     )
-    running = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True) for _ in range(2)]
-    for process in running:
-        assert process.stdin is not None
-        process.stdin.write(unit())
-        process.stdin.close()
-    assert [process.wait() for process in running] == [0, 0]
+    done = fresh.run("-c", code)
+    assert done.returncode == 0, done.stderr
     assert all(is_intact(path) for path in libraries(cache))
     written = {path: path.stat().st_mtime_ns for path in libraries(cache)}
     assert build(unit(), (), "answer") in written

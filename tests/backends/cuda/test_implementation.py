@@ -21,14 +21,13 @@ import torch
 from registry.artifact import Signature, Target, Variant
 from registry.backends import kernel_limit
 from registry.backends.cuda import CudaImplementation, CudaKernel, nvrtc, read_source
-from registry.backends.cuda import implementation as cuda
 from registry.backends.cuda import launch as cuda_launch
 from registry.backends.cuda.frame import Layout
 from registry.backends.cuda.implementation import architecture_of, shared_limit
-from registry.backends.kernel_text import normalised_module
 from registry.device import Device
 from registry.dispatch.plans.written_plan import written_call
 from registry.errors import CompileError, InvalidDefinitionError, NotLaunchedError, OutOfResourcesError
+from registry.fingerprint import normalised_python
 from registry.implementation import Launch
 from registry.problem import Arguments, Problem, TensorSpec
 
@@ -219,8 +218,8 @@ def test_macros_read_as_c() -> None:
 def test_fingerprints_ignore_comments_in_kernels_and_see_code() -> None:
     module = f"SOURCE = r'''{SCALE}'''\n"
     same = module.replace("// y = FACTOR * x", "// anything at all").replace("SOURCE =", "SOURCE  =  ")
-    assert normalised_module(same) == normalised_module(module)
-    assert normalised_module(module.replace("factor *", "factor -")) != normalised_module(module)
+    assert normalised_python(same) == normalised_python(module)
+    assert normalised_python(module.replace("factor *", "factor -")) != normalised_python(module)
     assert Scale().fingerprint() == Scale().fingerprint() != Commented().fingerprint()
 
 
@@ -240,6 +239,8 @@ def test_unsupported_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(Scale().unsupported(problem(), H200)) == []
     cpu = Device("cpu", 0, "a CPU", "x86_64", 2, 1 << 30, 1 << 20)
     assert "no NVIDIA GPU" in next(iter(Scale().unsupported(problem(), cpu)))
+    # what is found once is remembered
+    monkeypatch.setattr(nvrtc, "missing", nvrtc.missing.__wrapped__)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert list(Scale().unsupported(problem(), H200)) == [
         "cuda-core is not installed (pip install kernel-registry[cuda])"
@@ -387,10 +388,10 @@ def test_a_launch_of_no_blocks_is_left_out(enqueued: _Enqueued) -> None:
 
 
 def test_unknown_and_textual_arguments_are_refused() -> None:
-    for args, text in ((("y", "z"), "names 'z'"), (("y", "mode"), "is a str")):
+    for args, text in ((("y", "z"), "unknown argument 'z'"), (("y", "mode"), "is a str")):
         launch = Launch(CudaKernel("", "k"), (1,), args, options={"block": 32})
         with pytest.raises(InvalidDefinitionError, match=text):
-            Layout(["k"], [launch], signature(8, mode="tanh"))
+            Layout([launch], signature(8, mode="tanh"))
 
 
 class _Driver:
@@ -492,7 +493,8 @@ def test_a_twin_that_cannot_be_loaded_any_more_says_so(
     monkeypatch.setattr(cuda_launch, "_LOADED", {})
     monkeypatch.setattr(kernel_limit, "MOST_KERNELS", 1)
     assert cuda_launch.load(Scale().compile(variant(Scale()), H200.target).path, 0)
-    twin = cuda._Twin(Scale(), problem(), {"block": 64}, H200, signature())
+    twin = Scale()._twin(problem(), {"block": 64}, H200, signature())
+    assert twin is not None
     for _ in range(2):
         with pytest.raises(NotLaunchedError, match=r"test\.scale: tensors are not 16-byte aligned.* loaded 1 CUDA"):
             twin((), (), ())
@@ -505,7 +507,7 @@ def test_a_twin_that_cannot_be_loaded_any_more_says_so(
 def test_a_twin_whose_kernel_does_not_fit_says_so(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     with pytest.raises(NotLaunchedError, match=r"not 16-byte aligned, and .* threads a block"):
-        cuda._Twin(Scale(), problem(), {"block": 2048}, H200, signature())((), (), ())
+        Scale()._misaligned(problem().misaligned(), {"block": 2048}, H200, signature())
 
 
 def test_a_load_leaves_the_current_gpu_what_it_was(own_cache: Path, driver: _Driver) -> None:

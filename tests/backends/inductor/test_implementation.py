@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -24,7 +22,10 @@ from registry.contracts import BOX
 from registry.device import Device
 from registry.dispatch.plans.plan import Candidate, Plan, build
 from registry.errors import CompileError
+from registry.paths import compiler_caches
 from registry.problem import Arguments, TensorSpec
+
+from ... import fresh
 
 SQUARE = next(op for op in BOX if op.name == "square")
 CPU = Device.of("cpu")
@@ -79,7 +80,8 @@ y = inductor_artifact.load_file(Path({artifact.path!r}))(x)
 assert torch.equal(y[0] if isinstance(y, (list, tuple)) else y, x * x)
 """
     environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", code], env=environ, check=True, capture_output=True)
+    done = fresh.run("-c", code, env=environ)
+    assert done.returncode == 0, done.stderr
 
 
 def test_nothing_is_timed_while_it_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -269,3 +271,30 @@ def test_without_a_compiler_it_says_what_is_missing(monkeypatch: pytest.MonkeyPa
     assert list(Compiled().unsupported(problem, CPU)) == []
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "C++ compiler" in next(Compiled().unsupported(problem, CPU))
+
+
+@pytest.mark.parametrize("untuned", [False, True])
+def test_compiled_code_is_kept_where_nobody_else_writes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, untuned: bool
+) -> None:
+    own, everybodys = tmp_path / "own", tmp_path / "torchinductor_root"
+    variables = {"KERNEL_REGISTRY_CACHE": str(own), "TORCHINDUCTOR_CACHE_DIR": str(everybodys)}
+    for name, value in {**variables, "TRITON_CACHE_DIR": "/elsewhere"}.items():
+        monkeypatch.setenv(name, value)
+    before, x = dict(os.environ), torch.randn(int(time.time_ns() % 997) + 1000)
+    problem, arguments = SQUARE.problem_of({"n": len(x), "dtype": "float32"}), SQUARE.arguments((x,))
+    plan = build(SQUARE, Candidate(Compiled(), {}), problem, arguments, CPU, untuned=untuned)
+    assert torch.equal(plan(x), x * x)
+    assert any(path.is_file() for path in (own / "torchinductor").rglob("*"))
+    assert not any(path.is_file() for path in everybodys.rglob("*"))
+    assert dict(os.environ) == before
+
+
+def test_a_place_that_the_user_chose_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert compiler_caches() == {}
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setenv("KERNEL_REGISTRY_CACHE", str(tmp_path))
+    tmp_path.chmod(0o777)
+    with pytest.raises(registry.RegistryError, match="can be written to by others"):
+        compiler_caches()

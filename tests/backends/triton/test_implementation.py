@@ -15,8 +15,8 @@ from registry.artifact import Artifact, Built, Signature, Target, Variant
 from registry.backends import estimate, kernel_limit
 from registry.backends.triton import TritonImplementation
 from registry.backends.triton import implementation as triton
-from registry.backends.triton.launch import full_grid
-from registry.backends.triton.variant import find_kernel, unaligned
+from registry.backends.triton.bound_launch import full_grid
+from registry.backends.triton.variant import find_kernel
 from registry.device import Device
 from registry.errors import CompileError, DeviceError, InvalidDefinitionError, OutOfResourcesError, UnknownNameError
 from registry.implementation import Implementation, Launch
@@ -85,7 +85,7 @@ def test_a_number_beyond_32_bits_a_missing_tensor_and_another_dtype_are_other_va
 
 
 def test_nothing_is_assumed_of_addresses_in_the_unaligned_twin() -> None:
-    loose = unaligned(signature(1000))
+    loose = signature(1000).misaligned()
     (variant,) = kernels.Scaled().variants(Problem("test", {"n": 1000}), CONFIG, H200, loose)
     assert variant.spec["aligned"] == ["width"]
 
@@ -172,6 +172,8 @@ def test_a_grid_has_three_extents() -> None:
 def test_binding_on_a_cpu_outside_the_interpreter_is_refused() -> None:
     with pytest.raises(DeviceError, match="TRITON_INTERPRET=1"):
         kernels.Scaled().bind(Problem("test", {"n": 8}), CONFIG, Device.of("cpu"), Built(signature(8)))
+    with pytest.raises(DeviceError, match="TRITON_INTERPRET=1"):
+        kernels.Scaled().variants(Problem("test", {"n": 8}), CONFIG, Device.of("cpu"), signature(8))
     assert kernels.Scaled.device_types == {"cuda"}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,8 @@ from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.hit.counter import Counter
 from registry.dispatch.hit.hot_path import MISSING, given
 from registry.errors import ArgumentTypeError, InvalidDefinitionError, NotReadyError
+
+from ... import fresh
 
 
 def op_of(schema: str, reference: Any, **more: Any) -> Op:
@@ -172,7 +172,7 @@ def test_a_nested_tensor_never_reaches_torchs_guard() -> None:
         "try: registry.PackedWeight(nested, packed.scales, None, 4, 8, (8, 8))\n"
         "except registry.InvalidArgumentError as fault: print('nested' in str(fault))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = fresh.run("-c", code)
     assert (done.returncode, done.stdout.split()) == (0, ["True"] * 7), done.stderr
 
 

@@ -374,7 +374,7 @@ def test_each_stream_that_reads_is_made_known_once(
 ) -> None:
     forget_prepared()
     read: list[int] = []
-    monkeypatch.setattr(prepared_cache.Entry, "read_here", lambda entry: read.append(streams.current))
+    monkeypatch.setattr(prepared_cache.PreparedEntry, "read_here", lambda entry: read.append(streams.current))
     x, weight = torch.randn(3, 8), torch.randn(8)
     dispatcher.call("rms_norm", x, weight)
     read.clear()
@@ -432,10 +432,12 @@ def test_a_thread_may_come_to_the_cache_from_within(dispatcher: Dispatcher, doub
     assert doubled.made == 2
 
 
-class Interrupted(dict[prepared_cache.Place, prepared_cache.Entry]):
+class Interrupted(dict[prepared_cache.Place, prepared_cache.PreparedEntry]):
     """A cache's entries; whoever drops one is interrupted by ``then``, before it and after it."""
 
-    def __init__(self, entries: Mapping[prepared_cache.Place, prepared_cache.Entry], then: Callable[[], None]) -> None:
+    def __init__(
+        self, entries: Mapping[prepared_cache.Place, prepared_cache.PreparedEntry], then: Callable[[], None]
+    ) -> None:
         super().__init__(entries)
         self._then: Callable[[], None] | None = then
 
@@ -513,7 +515,7 @@ def test_what_is_put_while_entries_are_dropped_is_not_kept() -> None:
     """Its weight may have the id of one that has died."""
     weights, living = [torch.randn(4)], torch.randn(4)
     cache = filled(weights)
-    made: list[prepared_cache.Entry] = []
+    made: list[prepared_cache.PreparedEntry] = []
 
     def then() -> None:
         made.append(cache.put(("one", 0), Maker(), living * 2, (living,), (0,)))

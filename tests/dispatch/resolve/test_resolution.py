@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import sqlite3
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from contextlib import closing
@@ -31,11 +29,15 @@ from registry import (
 )
 from registry.artifact import Built
 from registry.contract import Floor, Tolerance
+from registry.contracts import SOFTMAX
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.plans.plan import Candidate
 from registry.dispatch.resolve.failures import Failures
+from registry.dispatch.torch_side.operators import serving
 from registry.errors import NotLaunchedError
 from registry.implementation import Run, Tensors
+
+from ... import fresh
 
 DIMS = {"rows": 8, "cols": 16, "dtype": "float32"}
 
@@ -256,7 +258,7 @@ def test_a_warning_points_at_the_line_of_the_call(
         calls.append(lambda: dispatcher.explain("softmax", x.t()))
     for call in calls:
         if told_of == "database":
-            dispatcher.forget()
+            dispatcher.configure(database=str(tmp_path / "bad.db"))  # asked once more
         else:  # a new one each time: of one implementation each fault is told once
             dispatcher.register(told("a.broken", 5.0, **{told_of: fault}))
         with pytest.warns(DispatchWarning) as seen:
@@ -296,6 +298,72 @@ def test_a_stranger_that_raises_for_every_shape_is_one_warning(dispatcher: Dispa
     assert "what are 9 rows?" in str(dispatcher.explain("softmax", torch.randn(9, 4)))
 
 
+def test_failures_of_one_kind_are_one_warning_then_counted_and_logged(
+    dispatcher: Dispatcher, told: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "registry.dispatch")
+    broken = told("a.broken", 5.0, run_fault=CompileError("no such intrinsic"))
+    dispatcher.register(broken)
+    dispatcher.register(told("a.sound"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for rows in range(1, 9):
+            dispatcher.call("softmax", torch.randn(rows, 4))
+        dispatcher.forget()  # as after a reload: what fails on is no news
+        dispatcher.call("softmax", torch.randn(1, 4))
+        assert len(caught) == 1
+        broken._behaviour["run_fault"] = ZeroDivisionError("another fault")
+        dispatcher.call("softmax", torch.randn(20, 4))
+    assert ["no such intrinsic" in str(one.message) for one in caught] == [True, False]
+    assert len(caplog.records) == 10
+    assert all("a.broken" in line and "put aside" in line for line in caplog.messages)
+    counted = r"no such intrinsic \(.*\.py:\d+\) \(9 such failures in this process\)"
+    assert re.search(counted, str(dispatcher.explain("softmax", torch.randn(1, 4))))
+    alone = r"ZeroDivisionError: another fault \(.*\.py:\d+\)\n"
+    assert re.search(alone, str(dispatcher.explain("softmax", torch.randn(20, 4))) + "\n")
+
+
+@pytest.mark.parametrize("way", ["call", "op", "torch.ops"])
+def test_an_op_that_nobody_implements_is_one_warning_with_the_remedy(
+    dispatcher: Dispatcher, told: Any, way: str
+) -> None:
+    ways: dict[str, Callable[[torch.Tensor], Any]] = {
+        "call": lambda x: dispatcher.call("softmax", x),
+        "op": dispatcher.op("softmax"),
+        "torch.ops": torch.ops.kernel_registry.softmax,
+    }
+    dispatcher.catalog.define(
+        replace(SOFTMAX, name="acme::soft", schema=SOFTMAX.schema.replace("softmax", "acme::soft"))
+    )
+    call = ways[way]
+    with serving(dispatcher), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        explained = str(dispatcher.explain("softmax", torch.randn(3, 4)))
+        dispatcher.configure(mode="reference")
+        call(torch.randn(1, 4))
+        assert not caught, "explain tells it itself, and who asks for the reference gets it"
+        dispatcher.configure(mode="tuned")
+        for rows in (1, 2, 2, 3):
+            call(torch.randn(rows, 4))
+        with_double = torch.randn(4, 4, dtype=torch.float64)
+        call(with_double)
+        dispatcher.forget()
+        call(with_double)
+    (warning,) = caught
+    assert issubclass(warning.category, DispatchWarning)
+    assert way == "torch.ops" or warning.filename == __file__
+    for part in ("nobody implements softmax", "registry.register()", "`registry plugins`"):
+        assert part in str(warning.message)
+        assert part in explained
+    dispatcher.register(told("a.one"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call(torch.randn(7, 4))
+        assert not caught
+        dispatcher.call("acme::soft", torch.randn(7, 4))
+    assert ["nobody implements acme::soft" in str(one.message) for one in caught] == [True]
+
+
 def test_an_unreadable_database_is_one_warning_and_defaults(
     dispatcher: Dispatcher, told: Any, x: torch.Tensor, tmp_path: Path
 ) -> None:
@@ -318,7 +386,7 @@ def test_a_row_that_is_no_json_is_one_warning_and_defaults(
     with closing(sqlite3.connect(tmp_path / "tuning.db")) as raw:
         raw.execute("UPDATE candidate SET config = '{half'")
         raw.commit()
-    with pytest.warns(DispatchWarning, match="winners are not used: JSONDecodeError"):
+    with pytest.warns(DispatchWarning, match="a winner is skipped: .*JSONDecodeError"):
         dispatcher.call("softmax", x)
     assert who(dispatcher, x)[0] == "default"
 
@@ -327,15 +395,16 @@ def test_a_database_library_that_cannot_be_imported_is_one_warning_and_defaults(
     code = (
         "import sys, warnings; sys.modules['sqlalchemy'] = None\n"
         "import torch, registry\n"
+        "registry.configure(database='postgresql://nobody@nowhere/none')\n"
         "with warnings.catch_warnings(record=True) as seen:\n"
         "    print(registry.call('softmax', torch.zeros(2, 2)).tolist())\n"
         "print([str(one.message)[:42] for one in seen if issubclass(one.category, registry.DispatchWarning)])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = fresh.run("-c", code)
     assert done.stdout.splitlines() == [
         "[[0.5, 0.5], [0.5, 0.5]]",
         "['winners are not used: ModuleNotFoundError:']",
-    ]
+    ], done.stderr
 
 
 def test_a_missing_database_is_silent_and_not_made(dispatcher: Dispatcher, x: torch.Tensor, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,10 +17,13 @@ from registry import Device, DispatchWarning, __version__, shipped
 from registry.cli import checks
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.resolve.op_winners import OpWinners
 from registry.dispatch.resolve.resolution import standing
-from registry.dispatch.resolve.winners import REGIME, OpWinners, Winners
+from registry.dispatch.resolve.winners import REGIME, Winners
 from registry.errors import StoreError
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store
+
+from ... import fresh
 
 DIMS = {"rows": 8, "cols": 16, "dtype": "float32"}
 
@@ -134,8 +135,9 @@ def test_who_has_imported_the_file_has_the_winners_as_their_own(store: Store, sh
     (file,) = (tmp_path / "shipped").iterdir()
     with file.open() as stream:
         store.load(stream)
-    found = Winners().of(Catalog().op("softmax"), Device.of("cpu"))
-    assert [one.uid for one in found.exact(Catalog().op("softmax").problem_of(DIMS))] == [decision.uid]
+    op = Catalog().op("softmax")
+    found = Winners().of(op, Device.of("cpu"))
+    assert [one.uid for one in found.exact(op, op.problem_of(DIMS))] == [decision.uid]
     assert found.source(decision) == store.url
 
 
@@ -246,7 +248,7 @@ assert shipped.shipped(hardware, "cold")
 assert "sqlalchemy" not in sys.modules
 print(shipped.origin())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = fresh.run("-c", program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"kernel-registry {__version__}"
 

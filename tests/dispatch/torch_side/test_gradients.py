@@ -196,7 +196,7 @@ def test_an_input_that_the_backward_op_leaves_out_must_be_detached(dispatcher: D
 
 def test_a_backward_op_that_nobody_defines_is_named(dispatcher: Dispatcher) -> None:
     dispatcher.catalog.define(toy("acme::lost(Tensor x) -> Tensor y", torch.neg, Backward("acme::lost_backward", ())))
-    with pytest.raises(UnknownNameError, match="acme::lost_backward"):
+    with pytest.raises(UnknownNameError, match=r"acme::lost: backward=.* names an unknown op 'acme::lost_b"):
         dispatcher.call("acme::lost", torch.randn(3, requires_grad=True))
 
 
@@ -241,7 +241,7 @@ def test_checkpointing_and_hooks_on_saved_tensors(dispatcher: Dispatcher) -> Non
     close(torch.autograd.grad(y, (x, weight)), torch.autograd.grad(plain, (x, weight)))
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore:torch's reference runs. nobody implements softmax_backward")
 def test_checkpointing_that_ends_in_the_call_blames_nobody(dispatcher: Dispatcher, told: Any) -> None:
     dispatcher.register(told("a.one"))
     x = torch.randn(4, 8, requires_grad=True)

@@ -170,6 +170,22 @@ def test_a_second_derivative_is_an_error(powers: Dispatcher) -> None:
         once.sum().backward()
 
 
+@pytest.mark.parametrize("compiling", [False, True])
+def test_no_output_has_a_gradient_where_the_op_says_so(dispatcher: Dispatcher, compiling: bool) -> None:
+    dispatcher.catalog.define(toy(SCHEMA, Reference(), Backward.none()))
+
+    def added(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = dispatcher.call("acme::power", x)[0] + x
+        return y
+
+    x, _ = leaves()
+    with torch_ops.serving(dispatcher):
+        run = torch.compile(added, fullgraph=True, backend="aot_eager") if compiling else added
+        (gradient,) = torch.autograd.grad(run(x).sum(), x)
+        assert not any(output.requires_grad for output in dispatcher.call("acme::power", x))
+    assert torch.equal(gradient, torch.ones(4))
+
+
 def test_a_reference_without_gradient_is_told(dispatcher: Dispatcher) -> None:
     op = toy("acme::cut(Tensor x) -> Tensor y", lambda x: x.detach() * 2, Backward.reference())
     dispatcher.catalog.define(op)

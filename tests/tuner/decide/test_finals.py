@@ -127,7 +127,7 @@ def decide(
     planned: ProblemPlan, recorder: RunStore, bench: Bench, medians: Mapping[str, float] = HONEST
 ) -> tuple[Result, list[Event], Finals]:
     events: list[Event] = []
-    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), events.append, QUIET)
+    finals = Finals(recorder, TimingProtocol.of(CPU), events.append, QUIET)
     search = searched(planned, recorder, medians)
     (result,) = finals.run([search], bench)
     return result, events, finals
@@ -308,7 +308,7 @@ def test_what_earlier_runs_know_of_noise_counts_and_is_not_stored_again(
     gain = {**HONEST, "chatters": 97.0}
     earlier = Noise(decided=(Pair(100.0, 1 + relative),) * 10)
     recorder, bench = recorders(), Bench(gain)
-    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), lambda event: None, QUIET, earlier)
+    finals = Finals(recorder, TimingProtocol.of(CPU), lambda event: None, QUIET, earlier)
     (result,) = finals.run([searched(planned, recorder, gain)], bench)
     assert result.implementation == wins
     assert len(finals.noise.decided) == 1
@@ -321,7 +321,7 @@ def test_the_worker_is_free_after_the_last_block_of_each_finals_and_before_they_
     bench = Bench(
         {**HONEST, "chatters": 80.0}, lambda attempt: publish(planned, other, "honest 2") if attempt == 1 else None
     )
-    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), lambda event: None, QUIET)
+    finals = Finals(recorder, TimingProtocol.of(CPU), lambda event: None, QUIET)
     bench.dismissed = lambda: free.append((len(bench.finals), winner(recorder, planned)))
     free: list[tuple[int, str]] = []
     (result,) = finals.run([searched(planned, recorder, bench.times)], bench, dismiss=True)
@@ -334,7 +334,7 @@ def test_few_problems_meet_in_more_processes(
     planned: ProblemPlan, recorders: Callable[[], RunStore], problems: int, blocks: int
 ) -> None:
     recorder, bench, events = recorders(), Bench(HONEST), list[Event]()
-    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), events.append, QUIET)
+    finals = Finals(recorder, TimingProtocol.of(CPU), events.append, QUIET)
     searches = [searched(planned, recorder, HONEST) for _ in range(problems)]
     assert len(list(finals.run(searches, bench))) == problems
     assert bench.workers[:blocks] == [False] * (blocks - 1) + [True]
@@ -348,7 +348,7 @@ def test_known_noise_of_such_durations_spares_processes(
 ) -> None:
     known, recorder, bench = Noise(decided=(Pair(us, 1.001),) * USUAL_IS_KNOWN), recorders(), Bench(HONEST)
     noise = (QUIET, known) if earlier else (QUIET + known, None)
-    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), lambda event: None, *noise)
+    finals = Finals(recorder, TimingProtocol.of(CPU), lambda event: None, *noise)
     list(finals.run([searched(planned, recorder, HONEST)], bench))
     assert bench.workers == [False] * (blocks - 1) + [True]
 
@@ -366,7 +366,7 @@ def test_each_problem_meets_in_as_many_processes_as_its_own_decade_needs(
     recorder, bench, events = recorders(), Bench(HONEST), list[Event]()
     few = [searched(planned_short, recorder, {name: us / 20 for name, us in HONEST.items()}) for _ in range(short)]
     many = [searched(planned, recorder, HONEST) for _ in range(USUAL_IS_KNOWN)]
-    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), events.append, QUIET)
+    finals = Finals(recorder, TimingProtocol.of(CPU), events.append, QUIET)
     list(finals.run([*few, *many] if first else [*many, *few], bench))
     assert bench.workers == [False] * (MOST_BLOCKS - 1) + [True]
     for problem, count, blocks in ((SHORT, short, MOST_BLOCKS), (PROBLEM, USUAL_IS_KNOWN, BLOCKS)):
@@ -383,7 +383,7 @@ def test_the_incumbents_duration_and_not_the_fastests_says_what_is_known(
     times = {**HONEST, "chatters": 5.0}
     recorder, bench = recorders(), Bench(times)
     known = Noise(decided=(Pair(known_us, 1.001),) * USUAL_IS_KNOWN)
-    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), lambda event: None, QUIET, known)
+    finals = Finals(recorder, TimingProtocol.of(CPU), lambda event: None, QUIET, known)
     list(finals.run([searched(planned, recorder, times)], bench))
     assert len(bench.finals) == blocks
 
@@ -424,7 +424,7 @@ def test_lost_blocks_and_problems_without_a_right_candidate_are_told(
 ) -> None:
     recorder = recorders()
     events: list[Event] = []
-    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), events.append)
+    finals = Finals(recorder, TimingProtocol.of(CPU), events.append)
     lost = searched(planned, recorder, {})
     held = searched(planned, recorder, {"honest 1": 100.0, "honest 2": 150.0})
 
@@ -462,7 +462,7 @@ def test_a_stored_winner_that_failed_in_the_search_is_replaced_without_a_tie_and
     search = searched(planned, recorder, {name: us for name, us in HONEST.items() if name != "chatters"})
     search.learn(candidates(planned)["chatters"], status, None, False, "uid")
     events, bench = list[Event](), Bench({**HONEST, "honest 2": 100.0})
-    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), events.append, QUIET)
+    finals = Finals(recorder, TimingProtocol.of(CPU), events.append, QUIET)
     (result,) = finals.run([search], bench)
     assert result is not None
     assert (result.verdict, result.implementation) == ("new", "rogue.honest")
@@ -497,7 +497,7 @@ def test_what_another_run_published_during_the_search_has_to_be_beaten(
     medians = HONEST if tried else {name: us for name, us in HONEST.items() if name != "chatters"}
     search, bench = searched(planned, recorder, medians), Bench({**HONEST, "chatters": 80.0})
     publish(planned, other, "chatters")
-    finals = Finals(recorder, CPU, TimingProtocol.of(CPU), lambda event: None, QUIET)
+    finals = Finals(recorder, TimingProtocol.of(CPU), lambda event: None, QUIET)
     (result,) = finals.run([search], bench)
     assert (result.verdict, result.implementation) == ("kept", "rogue.chatters")
     assert result.incumbent is not None

@@ -19,7 +19,7 @@ from registry.implementation import Implementation, Run
 from registry.problem import Problem
 from registry.space import Config, Space
 from registry.tuner.events import Event, TrialDone
-from registry.tuner.jobs import BuiltVariant, Outcome, TrialJob
+from registry.tuner.jobs import Outcome, TrialJob
 from registry.tuner.limits import Budget, Limits
 from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.planning.problems import ImplementationPlan, ProblemPlan
@@ -67,9 +67,9 @@ class Compiled:
     def __init__(self, resources: Mapping[int, Mapping[str, int]]) -> None:
         self._resources = resources
 
-    def want(self, op: str, implementation: str, variant: Variant, target: Target) -> BuiltVariant:
+    def want(self, op: str, implementation: str, variant: Variant, target: Target) -> Artifact:
         told = self._resources.get(variant.spec["number"], {}) if variant.kernel == "second" else {}
-        return BuiltVariant(Artifact(variant, resources=told))
+        return Artifact(variant, resources=told)
 
     def keep_only(self, keys: Any) -> None:
         """Nothing is queued."""

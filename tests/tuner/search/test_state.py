@@ -82,7 +82,7 @@ def test_what_another_problem_paid_for_is_learnt_and_costs_no_trial() -> None:
     search = a_search(Budget(trials=5))
     best = Candidate(Bowl(), {"a": 6, "b": 3})
     assert search.wants(best)
-    search.learn_shared(best, "ok", 10.0, False, "uid")
+    search.learn(best, "ok", 10.0, False, "uid", asked=False)
     assert (search.done, search.findings.best_us) == (0, 10.0)
     finish(search)
     assert search.done == 5

@@ -12,7 +12,9 @@ import torch
 from registry.artifact import Artifact, Signature, Target, Variant
 from registry.contracts import SOFTMAX, SQUARE
 from registry.device import Device
-from registry.dispatch.plans.plan import Candidate, build
+from registry.dispatch.plans.other_size import bound_by_call
+from registry.dispatch.plans.plan import Candidate
+from registry.dispatch.plans.two_threads import CALLS
 from registry.problem import Problem
 from registry.space import Config
 from registry.tuner.verify import probes as probes_module
@@ -59,15 +61,16 @@ def test_columns_of_a_wider_tensor_are_tried_where_there_are_rows() -> None:
         torch.mul(x, x, out=y)
 
     session = session_of_rows()
-    plan = build(SOFTMAX, Candidate(Custom("softmax", softmax), {}), session.problem, session.arguments, CPU)
+    plan = bound_by_call(SOFTMAX, Candidate(Custom("softmax", softmax), {}), session.problem, session.arguments, CPU)
     Probes(CPU).check(plan, {})
-    dense = [((48, 1), True)] * 3
-    assert seen == [*dense, ((48, 1), False), ((49, 1), True), ((99, 2), True)]
+    # three sizes, two threads at the largest, three layouts, and two sizes next to the problem's
+    dense = [((48, 1), True)] * (4 + 2 * CALLS)
+    assert seen == [*dense, ((48, 1), False), ((49, 1), True), ((99, 2), True), *dense[:2]]
     seen.clear()
     session = Session(SQUARE, SQUARE.problem_of({"n": 1000, "dtype": "float32"}), CPU, PROTOCOL, 7)
-    plan = build(SQUARE, Candidate(Custom("square", square), {}), session.problem, session.arguments, CPU)
+    plan = bound_by_call(SQUARE, Candidate(Custom("square", square), {}), session.problem, session.arguments, CPU)
     Probes(CPU).check(plan, {})
-    assert seen == [((1,), True)] * 3 + [((1,), False), ((2,), True)]
+    assert seen == [((1,), True)] * (4 + 2 * CALLS) + [((1,), False), ((2,), True)] + [((1,), True)] * 2
 
 
 def test_problems_of_other_sizes_share_probes_and_what_passed_them() -> None:
@@ -83,13 +86,15 @@ def test_problems_of_other_sizes_share_probes_and_what_passed_them() -> None:
         runs.clear()
         problem = SOFTMAX.problem_of({"rows": rows, "cols": cols, "dtype": "float32"})
         session = Session(SOFTMAX, problem, CPU, PROTOCOL, 7)
-        probes.check(build(SOFTMAX, Candidate(implementation, {}), problem, session.arguments, CPU), {})
+        probes.check(bound_by_call(SOFTMAX, Candidate(implementation, {}), problem, session.arguments, CPU), {})
         return len(runs)
 
-    assert [check(64), check(65), check(8192)] == [6, 0, 0]
-    assert check(1) == 5  # one row is itself a probe of the others
+    shared, own = 7 + 2 * CALLS, 2
+    # three times 8192 rows cost too much: what is bound for 1024 of them is run there, and on 2048
+    assert [check(64), check(65), check(8192)] == [shared + own, own, own + 1]
+    assert check(1) == shared  # one row is itself a probe of the others, and there is no smaller size
     assert 1 not in runs
-    assert check(64, cols=49) == 6
+    assert check(64, cols=49) == shared + own
 
 
 def test_probes_take_no_more_than_their_part_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +114,10 @@ def test_probes_take_no_more_than_their_part_of_memory(monkeypatch: pytest.Monke
         problem = op.problem_of({"rows": 64, "cols": cols, "dtype": "float32"})
         arguments = op.arguments(inputs(problem, "normal", torch.Generator()))
         implementation = Custom("softmax", lambda y, x, dim: y.copy_(torch.softmax(x, dim)))
-        probes.check(build(op, Candidate(implementation, {"again": len(made)}), problem, arguments, CPU), {})
-    assert {problem.cols for problem in made[-6:]} == {48}
-    assert len(made) == 3 * 6
+        probes.check(bound_by_call(op, Candidate(implementation, {"again": len(made)}), problem, arguments, CPU), {})
+    # three sizes, inputs for a second thread, five layouts, two of them for several tensors alone, two other sizes
+    assert {problem.cols for problem in made[-11:]} == {48}
+    assert len(made) == 3 * 11
 
 
 class ByDivisibility(Custom):
@@ -134,7 +140,7 @@ def test_who_had_no_variant_for_the_probes_meets_them_with_another_problems() ->
     def check(rows: int) -> None:
         problem = SOFTMAX.problem_of({"rows": rows, "cols": 48, "dtype": "float32"})
         session = Session(SOFTMAX, problem, CPU, PROTOCOL, 7)
-        plan = build(SOFTMAX, Candidate(implementation, {}), problem, session.arguments, CPU)
+        plan = bound_by_call(SOFTMAX, Candidate(implementation, {}), problem, session.arguments, CPU)
         assert probes.come_first(plan)
         probes.check(plan, {artifact.variant.key: artifact for artifact in plan.artifacts})
 

@@ -13,10 +13,13 @@ from registry.contract import Op
 from registry.contracts import BOX, SOFTMAX, SQUARE
 from registry.correctness.bits import same_bits
 from registry.discovery.catalog import Catalog
+from registry.dispatch.plans.other_size import bound_by_call
 from registry.dispatch.plans.plan import Candidate, build
+from registry.dispatch.plans.two_threads import CALLS
 from registry.problem import Problem, Value
 from registry.tuner.measure.samplers import Sample, Sampler
-from registry.tuner.verify.probes import Probes, probe_problems
+from registry.tuner.verify.probe_inputs import probe_problems
+from registry.tuner.verify.probes import Probes
 from registry.tuner.verify.session import PARTLY, PARTLY_AGAIN, Session
 from registry.tuner.verify.timed import TimedPlan
 from registry.tuner.verify.verify import WrongError, verify_timed
@@ -153,9 +156,10 @@ def test_a_candidate_is_probed_once_for_all_problems_that_share_the_probes() -> 
     probes, implementation = Probes(CPU), Custom("square", count)
     for n in (8192, 16384):
         session = session_of(SQUARE, {"n": n, "dtype": "float32"})
-        plan = build(SQUARE, Candidate(implementation, {}), session.problem, session.arguments, CPU)
+        plan = bound_by_call(SQUARE, Candidate(implementation, {}), session.problem, session.arguments, CPU)
         probes.check(plan, {})
-    assert sorted(calls) == [1, 37, 37, 37, 4099]
+    # every problem has sizes of its own, half and three times as large; two threads meet at the largest that is shared
+    assert sorted(calls) == [1, 37, 37, 37, 4096, *[4099] * (2 + 2 * CALLS), 8192, 3 * 8192, 3 * 16384]
 
 
 class Replays(Sampler):

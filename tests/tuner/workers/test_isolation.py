@@ -154,14 +154,14 @@ def test_sixty_faults_in_a_row_leave_nothing_behind(attempt: Try) -> None:
 
 
 def test_a_compiler_that_dies_or_talks_nonsense_costs_one_variant(tmp_path: Path) -> None:
-    from registry.artifact import Variant
-    from registry.tuner.jobs import BuiltVariant, Failed
+    from registry.artifact import Artifact, Variant
+    from registry.tuner.jobs import Failed
 
     plugin = tmp_path / "compiled.py"
     plugin.write_text(COMPILED)
     selector = selectors.DefaultSelector()
     compiler = CompilePool(selector, 1, [str(plugin)], Limits(compile=20))
-    results: dict[str, BuiltVariant | Failed | None] = {}
+    results: dict[str, Artifact | Failed | None] = {}
     try:
         for what in ("abort", "exit", "nonsense", "fine"):
             variant = Variant("none", "none", {"what": what})
@@ -175,7 +175,7 @@ def test_a_compiler_that_dies_or_talks_nonsense_costs_one_variant(tmp_path: Path
         selector.close()
     faults = {what: result.status for what, result in results.items() if isinstance(result, Failed)}
     assert faults == {"abort": "crash", "exit": "compile_error", "nonsense": "crash"}
-    assert isinstance(results["fine"], BuiltVariant)
+    assert isinstance(results["fine"], Artifact)
 
 
 COMPILED = """

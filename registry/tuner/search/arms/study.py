@@ -49,9 +49,9 @@ class Study:
         """The candidate is being tried."""
         self._running[number] = self._add(number, None)
 
-    def finished(self, number: int, log_us: float | None) -> None:
-        """The candidate's log time, None when it failed; whether or not ``started`` was called."""
-        value = _FAILED if log_us is None else log_us
+    def finished(self, number: int, log_us: float) -> None:
+        """The candidate's log time, infinite when it failed; whether or not ``started`` was called."""
+        value = min(log_us, _FAILED)
         trial = self._running.pop(number, None)
         if trial is None:
             self._add(number, value)
@@ -82,7 +82,6 @@ class Study:
             parameters[f"{block.name}.{parameter}"] = distribution.choices[int(place)]
             distributions[f"{block.name}.{parameter}"] = distribution
         state = optuna.trial.TrialState.RUNNING if value is None else optuna.trial.TrialState.COMPLETE
-        self._study.add_trial(
-            optuna.trial.create_trial(state=state, value=value, params=parameters, distributions=distributions)
-        )
+        trial = optuna.trial.create_trial(state=state, value=value, params=parameters, distributions=distributions)
+        self._study.add_trial(trial)
         return len(self._study.get_trials(deepcopy=False)) - 1

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,23 +21,6 @@ _JITTER = 1e-6
 _MOVES = 0.4
 _OFFSET_VARIANCE = 1.0
 _erf = np.frompyfunc(math.erf, 1, 1)
-
-
-@dataclass(frozen=True)
-class Posterior:
-    """Mean and standard deviation of log times, one row a particle, with the particles' weights."""
-
-    means: Reals
-    deviations: Reals
-    weights: Reals
-
-    def improvement(self, best: float) -> Reals:
-        """Expected improvement on ``best``, averaged over the particles."""
-        gain = best - self.means
-        z = gain / self.deviations
-        density = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-        below = 0.5 * (1.0 + np.asarray(_erf(z / math.sqrt(2.0)), dtype=np.float64))
-        return np.asarray(self.weights @ (gain * below + self.deviations * density), dtype=np.float64)
 
 
 class GaussianProcess:
@@ -68,18 +50,22 @@ class GaussianProcess:
         self._particles = np.where(accepted[:, None], moved, self._particles)
         self._logs = np.where(accepted, logs, self._logs)
 
-    def predict(self, rows: Numbers, pending: Numbers) -> Posterior:
-        """The posterior of the log times of ``rows``; ``pending`` candidates are taken to come out as expected."""
-        best = np.argsort(-self._logs)[:_PREDICTING]
-        particles = self._particles[best]
-        weights = np.full(len(best), 1.0 / len(best))
-        values = np.broadcast_to(self._values, (len(best), len(self._values)))
+    def improvements(self, rows: Numbers, pending: Numbers, best: float) -> Reals:
+        """Expected improvement of each of ``rows`` on ``best``, averaged over the likeliest particles.
+
+        ``pending`` candidates are taken to come out as expected.
+        """
+        particles = self._particles[np.argsort(-self._logs)[:_PREDICTING]]
+        values = np.broadcast_to(self._values, (len(particles), len(self._values)))
         if len(pending):
             means, _ = self._solve(particles, self._seen, values, pending)
             values = np.concatenate([values, means], axis=1)
-        seen = np.concatenate([self._seen, pending])
-        means, variances = self._solve(particles, seen, values, rows)
-        return Posterior(means, np.sqrt(variances), weights)
+        means, variances = self._solve(particles, np.concatenate([self._seen, pending]), values, rows)
+        gain, deviations = best - means, np.sqrt(variances)
+        z = gain / deviations
+        density = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+        below = 0.5 * (1.0 + np.asarray(_erf(z / math.sqrt(2.0)), dtype=np.float64))
+        return np.asarray((gain * below + deviations * density).mean(axis=0), dtype=np.float64)
 
     # a particle: log length scale of every parameter, log signal deviation, log noise deviation
 
@@ -180,6 +166,5 @@ class Surrogate:
             inside = (numbers >= block.start) & (numbers < block.stop)
             if inside.any():
                 held = waiting[(waiting >= block.start) & (waiting < block.stop)] - block.start
-                posterior = process.predict(numbers[inside] - block.start, held)
-                found[inside] = posterior.improvement(best - self._centre)
+                found[inside] = process.improvements(numbers[inside] - block.start, held, best - self._centre)
         return found

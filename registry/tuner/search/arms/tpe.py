@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 
 import numpy as np
@@ -34,20 +33,12 @@ class Tpe(Arm):
 
     def _told_study(self) -> Study:
         """The study, told of every change: it is made when it is first asked, since importing Optuna takes time."""
-        tried = self.tried
         if self._study is None:
-            self._study = Study(tried.space, self.seed, _RANDOM_STARTS)
-            for number, log in tried.logs.items():
-                self._study.finished(number, log)
-            for number in tried.failed:
-                self._study.finished(number, None)
-            for number in tried.pending:
+            self._study = Study(self.tried.space, self.seed, _RANDOM_STARTS)
+        for number, log_us in self.tried.changes[self._followed :]:
+            if log_us is None:
                 self._study.started(number)
-        else:
-            for number, log_us in tried.changes[self._followed :]:
-                if log_us is None:
-                    self._study.started(number)
-                else:
-                    self._study.finished(number, None if log_us == math.inf else log_us)
-        self._followed = len(tried.changes)
+            else:
+                self._study.finished(number, log_us)
+        self._followed = len(self.tried.changes)
         return self._study

@@ -1,0 +1,93 @@
+"""A kernel's launch with its grid and operands, and its run by the kernel's JIT function, as in the interpreter."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ...errors import OutOfResourcesError
+from ...implementation import Launch, Run, Tensors
+from .variant import Operand
+
+_INTERPRETING = threading.RLock()
+
+_MAX_GRID = 2**31 - 1
+_MAX_GRID_YZ = 65535
+
+
+class BoundLaunch(NamedTuple):
+    """A loaded kernel with its grid and operands. ``compiled`` is None in the interpreter, where ``jit`` runs."""
+
+    jit: Any
+    compiled: Any
+    grid: tuple[int, int, int]
+    operands: tuple[Operand, ...]
+    options: Mapping[str, Any]
+
+    def sized(self, launch: Launch, grid: tuple[int, int, int]) -> BoundLaunch:
+        """This launch with the extents and numbers of another one of its form."""
+        given = iter(launch.args)
+        # a parameter that is no constant of the launch takes the next argument
+        free = [(operand, None if operand.parameter in launch.constants else next(given)) for operand in self.operands]
+        operands = [one._replace(value=value) if one.kind == "number" else one for one, value in free]
+        return BoundLaunch(self.jit, self.compiled, grid, tuple(operands), self.options)
+
+
+def full_grid(grid: Sequence[int], title: str) -> tuple[int, int, int]:
+    """Three extents. Raises OutOfResourcesError for more programs than a launch may have.
+
+    Triton multiplies the extents in a C int: 65536 × 65536 programs are zero to it and nothing is launched.
+    """
+    x, y, z = (*grid, 1, 1, 1)[:3]
+    if len(grid) > 3 or min(x, y, z) < 0:
+        raise OutOfResourcesError(f"{title}: grid {tuple(grid)}; expected up to three extents of at least 0")
+    if x * y * z > _MAX_GRID or y > _MAX_GRID_YZ or z > _MAX_GRID_YZ:
+        raise OutOfResourcesError(
+            f"{title}: grid {x} x {y} x {z} is more than a launch may have"
+            f" ({_MAX_GRID} programs, {_MAX_GRID_YZ} in the second and third extent)",
+            hint="give each program more work, or loop inside the kernel over a smaller grid",
+        )
+    return x, y, z
+
+
+def interpreted_run(launches: Sequence[BoundLaunch]) -> Run:
+    """A run through ``kernel[grid](...)`` in Triton's interpreter.
+
+    The interpreter cuts fp32 off to bfloat16 where the hardware rounds, and its ``tl.dot`` takes bfloat16 for integers:
+    kernels get fp32 copies of bfloat16 tensors, and torch rounds what they wrote. It keeps the program's place in the
+    grid in one variable of the process: threads wait for one another.
+    """
+
+    def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+        groups = {"outputs": outputs, "arguments": arguments, "scratch": scratch}
+        wide = {name: tuple(map(_widened, values)) for name, values in groups.items()}
+        with _INTERPRETING:
+            launch_jit(launches, wide)
+        for name, values in groups.items():
+            for value, copy in zip(values, wide[name], strict=True):
+                if copy is not value and not torch.equal(copy, value.float()):
+                    value.detach().copy_(copy)
+
+    return run
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
+        return value.detach().float()
+    return value
+
+
+def launch_jit(launches: Sequence[BoundLaunch], groups: Mapping[str, tuple[Any, ...]]) -> None:
+    """Launch each by ``kernel[grid](...)``."""
+    for launch in launches:
+        if 0 not in launch.grid:
+            values = {operand.parameter: value_of(operand, groups) for operand in launch.operands}
+            launch.jit[launch.grid](**values, **launch.options)
+
+
+def value_of(operand: Operand, groups: Mapping[str, tuple[Any, ...]]) -> Any:
+    """An operand's value in a call."""
+    return groups[operand.group][operand.place] if operand.group else operand.value

@@ -1,0 +1,100 @@
+"""Other sizes of a problem, along each dynamic dimension: a plan that is bound for one must be right at the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ..contract import Op
+from ..device import Device
+from ..problem import Problem
+
+_MOST_BYTES = {"cpu": 1 << 20, "cuda": 1 << 30}
+_MEMORY_PART = 1 / 128
+"""The part of the device's memory that one problem may move: its float64 reference takes some twenty times as much."""
+_MOST_FLOP = {"cpu": 5e7, "cuda": 1e12}
+_MULTIPLE = 16
+"""Compilers specialise on it: a size that is a multiple, or none, stays so where that is possible."""
+
+
+@dataclass(frozen=True)
+class OtherSize:
+    """``problem`` differs in one dynamic dimension from ``home``, the problem that a plan is bound for."""
+
+    home: Problem
+    problem: Problem
+
+
+def other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[OtherSize]:
+    """For each dynamic dimension a smaller size, and one two to four times as large, as far as the op has them.
+
+    Where that takes too much memory or time, the home is a smaller problem, and so are both sizes.
+    """
+    for name in [name for name in problem.dims if name in op.dynamic]:
+        for sizes in (_smaller, _larger):
+            for home in _homes(op, problem):
+                found = _first(op, home, name, sizes(int(home.dims[name])), device)
+                if found is not None:
+                    yield OtherSize(home, found)
+                    break
+
+
+def sizes_apart(problem: Problem, other: Problem) -> tuple[str, str]:
+    """The dimensions in which two problems differ: ``("rows=64", "rows=192")``."""
+    names = [name for name, value in problem.dims.items() if other.dims[name] != value]
+    first, second = (", ".join(f"{name}={each.dims[name]}" for name in names) for each in (problem, other))
+    return first, second
+
+
+def false_claim(name: str, home: Problem, problem: Problem, fault: str) -> str:
+    """The message about an implementation whose run serves one size, though it says ``any_size``."""
+    size, other = sizes_apart(home, problem)
+    return (
+        f"{name} says any_size = True, but the run that bind() returned for {size} is wrong for {other}, where one that"
+        f" is bound for {other} is right: {fault}. Take sizes from the tensors that the run is given, or say"
+        " any_size = False"
+    )
+
+
+def _homes(op: Op, problem: Problem) -> Iterator[Problem]:
+    """The problem, then it with its largest dynamic dimension halved again and again."""
+    home: Problem | None = problem
+    while home is not None:
+        yield home
+        size, name = max((int(home.dims[name]), name) for name in op.dynamic)
+        home = _first(op, home, name, _smaller(size))
+
+
+def _first(op: Op, problem: Problem, name: str, sizes: Iterable[int], device: Device | None = None) -> Problem | None:
+    """The problem with the first of the sizes that the op has, and that the device is large enough for."""
+    for size in sizes:
+        try:
+            found = op.problem_of({**problem.dims, name: size})
+        except Exception:  # an op's check may raise anything for a problem that it does not have
+            continue
+        if device is None or _is_affordable(op, found, device):
+            return found
+    return None
+
+
+def _smaller(size: int) -> Iterator[int]:
+    """Half the size, a quarter and so on, each a multiple of 16 where ``size`` is one, and otherwise not."""
+    of_multiple = size % _MULTIPLE == 0
+    while size > 1:
+        half = size // 2
+        if of_multiple and half > _MULTIPLE:
+            half -= half % _MULTIPLE
+        elif not of_multiple and half % _MULTIPLE == 0:
+            half += 1
+        size = half
+        yield size
+
+
+def _larger(size: int) -> tuple[int, ...]:
+    """Three times the size is a multiple of 16 only where ``size`` is one, which does not hold for the others."""
+    return 3 * size, 2 * size, 4 * size
+
+
+def _is_affordable(op: Op, problem: Problem, device: Device) -> bool:
+    floor, kind = op.floor(problem), "cuda" if device.type == "cuda" else "cpu"
+    return floor.bytes <= min(_MOST_BYTES[kind], _MEMORY_PART * device.memory_bytes) and floor.flop <= _MOST_FLOP[kind]

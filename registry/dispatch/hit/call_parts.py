@@ -1,0 +1,61 @@
+"""A call's values as an entry sees them: the tensors in a row, and what is compared beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from ...arguments.schema import Parameter, Schema
+
+
+def key_parameter(parameters: Sequence[Parameter]) -> Parameter | None:
+    """The parameter whose shape finds a call's entries: a tensor that is always there, else a list, else any tensor."""
+    tensors = [parameter for parameter in parameters if parameter.holds_tensors]
+    return min(tensors, key=lambda one: (one.optional, one.kind != "Tensor"), default=None)
+
+
+class CallParts:
+    """Takes the values of a schema apart; a list among them must be a tuple.
+
+    ``plain``: places of the values that are compared. Of a list of tensors, whose place is in ``lists`` too, that is
+    its length.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        parameters = schema.parameters
+        self.plain = tuple([place for place, one in enumerate(parameters) if one.kind != "Tensor"])
+        self.lists = frozenset(place for place, one in enumerate(parameters) if one.kind == "Tensor[]")
+        self._tensors = tuple([place for place, one in enumerate(parameters) if one.holds_tensors])
+        key = key_parameter(parameters)
+        self._key = None if key is None else parameters.index(key)
+
+    def tensors(self, values: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
+        """The tensors in the schema's order, None for one that is left out, those of a list one by one."""
+        if not self.lists:
+            return tuple([values[place] for place in self._tensors])
+        found: list[Any] = []
+        for place in self._tensors:
+            found += values[place] if place in self.lists else (values[place],)
+        return tuple(found)
+
+    def compared(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """What is compared, by the order of ``plain``."""
+        return tuple([len(values[place]) if place in self.lists else values[place] for place in self.plain])
+
+    def shape(self, values: Sequence[Any]) -> Hashable:
+        """The shape by which entries are found; None where no tensor is there to tell it."""
+        key = None if self._key is None else values[self._key]
+        if isinstance(key, tuple):
+            key = key[0] if key else None
+        return None if key is None else key.shape
+
+
+GIVEN_AS_LIST = frozenset({list, torch.Size})
+"""Types of lists that calls give, beside the tuples that take their place: nobody changes these while the call runs."""
+
+
+def without_lists(values: Sequence[Any]) -> tuple[Any, ...]:
+    """The values with every list as a tuple."""
+    return tuple([tuple(value) if type(value) in GIVEN_AS_LIST else value for value in values])

@@ -1,0 +1,90 @@
+"""Calls that differ in sizes alone: the guard of a family of them, which makes the specs of a call as it looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ...arguments.schema import Parameter, Schema, tensors_in
+from ...arguments.specs import FULL_ALIGNMENT, Argument, aligned_spec
+from ...generated_code import function
+from ..torch_side.torch_private import PLAIN, kind_guard
+from .free import free_integer, same
+
+Specs = Callable[..., dict[str, Argument] | None]
+"""``specs(*values)``: the values of a call by schema name, tensors as specs; None where the family has no such call."""
+
+
+def family_of(schema: Schema, values: Sequence[Any]) -> Specs | None:
+    """The family of the calls that differ from one of these values in the sizes of its tensors and in integers alone.
+
+    Tensors have elements and memory, are row-major and start at a multiple of 16 bytes. None where torch has no guard
+    for that, and without a tensor.
+    """
+    kinds = tuple([_kind(parameter, value) for parameter, value in zip(schema.parameters, values, strict=True)])
+    tensors = tensors_in(values)
+    check = kind_guard(tensors) if tensors else None
+    if check is None:
+        return None
+    names: dict[str, Any] = {"check": check, "device": tensors[0].device}
+    names |= {f"dtype{number}": tensor.dtype for number, tensor in enumerate(tensors)}
+    for place, (value, kind) in enumerate(zip(values, kinds, strict=True)):
+        if kind in {"free", "same"}:
+            names[f"e{place}"] = free_integer(value) or value
+    made: Specs = _maker(schema.names, kinds)(**names)
+    return made
+
+
+_Kind = str | int
+"""Of a parameter: ``tensor``, ``free`` for any number like the first, ``same``, or the length of a list of tensors."""
+
+
+def _kind(parameter: Parameter, value: Any) -> _Kind:
+    if parameter.kind == "Tensor[]":
+        return len(value)
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    return "same" if free_integer(value) is None else "free"
+
+
+@lru_cache(maxsize=1024)
+def _maker(names: tuple[str, ...], kinds: tuple[_Kind, ...]) -> Callable[..., Specs]:
+    """``make(check=..., device=..., dtype0=..., e1=...)`` of one flat function, which costs a third of a loop."""
+    lines, strange, items, known, tensors = [], [], [], ["check", "device"], list[str]()
+
+    def spec(tensor: str) -> str:
+        tensors.append(tensor)
+        known.append(f"dtype{len(tensors) - 1}")
+        return f"spec({tensor}.shape, {known[-1]}, {tensor}.stride(), device)"
+
+    for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+        given = f"a{place}"
+        item = given
+        if isinstance(kind, int):
+            parts = [f"{given}_{number}" for number in range(kind)]
+            lines.append(f"if type({given}) is not tuple or len({given}) != {kind}: return None")
+            lines += [f"{''.join(f'{part}, ' for part in parts)} = {given}"] if parts else []
+            item = f"({''.join(f'{spec(part)}, ' for part in parts)})"
+        elif kind == "tensor":
+            item = spec(given)
+        else:
+            known.append(f"e{place}")
+            other = f"not same({given}, e{place})" if kind == "same" else f"{given} != e{place}"
+            strange.append(f"{given} is not e{place} and {other}")
+        items.append(f"{name!r}: {item}")
+    # torch's guard ends the process when it is given a nested tensor
+    strange += [f"type({one}) not in plain or {one}.is_nested" for one in tensors]
+    strange.append(f"not check({', '.join(tensors)})")
+    for one in tensors:
+        strange.append(f"not (p := {one}.data_ptr()) or p & {FULL_ALIGNMENT - 1} or not {one}.is_contiguous()")
+    lines += [*(f"if {demand}: return None" for demand in strange), f"return {{{', '.join(items)}}}"]
+    lines = [f"def specs({', '.join(f'a{place}' for place in range(len(names)))}):", *(f"    {line}" for line in lines)]
+    return function(
+        "make",
+        ", ".join(known),
+        [*lines, "return specs"],
+        {"plain": PLAIN, "spec": aligned_spec, "same": same, "type": type, "len": len, "tuple": tuple},
+    )

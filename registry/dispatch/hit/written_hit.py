@@ -1,0 +1,122 @@
+"""The text of a hit: what a call asks of an entry of the table, and the plan that then runs.
+
+A value takes the place of the one that was resolved where both are equal to a kernel. Most calls pass the very constant
+of a source line. What was resolved for any value has a ``Free`` there, which equals each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+from torch import is_grad_enabled
+
+from ...arguments.schema import Parameter
+from ..torch_side.torch_private import dispatch_modes, forward_level
+from .call_parts import GIVEN_AS_LIST, key_parameter
+from .free import ONLY_INT, Free, same_zero
+
+_NO_HIT = (AttributeError, TypeError, RuntimeError, ValueError)
+"""Raised of what is no tensor, which lacks attributes, and, when it is compared, of what torch.fx traces with."""
+
+HIT_NAMES: Mapping[str, Any] = {
+    "modes": dispatch_modes,
+    "forward": forward_level,
+    "is_grad_enabled": is_grad_enabled,
+    "same_zero": same_zero,
+    "Free": Free,
+    "given_as_list": GIVEN_AS_LIST,
+    "nested": attrgetter("is_nested"),
+    "only_int": ONLY_INT,
+    **{one.__name__: one for one in (type, len, map, tuple, int, float, str, Exception, *_NO_HIT)},
+}
+"""By names of the text's own: a schema may have a parameter named ``type`` or ``len``."""
+
+
+def hit_lines(parameters: Sequence[Parameter], nestable: Sequence[Parameter], otherwise: str) -> list[str]:
+    """Lines that answer from the table, else return ``otherwise``. ``nestable``: who may be given a nested tensor."""
+    entry = f"$check, ({_expected(parameters)}), $grad, $run, $hit, $resolved"
+    same = _same(parameters)
+    lists = [parameter.name for parameter in parameters if parameter.kind.endswith("[]")]
+    # torch's guard ends the process when it is given a nested tensor
+    strange = [f"$type({name}) is not $tuple" for name in lists]
+    strange += [_nested(parameter) for parameter in nestable if parameter.holds_tensors]
+    names = [parameter.name for parameter in parameters]
+    return [
+        "if not $modes() and $forward._current_level < 0 and not $forcing.active and not $recorder.active:",
+        "    $now = $table.now",
+        f"    {entry} = $now.recent",
+        # what another thread does to a list from here on does not matter to this call
+        *(f"    if $type({name}) in $given_as_list: {name} = $tuple({name})" for name in lists),
+        "    try:",
+        f"        if {' or '.join(strange) or 'True'}:",
+        "            $same = False",
+        f"        elif not ($same := {same}):",
+        f"            for $entry in $now.shapes.get({_key(parameters)}, ()):",
+        f"                {entry} = $entry",
+        f"                if {same}:",
+        "                    $now.recent = $entry",
+        "                    $same = True",
+        "                    break",
+        f"    except ({', '.join(f'${fault.__name__}' for fault in _NO_HIT)}):",
+        "        $same = False",
+        "    if $same:",
+        "        try:",
+        f"            $outputs = $run({', '.join(names)})",
+        "        except $Exception as $fault:",
+        "            if not $may_retry($fault, $grad, $resolved): raise",
+        "        else:",
+        "            $hit()",
+        "            return $outputs",
+        f"return {otherwise}",
+    ]
+
+
+def _key(parameters: Sequence[Parameter]) -> str:
+    """``CallParts.shape`` as an expression."""
+    key = key_parameter(parameters)
+    if key is None:
+        return "None"
+    if key.kind == "Tensor[]":
+        return f"{key.name}[0].shape if {key.name} else None"
+    return f"None if {key.name} is None else {key.name}.shape" if key.optional else f"{key.name}.shape"
+
+
+def _same(parameters: Sequence[Parameter]) -> str:
+    """Whether the entry at hand answers."""
+    tensors = ", ".join(_STAR[one.kind] + one.name for one in parameters if one.holds_tensors)
+    # a guard of another number of tensors raises
+    lengths = [f"$len({one.name}) == $was_{one.name}" for one in parameters if one.kind == "Tensor[]"]
+    others = [_SAME[one.kind].format(one.name) for one in parameters if not one.holds_tensors]
+    return " and ".join([*lengths, f"$check({tensors})", *others, "($grad is None or $grad is $is_grad_enabled())"])
+
+
+def _expected(parameters: Sequence[Parameter]) -> str:
+    return "".join(f"$was_{parameter.name}, " for parameter in parameters if parameter.kind != "Tensor")
+
+
+def _nested(parameter: Parameter) -> str:
+    if parameter.kind == "Tensor[]":
+        return f"True in $map($nested, {parameter.name})"
+    nested = f"{parameter.name}.is_nested"
+    return f"{parameter.name} is not None and {nested}" if parameter.optional else nested
+
+
+_STAR: Mapping[str, str] = {"Tensor": "", "Tensor[]": "*"}
+
+_SAME: Mapping[str, str] = {
+    "int": "({0} is $was_{0} or ($type({0}) is $int and {0} == $was_{0}))",
+    "bool": "{0} is $was_{0}",
+    "str": "({0} is $was_{0} or ($type({0}) is $str and {0} == $was_{0}))",
+    "int[]": (
+        "({0} is $was_{0} or ({0} == $was_{0}"
+        " and ($type($was_{0}) is $Free or $only_int.issuperset($map($type, {0})))))"
+    ),
+    "Scalar": (
+        "({0} is $was_{0} or ({0} == $was_{0} and ($type($was_{0}) is $Free or $type({0}) is $type($was_{0}))"
+        " and ({0} or $same_zero({0}, $was_{0}))))"
+    ),
+    # 0.0 equals -0.0, but a kernel may have been compiled for one of them
+    "float": "({0} is $was_{0} or ($type({0}) is $float and {0} == $was_{0} and ({0} or $same_zero({0}, $was_{0}))))",
+}

@@ -1,0 +1,148 @@
+"""One plan in two threads at once: what they share, such as a workspace, makes their results wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ...arguments.schema import with_tensors
+from ...backends import InductorImplementation
+from ...correctness.output_faults import poison
+from ...device import Device
+from ...implementation import Tensors
+from .plan import Plan
+
+CALLS = 8
+"""Of each thread, one after the other, with outputs of their own."""
+
+_IN_TURNS = 2
+"""Calls in which the threads take turns after each of torch's operations; in the others they run freely."""
+
+_PATIENCE_S = 0.2
+"""How long a thread waits for its turn: the other one may wait for a lock that it holds."""
+
+_DELAY_CYCLES = 2_000_000
+"""About 1 ms of a GPU, in which both threads enqueue what their streams then run at once."""
+
+_sleep: Callable[[int], None] = torch.cuda._sleep  # bound at import: a plugin may patch it later
+
+
+def results_of_two_threads(
+    plan: Plan, inputs: Sequence[tuple[Any, ...]], device: Device
+) -> tuple[tuple[Tensors, ...], ...]:
+    """For each of the two inputs the results (``Op.results``) of calls that its thread made while the other did.
+
+    On a GPU each thread has a stream of its own, and the current stream waits for both. What a call raises is raised.
+    """
+    turns = _Turns()
+    works = [_Work(plan, values, device, turns, place) for place, values in enumerate(inputs)]
+    threads = [threading.Thread(target=work.run, name="registry-two-threads") for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for work in works:
+        work.join_stream()
+    for work in works:
+        if work.fault is not None:
+            raise work.fault
+    return tuple(work.results for work in works)
+
+
+class _Turns:
+    """Whose turn it is of two threads, until one of them has waited in vain."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(2)
+        self._condition = threading.Condition()
+        self._whose: int | None = 0
+
+    def give(self, me: int) -> None:
+        """Let the other thread go on, and wait for its next operation."""
+        with self._condition:
+            if self._whose is not None:
+                self._whose = 1 - me
+                self._condition.notify_all()
+                if not self._condition.wait_for(lambda: self._whose in {me, None}, _PATIENCE_S):
+                    self.end()
+
+    def end(self) -> None:
+        """Let both threads run freely."""
+        with self._condition:
+            self._whose = None
+            self._condition.notify_all()
+
+
+class _InTurns(TorchFunctionMode):
+    """Gives the other thread a turn after each operation of torch."""
+
+    def __init__(self, turns: _Turns, me: int) -> None:
+        super().__init__()
+        self._turns, self._me = turns, me
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self._turns.give(self._me)
+        return made
+
+
+class _Work:
+    """The calls of one thread."""
+
+    def __init__(self, plan: Plan, values: tuple[Any, ...], device: Device, turns: _Turns, me: int) -> None:
+        implementation = plan.candidate.implementation
+        self._plan, self._device = plan, device.torch
+        self._turns, self._me = turns, me
+        # whatever torch.compile has compiled is compiled again under a mode, or ends in an error
+        self._takes_turns = not isinstance(implementation, InductorImplementation)
+        self._values = [with_tensors(values, torch.clone) if plan.op.parsed.mutates else values for _ in range(CALLS)]
+        self._outputs: list[Tensors] = [() if implementation.returns_outputs else plan.allocate() for _ in range(CALLS)]
+        for outputs in self._outputs:
+            poison(outputs)
+        self._stream = torch.cuda.Stream(self._device) if device.type == "cuda" else None
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self.fault: BaseException | None = None
+
+    def run(self) -> None:
+        """All calls, the first few in turns with the other thread."""
+        on_stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        in_turns: AbstractContextManager[Any] = _InTurns(self._turns, self._me) if self._takes_turns else nullcontext()
+        try:
+            with torch.no_grad(), on_stream:
+                self._turns.barrier.wait()
+                if self._stream is not None:
+                    _sleep(_DELAY_CYCLES)
+                with in_turns:
+                    self._call(range(_IN_TURNS))
+                self._turns.end()
+                self._call(range(_IN_TURNS, CALLS))
+        except BaseException as fault:  # a stranger's code: it is told by whoever asked
+            self.fault = fault
+            self._turns.end()
+
+    def _call(self, places: range) -> None:
+        for place in places:
+            self._outputs[place] = self._plan.into(self._outputs[place], self._values[place])
+
+    def join_stream(self) -> None:
+        """Let the current stream wait for this thread's."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    @property
+    def results(self) -> tuple[Tensors, ...]:
+        """The results of each call."""
+        results = self._plan.op.results
+        return tuple(results(outputs, values) for outputs, values in zip(self._outputs, self._values, strict=True))

@@ -1,0 +1,243 @@
+"""The winners of one op on one hardware in memory: those of exactly a problem, and those nearest to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuning_db import Decision, InvalidRecordError
+from tuning_db.snapshot import CANDIDATE, CREATED, UID, VERSION, Snapshot, StoredWinner, within
+
+from ... import shipped
+from ...contract import Op
+from ...problem import Problem
+from .neighbours import Neighbours, grouped, key_of, may_differ, sizes_of, unlike, values_of
+
+Winner = Decision | StoredWinner
+"""A shipped decision, or one of the user's without its figures."""
+
+Source = tuple[int, str, str]
+"""Version of the op, name and fingerprint of an implementation: all its winners hold, or none does."""
+
+SECONDS = 2.0
+"""A database that has not answered by then is done without."""
+
+_EQUAL = 1 + 1e-9
+"""Factor within which two distances are compared to the last bit."""
+
+
+@dataclass(frozen=True)
+class Near:
+    """A winner of another problem: ``octaves`` is its distance along the dynamic dimensions, in powers of two."""
+
+    decision: Winner
+    octaves: float
+
+
+class _Known(NamedTuple):
+    winner: Winner
+    key: frozenset[tuple[str, Hashable]]
+
+
+@dataclass(frozen=True)
+class OpWinners:
+    """The user's winners, ``stored``, and those ``shipped`` with the package, which stand behind them.
+
+    A shipped one is reached where the user has none for a problem, or none that holds. Of several for one problem this
+    op version's comes first, then this ``software``'s, then the newest. What cannot be decoded is skipped, and ``tell``
+    told why. ``fault`` says why something could not be read at all.
+    """
+
+    stored: Snapshot = field(default_factory=Snapshot)
+    fault: str = ""
+    shipped: tuple[Decision, ...] = ()
+    software: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    database: str | None = field(default=None, repr=False, compare=False)
+    tell: Callable[[str], None] = field(default=lambda _: None, repr=False, compare=False)
+    _groups: dict[tuple[str, ...], dict[Hashable, Neighbours | list[tuple[int, Any]]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _known: dict[int, _Known | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no winner at all."""
+        return not (self.stored.rows or self.shipped)
+
+    def exact(self, op: Op, problem: Problem) -> tuple[Winner, ...]:
+        """The winners of exactly these dimensions, one for each software, the user's first."""
+        group = self._group(op, problem)
+        if group is None:
+            return ()
+        key = key_of(problem.dims)
+        known = map(self._at, self._in_rank(op, group.same(sizes_of(op, problem.dims))))
+        return tuple([one.winner for one in known if one is not None and one.key == key])
+
+    def nearest(self, op: Op, problem: Problem, spent: Collection[Source] = ()) -> Iterator[Near]:
+        """Winners with the problem's static dimensions, the nearest first, each candidate once (user's, shipped).
+
+        Of two equally near that of the same distribution of data, then of the one declared first, then the user's, then
+        the larger problem's. Those of a source that stands in ``spent`` when the next is asked for are left out.
+        """
+        group = self._group(op, problem)
+        if group is None:
+            return
+        here = sizes_of(op, problem.dims)
+        far = group.octaves(here)
+        while (least := float(far.min())) < np.inf:
+            close = np.flatnonzero(far <= least * _EQUAL)
+            for octaves, index, one in self._ranked(op, problem, group, close.tolist(), here):
+                if far[index] < np.inf and (octaves > 0 or one.key != key_of(problem.dims)):
+                    yield Near(one.winner, octaves)
+                    self._strike(far, group, index, source_of(one.winner) in spent)
+            far[close] = np.inf
+
+    def is_shipped(self, winner: Winner) -> bool:
+        """Whether the user does not have it in a database."""
+        return winner.uid in self._shipped_uids
+
+    def source(self, winner: Winner) -> str:
+        """Where a winner comes from, for people."""
+        return f"shipped with {shipped.origin()}" if self.is_shipped(winner) else self.stored.url
+
+    def evidence(self, winner: Winner) -> tuple[Decision | None, str]:
+        """The decision that a winner is, with its figures, and why it cannot be read now."""
+        if isinstance(winner, Decision):
+            return winner, ""
+        try:
+            history = within(SECONDS, self.stored.url, partial(_history, self.database, winner))
+        except Exception as fault:  # whatever a row may hold
+            return None, f"{type(fault).__name__}: {fault}"
+        found = next((one for one in history if one.uid == winner.uid), None)
+        return found, "" if found else "it is not there any more"
+
+    def ranking(self, op: Op) -> dict[Hashable, tuple[Hashable, ...]]:
+        """By version of the op and dimensions the candidates that are considered, the first first."""
+        found: dict[Hashable, tuple[Hashable, ...]] = {}
+        for place in self._in_rank(op, range(self._count)):
+            if (one := self._at(place)) is not None:
+                problem = one.winner.problem.op_version, one.key
+                found[problem] = (*found.get(problem, ()), one.winner.candidate.key)
+        return found
+
+    # --- places: the rows of what is stored, then what is shipped
+
+    @cached_property
+    def _behind(self) -> tuple[Decision, ...]:
+        return tuple(one for one in self.shipped if self.is_shipped(one))
+
+    @property
+    def _count(self) -> int:
+        return len(self.stored.rows) + len(self._behind)
+
+    @cached_property
+    def _shipped_uids(self) -> frozenset[str]:
+        # who has imported the file has them as their own
+        return frozenset(one.uid for one in self.shipped).difference(row[UID] for row in self.stored.rows)
+
+    def _at(self, place: int) -> _Known | None:
+        """The winner at a place; None for one that cannot be decoded."""
+        if place not in self._known:
+            try:
+                own = place < len(self.stored.rows)
+                winner = self.stored.winner(place) if own else self._behind[place - len(self.stored.rows)]
+                self._known[place] = _Known(winner, key_of(winner.problem.dims))
+            except InvalidRecordError as fault:
+                self._known[place] = None
+                self.tell(fault.message)
+        return self._known[place]
+
+    def _in_rank(self, op: Op, places: Iterable[int]) -> list[int]:
+        """Places in the order of preference for one problem."""
+        rows, found = self.stored.rows, list(places)
+        if len(found) < 2:
+            return found
+        own = [place for place in found if place < len(rows)]
+        own.sort(key=lambda place: (str(rows[place][CREATED]), str(rows[place][UID])), reverse=True)
+        own.sort(
+            key=lambda place: (rows[place][VERSION] != op.version, self.stored.software_of(place) != self.software)
+        )
+        theirs = [place for place in found if place >= len(rows)]
+        theirs.sort(key=lambda place: self._shipped_rank(op, self._behind[place - len(rows)]))
+        return [*own, *theirs]
+
+    def _shipped_rank(self, op: Op, decision: Decision) -> tuple[bool, bool]:
+        return decision.problem.op_version != op.version, decision.environment.software != self.software
+
+    # --- neighbours
+
+    def _group(self, op: Op, problem: Problem) -> Neighbours | None:
+        dims, loose = problem.dims, may_differ(op)
+        static = tuple(sorted(dims.keys() - loose))
+        groups = self._groups.get(static)
+        if groups is None:
+            groups = self._groups[static] = dict(grouped(static, self._all_dims(), self._bad))
+        key = values_of(static, dims)
+        group = groups.get(key)
+        if isinstance(group, list):
+            group = groups[key] = Neighbours(op, group, self._bad)
+        return group if group is not None and group.places and loose <= dims.keys() else None
+
+    def _all_dims(self) -> Iterator[tuple[int, Any]]:
+        yield from enumerate(self.stored.dims())
+        yield from enumerate((one.problem.dims for one in self._behind), len(self.stored.rows))
+
+    def _bad(self, place: int) -> None:
+        """Tell that the dimensions at a place are none."""
+        if self._at(place) is not None:  # as JSON they are sound
+            self._known[place] = None
+            self.tell(f"{self.stored.url}: the winner {self.stored.rows[place][UID]}: a size is no number")
+
+    def _ranked(
+        self, op: Op, problem: Problem, group: Neighbours, close: list[int], here: tuple[float, ...]
+    ) -> list[tuple[float, int, _Known]]:
+        """(distance, index, winner) of the equally near ones at ``close``, the first first."""
+        loose, names, key = may_differ(op), sorted(op.dynamic), key_of(problem.dims)
+        order = {place: rank for rank, place in enumerate(self._in_rank(op, [group.places[index] for index in close]))}
+        ranked = []
+        for index in close:
+            place = group.places[index]
+            one = self._at(place)
+            if one is None or not all(name in loose for name, _ in one.key ^ key):
+                continue
+            dims = one.winner.problem.dims
+            larger = [-float(dims[name]) for name in names]
+            tie = unlike(op, problem.dims, dims), place >= len(self.stored.rows), larger, order[place]
+            ranked.append((group.octaves_of(here, index), *tie, index, one))
+        ranked.sort(key=lambda each: each[:-2])
+        return [(each[0], *each[-2:]) for each in ranked]
+
+    def _strike(self, far: NDArray[np.float64], group: Neighbours, index: int, whole: bool) -> None:
+        """Leave out the other winners of the candidate at ``index``; ``whole``: those of its source."""
+        if group.candidates is None:
+            codes: dict[Hashable, int] = {}
+            labels = [self._labels(place) for place in group.places]
+            group.candidates = np.array([[codes.setdefault(label, len(codes)) for label in pair] for pair in labels])
+        column = group.candidates[:, 1 if whole else 0]
+        far[column == column[index]] = np.inf
+
+    def _labels(self, place: int) -> tuple[Hashable, Hashable]:
+        """What tells a winner's candidate, and its source, from others."""
+        if place < len(self.stored.rows):
+            row = self.stored.rows[place]
+            candidate = self.stored.candidates.get(row[CANDIDATE], (place,))
+            return ("candidate", row[CANDIDATE], row[VERSION]), (row[VERSION], *candidate[1:3])
+        decision = self._behind[place - len(self.stored.rows)]
+        return ("shipped", decision.candidate.key, decision.problem.op_version), source_of(decision)
+
+
+def _history(database: str | None, winner: StoredWinner) -> list[Decision]:
+    from tuning_db import Store
+
+    with Store.open(database, create=False, migrate=False) as store:
+        return store.history(winner.problem, winner.environment.hardware)
+
+
+def source_of(winner: Winner) -> Source:
+    """What a winner holds with."""
+    return winner.problem.op_version, winner.candidate.implementation, winner.candidate.fingerprint

@@ -1,0 +1,54 @@
+"""Which winner is the nearest, without measuring the distance to each: known from sizes asked before.
+
+Sizes nearest to one winner form a convex region, so that whatever lies between two of them along one dimension, the
+other dimensions being equal, is nearest to it as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Generic, TypeVar
+
+from ...arguments.specs import Value
+
+_MOST = 1024
+
+_Winner = TypeVar("_Winner")
+
+
+class Spans(Generic[_Winner]):
+    """Winners by the spans of sizes, along each of the ``dynamic`` dimensions, to which they are the nearest."""
+
+    def __init__(self, dynamic: frozenset[str]) -> None:
+        self._dynamic = tuple(sorted(dynamic))
+        self._spans: dict[Hashable, dict[int, tuple[int, int, _Winner]]] = {}
+
+    def find(self, dims: Mapping[str, Value]) -> _Winner | None:
+        """The winner of a span in which these dimensions lie; None where none is known.
+
+        A size at the end of a span was asked before.
+        """
+        for name in self._dynamic:
+            size = dims[name]
+            spans = self._spans.get(_others(dims, name))
+            if spans is not None and type(size) is int:
+                for first, last, winner in spans.values():
+                    if first <= size <= last:
+                        return winner
+        return None
+
+    def add(self, dims: Mapping[str, Value], winner: _Winner) -> None:
+        """Tell that ``winner`` is the nearest to these dimensions, and none is of exactly these."""
+        if len(self._spans) >= _MOST:
+            self._spans.clear()
+        for name in self._dynamic:
+            size = dims[name]
+            if type(size) is int:
+                spans = self._spans.setdefault(_others(dims, name), {})
+                first, last, _ = spans.get(id(winner), (size, size, winner))
+                spans[id(winner)] = min(first, size), max(last, size), winner
+
+
+def _others(dims: Mapping[str, Value], name: str) -> Hashable:
+    values = [dims[other] for other in dims if other != name]
+    return name, *values, *map(type, values)

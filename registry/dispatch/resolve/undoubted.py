@@ -1,0 +1,180 @@
+"""The best choice for a call of one family, where nothing speaks against it.
+
+What implementations answer is remembered by what they looked at, and which winner is near by the sizes between which
+it is, so that another size asks little of either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import Literal, NamedTuple
+
+from ...device import Device
+from ...discovery import answers
+from ...implementation import Implementation
+from ...problem import Problem
+from ..plans.plan import Candidate
+from .neighbours import octaves_between, sizes_of
+from .op_winners import Near, Source, Winner, source_of
+from .questions import default_of, preference_of, refusals
+from .remembered import Remembered
+from .resolution import (
+    Choice,
+    Situation,
+    default_choice,
+    exact_choice,
+    nearest_choice,
+    shown_exact,
+    shown_near,
+    standing_of,
+)
+from .spans import Spans
+
+
+class Found(NamedTuple):
+    """A choice; whether it demands tensors that start at a multiple of 16 bytes; why winners were passed over."""
+
+    choice: Choice
+    narrow: bool
+    misses: tuple[str, ...] = ()
+
+
+class Undoubted:
+    """Finds what ``resolution.choices`` begins with, for problems of one family of calls.
+
+    ``situation`` is that of any of them: another one's differs in the problem alone.
+    """
+
+    def __init__(self, situation: Situation) -> None:
+        self._situation = situation
+        self._defaults = [_Default(each, situation.device) for each in situation.implementations]
+        self._usable: dict[int, _Usable] = {}
+        self._spans: Spans[_Usable] = Spans(situation.op.dynamic)
+        self._fixed = tuple(sorted(situation.op.static))
+        self._unanswered: dict[Hashable, tuple[str, ...]] = {}
+
+    def choice(self, problem: Problem) -> Found | None:
+        """The first of ``choices``; None where a winner's candidate refuses the problem. Raises what asking raises."""
+        if self._situation.winners.is_empty:
+            return self._default(problem)
+        usable = self._spans.find(problem.dims)
+        octaves = 0.0 if usable is None else self._octaves(usable, problem)
+        if usable is not None and octaves > 0:  # of its own size there may be several
+            return self._nearest(usable, problem, octaves)
+        fixed = [problem.dims[name] for name in self._fixed]
+        key = *fixed, *map(type, fixed)
+        if key not in self._unanswered:
+            misses: list[str] = []
+            found = self._winner(problem, misses)
+            if not isinstance(found, str):
+                return found
+            self._unanswered[key] = tuple(misses)
+        default = self._default(problem)
+        return default and default._replace(misses=(*self._unanswered[key], *default.misses))
+
+    def _winner(self, problem: Problem, misses: list[str]) -> Found | Literal["none"] | None:
+        """The choice of the first winner that holds at all; "none" where none of any size does.
+
+        Appends to ``misses`` why winners hold for no size.
+        """
+        situation = self._situation.of(problem)
+        for decision in situation.winners.exact(situation.op, problem):
+            found = self._standing(decision, situation)
+            if isinstance(found, _Usable):
+                choice = exact_choice(situation, found.candidate, decision)
+                return Found(choice, found.narrow(problem), tuple(misses)) if found.holds(problem) else None
+            misses.append(f"{shown_exact(situation, decision)}: {found}")
+        spent: set[Source] = set()
+        for near in situation.winners.nearest(situation.op, problem, spent):
+            found = self._standing(near.decision, situation)
+            if isinstance(found, _Usable):
+                if not misses:
+                    self._spans.add(problem.dims, found)
+                    self._look_ahead(problem, found)
+                return self._nearest(found, problem, near.octaves, tuple(misses))
+            spent.add(source_of(near.decision))
+            misses.append(f"{shown_near(situation, near.decision)}: {found}")
+        return "none"
+
+    def _look_ahead(self, problem: Problem, usable: _Usable) -> None:
+        """Tell the spans if ``usable`` is the nearest at twice a size, too: a context grows token by token."""
+        op, winners = self._situation.op, self._situation.winners
+        for name in op.dynamic:
+            size = problem.dims[name]
+            further = Problem(op.name, {**problem.dims, name: size * 2}, problem.traits) if type(size) is int else None
+            if further is not None and not winners.exact(op, further):
+                near = next(winners.nearest(op, further), None)
+                if near is not None and near.decision is usable.decision:
+                    self._spans.add(further.dims, usable)
+
+    def _nearest(self, usable: _Usable, problem: Problem, octaves: float, misses: tuple[str, ...] = ()) -> Found | None:
+        if not usable.holds(problem):
+            return None
+        choice = nearest_choice(self._situation, usable.candidate, Near(usable.decision, octaves))
+        return Found(choice, usable.narrow(problem), misses)
+
+    def _octaves(self, usable: _Usable, problem: Problem) -> float:
+        op = self._situation.op
+        return octaves_between(sizes_of(op, problem.dims), sizes_of(op, usable.decision.problem.dims))
+
+    def _standing(self, decision: Winner, situation: Situation) -> _Usable | str:
+        """The decision's candidate as it is today, or why the decision holds for no size."""
+        implementation = standing_of(decision, situation)
+        if isinstance(implementation, str):
+            return implementation
+        found = self._usable.get(id(decision))
+        if found is None:
+            found = self._usable[id(decision)] = _Usable(decision, implementation, situation.device)
+        return found
+
+    def _default(self, problem: Problem) -> Found | None:
+        """The first of ``default_choices``; None where an implementation fails to answer."""
+        best: _Default | None = None
+        highest = -math.inf
+        for default in self._defaults:
+            if not default.refused.of(problem):
+                preference = default.preference.of(problem)
+                if isinstance(preference, str):
+                    return None
+                if best is None or preference > highest:
+                    best, highest = default, preference
+        config = "nothing can run it" if best is None else best.config.of(problem)
+        if best is None or isinstance(config, str):
+            return None
+        return Found(default_choice(highest, Candidate(best.implementation, config)), best.narrow.of(problem))
+
+
+class _Default:
+    """What one implementation answers about problems."""
+
+    def __init__(self, implementation: Implementation, device: Device) -> None:
+        self.implementation = implementation
+        self.refused = Remembered(lambda problem: bool(refusals(implementation, problem, device)))
+        self.preference = Remembered(lambda problem: preference_of(implementation, problem, device))
+        self.config = Remembered(lambda problem: default_of(implementation, problem, device))
+        self.narrow = Remembered(lambda problem: _is_narrow(implementation, problem, device))
+
+
+class _Usable:
+    """A winner's candidate, and where it can run."""
+
+    def __init__(self, decision: Winner, implementation: Implementation, device: Device) -> None:
+        self.decision = decision
+        self.candidate = Candidate(implementation, decision.candidate.config)
+        config = self.candidate.config
+        self._runs = Remembered(lambda problem: not answers.refusals(implementation, problem, device))
+        self._fits = Remembered(lambda problem: not implementation.space(problem, device).violations(config))
+        self._narrow = Remembered(lambda problem: _is_narrow(implementation, problem, device))
+
+    def holds(self, problem: Problem) -> bool:
+        """``resolution.usable`` without a reason."""
+        return self._runs.of(problem) and self._fits.of(problem)
+
+    def narrow(self, problem: Problem) -> bool:
+        """Whether it refuses tensors that do not start at a multiple of 16 bytes."""
+        return self._narrow.of(problem)
+
+
+def _is_narrow(implementation: Implementation, problem: Problem, device: Device) -> bool:
+    return bool(answers.refusals(implementation, problem.misaligned(), device))

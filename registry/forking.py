@@ -1,0 +1,30 @@
+"""State that a forked child makes anew: a lock that another thread of the parent held would stay shut there."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_Value = TypeVar("_Value")
+
+_renewed: weakref.WeakKeyDictionary[Any, dict[str, Callable[[], Any]]] = weakref.WeakKeyDictionary()
+
+
+def renewed_in_child(owner: Any, name: str, make: Callable[[], _Value]) -> _Value:
+    """The value that ``make`` makes of attribute ``name`` of ``owner``: now, and again in each child forked later.
+
+    ``make`` is e.g. ``threading.Lock``. ``owner`` is held weakly, so that ``make`` must not hold it.
+    """
+    _renewed.setdefault(owner, {})[name] = make
+    return make()
+
+
+def _renew_all() -> None:
+    for owner, values in list(_renewed.items()):
+        for name, make in values.items():
+            setattr(owner, name, make())
+
+
+os.register_at_fork(after_in_child=_renew_all)

@@ -1,0 +1,174 @@
+"""Whether an implementation is right: every configuration, kind of inputs, layout and size that it says it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import torch
+
+from ..contract import Op
+from ..correctness.other_sizes import OtherSize, false_claim, other_sizes, sizes_apart
+from ..correctness.poisoned_layouts import LAYOUTS, Layout, adds_nothing
+from ..device import Device
+from ..discovery import answers
+from ..dispatch.plans.other_size import at_other_size, bound_by_call
+from ..dispatch.plans.plan import Candidate, Plan, build
+from ..errors import UnsupportedError
+from ..implementation import Implementation
+from ..problem import Problem, Value
+from ..space import Config
+from .given_inputs import GivenInputs
+from .reports import Notes, Report, guarded
+from .run_faults import call_faults, concurrent_faults, repeating_faults, run_faults
+
+
+def check_implementation(
+    implementation: Implementation,
+    op: Op,
+    *,
+    problems: Sequence[Problem | Mapping[str, Value]] | None = None,
+    device: Device | torch.device | str | None = None,
+    configs: Literal["default", "all"] = "default",
+) -> Report:
+    """Check that an implementation is right; raises CheckError with every fault.
+
+    problems  problems or their dimensions; the op's examples, odd sizes among them, when not given
+    device    the best one here that the implementation runs on, when not given
+    configs   its default configuration only, or every one of its space
+
+    Each candidate runs on every kind of inputs into poisoned outputs with poisoned surroundings, and again on inputs
+    that are not aligned, columns of a wider tensor, not contiguous at all, or only every other tensor: numbers against
+    the float64 reference, dtype, strides, aliasing, writes beside the outputs, arguments and scratch, changed inputs, a
+    second run over outputs in which some numbers were changed, memory that two calls return, several runs bit by bit
+    unless ``deterministic`` is False, and two threads at once. What was bound for the problem is then run, as a call of
+    another size would, at a smaller and a larger size along each dynamic dimension. What the implementation says it
+    does not support is skipped, with its reasons.
+    """
+    there = _device(implementation, device)
+    notes = Notes(f"{implementation.name} of {op.name} on {there}")
+    if implementation.op != op.name:
+        notes.failures.append(("", f"it implements {implementation.op!r}, not {op.name!r}"))
+    for problem in _problems(op, problems):
+        for config in _configs(notes, implementation, problem, there, configs):
+            candidate = Candidate(implementation, config)
+            for layout in LAYOUTS:
+                _check_layout(notes, op, candidate, problem, there, layout)
+            for other in other_sizes(op, problem, there):
+                _check_other_size(notes, op, candidate, other, there)
+    return notes.report()
+
+
+def _problems(op: Op, given: Sequence[Problem | Mapping[str, Value]] | None) -> list[Problem]:
+    if given is None:
+        given = op.examples
+    return [each if isinstance(each, Problem) else op.problem_of(each) for each in given]
+
+
+def _device(implementation: Implementation, device: Device | torch.device | str | None) -> Device:
+    if isinstance(device, Device):
+        return device
+    if device is None:
+        usable = "cuda" in implementation.device_types and torch.cuda.is_available()
+        device = "cuda" if usable or "cpu" not in implementation.device_types else "cpu"
+    return Device.of(device)
+
+
+def _configs(
+    notes: Notes, implementation: Implementation, problem: Problem, device: Device, which: Literal["default", "all"]
+) -> Sequence[Config]:
+    """The configurations to check; notes why there is none, or what is wrong with the answers of the implementation."""
+    question: str = "unsupported"
+    configs: Sequence[Config] = ()
+    try:
+        if reasons := answers.refusals(implementation, problem, device):
+            notes.skipped.append((str(problem), "; ".join(reasons)))
+            return ()
+        question = "space"
+        configs = implementation.space(problem, device).configs if which == "all" else ()
+        question = "default"
+        default = answers.default_config(implementation, problem, device)
+    except UnsupportedError as fault:
+        notes.failures.append((str(problem), f"{fault.message}; unsupported() should have given a reason"))
+    except Exception as fault:
+        notes.failures.append((str(problem), answers.fault_text(implementation, question, fault)))
+    else:
+        return configs or (default,)
+    return configs
+
+
+def _check_layout(notes: Notes, op: Op, candidate: Candidate, problem: Problem, device: Device, layout: Layout) -> None:
+    kinds = op.kinds if layout == "contiguous" else op.kinds[:1]
+    arguments = op.arguments(GivenInputs(op, problem, kinds[0], device, layout).values)
+    if adds_nothing(layout, arguments.tensors.values()):
+        return
+    posed = op.pose(arguments, problem)
+    subject = f"{problem} {layout} {candidate}"
+    if _is_supported(notes, subject, candidate, posed, device):
+        notes.add(
+            subject, guarded(_layout_faults(op, candidate, posed, device, layout, kinds), candidate.implementation)
+        )
+
+
+def _is_supported(notes: Notes, subject: str, candidate: Candidate, problem: Problem, device: Device) -> bool:
+    """Whether the candidate runs the problem; notes why not."""
+    implementation = candidate.implementation
+    try:
+        reasons = answers.refusals(implementation, problem, device)
+        reasons = reasons or tuple(implementation.space(problem, device).violations(candidate.config))
+    except Exception as fault:
+        notes.failures.append((subject, answers.fault_text(implementation, "unsupported", fault)))
+        return False
+    if reasons:
+        notes.skipped.append((subject, "; ".join(reasons)))
+    return not reasons
+
+
+def _layout_faults(
+    op: Op, candidate: Candidate, problem: Problem, device: Device, layout: Layout, kinds: tuple[str, ...]
+) -> Iterator[str]:
+    given = GivenInputs(op, problem, kinds[0], device, layout)
+    plan = build(op, candidate, problem, op.arguments(given.values), device)
+    runs = [(kind, False) for kind in kinds] + [(kind, True) for kind in kinds[:1] if op.parsed.mutates]
+    for place, (kind, nan_beside) in enumerate(runs):
+        fresh = GivenInputs(op, problem, kind, device, layout, nan_beside=nan_beside)
+        for fault in guarded(run_faults(plan, fresh, place), plan.candidate.implementation):
+            yield f"{kind} inputs: {fault}"
+    yield from repeating_faults(plan, given)
+    if layout == "contiguous":
+        yield from concurrent_faults(plan, device)
+
+
+def _check_other_size(notes: Notes, op: Op, candidate: Candidate, other: OtherSize, device: Device) -> None:
+    size, _ = sizes_apart(other.home, other.problem)
+    subject = f"{other.problem} after {size} {candidate}"
+    if all(_is_supported(notes, subject, candidate, each, device) for each in (other.home, other.problem)):
+        notes.add(subject, guarded(_faults_of_other_size(op, candidate, other, device), candidate.implementation))
+
+
+def _faults_of_other_size(op: Op, candidate: Candidate, other: OtherSize, device: Device) -> Iterator[str]:
+    """Faults of the plan as a call of the other size gets it, after one of the home's size."""
+
+    def inputs(problem: Problem) -> GivenInputs:
+        return GivenInputs(op, problem, op.kinds[0], device, "contiguous")
+
+    def faults(plan: Plan) -> list[str]:
+        return list(guarded(run_faults(plan, inputs(other.problem), 0))) or list(
+            guarded(call_faults(plan, inputs(other.problem)))
+        )
+
+    home = bound_by_call(op, candidate, other.home, op.arguments(inputs(other.home).values), device)
+    arguments = op.arguments(inputs(other.problem).values)
+    problem = op.pose(arguments, other.problem)
+    yield from guarded(run_faults(home, inputs(other.home), 0))
+    there = at_other_size(home, problem, arguments, device)
+    found = faults(there or build(op, candidate, problem, arguments, device))
+    if (
+        found
+        and there is not None
+        and there.run is home.run
+        and not faults(build(op, candidate, problem, arguments, device))
+    ):
+        yield false_claim(candidate.implementation.name, other.home, other.problem, found[0])
+    else:
+        yield from found

@@ -1,0 +1,78 @@
+"""Whether a contract agrees with itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..arguments.schema import tensors_in, with_tensors
+from ..contract import Floor, Op, as_tuple
+from ..correctness import numerics
+from ..correctness.bits import all_same
+from ..correctness.output_faults import output_faults
+from ..correctness.tolerance_check import blind_spots
+from ..problem import Problem, Value
+from .given_inputs import SEED
+from .reports import Notes, Report, guarded
+
+
+def check_op(op: Op, *, problems: Sequence[Problem | Mapping[str, Value]] | None = None) -> Report:
+    """Check that a contract agrees with itself, on the CPU; raises CheckError with every fault.
+
+    On ``problems`` (the op's examples when not given) and every kind of inputs: the inputs fit the schema, pose the
+    problem again and are reproducible; the fake tells the reference's shapes, dtypes and strides; the reference leaves
+    its arguments alone and is accepted by its own tolerance; the floor is positive. On its examples taken together the
+    tolerance refuses what nobody computed: zeros, one number everywhere, the output of a previous call.
+    """
+    notes = Notes(f"op {op.name}")
+    checked = _named(op, problems)
+    authors = (op.reference, op.fake, op.inputs, op.problem, op.floor)
+    for problem in checked:
+        notes.add(str(problem), guarded(_op_faults(op, problem), *authors))
+    notes.failures += [("", spot) for spot in blind_spots(op, _named(op, None) or checked)]
+    return notes.report()
+
+
+def _named(op: Op, given: Sequence[Problem | Mapping[str, Value]] | None) -> list[Problem]:
+    """Problems of dimensions alone: whether inputs pose them again is for ``check_op`` to tell."""
+    given = op.examples if given is None else given
+    return [each if isinstance(each, Problem) else op.named(each) for each in given]
+
+
+def _op_faults(op: Op, problem: Problem) -> Iterator[str]:
+    floor = op.floor(problem)
+    if not isinstance(floor, Floor):
+        yield f"its floor is {floor!r:.80}, expected registry.Floor(bytes=..., flop=...)"
+    elif floor.bytes <= 0 or floor.flop < 0:
+        yield f"its floor is {floor}: bytes must be positive, flop not negative"
+    for kind in op.kinds:
+        values = _inputs(op, problem, kind)
+        again = _inputs(op, problem, kind)
+        if not all_same(tensors_in(values), tensors_in(again)):
+            yield f"{kind} inputs: two generators with one seed make different inputs"
+        posed = op.pose(op.arguments(values), problem)
+        if posed != problem:
+            yield f"{kind} inputs: they pose {posed}"
+            continue
+        yield from (f"{kind} inputs: {fault}" for fault in _reference_faults(op, problem, values))
+
+
+def _reference_faults(op: Op, problem: Problem, values: tuple[Any, ...]) -> list[str]:
+    reference = numerics.reference64(op, values)
+    own = numerics.own_error(op, problem, values, reference)
+    before = with_tensors(values, torch.clone)
+    outputs = as_tuple(op.reference(*values))
+    specs = op.output_specs(op.arguments(values), torch.device("cpu"))
+    faults = output_faults(outputs, specs, () if op.parsed.mutates else values)
+    if not op.parsed.mutates and not all_same(tensors_in(values), tensors_in(before)):
+        faults.append("the reference changes an argument that the schema does not mark as mutated")
+    if faults:
+        return [f"reference against fake: {fault}" for fault in faults]
+    found = numerics.compare(op, problem, op.results(outputs, values), reference, own, before)
+    return [] if found.ok else [f"its own reference is refused: {found.message}"]
+
+
+def _inputs(op: Op, problem: Problem, kind: str) -> tuple[Any, ...]:
+    return op.draw(problem, kind, torch.Generator().manual_seed(SEED))

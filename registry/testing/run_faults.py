@@ -1,0 +1,135 @@
+"""Runs of a plan that is under test, and everything that can be wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ..arguments.schema import with_tensors
+from ..contract import as_tuple
+from ..correctness import numerics
+from ..correctness.bits import all_same, disturb, same_bits
+from ..correctness.output_faults import output_faults, overlap
+from ..correctness.poisoned_layouts import surrounded
+from ..device import Device
+from ..dispatch.plans.plan import Plan
+from ..dispatch.plans.two_threads import results_of_two_threads
+from ..implementation import Tensors
+from .given_inputs import SEED, GivenInputs
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is right for the values of a call. They are taken before it, which may mutate them."""
+
+    plan: Plan
+    values: tuple[Any, ...]
+
+    @cached_property
+    def _before(self) -> tuple[Any, ...]:
+        return with_tensors(self.values, torch.clone) if self.plan.op.parsed.mutates else self.values
+
+    @cached_property
+    def _reference(self) -> Tensors:
+        return numerics.reference64(self.plan.op, self._before)
+
+    @cached_property
+    def _own_error(self) -> tuple[float, ...]:
+        return numerics.own_error(self.plan.op, self.plan.problem, self._before, self._reference)
+
+    def taken(self) -> Expected:
+        """This, with all of it computed."""
+        _ = self._own_error
+        return self
+
+    def fault(self, results: Tensors) -> str:
+        """What is wrong with a call's results (``Op.results``), "" when they are right."""
+        op, problem = self.plan.op, self.plan.problem
+        found = numerics.compare(op, problem, results, self._reference, self._own_error, self._before)
+        return "" if found.ok else found.message
+
+
+def run_faults(plan: Plan, given: GivenInputs, start: int) -> Iterator[str]:
+    """One run into poisoned outputs, and one over what that left. ``start`` says which numbers are changed between."""
+    op, values = plan.op, given.values
+    expected = Expected(plan, values).taken()
+    into = [surrounded(spec) for spec in plan.signature.outputs.values()]
+    scratch = {name: surrounded(spec) for name, spec in plan.signature.scratch.items()}
+    functional = plan.candidate.implementation.returns_outputs
+    outputs = () if functional else tuple(each.tensor for each in into)
+    held = tuple(each.tensor for each in scratch.values())
+    outputs = plan.checked_run(outputs, plan.prepared.extend(values), held)
+    if faults := output_faults(outputs, plan.signature.outputs, values):
+        yield from faults
+        return
+    if not all(bool(each.untouched()) for each in into):
+        yield "it writes outside its outputs"
+    yield from (f"it writes outside its scratch {name}" for name, each in scratch.items() if not bool(each.untouched()))
+    yield from given.faults()
+    if fault := expected.fault(op.results(outputs, values)):
+        yield fault
+    elif functional:
+        return
+    elif _leaves_alone(plan, given, outputs, start):
+        yield "it leaves its output alone when called again on the same input"
+    elif fault := expected.fault(op.results(outputs, values)):
+        yield f"called again on the same input: {fault}"
+
+
+def _leaves_alone(plan: Plan, given: GivenInputs, outputs: Tensors, start: int) -> bool:
+    """Run again over outputs some of whose numbers are others: whether any output still holds those."""
+    given.restore()
+    # what has holes, or several elements at one address, is written in another way
+    dense = [output for output in outputs if output.numel() and output.is_contiguous()]
+    for output in dense:
+        disturb(output.view(-1), start)
+    others = [output.clone() for output in dense]
+    plan.into(outputs, given.values)
+    return any(same_bits(output, other) for output, other in zip(dense, others, strict=True))
+
+
+def repeating_faults(plan: Plan, given: GivenInputs) -> Iterator[str]:
+    """Several calls with the same arguments, at the same addresses."""
+    op, values = plan.op, given.values
+    first = as_tuple(plan(*values))
+    results = tuple(result.clone() for result in op.results(first, values))
+    for _ in range(2):
+        given.restore()
+        again = as_tuple(plan(*values))
+        if any(overlap(one, other) for one in first for other in again):
+            yield "two calls return the same memory: the second overwrites the first's result"
+            return
+        if plan.candidate.implementation.deterministic and not all_same(results, op.results(again, values)):
+            yield "two runs on the same inputs differ; say deterministic = False if that is meant"
+            return
+
+
+def call_faults(plan: Plan, given: GivenInputs) -> Iterator[str]:
+    """One call as a user makes it, of the function that allocates, runs and returns."""
+    expected = Expected(plan, given.values).taken()
+    if fault := expected.fault(plan.op.results(as_tuple(plan(*given.values)), given.values)):
+        yield fault
+
+
+def concurrent_faults(plan: Plan, device: Device) -> Iterator[str]:
+    """Calls of two threads at once, with inputs of their own."""
+    op, kind = plan.op, plan.op.kinds[0]
+    inputs = [op.draw(plan.problem, kind, torch.Generator(device.torch).manual_seed(seed)) for seed in (SEED, SEED + 1)]
+    expected = [Expected(plan, values).taken() for values in inputs]
+    alone = []
+    for one, values in zip(expected, inputs, strict=True):
+        given = with_tensors(values, torch.clone)
+        alone.append(op.results(as_tuple(plan(*given)), given))
+        if fault := one.fault(alone[-1]):
+            yield fault
+            return
+    for one, right, calls in zip(expected, alone, results_of_two_threads(plan, inputs, device), strict=True):
+        # bits are compared far faster than numbers
+        differing = (results for results in calls if not all_same(results, right))
+        if fault := next(filter(None, map(one.fault, differing)), ""):
+            yield f"called by two threads at once: {fault}; memory that calls share must be scratch"
+            return

@@ -1,0 +1,160 @@
+"""Problems, layouts and sizes that a candidate is probed on, with their inputs and bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ...arguments.schema import tensors_in
+from ...contract import Op
+from ...correctness.bounds import Bounds, bounds_of
+from ...correctness.numerics import own_error, reference64
+from ...correctness.other_sizes import other_sizes
+from ...correctness.poisoned_layouts import (
+    LAYOUTS,
+    Layout,
+    Surrounded,
+    adds_nothing,
+    all_laid_out,
+    surrounded,
+)
+from ...device import Device
+from ...problem import Arguments, Problem, canonical_json
+from .session import clone
+
+_SIZES = (1, 37)
+"""Sizes of a probe's last dynamic dimension: one, and a prime, which is no multiple of any block."""
+_LARGER_SIZES = (4099, 1031, 257)
+"""Beside them the largest of these primes that costs little: more than a block."""
+_OTHER_SIZES = (3, 5, 2)
+"""Sizes of the dynamic dimensions before the last."""
+_MOST_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
+_MEMORY_PART = 1 / 1000
+"""The part of the device's memory that one probe's tensors may take."""
+_MOST_FLOP = {"cpu": 2e8, "cuda": 1e12}
+_LARGER_PART = 1 / 16
+"""The part of these limits that the larger size may take."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One problem in one layout; ``problem`` has that layout's traits.
+
+    ``home``: the probe that a plan is bound for and run on before it meets this one; None for the tuned problem itself.
+    ``beside``: other inputs of the problem, for a second thread.
+    """
+
+    problem: Problem
+    layout: Layout
+    arguments: Arguments
+    values: tuple[Any, ...]
+    pristine: tuple[Any, ...]
+    bounds: tuple[Bounds, ...]
+    outputs: tuple[Surrounded, ...]
+    """The outputs that candidates write to, one after another."""
+    home: Probe | None = None
+    beside: Probe | None = None
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes held by tensors, bounds and outputs."""
+        tensors = tensors_in((*self.values, *self.pristine))
+        held: tuple[torch.Tensor | Bounds | Surrounded, ...] = (*tensors, *self.bounds, *self.outputs)
+        others = [other.nbytes for other in (self.home, self.beside) if other is not None]
+        return sum(each.nbytes for each in held) + sum(others)
+
+    def __str__(self) -> str:
+        return str(self.problem) if self.layout == "contiguous" else f"{self.problem} with {self.layout} inputs"
+
+
+def probe_problems(op: Op, problem: Problem, device: Device) -> tuple[Problem, ...]:
+    """Small problems with the static dimensions of ``problem`` and odd sizes; never ``problem`` itself."""
+    found = [_resized(op, problem, size) for size in _SIZES]
+    larger = (_resized(op, problem, size) for size in _LARGER_SIZES)
+    found.append(next((each for each in larger if each and _is_small(op, each, device, _LARGER_PART)), None))
+    other = [each for each in found if each is not None and each != problem]
+    small = [each for each in other if _is_small(op, each, device)]
+    return tuple(dict.fromkeys(small or other[:1]))
+
+
+def group_of(op: Op, problem: Problem) -> str:
+    """The name of all problems that share the probes of ``small_probes``."""
+    static = {name: value for name, value in problem.dims.items() if name not in op.dynamic}
+    # a tuned problem is no probe of itself: if it is a probe of other problems, its group is its own
+    own = {name: value for name, value in problem.dims.items() if name in op.dynamic}
+    is_probe = own in [_sizes(list(own), size) for size in (*_SIZES, *_LARGER_SIZES) if own]
+    return canonical_json({"op": op.name, "static": static, "own": own if is_probe else {}})
+
+
+def _sizes(names: Sequence[str], size: int) -> dict[str, int]:
+    """Sizes of the dynamic dimensions where the last is ``size``."""
+    others = {name: 1 if size == 1 else _OTHER_SIZES[place % 3] for place, name in enumerate(names)}
+    return {**others, names[-1]: size}
+
+
+def _resized(op: Op, problem: Problem, size: int) -> Problem | None:
+    names = [name for name in problem.dims if name in op.dynamic]
+    if not names:
+        return None
+    try:
+        return op.problem_of({**problem.dims, **_sizes(names, size)})
+    except Exception:  # an op's check may raise anything for a problem that it does not have
+        return None
+
+
+def _is_small(op: Op, problem: Problem, device: Device, part: float = 1.0) -> bool:
+    floor, kind = op.floor(problem), "cuda" if device.type == "cuda" else "cpu"
+    most = min(_MOST_BYTES[kind], _MEMORY_PART * device.memory_bytes)
+    return floor.bytes <= part * most and floor.flop <= part * _MOST_FLOP[kind]
+
+
+def _planned(problems: Sequence[Problem]) -> Iterator[tuple[Problem, Layout]]:
+    for problem in problems:
+        yield problem, "contiguous"
+    for layout in LAYOUTS[1:] if problems else ():
+        # the first that is larger than one element a dimension: one element is contiguous in any layout
+        yield problems[min(1, len(problems) - 1)], layout
+
+
+def small_probes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
+    """Probes of small problems, which all problems with these static dimensions share."""
+    problems = probe_problems(op, problem, device)
+    for each, layout in _planned(problems):
+        for probe in _laid_out(op, each, device, layout):
+            # the largest, where calls of two threads take long enough to meet
+            in_pairs = each is problems[-1] and layout == "contiguous"
+            beside = next(_laid_out(op, each, device, layout, again=True), None) if in_pairs else None
+            yield replace(probe, beside=beside)
+
+
+def probes_of_other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
+    """Probes of sizes next to the problem's own, a smaller and a larger one along each dynamic dimension."""
+    for other in other_sizes(op, problem, device):
+        home = None if other.home is problem else next(_laid_out(op, other.home, device, "contiguous"), None)
+        if home is not None or other.home is problem:
+            for probe in _laid_out(op, other.problem, device, "contiguous"):
+                yield replace(probe, home=home)
+
+
+def _laid_out(op: Op, problem: Problem, device: Device, layout: Layout, *, again: bool = False) -> Iterator[Probe]:
+    """The probe of a problem in a layout, none where the op has no such problem or layout.
+
+    ``again``: with inputs of another draw.
+    """
+    generator = torch.Generator(device=device.torch).manual_seed(len(layout) + 1_000_003 * again)
+    try:
+        values = all_laid_out(op.draw(problem, op.kinds[0], generator), layout)
+        arguments = op.arguments(values)
+        posed = op.pose(arguments, problem)
+        if posed != problem or adds_nothing(layout, arguments.tensors.values()):
+            return
+        reference = reference64(op, values)
+        bounds = bounds_of(op, posed, values, reference, own_error(op, posed, values, reference))
+    except Exception:  # an op may raise anything for arguments that it does not take
+        return
+    outputs = (surrounded(spec) for spec in op.output_specs(arguments, device.torch).values())
+    yield Probe(posed, layout, arguments, values, clone(values), bounds, tuple(outputs))

@@ -1,0 +1,226 @@
+"""A plugin file of implementations that are right for the call that is tuned and wrong for others, and honest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+
+import registry
+from registry.artifact import Built
+from registry.backends import CppImplementation, CppKernel
+from registry.device import Device
+from registry.implementation import Implementation, Launch, Run, Tensors
+from registry.problem import Problem, TensorSpec
+from registry.space import Config
+
+KERNEL_REGISTRY_API = 1
+
+
+class Square(Implementation):
+    """Writes x * x; a subclass says how it does not. A run has an object of its own."""
+
+    op = "square"
+    device_types = frozenset({"cpu", "cuda"})
+    any_size = True
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        work = type(self)()
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            work.write(arguments[0], outputs[0], problem)
+
+        return run
+
+    def write(self, x: torch.Tensor, y: torch.Tensor, problem: Problem) -> None:
+        torch.mul(x, x, out=y)
+
+
+class HonestAtAnySize(Square):
+    name = "other.any_size"
+
+
+# --- one run for every size ---
+
+
+class RemembersTheBoundSize(Square):
+    """As many elements as the problem that it was bound for has: right for that and for fewer."""
+
+    name = "other.bound_size"
+
+    def write(self, x: torch.Tensor, y: torch.Tensor, problem: Problem) -> None:
+        torch.mul(x[: problem.n], x[: problem.n], out=y[: problem.n])
+
+
+class RemembersTheFirstSize(Square):
+    """As many elements as the first call had."""
+
+    name = "other.first_size"
+
+    def __init__(self) -> None:
+        self._most = 0
+
+    def write(self, x: torch.Tensor, y: torch.Tensor, problem: Problem) -> None:
+        self._most = self._most or len(x)
+        torch.mul(x[: self._most], x[: self._most], out=y[: self._most])
+
+
+class RefusesSmallerSizes(Square):
+    """Right for more elements than it was bound for, and raises for fewer."""
+
+    name = "other.smaller_size"
+
+    def write(self, x: torch.Tensor, y: torch.Tensor, problem: Problem) -> None:
+        torch.mul(x[: problem.n].view(problem.n), x[: problem.n], out=y[: problem.n])
+        torch.mul(x[problem.n :], x[problem.n :], out=y[problem.n :])
+
+
+# --- what two threads share ---
+
+
+class SharesAWorkspace(Square):
+    """Writes to a workspace of the run's own first."""
+
+    name = "other.workspace"
+
+    def __init__(self) -> None:
+        self._spaces: dict[int, torch.Tensor] = {}
+
+    def write(self, x: torch.Tensor, y: torch.Tensor, problem: Problem) -> None:
+        space = self._spaces.setdefault(len(x), torch.empty_like(x))
+        torch.mul(x, x, out=space)
+        y.copy_(space)
+
+
+# --- C++ ---
+
+_NORM = """
+#include <chrono>
+#include <cmath>
+#include <thread>
+static void rms_norm(
+    float* y, const float* x, const float* weight, float* space, double eps, int64_t rows, int64_t cols) {
+    KEPT
+    for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t col = 0; col < cols; ++col) space[col] = x[row * cols + col];
+        WORK
+        double sum = 0;
+        for (int64_t col = 0; col < cols; ++col) sum += double(space[col]) * space[col];
+        const float scale = 1 / std::sqrt(sum / cols + eps);
+        for (int64_t col = 0; col < cols; ++col) y[row * cols + col] = space[col] * scale * weight[col];
+    }
+}
+"""
+_KEPT = "static float kept[1 << 16]; space = kept;"
+_WORK = "if (row == 0) std::this_thread::sleep_for(std::chrono::milliseconds(3));"
+_SCRATCH = CppKernel(_NORM.replace("KEPT", "").replace("WORK", ""), "rms_norm")
+_PAST_SCRATCH = CppKernel(_NORM.replace("KEPT", "space[cols] = 0;").replace("WORK", ""), "rms_norm")
+_STATIC = CppKernel(_NORM.replace("KEPT", _KEPT).replace("WORK", _WORK), "rms_norm")
+
+
+class Norm(CppImplementation):
+    """One row at a time, by way of a scratch row."""
+
+    op = "rms_norm"
+    kernel: ClassVar[CppKernel]
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        yield from super().unsupported(problem, device)
+        if problem.dtype != "float32" or not problem.traits["contiguous"] or problem.cols > 1 << 16:
+            yield "row-major float32 of at most 65536 columns"
+
+    def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
+        return {"space": TensorSpec.contiguous((problem.cols,), torch.float32)}
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+        args = ("y", "x", "weight", "space", "eps", problem.rows, problem.cols)
+        return Launch(self.kernel, (1,), args)
+
+
+class HonestWithScratch(Norm):
+    name, kernel = "other.scratch", _SCRATCH
+
+
+class WritesPastItsScratch(Norm):
+    """One element further."""
+
+    name, kernel = "other.past_scratch", _PAST_SCRATCH
+
+
+class KeepsAStaticRow(Norm):
+    """For all calls of the process. It takes as long as a kernel that has more to do."""
+
+    name, kernel = "other.static", _STATIC
+
+
+# --- strides ---
+
+
+class Add(Implementation):
+    """Adds two tensors in memory; a subclass says how it misreads their strides."""
+
+    op = "vector_add"
+    device_types = frozenset({"cpu"})
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            x, y = arguments
+            torch.add(*self.read(x, y), out=outputs[0])
+
+        return run
+
+    def read(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, y
+
+
+class HonestAdd(Add):
+    name = "other.add"
+
+
+class StridesOfTheFirst(Add):
+    """Takes x's strides for y's, where y's memory goes as far."""
+
+    name = "other.first_strides"
+
+    def read(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, y.as_strided(y.shape, _within(y, x.stride()), y.storage_offset())
+
+
+class StridesOfTheSecond(Add):
+    """Takes y's strides for x's."""
+
+    name = "other.second_strides"
+
+    def read(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.as_strided(x.shape, _within(x, y.stride()), x.storage_offset()), y
+
+
+def _within(tensor: torch.Tensor, strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides, or 0 where they would leave the tensor's memory, which ends the process."""
+    room = tensor.untyped_storage().nbytes() // tensor.itemsize - int(tensor.storage_offset())
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
+    return strides if last < room else tuple(0 for _ in strides)
+
+
+def _all(op: str) -> Iterable[Implementation]:
+    kinds = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Implementation)]
+    return [kind() for kind in kinds if getattr(kind, "op", None) == op and hasattr(kind, "name")]
+
+
+@registry.implements("square")
+def square_implementations() -> Iterable[Implementation]:
+    """One run for all sizes, and a shared workspace."""
+    return _all("square")
+
+
+@registry.implements("rms_norm")
+def rms_norm_implementations() -> Iterable[Implementation]:
+    """Scratch and a static row."""
+    return _all("rms_norm")
+
+
+@registry.implements("vector_add")
+def vector_add_implementations() -> Iterable[Implementation]:
+    """Strides."""
+    return _all("vector_add")

@@ -1,0 +1,89 @@
+"""The short way to a choice finds what the long way finds, whatever sizes were asked before."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from registry import Device, Op, Problem
+from registry.arguments.traits import OrdinaryTraits
+from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.resolve.op_winners import OpWinners
+from registry.dispatch.resolve.resolution import choices
+from registry.dispatch.resolve.undoubted import Undoubted
+
+
+def posed(dispatcher: Dispatcher, rows: int) -> Problem:
+    op = dispatcher.bound("softmax").op
+    found = op.pose(op.specs((torch.empty(rows, 16), -1)), ordinary=True)
+    assert type(found.traits) is OrdinaryTraits
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_size_has_the_winner_that_the_long_way_finds(
+    dispatcher: Dispatcher, told: Any, publish: Any, seed: int
+) -> None:
+    draw = random.Random(seed)
+    dispatcher.register(told("a.tuned", unsupported=lambda problem: ["odd"] if problem.rows % 97 == 0 else []))
+    for rows in draw.sample(range(1, 600), 6):
+        name = draw.choice(["a.tuned", "a.gone"])
+        publish({"rows": rows, "cols": 16, "dtype": "float32"}, name, {"block": draw.choice([1, 2, 4])})
+    plans, device = dispatcher.bound("softmax").plans, Device.of("cpu")
+    undoubted = Undoubted(plans.situation(posed(dispatcher, 1), device))
+    for rows in draw.sample(range(1, 600), 300):
+        problem = posed(dispatcher, rows)
+        misses: list[str] = []
+        first = next(choices(plans.situation(problem, device), None, misses))
+        found = undoubted.choice(problem)
+        if found is None:
+            assert any("odd" in miss for miss in misses) or first.candidate is None
+            continue
+        assert found.choice == first
+        assert not set(found.misses) - set(misses)
+
+
+def test_without_winners_the_default_is_asked_once(dispatcher: Dispatcher, told: Any) -> None:
+    asked: list[int] = []
+
+    def unsupported(problem: Problem) -> list[str]:
+        asked.append(problem.cols)
+        return []
+
+    dispatcher.register(told("a.any", unsupported=unsupported))
+    undoubted = Undoubted(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
+    found = [undoubted.choice(posed(dispatcher, rows)) for rows in range(1, 9)]
+    assert {one.choice.candidate.implementation.name for one in found if one and one.choice.candidate} == {"a.any"}
+    assert asked == [16, 16], "once for the problem and once for tensors that are not aligned"
+
+
+def test_winners_of_which_none_holds_are_told_at_every_size(dispatcher: Dispatcher, told: Any, publish: Any) -> None:
+    dispatcher.register(told("a.any"))
+    publish({"rows": 8, "cols": 16, "dtype": "float32"}, "a.gone", {"block": 1})
+    undoubted = Undoubted(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
+    for rows in (3, 8, 9):
+        found = undoubted.choice(posed(dispatcher, rows))
+        assert found is not None
+        assert found.choice.step == "default"
+        assert found.misses == ("winner of rows=8: a.gone is not installed here",)
+
+
+def test_sizes_that_grow_one_by_one_look_for_a_near_winner_a_few_times(
+    dispatcher: Dispatcher, told: Any, publish: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher.register(told("a.tuned"))
+    publish({"rows": 8, "cols": 16, "dtype": "float32"}, "a.tuned", {"block": 1})
+    looked: list[int] = []
+    nearest = OpWinners.nearest
+
+    def counted(self: OpWinners, op: Op, problem: Problem, *spent: Any) -> Any:
+        looked.append(problem.rows)
+        return nearest(self, op, problem, *spent)
+
+    monkeypatch.setattr(OpWinners, "nearest", counted)
+    undoubted = Undoubted(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
+    assert all(undoubted.choice(posed(dispatcher, rows)) for rows in range(100, 400))
+    assert looked == [100, 200, 201, 402]

@@ -1,0 +1,78 @@
+"""Another size of what runs already: the box's implementations find their spaces, and the contracts their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from registry.contract import Op, as_tuple
+from registry.contracts import BOX
+from registry.device import Device
+from registry.discovery.catalog import Catalog
+from registry.implementation import Implementation
+from registry.problem import TensorSpec, Value
+
+H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", 132, 141 * 2**30, 60 * 2**20, 227 * 1024, 65536)
+CPU = Device("cpu", 0, "a CPU", "x86_64", 16, 2**34, 2**25)
+OPS = {op.name: op for op in BOX}
+SIZES = [*range(1, 70), *range(71, 600, 13), *range(601, 5000, 397), 10**6, 1_234_567]
+STATIC: Mapping[str, Value] = {
+    "cols": 8192,
+    "k": 4096,
+    "group_size": 128,
+    "bits": 4,
+    "symmetric": False,
+    "approximate": "tanh",
+    "dtype": "bfloat16",
+}
+CATALOG = Catalog()
+KINDS = [(op, one) for op in BOX for one in CATALOG.implementations(op.name) if one.name != "cuda.inline"]
+
+
+def problems(op: Op) -> list[Any]:
+    (dynamic,) = op.dynamic
+    known = {**STATIC, "n": 4096}
+    return [op.problem_of({**{name: known[name] for name in op.static}, dynamic: size}) for size in SIZES]
+
+
+@pytest.mark.parametrize(("op", "implementation"), KINDS, ids=lambda one: getattr(one, "name", ""))
+def test_sizes_share_spaces_and_defaults(op: Op, implementation: Implementation) -> None:
+    device = CPU if implementation.name.startswith(("cpp.", "torch.native", "torch.tinygemm_cpu")) else H200
+    fit = [one for one in problems(op) if not list(implementation.unsupported(one, device))]
+    assert fit
+    spaces = [implementation.space(one, device) for one in fit]
+    defaults = [implementation.default(one, device) for one in fit]
+    assert not [space.violations(config) for space, config in zip(spaces, defaults, strict=True) if config not in space]
+    if spaces[0].domains:
+        # by powers of two, tiles along m or programs for each SM: not one for each size
+        assert len({id(space) for space in spaces}) <= 16
+        assert len({tuple(config.items()) for config in defaults}) <= 16
+
+
+@pytest.mark.parametrize("op", BOX, ids=lambda op: op.name)
+def test_outputs_told_by_a_rule_are_those_of_the_reference(op: Op) -> None:
+    for dims in op.examples[:8]:
+        values = op.draw(op.problem_of(dims), "normal", torch.Generator().manual_seed(0))
+        told = op.output_specs(op.arguments(values), torch.device("cpu"))
+        given = [TensorSpec.of(one) for one in as_tuple(op.reference(*values))]
+        assert [(one.shape, one.dtype, one.strides) for one in told.values()] == [
+            (one.shape, one.dtype, one.strides) for one in given
+        ]
+
+
+@pytest.mark.parametrize("name", ["vector_add", "square", "gelu", "square_backward", "gelu_backward"])
+def test_outputs_of_elementwise_ops_follow_the_strides_of_their_inputs(name: str) -> None:
+    op = OPS[name]
+    for x in (
+        torch.randn(3, 5).T,
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.randn(4, 6)[:, ::2],
+    ):
+        values = op.bind(tuple(x for one in op.parsed.parameters if one.kind == "Tensor"), {})
+        (told,) = op.output_specs(op.arguments(values), torch.device("cpu")).values()
+        given = op.reference(*values)
+        assert isinstance(given, torch.Tensor)
+        assert (told.shape, told.strides) == (tuple(given.shape), given.stride())

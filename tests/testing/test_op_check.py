@@ -1,0 +1,64 @@
+"""``check_op``: contracts that agree with themselves, and how each that does not is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from registry.contract import Op, Tolerance
+from registry.contracts import BOX, SQUARE
+from registry.errors import CheckError
+from registry.problem import Problem, Value
+from registry.testing import check_op
+
+SMALL: tuple[dict[str, Value], ...] = ({"n": 7, "dtype": "float32"},)
+
+
+@pytest.mark.parametrize("op", BOX, ids=lambda op: op.name)
+def test_the_ops_in_the_box_agree_with_themselves(op: Op) -> None:
+    assert len(check_op(op).checked) == len(op.examples)
+
+
+def unlike_reference(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[0], 1)
+
+
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    return x.mul_(x).clone()
+
+
+LOOSE = Tolerance(SQUARE.tolerance.rtol, dict.fromkeys(SQUARE.tolerance.atol, 1e30), SQUARE.tolerance.scale)
+
+
+def other_dtype(problem: Problem, kind: str, generator: torch.Generator) -> tuple[torch.Tensor]:
+    return (torch.randn(problem.n, generator=generator, dtype=torch.float16),)
+
+
+def unseeded(problem: Problem, kind: str, generator: torch.Generator) -> tuple[torch.Tensor]:
+    return (torch.randn(problem.n),)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"fake": unlike_reference}, "reference against fake: y has shape (7,), expected (7, 1)"),
+        ({"reference": in_place}, "the reference changes an argument"),
+        ({"tolerance": LOOSE}, "its tolerance accepts an all-zero output"),
+        ({"inputs": other_dtype}, "they pose square(n=7, dtype=float16)"),
+        ({"inputs": unseeded}, "two generators with one seed make different inputs"),
+        ({"inputs": lambda problem, kind, generator: (1, 2)}, "2 values given, expected 1"),
+        ({"floor": lambda problem: SQUARE.floor(problem).__class__(0, 0)}, "bytes must be positive"),
+    ],
+)
+def test_a_contract_that_contradicts_itself_is_refused(change: dict[str, Any], expected: str) -> None:
+    with pytest.raises(CheckError) as raised:
+        check_op(replace(SQUARE, kinds=("normal",), **change), problems=SMALL)
+    assert expected in str(raised.value)
+
+
+def test_an_op_without_examples_needs_problems() -> None:
+    with pytest.raises(CheckError, match="nothing was checked"):
+        check_op(replace(SQUARE, examples=()))

@@ -1,0 +1,276 @@
+"""The winners of one op on one hardware, read at one moment and within seconds, for who must answer a call.
+
+A row is decoded when it is asked for, and by itself: a bad one spoils no other. A file is read without SQLAlchemy, the
+import of which takes longer than all the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .errors import CorruptedDatabaseError, InvalidRecordError, UnreachableDatabaseError
+from .faults import sqlite_code, told_of, translated
+from .files import Access, check_file, connect, second_access
+from .identities import CandidateKey, Environment, ProblemKey
+from .keys import digest, plain_mapping
+from .location import Location, locate
+from .schema import STAMPS, VERSION_TABLE, check_readable, read_version, refuse_foreign, version_of
+
+Result = TypeVar("Result")
+
+Row = tuple[Any, ...]
+"""uid of the decision, number of the candidate, number of the software, version of the op, dims, created."""
+
+_Ask = Callable[[str, Mapping[str, Any]], list[Row]]
+
+UID, CANDIDATE, SOFTWARE, VERSION, DIMS, CREATED = range(6)
+
+_WINNERS = """
+    SELECT decision.uid, decision.candidate_id, winner.software_id, problem.op_version, CAST(problem.dims AS TEXT),
+        CAST(decision.created AS TEXT)
+    FROM problem
+    JOIN winner ON winner.problem_id = problem.id
+    JOIN hardware ON hardware.id = winner.hardware_id
+    JOIN decision ON decision.id = winner.decision_id
+    WHERE problem.op = :op AND winner.regime = :regime AND hardware.key = :hardware
+"""
+
+_CANDIDATES = """
+    SELECT candidate.id, implementation.name, implementation.fingerprint, CAST(candidate.config AS TEXT)
+    FROM candidate JOIN implementation ON implementation.id = candidate.implementation_id
+    WHERE candidate.id IN ({})
+"""
+
+_SOFTWARE = "SELECT id, CAST(identity AS TEXT) FROM software WHERE id IN ({})"
+
+_TABLES = frozenset({"candidate", "decision", "hardware", "implementation", "problem", "software", "winner"})
+
+_MOST_NUMBERS = 500
+"""Row numbers in one IN list."""
+
+_CACHE = "PRAGMA cache_size=-65536"
+"""64 MiB: with SQLite's 2 MiB the pages of ten thousand winners are read several times over."""
+
+
+@dataclass(frozen=True)
+class StoredWinner:
+    """A winner without the figures that it rests on: ``Store.history`` has them, in the decision with this uid."""
+
+    uid: str
+    problem: ProblemKey
+    candidate: CandidateKey
+    environment: Environment
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The winners of ``op`` on ``hardware`` in the database at ``url``, as the rows that hold them."""
+
+    url: str = ""
+    op: str = ""
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+    rows: Sequence[Row] = ()
+    candidates: Mapping[int, Row] = field(default_factory=dict)
+    software: Mapping[int, Row] = field(default_factory=dict)
+    _decoded: dict[tuple[str, int], Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def winner(self, place: int) -> StoredWinner:
+        """The winner in the row at ``place``. Raises InvalidRecordError for a row that cannot be decoded."""
+        uid, candidate, software, version, dims, _ = self.rows[place]
+        try:
+            return StoredWinner(
+                uid,
+                ProblemKey(self.op, version, json.loads(dims)),
+                self._once("candidate", candidate, self._candidate),
+                self._once("environment", software, self._environment),
+            )
+        except Exception as fault:  # whatever a row may hold
+            raise InvalidRecordError(f"{self.url}: the winner {uid!s:.64}: {_shown(fault)}") from fault
+
+    def dims(self) -> list[Any]:
+        """The dimensions of every row; None for those that are no JSON."""
+        texts = [row[DIMS] for row in self.rows]
+        try:  # all at once: a third of the time
+            found = json.loads(f"[{','.join(texts)}]")
+        except (ValueError, TypeError, RecursionError):
+            found = []
+        return found if len(found) == len(texts) else [_parsed(text) for text in texts]
+
+    def software_of(self, place: int) -> Mapping[str, Any] | None:
+        """The software under which the row at ``place`` was measured; None where it cannot be decoded."""
+        try:
+            environment: Environment = self._once("environment", self.rows[place][SOFTWARE], self._environment)
+        except Exception:
+            return None
+        return environment.software
+
+    def _candidate(self, number: int) -> CandidateKey:
+        _, name, fingerprint, config = self.candidates[number]
+        return CandidateKey(name, fingerprint, json.loads(config))
+
+    def _environment(self, number: int) -> Environment:
+        return Environment(self.hardware, json.loads(self.software[number][1]))
+
+    def _once(self, kind: str, number: int, make: Callable[[int], Any]) -> Any:
+        if (kind, number) not in self._decoded:
+            self._decoded[kind, number] = make(number)
+        return self._decoded[kind, number]
+
+
+def read_winners(
+    database: str | Path | None, op: str, hardware: Mapping[str, Any], regime: str, seconds: float
+) -> Snapshot:
+    """The winners of ``op`` on ``hardware`` in the database at ``database``, see ``Store.open``.
+
+    Raises MissingDatabaseError where there is none, UnreachableDatabaseError where it does not answer within
+    ``seconds``, and what ``Store.open`` raises.
+    """
+    place = locate(database)
+    key = digest(plain_mapping(hardware, "hardware"))
+    wanted = {"op": op, "regime": regime, "hardware": key}
+    if place.server is not None:
+        import sqlalchemy.orm  # noqa: F401  not on the clock
+
+    def read() -> Snapshot:
+        ask = _of_server if place.server is not None else _of_file
+        rows, candidates, software = ask(place, wanted, time.monotonic() + seconds)
+        return Snapshot(place.shown, op, hardware, rows, candidates, software)
+
+    return within(seconds, place.shown, read)
+
+
+def within(seconds: float, shown: str, work: Callable[[], Result]) -> Result:
+    """What ``work`` returns or raises, in a thread that is left alone when it takes longer than ``seconds``.
+
+    Raises UnreachableDatabaseError then: no timeout of a driver's bounds what a dead file system or server does.
+    """
+    done: queue.SimpleQueue[tuple[Result | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((work(), None))
+        except BaseException as fault:
+            done.put((None, fault))
+
+    threading.Thread(target=run, daemon=True, name="kernel-registry: reads winners").start()
+    try:
+        result, fault = done.get(timeout=seconds)
+    except queue.Empty:
+        raise UnreachableDatabaseError(
+            f"{shown} did not answer within {seconds:g} s", hint="see whether another process holds it"
+        ) from None
+    if fault is not None:
+        raise fault
+    return result  # type: ignore[return-value]
+
+
+_Found = tuple[list[Row], dict[int, Row], dict[int, Row]]
+
+
+def _of_file(place: Location, wanted: Mapping[str, Any], deadline: float) -> _Found:
+    path, shown = place.path, place.shown
+    assert path is not None
+    check_file(path, shown, create=False)
+    try:
+        try:
+            return _of_access(Access(path, "ro"), shown, wanted, deadline)
+        except sqlite3.Error as fault:
+            second = second_access(path, sqlite_code(fault))
+            if second is None:
+                raise
+            return _of_access(second, shown, wanted, deadline)
+    except sqlite3.Error as fault:
+        raise translated(shown, fault) from fault
+
+
+def _of_access(access: Access, shown: str, wanted: Mapping[str, Any], deadline: float) -> _Found:
+    with closing(connect(access, seconds=max(deadline - time.monotonic(), 0))) as connection:
+        connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
+        connection.execute(_CACHE)
+        connection.execute("BEGIN")
+        _check_tables(connection, shown)
+
+        def ask(query: str, values: Mapping[str, Any]) -> list[Row]:
+            return connection.execute(query, values).fetchall()
+
+        try:
+            return _asked(ask, wanted)
+        except sqlite3.OperationalError as fault:
+            if "decode" not in str(fault):
+                raise
+            connection.text_factory = _text  # a row that is no text is found out when it is asked for
+            return _asked(ask, wanted)
+
+
+def _check_tables(connection: sqlite3.Connection, shown: str) -> None:
+    """Raises a TuningDBError unless the file's tables are ours, of a version that can be read, and tables indeed."""
+    kinds = dict(connection.execute("SELECT name, type FROM sqlite_master WHERE name NOT LIKE 'sqlite!_%' ESCAPE '!'"))
+    if VERSION_TABLE not in kinds:
+        refuse_foreign((name for name, kind in kinds.items() if kind == "table"), shown)
+        check_readable(0, shown)
+    for name in sorted({*_TABLES, VERSION_TABLE}):
+        if (kind := kinds.get(name)) != "table":
+            raise CorruptedDatabaseError(f"{shown}: {name} is {f'a {kind}' if kind else 'missing'}, expected a table")
+    check_readable(version_of([stamp for (stamp,) in connection.execute(STAMPS)], shown), shown)
+
+
+def _of_server(place: Location, wanted: Mapping[str, Any], deadline: float) -> _Found:
+    from sqlalchemy import create_engine, text
+    from sqlalchemy.exc import NoSuchModuleError
+    from sqlalchemy.pool import NullPool
+
+    assert place.server is not None
+    seconds = max(deadline - time.monotonic(), 0)
+    try:
+        engine = create_engine(place.server, poolclass=NullPool, connect_args={"connect_timeout": max(2, int(seconds))})
+    except (ImportError, NoSuchModuleError) as fault:
+        hint = "pip install 'kernel-registry[postgresql]'"
+        message = f"{place.shown} needs a driver that is not installed ({fault})"
+        raise UnreachableDatabaseError(message, hint=hint) from fault
+    with told_of(place.shown), engine.connect() as connection:
+        connection.execute(text(f"SET statement_timeout = {int(seconds * 1000) + 1}"))
+        connection.execute(text("SET TIME ZONE 'UTC'"))
+        check_readable(read_version(connection, place.shown), place.shown)
+        return _asked(
+            lambda query, values: [tuple(row) for row in connection.execute(text(query), dict(values))], wanted
+        )
+
+
+def _asked(ask: _Ask, wanted: Mapping[str, Any]) -> _Found:
+    rows = ask(_WINNERS, wanted)
+    candidates = {row[0]: row for row in _numbered(ask, _CANDIDATES, (row[CANDIDATE] for row in rows))}
+    return rows, candidates, {row[0]: row for row in _numbered(ask, _SOFTWARE, (row[SOFTWARE] for row in rows))}
+
+
+def _numbered(ask: _Ask, query: str, numbers: Iterable[Any]) -> Iterator[Row]:
+    wanted = sorted({number for number in set(numbers) if type(number) is int})
+    for start in range(0, len(wanted), _MOST_NUMBERS):
+        yield from ask(query.format(", ".join(map(str, wanted[start : start + _MOST_NUMBERS]))), {})
+
+
+def _text(raw: bytes) -> str | None:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _parsed(text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _shown(fault: Exception) -> str:
+    text = str(fault) if isinstance(fault, InvalidRecordError) else f"{type(fault).__name__}: {fault}"
+    return text.splitlines()[0][:200] if text else type(fault).__name__
