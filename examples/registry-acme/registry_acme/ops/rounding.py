@@ -17,14 +17,14 @@ def of_a_sum(units: float, terms: Callable[[Problem], int]) -> Tolerance:
     """A tolerance for outputs that are sums of ``terms(problem)`` products, accumulated in at least float32.
 
     An output may be off by ``units`` roundings of itself and of the root mean square of its row, since terms cancel,
-    and by ``sqrt(terms)`` roundings of the accumulator.
+    and by ``sqrt(terms)`` times as many of the accumulator, which is as large as they are.
     """
 
     def scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
         unit = ROUNDOFF.get(str(problem.dtype), ROUNDOFF["float32"])
         accumulated = math.sqrt(terms(problem)) * min(unit, ROUNDOFF["float32"]) / unit
         rms = reference.square().mean(-1, keepdim=True).sqrt()
-        return reference.abs() + rms * (1 + accumulated)
+        return (reference.abs() + rms) * (1 + accumulated)
 
     return Tolerance(
         rtol={name: units * unit for name, unit in ROUNDOFF.items()},
