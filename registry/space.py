@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,9 @@ Config = Mapping[str, Any]
 
 Constraint = Callable[[Config], bool]
 
+
+MANY = 4096
+"""A space with more points before constraints does not hold its configurations."""
 
 _SIMPLE = frozenset({int, str, bool})
 _PLAIN = _SIMPLE | {float}
@@ -76,8 +79,15 @@ class Space:
         return math.prod(len(values) for values in self.domains.values())
 
     @cached_property
-    def configs(self) -> tuple[Config, ...]:
-        """Every valid configuration, in the order of the domains. Raises InvalidDefinitionError, as ``violations``."""
+    def configs(self) -> Sequence[Config]:
+        """Every valid configuration, in the order of the domains; of many points each is made when it is asked for.
+
+        Raises InvalidDefinitionError, as ``violations``.
+        """
+        if self.product > MANY:
+            from .points import Points  # numpy, which a call needs not
+
+            return Points(self)
         return tuple(config for config in self._points() if self._holds(config))
 
     @property
@@ -127,8 +137,12 @@ class Space:
             self._sound.add(key)
         return reasons
 
+    def holds(self, name: str, config: Config) -> bool:
+        """Whether ``config`` keeps the constraint of that name. Raises InvalidDefinitionError, as ``violations``."""
+        return bool(self._answer(name, self.constraints[name], config))
+
     def _broken(self, config: Config) -> list[str]:
-        return [name for name, holds in self.constraints.items() if not self._answer(name, holds, config)]
+        return [name for name in self.constraints if not self.holds(name, config)]
 
     def _holds(self, config: Config) -> bool:
         try:
@@ -160,17 +174,6 @@ class Space:
             told = f"space: the constraint {name!r} returned None, expected True or False{at(holds)}"
             raise InvalidDefinitionError(told, hint="is a return missing?")
         return answer
-
-    def distance(self, one: Config, other: Config) -> int:
-        """Sum over the parameters of how many places apart the two values stand in their domain (L1)."""
-        return sum(abs(self._place(name, one) - self._place(name, other)) for name in self.domains)
-
-    def neighbours(self, config: Config, radius: int) -> list[Config]:
-        """The valid configurations at exactly L1 distance ``radius``."""
-        return [other for other in self.configs if self.distance(config, other) == radius]
-
-    def _place(self, name: str, config: Config) -> int:
-        return self.domains[name].index(config[name])
 
     def _points(self) -> Iterator[Config]:
         names = list(self.domains)

@@ -94,8 +94,8 @@ def _plan(landscape: Landscape) -> ProblemPlan:
 
 def _choice(op: str, problem: Problem, measured: Measured) -> ImplementationPlan:
     implementation = Replayed(op, measured)
-    configs = implementation.space(problem, _DEVICE).configs
-    return ImplementationPlan(implementation, configs, implementation.default(problem, _DEVICE))
+    space = implementation.space(problem, _DEVICE)
+    return ImplementationPlan(implementation, space, implementation.default(problem, _DEVICE))
 
 
 def _op(landscape: Landscape) -> Op:

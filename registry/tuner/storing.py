@@ -170,7 +170,7 @@ class RunStore:
                 continue
             changed = self.fingerprint(choice.implementation) != key.fingerprint
             config = dict(key.config)
-            if config not in choice.configs or (same_source and changed):
+            if not choice.has(config) or (same_source and changed):
                 return None
             return Candidate(choice.implementation, config)
         return None

@@ -17,7 +17,7 @@ from ...dispatch.plans.plan import Candidate
 from ...errors import PluginError, UnknownNameError
 from ...implementation import Implementation
 from ...problem import Arguments, Problem
-from ...space import Config
+from ...space import Config, Space
 from .twin import twin_of
 
 _MEMORY_SHARE = 0.8
@@ -25,10 +25,10 @@ _MEMORY_SHARE = 0.8
 
 @dataclass(frozen=True)
 class ImplementationPlan:
-    """One implementation on one problem: its valid configurations, or every reason why it is not supported."""
+    """One implementation on one problem: its space there, or every reason why it is not supported."""
 
     implementation: Implementation
-    configs: tuple[Config, ...] = ()
+    space: Space | None = None
     default: Config | None = None
     unsupported: tuple[str, ...] = ()
     preference: float = 0.0
@@ -37,6 +37,15 @@ class ImplementationPlan:
     def supported(self) -> bool:
         """Whether the implementation takes part."""
         return not self.unsupported
+
+    @property
+    def configs(self) -> Sequence[Config]:
+        """The valid configurations; of a large space each is made when it is asked for."""
+        return () if self.space is None else self.space.configs
+
+    def has(self, config: Config) -> bool:
+        """Whether a configuration is one of the space. 1, 1.0 and True are distinct."""
+        return self.space is not None and config in self.space
 
 
 @dataclass(frozen=True)
@@ -147,11 +156,12 @@ def _choice(implementation: Implementation, problem: Problem, device: Device) ->
         if reasons := answers.refusals(implementation, problem, device):
             return ImplementationPlan(implementation, unsupported=reasons)
         question = "space"
-        configs = implementation.space(problem, device).configs
+        space = implementation.space(problem, device)
+        len(space.configs)  # a fault of a constraint is told here
         question = "default"
         default = answers.default_config(implementation, problem, device)
         question = "preference"
         preference = answers.declared_preference(implementation, problem, device)
     except Exception as fault:  # a stranger's code; a fault in it takes only itself out
         return ImplementationPlan(implementation, unsupported=(answers.fault_text(implementation, question, fault),))
-    return ImplementationPlan(implementation, configs, default, preference=preference)
+    return ImplementationPlan(implementation, space, default, preference=preference)

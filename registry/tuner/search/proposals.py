@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ...dispatch.plans.plan import Candidate
+from ...space import MANY
 from ..planning.problems import ProblemPlan
 from .arms.arm import MakeArm
 from .arms.expected_improvement import ExpectedImprovement
@@ -89,7 +90,7 @@ class Searcher:
 
     def ask(self, count: int) -> list[Candidate]:
         """Up to ``count`` candidates never proposed before; fewer, or none, when the space is exhausted."""
-        return [self._space.candidates[self._take()] for _ in range(min(count, self.size))]
+        return [self._space.candidate(self._take()) for _ in range(min(count, self.size))]
 
     def untried(self, candidate: Candidate) -> bool:
         """Whether the candidate is valid here and neither known nor being tried."""
@@ -118,9 +119,11 @@ class Searcher:
         numbers = [number for default in plan.defaults() if (number := self._space.number(default)) is not None]
         starts = sorted(numbers, key=lambda number: self._space.block_of(number).size > 1)
         known = self._distinct(seeds)
+        count = len(self._space) if self._exhaust else max(_FEWEST_RANDOM, _RANDOM_STARTS - len(known))
+        if len(self._space) > MANY:  # too many for a list
+            return starts + known + self._random.sample(range(len(self._space)), min(count, len(self._space)))
         rest = list(range(len(self._space)))
         self._random.shuffle(rest)
-        count = len(rest) if self._exhaust else max(_FEWEST_RANDOM, _RANDOM_STARTS - len(known))
         return starts + known + rest[:count]
 
     def _distinct(self, seeds: Iterable[Candidate]) -> list[int]:
@@ -130,9 +133,7 @@ class Searcher:
             number = self._space.number(seed)
             if number is None or not self._tried.untried[number] or len(chosen) == _SEEDS_KEPT:
                 continue
-            block, distances = self._space.distances_from(number)
-            near = np.flatnonzero(distances < 2) + block.start
-            if not set(near.tolist()) & set(chosen):
+            if not {number, *self._space.near(number, 1)} & set(chosen):
                 chosen.append(number)
         return chosen
 

@@ -70,7 +70,5 @@ class Tried:
         """Untried candidates at this L1 distance from one of the three fastest; some may be listed twice."""
         found: list[int] = []
         for centre in sorted(self.logs, key=lambda number: self.logs[number])[:_BEST_KEPT]:
-            block, distances = self.space.distances_from(centre)
-            untried = self.untried[block.start : block.stop]
-            found += (np.flatnonzero((distances == distance) & untried) + block.start).tolist()
+            found += [number for number in self.space.near(centre, distance) if self.untried[number]]
         return found

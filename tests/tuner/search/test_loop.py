@@ -101,7 +101,7 @@ def searched(store: Store, resources: Mapping[int, Mapping[str, int]]) -> tuple[
     """Which configs a search sent to the device, and what became of each."""
     three, told = Three(), {}
     plan = ProblemPlan(
-        PROBLEM, SOFTMAX, DEVICE, (ImplementationPlan(three, three.space(PROBLEM, DEVICE).configs, {"number": 0}),)
+        PROBLEM, SOFTMAX, DEVICE, (ImplementationPlan(three, three.space(PROBLEM, DEVICE), {"number": 0}),)
     )
 
     def begin(plan: ProblemPlan, over: Sequence[SearchState]) -> SearchState:
@@ -135,7 +135,7 @@ def test_what_one_problem_must_try_although_it_spills_is_not_shared_with_another
 ) -> None:
     three, protocol = Three(), TimingProtocol.of(DEVICE)
     there = Problem("softmax", {"rows": 128, "cols": 256, "dtype": "float32"})
-    choice = ImplementationPlan(three, three.space(PROBLEM, DEVICE).configs, {"number": DEFAULT})
+    choice = ImplementationPlan(three, three.space(PROBLEM, DEVICE), {"number": DEFAULT})
     crew = Telling(Compiled({number: resources}))
     crew.worker.idle, crew.compiler.idle = True, False
     loop = SearchLoop(crew, DEVICE, protocol, RunStore(store, DEVICE, protocol, {}), lambda event: None)

@@ -51,8 +51,7 @@ class Grid(Implementation):
 def a_plan(*implementations: Implementation) -> ProblemPlan:
     device = Device.of("cpu")
     choices = tuple(
-        ImplementationPlan(one, one.space(PROBLEM, device).configs, one.default(PROBLEM, device))
-        for one in implementations
+        ImplementationPlan(one, one.space(PROBLEM, device), one.default(PROBLEM, device)) for one in implementations
     )
     return ProblemPlan(PROBLEM, SOFTMAX, device, choices)
 

@@ -34,7 +34,7 @@ class Bowl(Implementation):
 
 def a_search(budget: Budget) -> SearchState:
     bowl, device = Bowl(), Device.of("cpu")
-    choice = ImplementationPlan(bowl, bowl.space(PROBLEM, device).configs, bowl.default(PROBLEM, device))
+    choice = ImplementationPlan(bowl, bowl.space(PROBLEM, device), bowl.default(PROBLEM, device))
     return SearchState(ProblemPlan(PROBLEM, SOFTMAX, device, (choice,)), budget, (), 0)
 
 

@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 
-from ..joint_space import Numbers
+from ....points import Numbers
 from ..tried import Tried
 from .arm import Arm
 from .surrogate import Surrogate
@@ -63,5 +63,5 @@ class ExpectedImprovement(Arm):
         if len(untried) <= _MOST_SCORED:
             return untried
         near = [number for distance in (1, 2) for number in self.tried.near_best(distance)]
-        part = self.random.sample(untried.tolist(), _MOST_SCORED)
-        return np.unique(np.array(near + part, dtype=np.int64))
+        part = untried[self.random.sample(range(len(untried)), _MOST_SCORED)]
+        return np.unique(np.concatenate([np.array(near, dtype=np.int64), part]))

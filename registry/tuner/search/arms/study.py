@@ -75,7 +75,7 @@ class Study:
     def _add(self, number: int, value: float | None) -> int:
         block = self._space.block_of(number)
         own = self._distributions[block.name]
-        places = block.places[number - block.start]
+        places = block.places(number)
         parameters: dict[str, Any] = {_IMPLEMENTATION: block.name}
         distributions: dict[str, Any] = {_IMPLEMENTATION: self._names}
         for (parameter, distribution), place in zip(own.items(), places, strict=True):

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..joint_space import Block, JointSpace, Numbers, Reals
+from ....points import Numbers
+from ..joint_space import Block, JointSpace, Reals
 
 _PARTICLES = 16
 _PREDICTING = 4
@@ -28,8 +29,8 @@ class GaussianProcess:
 
     def __init__(self, block: Block, random: np.random.Generator) -> None:
         self._random = random
-        self._rows, self._owners = block.features
-        self._parameters = block.places.shape[1]
+        self._features, self._owners = block.features, block.owners()
+        self._parameters = len(block.space.domains)
         self._particles = self._drawn(_PARTICLES)
         self._logs = self._prior(self._particles)
         self._seen: Numbers = np.zeros(0, dtype=np.int64)
@@ -38,7 +39,7 @@ class GaussianProcess:
     def fit(self, seen: Numbers, values: Reals) -> None:
         """Move the particles towards values that explain the data. ``seen`` are rows of the block."""
         self._seen, self._values = seen, values
-        if len(seen) < 3 or not self._rows.shape[1]:
+        if len(seen) < 3 or not len(self._owners):
             return
         self._logs = self._posterior_of(self._particles)
         self._resample()
@@ -97,8 +98,8 @@ class GaussianProcess:
 
     def _covariance(self, particles: Reals, left: Numbers, right: Numbers, *, noisy: bool) -> Reals:
         inverse = np.exp(-particles[:, self._owners])
-        one = self._rows[left][None] * inverse[:, None, :]
-        two = self._rows[right][None] * inverse[:, None, :]
+        one = self._features(left)[None] * inverse[:, None, :]
+        two = self._features(right)[None] * inverse[:, None, :]
         squares = one @ two.transpose(0, 2, 1)
         squares *= -2.0
         squares += (one**2).sum(axis=2)[:, :, None]
