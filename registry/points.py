@@ -143,7 +143,7 @@ def _valid_numbers(space: Space) -> NDArray[np.integer[Any]]:
     return np.flatnonzero(holds).astype(kind)
 
 
-class _Watched(Mapping[str, Value]):
+class _ReadConfig(Mapping[str, Value]):
     """A configuration; ``read`` holds the names of the parameters that were looked at."""
 
     def __init__(self, values: Mapping[str, Value], read: set[str]) -> None:
@@ -181,7 +181,7 @@ def _where(domains: Mapping[str, Sequence[Value]], holds: Callable[[Config], boo
 def _answers(
     domains: Mapping[str, Sequence[Value]], holds: Callable[[Config], bool], alive: Mask, read: set[str]
 ) -> Mask:
-    """The answers by the parameters in ``read``. Raises _MoreRead, with ``read`` grown, if the constraint reads others."""
+    """The answers by the parameters in ``read``. Raises _MoreRead, with ``read`` grown, if there are others."""
     names, values = list(domains), list(domains.values())
     whole = read.issuperset(names)
     others = tuple(place for place, name in enumerate(names) if name not in read)
@@ -196,7 +196,7 @@ def _answers(
         if whole:
             answers.flat[number] = bool(holds(config))
             continue
-        watched = _Watched(config, set())
+        watched = _ReadConfig(config, set())
         try:
             answers.flat[number] = bool(holds(watched))
         except Exception:
