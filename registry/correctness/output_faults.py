@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from ..arguments.schema import tensors_in
 from ..problem import TensorSpec, dtype_name
+
+# of a tensor: which of torch's kinds it is. Private, but the only thing that tells a lazy tensor of any kind
+_keys = torch._C._dispatch_keys
 
 
 def poison(tensors: tuple[torch.Tensor, ...]) -> None:
@@ -26,7 +30,8 @@ def output_faults(
 ) -> list[str]:
     """Faults of outputs, in words, before their numbers are looked at; empty when there is none.
 
-    Number, type, shape, dtype, device and strides against ``specs``; memory shared with an argument or another output.
+    Number, kind (``plain_fault``), shape, dtype, device and strides against ``specs``; memory shared with an argument
+    or another output.
     """
     if len(outputs) != len(specs):
         return [f"{len(outputs)} outputs returned, expected {len(specs)}"]
@@ -34,19 +39,43 @@ def output_faults(
     for (name, spec), output in zip(specs.items(), outputs, strict=True):
         faults += _spec_faults(name, output, spec)
     arguments = tensors_in(values)
-    tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
-    for place, output in enumerate(tensors):
+    if any(map(plain_fault, outputs)):
+        return faults
+    for place, (name, output) in enumerate(zip(specs, outputs, strict=True)):
         if any(overlap(output, argument) for argument in arguments):
-            faults.append(f"{list(specs)[place]} shares memory with an argument")
-        if any(overlap(output, earlier) for earlier in tensors[:place]):
-            faults.append(f"{list(specs)[place]} shares memory with another output")
+            faults.append(f"{name} shares memory with an argument")
+        if any(overlap(output, earlier) for earlier in outputs[:place]):
+            faults.append(f"{name} shares memory with another output")
     return faults
 
 
+def plain_fault(output: object) -> str:
+    """Why a value is no plain tensor, "" where it is one: dense, computed, and torch's own class.
+
+    A subclass, a lazy conjugate or an attribute that hides one of torch's may do the work when somebody looks.
+    """
+    if type(output) is not torch.Tensor:
+        return f"is a {type(output).__name__}, expected a plain torch.Tensor"
+    if output.layout is not torch.strided:
+        return f"has the layout {output.layout}, expected a dense tensor"
+    if others := str(_keys(output) - _usual_keys(output.device))[len("DispatchKeySet(") : -1]:
+        return f"is no plain tensor: torch treats it as {others}"
+    if hidden := [part for part in vars(output) if hasattr(torch.Tensor, part)]:
+        return f"has an attribute {hidden[0]} that hides torch.Tensor's"
+    return ""
+
+
+@lru_cache(maxsize=16)
+def _usual_keys(device: torch.device) -> Any:
+    with torch.inference_mode(False):
+        return _keys(torch.empty(0, device=device))
+
+
 def _spec_faults(name: str, output: object, spec: TensorSpec) -> Iterator[str]:
-    if not isinstance(output, torch.Tensor):
-        yield f"{name} is a {type(output).__name__}, expected a tensor"
+    if fault := plain_fault(output):
+        yield f"{name} {fault}"
         return
+    assert isinstance(output, torch.Tensor)
     if tuple(output.shape) != spec.shape:
         yield f"{name} has shape {tuple(output.shape)}, expected {spec.shape}"
     elif _strides(output) != _strides(spec.empty(torch.device("meta"))):

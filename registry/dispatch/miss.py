@@ -184,7 +184,7 @@ class Miss:
             return None
         try:
             outputs = member.run(*values)
-            member.resolved.check(outputs)
+            member.resolved.check(outputs, values)
         except Exception as fault:
             place = place_of(self._op.arguments(values))
             self._excuse(replace(member.resolved, place=place), fault, None, generations[1])

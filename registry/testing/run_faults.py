@@ -62,7 +62,9 @@ def run_faults(plan: Plan, given: GivenInputs, start: int) -> Iterator[str]:
     functional = plan.candidate.implementation.returns_outputs
     outputs = () if functional else tuple(each.tensor for each in into)
     held = tuple(each.tensor for each in scratch.values())
-    outputs = plan.checked_run(outputs, plan.prepared.extend(values), held)
+    extended = plan.prepared.extend(values)
+    prepared = [(tensor, tensor.clone()) for tensor in extended[len(values) :]]
+    outputs = plan.checked_run(outputs, extended, held)
     if faults := output_faults(outputs, plan.signature.outputs, values):
         yield from faults
         return
@@ -70,6 +72,8 @@ def run_faults(plan: Plan, given: GivenInputs, start: int) -> Iterator[str]:
         yield "it writes outside its outputs"
     yield from (f"it writes outside its scratch {name}" for name, each in scratch.items() if not bool(each.untouched()))
     yield from given.faults()
+    if not all(same_bits(tensor, was) for tensor, was in prepared):
+        yield "it changes a tensor that prepare() made"
     if fault := expected.fault(op.results(outputs, values)):
         yield fault
     elif functional:

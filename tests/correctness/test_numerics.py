@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from registry.contract import Op, Tolerance, as_tuple
 from registry.contracts import BOX, GEMM_INT4, SOFTMAX, SQUARE, VECTOR_ADD
@@ -169,10 +170,46 @@ def test_outputs_of_another_shape_dtype_or_stride_are_named() -> None:
     assert faults(torch.zeros(3, 2).T) == ["y has strides (1, 2), expected (3, 1)"]
     assert faults(torch.zeros(2, 3).half()) == ["y is float16, expected float32"]
     assert faults(torch.zeros(2, 3, device="meta")) == ["y is on meta, expected cpu"]
-    assert faults(None) == ["y is a NoneType, expected a tensor"]
+    assert faults(None) == ["y is a NoneType, expected a plain torch.Tensor"]
     assert output_faults((), {"y": TensorSpec.contiguous((1,), torch.float32)}, ()) == [
         "0 outputs returned, expected 1"
     ]
+
+
+def patched() -> torch.Tensor:
+    y = torch.zeros(2, 3)
+    y.isnan = lambda: torch.zeros(2, 3, dtype=torch.bool)  # type: ignore[method-assign]
+    return y
+
+
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.zeros(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [
+        (lambda: torch.nn.Parameter(torch.zeros(2, 3)), "y is a Parameter, expected a plain torch.Tensor"),
+        (fake, "y is a FakeTensor, expected a plain torch.Tensor"),
+        (lambda: torch.zeros(2, 3).to_sparse(), "y has the layout torch.sparse_coo, expected a dense tensor"),
+        (lambda: torch.zeros(2, 3).to_mkldnn(), "y has the layout torch._mkldnn, expected a dense tensor"),
+        (lambda: torch._to_functional_tensor(torch.zeros(2, 3)), "y is no plain tensor: torch treats it as Func"),
+        (lambda: torch._efficientzerotensor((2, 3)), "y is no plain tensor: torch treats it as ZeroTensor"),
+        (lambda: torch.zeros(2, 3, dtype=torch.cfloat).conj().imag, "y is no plain tensor: torch treats it as Neg"),
+        (lambda: torch.zeros(1, 3).expand(2, 3), "y has strides (0, 1), expected (3, 1)"),
+        (patched, "y has an attribute isnan that hides torch.Tensor's"),
+    ],
+)
+def test_an_output_that_is_no_plain_tensor_is_named(make: Callable[[], torch.Tensor], fault: str) -> None:
+    (found,) = faults(make())
+    assert found.startswith(fault)
+
+
+def test_tensors_of_inference_mode_and_of_a_graph_are_plain() -> None:
+    with torch.inference_mode():
+        assert faults(torch.zeros(2, 3)) == []
+    assert faults(torch.zeros(2, 3, requires_grad=True) * 2) == []
 
 
 def test_an_output_in_an_arguments_memory_is_named() -> None:

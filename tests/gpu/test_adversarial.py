@@ -19,7 +19,14 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 HERE = Path(__file__).parent
-PLUGINS = (HERE.parent / "adversarial" / "cheats.py", HERE / "cheats_on_streams.py", HERE / "cheats_in_rounding.py")
+ON_CPUS_TOO = HERE.parent / "adversarial"
+PLUGINS = (
+    ON_CPUS_TOO / "cheats.py",
+    ON_CPUS_TOO / "cheats_that_return.py",
+    HERE / "cheats_on_streams.py",
+    HERE / "cheats_in_rounding.py",
+)
+VENDORS = ("cheat.", "return.", "stream.", "rounding.")
 PROBLEMS = (
     # a million elements, and a multiple of nothing but two
     Problem("square", {"n": 2**20 + 2, "dtype": "float32"}),
@@ -30,9 +37,9 @@ PROBLEMS = (
 )
 
 RIGHT = {
-    "square": ("cheat.honest", "cheat.honest_function", "stream.joined"),
+    "square": ("cheat.honest", "cheat.honest_function", "return.honest", "stream.joined"),
     "gelu": ("cheat.declared",),
-    "rms_norm": ("cheat.norm",),
+    "rms_norm": ("cheat.norm", "return.norm"),
     "softmax": ("rounding.declared_atomics",),
 }
 REFUSED: dict[str, str | tuple[str, ...]] = {
@@ -69,6 +76,19 @@ REFUSED: dict[str, str | tuple[str, ...]] = {
     "cheat.settings": "error",
     "cheat.undeclared": "nondeterministic",
     "cheat.accumulates": "wrong_result",
+    "return.lazy": "wrong_result",
+    "return.lazy_later": "wrong_result",
+    "return.lazy_middle": "wrong_result",
+    "return.subclass": "wrong_result",
+    "return.functional": "wrong_result",
+    "return.negation": "wrong_result",
+    "return.patched": "wrong_result",
+    "return.sparse": "wrong_result",
+    "return.input_at_first": "wrong_result",
+    "return.view_at_first": "wrong_result",
+    "return.prepared": "error",
+    "return.prepared_beside": "error",
+    "return.kept": ("wrong_result", "error"),
     "rounding.atomics": "nondeterministic",
     "rounding.noise": "nondeterministic",
     "stream.other": "wrong_result",
@@ -102,7 +122,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         implementation.name
         for problem in PROBLEMS
         for implementation in catalog.implementations(problem.op)
-        if implementation.name.startswith(("cheat.", "stream.", "rounding.")) and "cuda" in implementation.device_types
+        if implementation.name.startswith(VENDORS) and "cuda" in implementation.device_types
     )
     events: list[Event] = []
     results = tune(

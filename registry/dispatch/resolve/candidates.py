@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from ...arguments.schema import tensors_in
 from ...author_code import where_raised
 from ...contract import Op
+from ...correctness.output_faults import overlap, plain_fault
 from ...device import Device
 from ...discovery.catalog import Catalog
 from ...errors import NotReadyError, NotTunedError, RegistryError, UnsupportedError
@@ -57,8 +59,11 @@ class Resolved:
     untuned: bool = False
     calls: Counter = field(default_factory=Counter, compare=False)
 
-    def check(self, outputs: Any) -> None:
-        """What functional code returned must be what the op declares. Raises RegistryError."""
+    def check(self, outputs: Any, values: tuple[Any, ...]) -> None:
+        """Check the outputs that functional code returned for ``values``: plain tensors as the op declares them.
+
+        Raises RegistryError for others, and for an output that shares memory with an argument.
+        """
         if self.plan is None or not self.plan.candidate.implementation.returns_outputs:
             return
         given = self.plan.returned(outputs)
@@ -69,6 +74,10 @@ class Resolved:
             if not isinstance(value, torch.Tensor) or not _fits(value, spec):
                 shown = TensorSpec.of(value) if isinstance(value, torch.Tensor) else value
                 raise RegistryError(f"{self.plan.candidate} returned {name} as {shown}, expected {spec}")
+            if fault := plain_fault(value):
+                raise RegistryError(f"{self.plan.candidate} returned {name}, which {fault}")
+            if any(overlap(value, argument) for argument in tensors_in(values)):
+                raise RegistryError(f"{self.plan.candidate} returned {name}, which shares memory with an argument")
 
 
 class Attempt:
@@ -84,7 +93,7 @@ class Attempt:
     def __call__(self, *values: Any) -> Any:
         try:
             outputs = self._resolved.run(*values)
-            self._resolved.check(outputs)
+            self._resolved.check(outputs, values)
         except Exception as fault:
             self.fault = fault
             raise

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from ...arguments.schema import tensors_in
 from ...contract import as_tuple
 from ...correctness.bits import having_same_bits
-from ...correctness.output_faults import output_faults, overlap, poison
+from ...correctness.output_faults import output_faults, overlap, plain_fault, poison
 from ...dispatch.plans.plan import Plan
 from ...implementation import Tensors
 from ..measure.samplers import Enqueue
@@ -32,6 +33,8 @@ class TimedPlan:
         self._plan = plan
         self._session = session
         self._functional = plan.candidate.implementation.returns_outputs
+        self._prepared: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Prepared tensors of one copy, chosen at random, each with a copy from when it was made."""
         self.show(session.timed_kind, session.values(session.timed_kind))
         copies = session.rotation.copies
         specs = () if self._functional else plan.signature.outputs.values()
@@ -48,8 +51,9 @@ class TimedPlan:
         rotation.show(kind, values)
         if prepared:
             rotation.announce()
-            for copy in rotation.copies:
-                prepared.extend(copy)
+            extended = [prepared.extend(copy) for copy in rotation.copies]
+            made = secrets.choice(extended)[len(values) :]
+            self._prepared = [(tensor, tensor.clone()) for tensor in made]
 
     @property
     def writes(self) -> bool:
@@ -99,6 +103,8 @@ class TimedPlan:
     def check(self, checks: Checks, case: InputCase, when: str) -> None:
         """Check every copy's results for that case. ``when`` begins the message of a fault."""
         self._check(checks, case, when, range(len(self.outputs)))
+        changed = [having_same_bits(tensor, was) for tensor, was in self._prepared]
+        checks.add(changed, "wrong_result", f"{when}: it changes a tensor that prepare() made")
         if self._plan.candidate.implementation.deterministic:
             differ = f"{when}: it gives other bits at other addresses for the same inputs, and does not say so"
             checks.add(self._agree(), "nondeterministic", differ)
@@ -140,7 +146,13 @@ class TimedPlan:
     def _check_returned(self, returned: Sequence[Tensors], when: str) -> None:
         """Check that the outputs of every call have the right specs and share no memory; raises WrongError."""
         specs = self._plan.signature.outputs
-        # a look at each would take longer than all the rest
+        for outputs, values in zip(returned, self._session.rotation.copies, strict=False):
+            faults = [fault for output in outputs if (fault := plain_fault(output))]
+            arguments = tensors_in(values)
+            if faults or any(overlap(output, argument) for output in outputs for argument in arguments):
+                told = faults[0] if faults else "shares memory with an argument"
+                raise WrongError("wrong_result", f"{when}: an output {told}")
+        # a closer look at each would take longer than all the rest
         for place in {0, len(returned) - 1}:
             if faults := output_faults(returned[place], specs, self._session.rotation.copies[place]):
                 raise WrongError("wrong_result", f"{when}: {'; '.join(faults)}")

@@ -274,6 +274,34 @@ def test_wrong_outputs_of_functional_code_are_put_aside(dispatcher: Dispatcher, 
     assert who(dispatcher, x)[0] == "reference"
 
 
+@pytest.mark.parametrize(
+    ("result", "fault"),
+    [
+        (lambda x, dim: x, "shares memory with an argument"),
+        (lambda x, dim: x[:], "shares memory with an argument"),
+        (lambda x, dim: torch.nn.Parameter(torch.softmax(x, dim)), "is a Parameter, expected a plain torch.Tensor"),
+        (torch.softmax, ""),
+        (
+            lambda x, dim: torch._to_functional_tensor(torch.softmax(x, dim)),
+            "is no plain tensor: torch treats it as Func",
+        ),
+    ],
+)
+def test_functional_code_returns_plain_tensors_of_its_own_from_the_first_call_on(
+    dispatcher: Dispatcher, told: Any, x: torch.Tensor, result: Any, fault: str
+) -> None:
+    dispatcher.register(told("a.other", 5.0, returns_outputs=True, result=result))
+    if not fault:
+        dispatcher.call("softmax", x)
+        assert who(dispatcher, x)[0] == "default"
+        return
+    with pytest.warns(DispatchWarning, match=f"returned y, which {fault}"):
+        y = dispatcher.call("softmax", x)
+    assert who(dispatcher, x)[0] == "reference"
+    assert y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+    assert type(y) is torch.Tensor
+
+
 def test_a_stranger_that_raises_when_asked_does_not_stop_the_call(
     dispatcher: Dispatcher, told: Any, x: torch.Tensor
 ) -> None:

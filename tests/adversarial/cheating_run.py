@@ -1,0 +1,48 @@
+"""One tuning run with nothing but the implementations of one plugin file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from registry.device import Device
+from registry.discovery.catalog import Catalog
+from registry.problem import Problem
+from registry.tuner.events import Event, Result, TrialDone
+from registry.tuner.run import Budget, tune
+
+CPU = Device.of("cpu")
+
+
+class CheatingRun:
+    """``offered``, ``trials`` and ``finished`` (results) by the names of implementations without their ``vendor``."""
+
+    def __init__(self, plugin: str, vendor: str, problems: Sequence[Problem], folder: Path) -> None:
+        catalog = Catalog()
+        catalog.load_file(Path(__file__).with_name(plugin))
+        found = [one for op in {each.op for each in problems} for one in catalog.implementations(op)]
+        names = sorted(one.name for one in found if one.name.startswith(f"{vendor}."))
+        self.offered = {name.partition(".")[2] for name in names}
+        events: list[Event] = []
+        with pytest.MonkeyPatch.context() as patch:
+            # the lock of the device is this run's own: it waits for no other that measures
+            patch.setenv("KERNEL_REGISTRY_CACHE", str(folder / "cache"))
+            self.results: list[Result] = tune(
+                problems,
+                catalog=catalog,
+                device=CPU,
+                database=str(folder / "tuning.db"),
+                budget=Budget(trials=80),
+                implementations=names,
+                observer=events.append,
+            )
+        done = [event for event in events if isinstance(event, TrialDone)]
+        self.trials = {event.implementation.partition(".")[2]: event for event in done}
+        self.events = events
+
+    @property
+    def winners(self) -> dict[str, str]:
+        """Op -> the winner's name."""
+        return {result.problem.op: result.implementation.partition(".")[2] for result in self.results}
