@@ -17,6 +17,7 @@ import torch
 
 from ..arguments.schema import tensors_in
 from ..contract import Op
+from ..device_faults import broken_context, out_of_memory
 from ..errors import InvalidDefinitionError, RegistryError
 from ..problem import Problem, dtype_name
 from .bits import same_bits
@@ -31,9 +32,6 @@ _HANDY_BYTES = 256 << 10
 """Examples up to this size come first, the largest of them at the head: one such case settles most questions."""
 _FEW = 8
 """A dynamic dimension is not made smaller than this: one row alone may have the same result whatever is in it."""
-
-_NOT_THE_OPS = (torch.OutOfMemoryError, torch.AcceleratorError)
-"""Exceptions that tell of the GPU and nothing about the op."""
 
 
 def refuse_blind(op: Op) -> bool:
@@ -163,7 +161,7 @@ def _seen(op: Op, problems: Sequence[Problem], device: torch.device) -> dict[tup
             _look(op, problem, kind, results, device)
             looked.add(_dtype(problem))
         except Exception as fault:  # an op that fails on its own examples: check_op tells
-            if device.type != "cpu" and isinstance(fault, _NOT_THE_OPS):
+            if device.type != "cpu" and (out_of_memory(fault) or broken_context(fault)):
                 raise
     return results
 

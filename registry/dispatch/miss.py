@@ -11,7 +11,7 @@ from torch.fx import Proxy
 from ..arguments.schema import tensors_in
 from ..contract import Op
 from ..device import Device
-from ..errors import CompileError, NotLaunchedError, NotReadyError, UnsupportedError
+from ..errors import NotLaunchedError, NotReadyError, UnsupportedError
 from ..problem import Arguments, Problem
 from .forcing import Forced, Forcing
 from .hit.call_parts import without_lists
@@ -21,7 +21,7 @@ from .hit.table import Entry, Table
 from .mode import REFERENCE_MODE, Mode
 from .recording import recorder
 from .resize import Families
-from .resolve.candidates import NOT_FOR_US, Attempt, Call, Plans, Resolved, place_of, reference
+from .resolve.candidates import Attempt, Call, Plans, Resolved, passes, place_of, reference
 from .torch_side import operators as torch_ops
 from .torch_side.gradients import Gradients
 from .torch_side.situation import (
@@ -37,11 +37,8 @@ from .torch_side.situation import (
 from .torch_side.torch_private import unseen_by_modes
 from .warning import tell_caller
 
-_NOT_ENQUEUED = (NotReadyError, CompileError, UnsupportedError)
-"""Faults after which a plan has written nothing but its own outputs."""
-
-_NOT_ENQUEUED_MUTATING = (NotReadyError, NotLaunchedError)
-"""Such faults of an op that mutates: of several launches the second may be the one that is refused."""
+_NOT_ENQUEUED = (NotReadyError, NotLaunchedError)
+"""Faults after which a plan has written nothing: of several launches the second may be the one that is refused."""
 
 _MOST_FORCED = 32
 """Demands of ``using`` whose tables are kept."""
@@ -107,7 +104,6 @@ class Miss:
         self._names = op.parsed.names
         self._named = frozenset(self._names)
         self._lists = op.parsed.has_lists
-        self._not_enqueued = _NOT_ENQUEUED_MUTATING if op.parsed.mutates else _NOT_ENQUEUED
 
     @property
     def count(self) -> int:
@@ -149,7 +145,7 @@ class Miss:
             try:
                 outputs = entry.run(*given)
             except Exception as fault:
-                if not self.may_retry(fault, entry.grad, entry.resolved):
+                if not self.may_retry(fault, entry.resolved, forced):
                     raise
             else:
                 entry.hit()
@@ -186,8 +182,8 @@ class Miss:
             outputs = member.run(*values)
             member.resolved.check(outputs, values)
         except Exception as fault:
-            place = place_of(self._op.arguments(values))
-            self._excuse(replace(member.resolved, place=place), fault, None, generations[1])
+            if not self._put_aside(member.resolved, fault, None, generations[1]):
+                raise
             return None
         resolved = member.resolved
         resolved.calls.hit()
@@ -208,9 +204,15 @@ class Miss:
                 return self._serves()
         return False
 
-    def may_retry(self, fault: Exception, _grad: bool | None, _resolved: Any) -> bool:
-        """Whether a hit that raised ``fault`` is resolved anew, where the plan that failed is put aside."""
-        return isinstance(fault, self._not_enqueued)
+    def may_retry(self, fault: Exception, resolved: Resolved, forced: Forced | None = None) -> bool:
+        """Whether a hit that raised ``fault`` is resolved anew: its plan has failed, and something else may run.
+
+        Not so for what torch raises around a plan, such as a hook on saved tensors, and for the reference's faults.
+        """
+        plan = resolved.plan
+        if plan is None or not _went_through(fault, plan.call):
+            return False
+        return self._put_aside(resolved, fault, forced, self.plans.generation)
 
     def warm(self, args: tuple[Any, ...], attributes: Mapping[str, Any], values: tuple[Any, ...]) -> None:
         """Keep a plan for such a call, if there is none. It does not count as the program's."""
@@ -238,10 +240,9 @@ class Miss:
                 outputs = self._prepared(attempt, resolved, asked)(*asked.values)
             except Exception as fault:
                 own, attempt.fault = fault is attempt.fault, None  # they hold each other, and the tensors
-                if not own:
+                if not own or not self._put_aside(resolved, fault, forced, generation):
                     raise
-                self._excuse(resolved, fault, forced, generation)
-                makeshift = makeshift or isinstance(fault, NotReadyError)
+                makeshift = makeshift or passes(fault)
             else:
                 if resolved.choice.step == "reference" and resolved.place is not None:
                     self._tell_unimplemented(resolved.choice.reason)
@@ -262,13 +263,21 @@ class Miss:
         if self._watch.active and not nothing_to_launch(asked.tensors):
             self._watch.seen(asked.problem)
 
-    def _excuse(self, resolved: Resolved, fault: Exception, forced: Forced | None, generation: int) -> None:
-        """Put aside the candidate that failed; raise when that is not for dispatch to hide."""
-        candidate = resolved.choice.candidate
-        launched = self._op.parsed.mutates and not isinstance(fault, self._not_enqueued)
-        if candidate is None or launched or isinstance(fault, NOT_FOR_US):
-            raise fault
-        self.plans.failed(resolved.place, candidate, fault, forced, generation)
+    def _put_aside(self, resolved: Resolved, fault: Exception, forced: Forced | None, generation: int) -> bool:
+        """Put aside the candidate that failed. Whether another one may answer the call.
+
+        Not after a launch of an op that mutates, and where the fault is the reference's or the GPU's.
+        """
+        plan, candidate = resolved.plan, resolved.choice.candidate
+        if plan is None or candidate is None:
+            return False
+        # a call that differed from another one in sizes alone has looked for no place
+        place = place_of(plan.signature.arguments) if resolved.place is None else resolved.place
+        if not self.plans.failed(place, candidate, fault, forced, generation):
+            return False
+        if not isinstance(fault, NotReadyError):
+            self.table.remove(resolved)
+        return not self._op.parsed.mutates or isinstance(fault, _NOT_ENQUEUED)
 
     def _prepared(self, run: Callable[..., Any], resolved: Resolved, asked: Asked) -> Callable[..., Any]:
         """``run`` with all that torch expects of an operation: its dtype, gradient and version."""
@@ -340,6 +349,14 @@ class Miss:
                 hint="leave the registry.using(...) block for this call",
             )
         return reference(self._op, reason, problem)
+
+
+def _went_through(fault: Exception, function: Callable[..., Any]) -> bool:
+    """Whether a fault was raised within a function, or by what it called."""
+    trace = fault.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not function.__code__:
+        trace = trace.tb_next
+    return trace is not None
 
 
 def _holds_proxy(values: list[Any] | tuple[Any, ...]) -> bool:

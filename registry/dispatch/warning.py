@@ -1,6 +1,6 @@
 """Warnings of dispatch, told at the line of the user's code that made the call: the first of a kind, the rest counted.
 
-Every event is a line of the log ``registry.dispatch``, at level INFO.
+Every event is a line of the log ``registry.dispatch``: the first of a kind at level WARNING, the rest at INFO.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from ..author_code import outer_frame
 from ..forking import renewed_in_child
 
 LOG = logging.getLogger("registry.dispatch")
+# a program that sets up no logging gets the warning alone, not the line of the log on its standard error besides
+LOG.addHandler(logging.NullHandler())
 
 _MOST_SUBJECTS = 1024
 
@@ -58,8 +60,9 @@ def tell_caller(subject: object, kind: str, text: str) -> None:
     How deep that line is depends on the path a call took. Further events, which each size may bring, worded anew, are
     counted and logged.
     """
-    LOG.info("%s", text)
-    if _TOLD.add(subject, kind) > 1:
+    first = _TOLD.add(subject, kind) == 1
+    LOG.log(logging.WARNING if first else logging.INFO, "%s", text)
+    if not first:
         return
     frame = outer_frame(sys._getframe(1))
     warnings.warn_explicit(

@@ -275,11 +275,19 @@ def test_the_cpu_is_asked_only_where_the_device_fails(looks: Looks) -> None:
     assert {(problem.rows, device) for problem, _, device in looks.seen} == {(32, GPU), (4096, GPU), (32, CPU)}
 
 
-@pytest.mark.parametrize("fault", [torch.OutOfMemoryError, torch.AcceleratorError])
-def test_a_gpu_that_is_full_or_broken_is_not_the_ops_fault(looks: Looks, fault: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+    ],
+    ids=["full", "full to Triton", "broken"],
+)
+def test_a_gpu_that_is_full_or_broken_is_not_the_ops_fault(looks: Looks, fault: Exception) -> None:
     op = without_examples(SOFTMAX)
-    looks.faults[GPU] = looks.faults[CPU] = fault("no more")
-    with pytest.raises(fault, match="no more"):
+    looks.faults[GPU] = looks.faults[CPU] = fault
+    with pytest.raises(type(fault), match=r"out of memory|illegal memory"):
         refuse_unseen(op, softmax(op, 8, 100), GPU)
     refuse_unseen(op, softmax(op, 8, 100), CPU)
     looks.faults.clear()

@@ -26,6 +26,8 @@ class Told(Implementation):
         self.name = name
         self.runs: list[Config] = []
         self.bound = 0
+        self.tried = 0
+        """Times that it was run, or was to be run and could not be bound."""
         self.source = "1"
         self._preference = preference
         self._behaviour = behaviour
@@ -48,9 +50,11 @@ class Told(Implementation):
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         self.bound += 1
         if fault := self._behaviour.get("bind_fault"):
+            self.tried += 1
             raise fault
 
         def run(outputs: tuple[torch.Tensor, ...], values: tuple[Any, ...], scratch: tuple[torch.Tensor, ...]) -> Any:
+            self.tried += 1
             if fault := self._behaviour.get("run_fault"):
                 raise fault
             self.runs.append(config)

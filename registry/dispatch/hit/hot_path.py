@@ -54,7 +54,7 @@ class Around:
     """What the functions of one op reach for.
 
     While one of the two ``watchers`` is ``active`` every call is ``slow``'s to answer, and so is one whose plan raises
-    what ``may_retry(fault, grad, resolved)`` allows. ``generic`` answers any form of a call in the user's terms,
+    what ``may_retry(fault, resolved)`` allows. ``generic`` answers any form of a call in the user's terms,
     ``traced`` while torch.compile traces.
     """
 
@@ -63,7 +63,7 @@ class Around:
     slow: Answer
     generic: Answer
     traced: Answer
-    may_retry: Callable[[Exception, bool | None, Any], bool]
+    may_retry: Callable[[Exception, Any], bool]
 
 
 def hot_path(op: Op, around: Around) -> HotPath:

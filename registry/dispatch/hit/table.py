@@ -44,6 +44,11 @@ def _never(*_values: Any) -> bool:
     return False
 
 
+def _no_entry(plain: int) -> Unpacked:
+    """An entry that answers no call."""
+    return (_never, (None,) * plain, None, _never, int, None)
+
+
 class TableEntries:
     """What is known between two clears; a call that began before a clear goes on with the old one.
 
@@ -56,7 +61,7 @@ class TableEntries:
     __slots__ = ("recent", "shapes")
 
     def __init__(self, plain: int) -> None:
-        self.recent: Unpacked = (_never, (None,) * plain, None, _never, int, None)
+        self.recent = _no_entry(plain)
         self.shapes: dict[Hashable, tuple[Unpacked, ...]] = {}
 
 
@@ -109,6 +114,16 @@ class Table:
             ):
                 return entry
         return None
+
+    def remove(self, resolved: Any) -> None:
+        """Remove every entry of what was resolved."""
+        with self._lock:
+            now = self.now
+            for shape, entries in now.shapes.items():
+                if any(entry[-1] is resolved for entry in entries):
+                    now.shapes[shape] = tuple([entry for entry in entries if entry[-1] is not resolved])
+            if now.recent[-1] is resolved:
+                now.recent = _no_entry(self._plain)
 
     def clear(self) -> None:
         """Forget everything, also what is being resolved at the moment."""

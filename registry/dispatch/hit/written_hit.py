@@ -65,7 +65,7 @@ def hit_lines(parameters: Sequence[Parameter], nestable: Sequence[Parameter], ot
         "        try:",
         f"            $outputs = $run({', '.join(names)})",
         "        except $Exception as $fault:",
-        "            if not $may_retry($fault, $grad, $resolved): raise",
+        "            if not $may_retry($fault, $resolved): raise",
         "        else:",
         "            $hit()",
         "            return $outputs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from ...author_code import where_raised
 from ...contract import Op
 from ...correctness.output_faults import overlap, plain_fault
 from ...device import Device
+from ...device_faults import broken_context, out_of_memory
 from ...discovery.catalog import Catalog
 from ...errors import NotReadyError, NotTunedError, RegistryError, UnsupportedError
 from ...forking import renewed_in_child
@@ -24,7 +26,7 @@ from ..hit.counter import Counter
 from ..hit.guards import Condition, aligned, determinism_asked, determinism_not_asked, misaligned, not_capturing
 from ..plans.plan import Candidate, Draft, Plan
 from ..plans.sizeless import SizelessRuns
-from .failures import Failures
+from .failures import FailedCandidate, Failures, tell_broken
 from .questions import refusals
 from .resolution import Choice, Situation, Step, choices
 from .tuning_command import tune_command
@@ -32,9 +34,6 @@ from .winners import Winners
 
 MOST_PLANS = 8192
 """Per op. Plans are shared by all forms of a call, and by grad and inference mode."""
-
-NOT_FOR_US = (torch.OutOfMemoryError, torch.AcceleratorError)
-"""Faults that are no candidate's own: memory is scarce, or the GPU is broken by an earlier kernel, reported late."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +152,7 @@ class Plans:
         """Keep a plan that ran and was resolved in ``generation``."""
         if resolved.plan is None or resolved.makeshift:
             return
+        self.failures.settle(resolved.place, resolved.plan.candidate)
         with self._lock:
             if generation != self.generation:
                 return
@@ -208,22 +208,29 @@ class Plans:
                 return
             if loaded_only and not candidate.implementation.capturable:
                 return
-            if reason := self._passed_over(call.place, candidate):
+            failure = self.failures.find(call.place, candidate)
+            if failure is not None or _not_deterministic_enough(candidate):
+                reason = _passed_over(failure)
                 if forced is not None:
                     raise UnsupportedError(f"{candidate} is forced, but {reason}")
                 misses.append(f"{candidate}: {reason}")
-                passed = (determinism_asked,) if _not_deterministic_enough(candidate) else passed
+                # what runs instead may answer for as long as this holds
+                if failure is None:
+                    passed = (*dict.fromkeys((*passed, determinism_asked)),)
+                elif not math.isinf(failure.retry_at):
+                    passed = (*passed, self.failures.pause(failure))
                 continue
             try:
                 plan = self._built(choice.step, candidate, call, loaded_only)
                 if plan is None:
                     return
                 run = plan.call
-            except NOT_FOR_US:
-                raise
             except Exception as fault:
-                misses.append(self.failed(call.place, candidate, fault, forced, generation))
-                makeshift = makeshift or isinstance(fault, NotReadyError)
+                reason = self.failed(call.place, candidate, fault, forced, generation)
+                if not reason:
+                    raise
+                misses.append(reason)
+                makeshift = makeshift or passes(fault)
                 continue
             conditions = (*passed, *conditions_of(candidate, call.problem, call.device))
             yield Resolved(
@@ -256,25 +263,39 @@ class Plans:
             return resized
         return Draft.of(self.op, candidate, problem, arguments, device).from_memory(self._sizeless)
 
-    def _passed_over(self, place: Hashable, candidate: Candidate) -> str:
-        if reason := self.failures.reason(place, candidate):
-            return f"it was put aside: {reason}"
-        if _not_deterministic_enough(candidate):
-            return "it is not deterministic, which torch.use_deterministic_algorithms asks for"
-        return ""
-
     def failed(
         self, place: Hashable, candidate: Candidate, fault: Exception, forced: Forced | None, generation: int
     ) -> str:
-        """Put a candidate aside, unless it was merely not ready. A forced one raises instead."""
+        """Put a candidate aside, unless it was merely not ready, and tell why; a forced one raises instead.
+
+        Empty for a fault that no other candidate could avoid: the GPU refuses all further work.
+        """
+        if broken_context(fault):
+            tell_broken(self.op.name, candidate, fault)
+            return ""
         if forced is not None:
+            if out_of_memory(fault):
+                raise fault
             if isinstance(fault, RegistryError):
                 raise fault
             line = where_raised(fault, candidate.implementation)
             raise UnsupportedError(f"{candidate} failed: {type(fault).__name__}: {fault}{line}") from fault
         if isinstance(fault, NotReadyError):
             return f"{candidate} was not ready: {fault.message}"
+        with self._lock:
+            self._plans.pop((place, None), None)
         return f"{candidate} was put aside: {self.failures.put(self.op.name, place, candidate, fault, generation)}"
+
+
+def passes(fault: Exception) -> bool:
+    """Whether the candidate may run at the next call: it was not ready, or memory was short."""
+    return isinstance(fault, NotReadyError) or out_of_memory(fault)
+
+
+def _passed_over(failure: FailedCandidate | None) -> str:
+    if failure is not None:
+        return f"it was put aside: {failure.reason}"
+    return "it is not deterministic, which torch.use_deterministic_algorithms asks for"
 
 
 def _not_tuned(call: Call, misses: list[str]) -> NotTunedError:

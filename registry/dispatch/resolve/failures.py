@@ -1,18 +1,35 @@
-"""Plans that failed before they enqueued anything: put aside with the reason, so that nobody tries them again."""
+"""Candidates that failed, by problem: put aside with the reason, for good or until memory may be free again."""
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Hashable
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 
 from ...author_code import where_raised
+from ...device_faults import out_of_memory
 from ...forking import renewed_in_child
 from ...implementation import Implementation
 from ..plans.plan import Candidate
-from ..warning import tell_caller, times_told
+from ..warning import DispatchWarning, tell_caller, times_told
 
 MOST_REASONS = 4096
 """Per op. What is older is tried again, at the cost of failing once more."""
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 64.0
+"""How long a candidate that ran out of memory is put aside: each time twice as long, until it runs."""
+
+
+@dataclass(frozen=True)
+class FailedCandidate:
+    """Why a candidate is put aside, and until when by ``Failures.clock``; ``retry_at`` is infinite for good."""
+
+    reason: str
+    retry_at: float = math.inf
+    pause_s: float = math.inf
 
 
 class Failures:
@@ -20,45 +37,80 @@ class Failures:
 
     def __init__(self, most_reasons: int = MOST_REASONS) -> None:
         self.generation = 0
+        self.clock: Callable[[], float] = time.monotonic
         self._most_reasons = most_reasons
         self._lock = renewed_in_child(self, "_lock", threading.Lock)
-        self._reasons: dict[tuple[Hashable, str], str] = {}
+        self._failures: dict[tuple[Hashable, str], FailedCandidate] = {}
 
     def __len__(self) -> int:
-        return len(self._reasons)
+        return len(self._failures)
 
     def put(self, op: str, place: Hashable, candidate: Candidate, fault: BaseException, generation: int) -> str:
         """Remember that ``candidate`` fails at ``place``, unless all was forgotten since ``generation``.
 
-        Returns the reason. Warns, even so.
+        One that ran out of memory is tried again after a pause. Returns the reason. Warns, even so.
         """
         first = str(fault).strip().splitlines()
         place_of_fault = where_raised(fault, candidate.implementation)
         reason = f"{type(fault).__name__}: {first[0] if first else 'no message'}{place_of_fault}"
+        failure, told = FailedCandidate(reason), f"{op}: {candidate} failed and is put aside"
         with self._lock:
+            if out_of_memory(fault):
+                failure = self._paused(place, candidate, reason)
+                told = f"{op}: {candidate} ran out of memory and is put aside for {failure.pause_s:g} s"
             if generation == self.generation:
-                self._reasons[place, candidate.key] = reason
-            while len(self._reasons) > self._most_reasons:
-                del self._reasons[next(iter(self._reasons))]
-        told = f"{op}: {candidate} failed and is put aside, something else runs instead: {reason}"
-        tell_caller(candidate.implementation, _kind(reason), told)
+                self._failures.pop((place, candidate.key), None)
+                self._failures[place, candidate.key] = failure
+            while len(self._failures) > self._most_reasons:
+                del self._failures[next(iter(self._failures))]
+        tell_caller(candidate.implementation, _kind(reason), f"{told}, something else runs instead: {reason}")
         return reason
 
-    def reason(self, place: Hashable, candidate: Candidate) -> str:
-        """Why the candidate was put aside there; empty when it was not."""
-        if not self._reasons:
-            return ""
-        return self._reasons.get((place, candidate.key), "")
+    def _paused(self, place: Hashable, candidate: Candidate, reason: str) -> FailedCandidate:
+        known = self._failures.get((place, candidate.key))
+        pause = FIRST_PAUSE_S if known is None else min(2 * known.pause_s, LONGEST_PAUSE_S)
+        return FailedCandidate(reason, self.clock() + pause, pause)
+
+    def find(self, place: Hashable, candidate: Candidate) -> FailedCandidate | None:
+        """Why the candidate is put aside there at the moment; None when it is not."""
+        if not self._failures:
+            return None
+        found = self._failures.get((place, candidate.key))
+        return None if found is None or found.retry_at <= self.clock() else found
 
     def reasons(self, place: Hashable) -> dict[str, str]:
         """Reasons at one place, by candidate key."""
-        return {key: reason for (where, key), reason in list(self._reasons.items()) if where == place}
+        now = self.clock()
+        known = list(self._failures.items())
+        return {key: one.reason for (where, key), one in known if where == place and one.retry_at > now}
+
+    def settle(self, place: Hashable, candidate: Candidate) -> None:
+        """Forget that the candidate failed there: it has run."""
+        if self._failures:
+            with self._lock:
+                self._failures.pop((place, candidate.key), None)
+
+    def pause(self, failure: FailedCandidate) -> Callable[..., bool]:
+        """A condition on calls: True until the candidate that failed is to be tried again."""
+        return lambda *_given: self.clock() < failure.retry_at
 
     def clear(self) -> None:
         """Try everything again, e.g. after a new winner was stored. What is failing at the moment does not count."""
         with self._lock:
             self.generation += 1
-            self._reasons.clear()
+            self._failures.clear()
+
+
+def tell_broken(op: str, candidate: Candidate, fault: BaseException) -> None:
+    """Warn that a candidate met a CUDA context that is lost, which says nothing about the candidate."""
+    first = str(fault).strip().splitlines()[0]
+    tell_caller(
+        DispatchWarning,
+        "broken context",
+        f"{op}: the GPU reports to {candidate} the fault of an earlier kernel and refuses all further work of this"
+        f" process, which must be started anew (CUDA_LAUNCH_BLOCKING=1 shows the kernel): {type(fault).__name__}:"
+        f" {first}",
+    )
 
 
 def told_of(implementation: Implementation, reason: str) -> str:

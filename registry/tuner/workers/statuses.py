@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from ...device_faults import out_of_memory
 from ...errors import CompileError, OutOfResourcesError, RegistryError, UnsupportedError
 from ..verify.verdicts import WrongError
 
@@ -11,10 +10,8 @@ _STATUSES: tuple[tuple[type[BaseException], str], ...] = (
     (OutOfResourcesError, "out_of_resources"),
     (CompileError, "compile_error"),
     (UnsupportedError, "unsupported"),
-    (torch.OutOfMemoryError, "out_of_memory"),
-    (MemoryError, "out_of_memory"),
 )
-"""Exception type -> status; the first match counts, and any other fault is an ``error``."""
+"""Exception type -> status; the first match counts, and what is neither that nor short of memory is an ``error``."""
 
 
 def status_of(fault: BaseException) -> tuple[str, str]:
@@ -22,6 +19,5 @@ def status_of(fault: BaseException) -> tuple[str, str]:
     message = fault.message if isinstance(fault, RegistryError | WrongError) else f"{type(fault).__name__}: {fault}"
     if isinstance(fault, WrongError):
         return fault.status, message
-    if isinstance(fault, RuntimeError) and "DefaultCPUAllocator" in message:
-        return "out_of_memory", message[:2000]
-    return next((status for kind, status in _STATUSES if isinstance(fault, kind)), "error"), message[:2000]
+    known = next((status for kind, status in _STATUSES if isinstance(fault, kind)), "")
+    return known or ("out_of_memory" if out_of_memory(fault) else "error"), message[:2000]
