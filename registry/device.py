@@ -97,9 +97,9 @@ class Device:
         return identity
 
     def software(self) -> Mapping[str, str]:
-        """Driver, CUDA, torch and Triton; for a CPU also the compiler."""
-        triton = installed_version("triton")
-        versions = {"torch": torch.__version__, "triton": triton, "python": platform.python_version()}
+        """Versions of driver, CUDA, torch, Triton and Python (major and minor); for a CPU also of the compiler."""
+        python = ".".join(platform.python_version_tuple()[:2])
+        versions = {"torch": torch.__version__, "triton": installed_version("triton"), "python": python}
         if self.type == "cuda":
             versions |= {"cuda": torch.version.cuda or torch.version.hip or "", "driver": _driver()}
         else:

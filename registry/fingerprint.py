@@ -44,6 +44,11 @@ def fingerprint(sources: Iterable[ModuleType | str]) -> str:
     return digest.hexdigest()
 
 
+def is_kernel_text(text: str) -> bool:
+    """Whether ``text`` is taken for C++ or CUDA."""
+    return any(mark in text for mark in _KERNEL)
+
+
 @lru_cache(maxsize=256)
 def normalised_python(text: str) -> str:
     """The syntax tree of ``text`` without docstrings and positions; every version of Python that parses it says so.
@@ -52,9 +57,11 @@ def normalised_python(text: str) -> str:
     """
     tree = ast.parse(text)
     for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            node.values = _parts(node.values)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = node.body[_has_docstring(node) :]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and any(m in node.value for m in _KERNEL):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and is_kernel_text(node.value):
             node.value = normalised_c(node.value)
     return _syntax(tree)
 
@@ -100,6 +107,20 @@ def has_source(module: ModuleType) -> bool:
     """Whether a module's text is in a file: not so in a notebook, and not for compiled extensions."""
     # inspect looks for the file each time, 0.1 ms a module
     return _was_read(module) or (bool(getattr(module, "__file__", None)) and inspect.getsourcefile(module) is not None)
+
+
+def _parts(values: list[ast.expr]) -> list[ast.expr]:
+    """The parts of an f-string with its text in as few pieces as can be: versions of Python cut it differently."""
+    found: list[ast.expr] = []
+    for value in values:
+        last = found[-1] if found else None
+        if not (isinstance(value, ast.Constant) and isinstance(value.value, str)):
+            found.append(value)
+        elif isinstance(last, ast.Constant):
+            found[-1] = ast.Constant(f"{last.value!s}{value.value}")
+        elif value.value:
+            found.append(value)
+    return found
 
 
 def _has_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -16,7 +16,7 @@ from .artifact import Artifact, Built, Signature, Target, Variant
 from .author_code import shown
 from .device import Device
 from .errors import InvalidDefinitionError
-from .fingerprint import fingerprint
+from .fingerprint import PythonText, fingerprint
 from .problem import Problem, TensorSpec
 from .source_files import sources_of
 from .space import Config, Space
@@ -199,12 +199,19 @@ class Implementation(ABC):
         By default the modules of the class and of the implementations it is derived from, with every module of the
         same package that those import.
         """
-        classes = [each for each in type(self).__mro__ if issubclass(each, Implementation)]
-        return sources_of(*(each for each in classes if each.__module__.partition(".")[0] != _HERE))
+        return sources_of(*own_classes(self))
+
+    def compiler_environment(self) -> Mapping[str, str]:
+        """Environment variables that are set and change what ``compile`` makes, with their values. For backends."""
+        return {}
 
     def fingerprint(self) -> str:
-        """Hash of the sources: a comment or blank line, also in kernel text, does not change it; ``launch`` does."""
-        return fingerprint(self.sources())
+        """Hash of the sources: a comment or blank line, also in kernel text, does not change it; ``launch`` does.
+
+        What is set of the environment variables that the compiler obeys belongs to it too.
+        """
+        variables = sorted(self.compiler_environment().items())
+        return fingerprint((*self.sources(), *([PythonText(repr(variables))] if variables else [])))
 
     @property
     def definition(self) -> tuple[str, str]:
@@ -213,6 +220,12 @@ class Implementation(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} of {self.op}>"
+
+
+def own_classes(implementation: Implementation) -> list[type[Implementation]]:
+    """An implementation's class and those that it is derived from, as far as they are not this package's."""
+    classes = [each for each in type(implementation).__mro__ if issubclass(each, Implementation)]
+    return [each for each in classes if each.__module__.partition(".")[0] != _HERE]
 
 
 @lru_cache(maxsize=1024)

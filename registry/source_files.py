@@ -1,20 +1,49 @@
-"""Which source an implementation is made of: its module, what that imports of its package, or a notebook's cells."""
+"""Which source an implementation is made of: its module and what that imports, or a notebook's cells."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import resolve_name
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from .fingerprint import PythonText, has_source, module_text
+from .fingerprint import PythonText, has_source, is_kernel_text, module_text
+from .imports import file_names_in, find_spec, imports_of, installed_package
 
 _Sources = tuple[ModuleType | str, ...]
+
+
+def kernel_texts(*definitions: type) -> tuple[str, ...]:
+    """Kernel text that classes, or modules that are imported with them, hold as values: what was read from a file.
+
+    Values are text with marks of C++, objects whose ``source`` is text, as kernels are, and containers of these.
+    """
+    holders: dict[object, None] = {}
+    for definition in definitions:
+        module = sys.modules.get(definition.__module__)
+        if module is not None and has_source(module):
+            holders |= {each: None for each in source_modules(module, late=False) if isinstance(each, ModuleType)}
+        holders[definition] = None
+    values = (vars(holder)[name] for holder in holders for name in sorted(vars(holder)))
+    return tuple(dict.fromkeys(text for value in values for text in _texts_in(value)))
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        if is_kernel_text(value):
+            yield value
+    elif isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(one)
+    elif not isinstance(value, type | ModuleType | FunctionType):
+        source = getattr(value, "__dict__", {}).get("source")
+        if isinstance(source, str):
+            yield source
 
 
 def sources_of(*definitions: type | FunctionType) -> _Sources:
@@ -30,75 +59,72 @@ def sources_of(*definitions: type | FunctionType) -> _Sources:
     return tuple(found.values())
 
 
-def source_modules(module: ModuleType) -> _Sources:
-    """``module`` and what it imports of its own package, transitively.
+def source_modules(module: ModuleType, *, late: bool = True) -> _Sources:
+    """``module`` and the source that it imports, transitively: of its own package and of modules that no distribution
+    installed, such as the file beside it. Of an installed package name and version count.
 
-    The import statements tell, also those inside functions, so that imported constants count and the result is the
-    same before and after a late import; a module that was not imported yet comes as PythonText.
+    The import statements tell, also those inside functions, and constants given to ``importlib``, so that imported
+    constants count and the result is equal before and after a late import; a module that was not imported yet, or that
+    is loaded by the name of its file, comes as PythonText. Python's own library, torch, Triton and this package are
+    left out: winners are filed by their versions. Without ``late`` imports inside functions do not count.
     """
-    start = _Found(module.__name__, module.__package__ or "", module_text(module), module)
+    start = _Found(module.__name__, module.__package__ or "", module_text(module), module, module.__file__ or "")
     top = (start.package or start.name).partition(".")[0]
-    found, waiting = {start.name: start}, [start]
+    found: dict[str, _Found] = {start.name: start}
+    versions: dict[str, PythonText] = {}
+    waiting = [start]
     while waiting:
         current = waiting.pop(0)
-        for base, name in _imports(current.text, current.package):
-            if base.partition(".")[0] != top:
+        others: list[_Found | None] = list(_loaded_files(current))
+        for base, name in imports_of(current.text, current.package, late=late):
+            package = base.partition(".")[0]
+            installed = "" if package == top else installed_package(package)
+            if installed is None:
                 continue
-            other = (_find(f"{base}.{name}") if name else None) or _find(base)
+            if installed:
+                versions[package] = PythonText(repr(installed))
+            else:
+                others.append((_find(f"{base}.{name}") if name else None) or _find(base))
+        for other in others:
             if other is not None and other.name not in found:
                 found[other.name] = other
                 waiting.append(other)
-    return tuple(each.source for each in found.values())
+    return (*(each.source for each in found.values()), *(versions[name] for name in sorted(versions)))
 
 
 @dataclass(frozen=True)
 class _Found:
-    """A module's name, what its relative imports start from, its text, and what the fingerprint hashes."""
+    """A module's name, what its relative imports start from, its text, what the fingerprint hashes, and its file."""
 
     name: str
     package: str
     text: str
     source: ModuleType | PythonText
-
-
-@lru_cache(maxsize=256)
-def _imports(text: str, package: str) -> tuple[tuple[str, str], ...]:
-    """(module, name in it) of every import statement; the name is empty for ``import module``."""
-    found: list[tuple[str, str]] = []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            found += [(alias.name, "") for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                base = resolve_name("." * node.level + base, package)
-            found += [(base, alias.name) for alias in node.names]
-    return tuple(dict.fromkeys(found))
+    file: str
 
 
 def _find(name: str) -> _Found | None:
     """A module that has Python source, imported or not; nothing is imported."""
     module = sys.modules.get(name)
     if module is not None:
-        return _Found(name, module.__package__ or "", module_text(module), module) if has_source(module) else None
-    spec = _spec(name)
+        if not has_source(module):
+            return None
+        return _Found(name, module.__package__ or "", module_text(module), module, module.__file__ or "")
+    spec = find_spec(name)
     if spec is None or not isinstance(spec.loader, SourceFileLoader):
         return None
     text = PythonText(spec.loader.get_source(name) or "")
-    return _Found(name, spec.parent or "", text, text)
+    return _Found(name, spec.parent or "", text, text, spec.origin or "")
 
 
-def _spec(name: str) -> ModuleSpec | None:
-    parent, _, _ = name.rpartition(".")
-    if not parent:
-        return None
-    loaded = sys.modules.get(parent)
-    if loaded is None:
-        above = _spec(parent)
-        folders = above.submodule_search_locations if above else None
-    else:
-        folders = getattr(loaded, "__path__", None)
-    return PathFinder.find_spec(name, folders) if folders else None
+def _loaded_files(found: _Found) -> Iterator[_Found]:
+    """The Python files that a module names by a path from its own folder, as for ``spec_from_file_location``."""
+    folder = Path(found.file).parent
+    for name in file_names_in(found.text):
+        file = folder / name
+        if file.is_file() and file != Path(found.file):
+            text = PythonText(file.read_text())
+            yield _Found(str(file), "", text, text, str(file))
 
 
 def _definition_text(definition: type | FunctionType) -> PythonText:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import linecache
@@ -9,11 +10,13 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from registry.discovery.catalog import Catalog
+from registry.discovery.loading import import_file
 from registry.fingerprint import fingerprint, normalised_c, normalised_python
 from registry.implementation import Implementation
 
@@ -109,6 +112,111 @@ def test_a_reloaded_module_has_its_new_fingerprint(package: Package, tmp_path: P
     # what runs is still the old code
     assert module.Mine().fingerprint() == before
     assert importlib.reload(module).Mine().fingerprint() != before
+
+
+FILE = """
+import importlib
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+from registry.backends import CudaImplementation
+{use}
+
+TEXT = Path(__file__).with_name("kernel.cu").read_text()
+
+class Mine(CudaImplementation):
+    op, name = "square", "mine.square"
+    def launch(self, problem, config, device):
+        return None
+"""
+USES = {
+    "import of a file beside it": "import {name}",
+    "import inside a function": "def late():\n    import {name}",
+    "importlib by name": "kernels = importlib.import_module({name!r})",
+    "importlib by file": 'spec = spec_from_file_location("kernels", Path(__file__).with_name("{name}.py"))',
+    "import of what a package holds": "from {name}_package import inner",
+    "import of a file that imports": "import {name}_above",
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+def test_source_beside_a_plugin_file_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"beside_{tmp_path.name}"
+
+    def written(constant: int) -> str:
+        for each in [each for each in sys.modules if each.startswith(name)]:
+            del sys.modules[each]
+        (tmp_path / "kernel.cu").write_text("__global__ void square();")
+        (tmp_path / "plugin.py").write_text(FILE.format(use=use.format(name=name)))
+        (tmp_path / f"{name}.py").write_text(f"CONSTANT = {constant}  # in one file\n")
+        (tmp_path / f"{name}_above.py").write_text(f"from {name} import CONSTANT\n")
+        (tmp_path / f"{name}_package").mkdir(exist_ok=True)
+        (tmp_path / f"{name}_package" / "__init__.py").write_text("")
+        (tmp_path / f"{name}_package" / "inner.py").write_text(f"CONSTANT = {constant}\n")
+        return _file_fingerprint(tmp_path / "plugin.py")
+
+    assert written(1) == written(1)
+    assert written(1) != written(2)
+
+
+def test_kernel_text_that_a_module_reads_is_seen(tmp_path: Path) -> None:
+    file, text = tmp_path / "plugin.py", tmp_path / "kernel.cu"
+    file.write_text(FILE.format(use=""))
+
+    def written(kernel: str) -> str:
+        text.write_text(kernel)
+        return _file_fingerprint(file)
+
+    same = written("__global__ void f() { g(1); }"), written("__global__ void f() { g(1); } // words")
+    assert same[0] == same[1] != written("__global__ void f() { g(2); }")
+
+
+def test_of_an_installed_package_the_version_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "plugin.py"
+    file.write_text("import pluggy\nimport os\nimport torch\n\ndef late():\n    import missing_package\n" + MINE)
+    sources = [str(source) for source in _loaded(file).sources() if not isinstance(source, types.ModuleType)]
+    assert sources == [repr(f"pluggy {metadata.version('pluggy')}")]
+    before = _loaded(file).fingerprint()
+    monkeypatch.setattr("registry.source_files.installed_package", lambda package: f"{package} 99")
+    assert _loaded(file).fingerprint() != before
+
+
+def test_python_cuts_the_text_of_an_f_string_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = 'f"a{b:>{c}}d" f"{e}"\n'
+    expected = normalised_python(text)
+    parse = ast.parse
+
+    def cut(text: str) -> ast.Module:
+        tree = parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                halves = [[ast.Constant(""), each, ast.Constant("")] for each in node.values]
+                node.values = [part for half in halves for part in half]
+        return tree
+
+    normalised_python.cache_clear()
+    monkeypatch.setattr("registry.fingerprint.ast.parse", cut)
+    assert normalised_python(text) == expected
+    normalised_python.cache_clear()
+
+
+MINE = """
+from registry.implementation import Implementation
+class Mine(Implementation):
+    op, name = "square", "mine.square"
+    def bind(self, problem, config, device, built):
+        return None
+"""
+
+
+def _loaded(file: Path) -> Implementation:
+    made: Implementation = import_file(file).Mine()  # type: ignore[attr-defined]
+    return made
+
+
+def _file_fingerprint(file: Path) -> str:
+    return _loaded(file).fingerprint()
 
 
 CELL = """

@@ -207,6 +207,12 @@ class Store:
         with self._opened.reading() as session:
             return [trial for _, trial in reading.trials_of(session, query)]
 
+    def trial(self, uid: str) -> Trial | None:
+        """The trial with that uid; None where it is not in this database."""
+        with self._opened.reading() as session:
+            found = list(reading.trials_of(session, reading.select_trials().where(TrialRow.uid == uid)))
+        return found[0][1] if found else None
+
     def trials_since(
         self, number: int, problem: ProblemKey, environment: Environment, protocol: Protocol
     ) -> tuple[int, list[Trial]]:

@@ -17,6 +17,7 @@ from ..problem import Problem
 from .jobs import Outcome
 from .measure.protocol import TimingProtocol
 from .planning.problems import ImplementationPlan, ProblemPlan
+from .planning.variants import artifact_hash
 
 LASTING = frozenset({"ok", "wrong_result", "nondeterministic", "compile_error", "out_of_resources", "unsupported"})
 """Statuses that a second trial would give again. A timeout, a crash or a full memory may have been bad luck."""
@@ -58,13 +59,14 @@ class RunStore:
             self._fingerprints[key] = implementation.fingerprint()
         return self._fingerprints[key]
 
-    def trial(self, op: Op, problem: Problem, candidate: Candidate, outcome: Outcome) -> str:
+    def trial(self, plan: ProblemPlan, candidate: Candidate, outcome: Outcome) -> str:
         """Store one trial; returns its uid."""
         trial = Trial(
-            problem=problem_key(op, problem),
+            problem=problem_key(plan.op, plan.problem),
             candidate=self._key(candidate),
             environment=self.environment,
             protocol=self._protocol,
+            artifact_hash=_artifact_hash(plan, candidate),
             **{name: value for name, value in vars(outcome).items() if name != "seconds"},
         )
         self._store.add_trials(self.run, [trial])
@@ -97,7 +99,7 @@ class RunStore:
         lasting = [trial for trial in found if trial.uid not in seen.uids and trial.status in LASTING]
         seen.uids.update(trial.uid for trial in found)
         pairs = ((self._candidate(plan.choices, trial.candidate), trial) for trial in lasting)
-        return [(candidate, trial) for candidate, trial in pairs if candidate is not None]
+        return [(one, trial) for one, trial in pairs if one is not None and _same_kernels(plan, one, trial)]
 
     def _seen_of(self, problem: ProblemKey) -> _Seen:
         return self._seen.setdefault(problem, _Seen(self._began, self._began))
@@ -112,13 +114,15 @@ class RunStore:
         return found
 
     def valid(self, plan: ProblemPlan, decision: Decision | None) -> Candidate | None:
-        """The decision's candidate if its source is unchanged and its config valid here; None otherwise.
+        """The decision's candidate if its source and kernels are unchanged and its config valid here; None otherwise.
 
         The candidate need not be among those that are searched this time.
         """
         if decision is None:
             return None
-        return self._candidate((*plan.choices, *plan.others), decision.candidate)
+        candidate = self._candidate((*plan.choices, *plan.others), decision.candidate)
+        tried = self._store.trial(decision.trial_uid) if candidate is not None and decision.trial_uid else None
+        return candidate if candidate is None or tried is None or _same_kernels(plan, candidate, tried) else None
 
     def neighbours(self, plan: ProblemPlan) -> list[tuple[Mapping[str, Any], Candidate]]:
         """(dims, winner) of stored problems with this problem's static dimensions; configs invalid here are left out.
@@ -174,6 +178,15 @@ class RunStore:
                 return None
             return Candidate(choice.implementation, config)
         return None
+
+
+def _same_kernels(plan: ProblemPlan, candidate: Candidate, trial: Trial) -> bool:
+    """Whether what the candidate would compile now is what was tried; true for trials that did not store it."""
+    return trial.artifact_hash in {"", _artifact_hash(plan, candidate)}
+
+
+def _artifact_hash(plan: ProblemPlan, candidate: Candidate) -> str:
+    return artifact_hash(plan.op, candidate, plan.problem, plan.arguments, plan.device)
 
 
 def problem_key(op: Op, problem: Problem) -> ProblemKey:

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from registry.backends.cpp import CppImplementation, CppKernel
 from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate
+from registry.implementation import Launch
 from registry.problem import Problem
+from registry.space import Config
 from registry.tuner.jobs import Outcome
 from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.planning.problems import ProblemPlan, plan
@@ -38,7 +41,7 @@ def recorder(store: Store) -> RunStore:
 
 def tell(recorder: RunStore, plan: ProblemPlan, number: int, status: str = "ok") -> str:
     outcome = Outcome(status, "", (1.0,), 1.0)
-    return recorder.trial(plan.op, plan.problem, candidates(plan)[number], outcome)
+    return recorder.trial(plan, candidates(plan)[number], outcome)
 
 
 def uids(found: list[tuple[Candidate, Trial]]) -> list[str]:
@@ -75,3 +78,38 @@ def test_who_does_not_ask_for_what_is_known_hears_only_of_what_came_later(
     tell(one, plans[0], 2)
     later = tell(other, plans[0], 1)
     assert uids(one.news(plans[0])) == [later]
+
+
+class ReadAtLaunch(CppImplementation):
+    """A kernel whose text is read when a launch is made, so that the fingerprint does not see it."""
+
+    op, name = "square", "late.square"
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+        kernel = CppKernel(self.file.read_text(), "square")
+        return Launch(kernel, grid=(), args=("x", "y", problem.n))
+
+
+def test_a_kernel_whose_text_has_changed_is_neither_known_nor_the_incumbent(
+    store: Store, catalog: Catalog, tmp_path: Path
+) -> None:
+    file = tmp_path / "square.cpp"
+    file.write_text("void square(const float* x, float* y, long long n) { /* one */ }")
+    catalog.register(ReadAtLaunch(file))
+    (planned,) = plan([Problem("square", {"n": 100, "dtype": "float32"})], catalog, CPU, ["late.square"])
+    writer = recorder(store)
+    uid = tell(writer, planned, 0)
+    (candidate,) = candidates(planned)
+    decision = writer.decision(planned, candidate, median_us=1.0, trial_uid=uid)
+    assert uids(recorder(store).known_trials(planned)) == [uid]
+    assert writer.valid(planned, decision) == candidate
+
+    file.write_text("void square(const float* x, float* y, long long n) { /* two */ }")
+    assert recorder(store).known_trials(planned) == []
+    assert writer.valid(planned, decision) is None
+    assert uids(recorder(store).known_trials(planned)) == []
+    again = tell(writer, planned, 0)
+    assert uids(recorder(store).known_trials(planned)) == [again]

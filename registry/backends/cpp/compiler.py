@@ -16,6 +16,7 @@ from pathlib import Path
 from ...errors import CompileError
 from ...paths import cache_folder
 from ...problem import canonical_json
+from ..compiler_environment import host_compiler
 from ..kernel_limit import check_room
 
 # ISO mode turns contraction off, so that without -ffp-contract a * b + c is no FMA. -ffast-math is left out on
@@ -85,14 +86,14 @@ def _explain(text: str, stderr: str) -> str:
 def build(source: str, flags: Sequence[str], kernel: str) -> Path:
     """The shared library of ``source``, from the user's cache or compiled now.
 
-    Keyed by the exact source (macros included), the flags, and the compiler's identity. The file's name ends in a
-    digest of its content, so that a damaged file is noticed (and built again) and two compilers at once cannot disturb
-    each other. Raises CompileError.
+    Keyed by the exact source (macros included), the flags, the compiler's identity and the environment that it obeys.
+    The file's name ends in a digest of its content, so that a damaged file is noticed (and built again) and two
+    compilers at once cannot disturb each other. Raises CompileError.
     """
     compiler = find_compiler()
     if isinstance(compiler, NoCompiler):
         raise CompileError(f"{kernel}: {compiler.reason}")
-    identity = [source, [*FLAGS, *flags], compiler.identity]
+    identity = [source, [*FLAGS, *flags], compiler.identity, *sorted(host_compiler().items())]
     key = hashlib.sha256(canonical_json(identity).encode()).hexdigest()
     folder = cache_folder("cpp", key[:2])
     for found in sorted(folder.glob(f"{key}-*.so")):

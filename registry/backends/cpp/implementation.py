@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import struct
-import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,11 @@ from typing import Any, ClassVar
 from ...artifact import Artifact, Built, RunItem, Signature, Target, Variant
 from ...device import Device
 from ...errors import CompileError, InvalidDefinitionError, MisnamedError
-from ...implementation import Implementation, Launch, Run
+from ...implementation import Implementation, Launch, Run, own_classes
 from ...problem import Problem, TensorSpec
+from ...source_files import kernel_texts
 from ...space import Config
+from .. import compiler_environment
 from ..kernel_signature import check_kernel
 from ..launch_checks import argument_of, launches_of, placed
 from ..launch_forms import Forms, form_key, launch_key
@@ -98,17 +99,14 @@ class CppImplementation(Implementation):
         return None if form is None else form.run(launches)
 
     def sources(self) -> Iterable[ModuleType | str]:
-        """The class's modules, the preamble, and every CppKernel that they or the class hold under a name."""
-        modules = tuple(super().sources())
-        own = [sys.modules[each.__module__] for each in type(self).__mro__ if each.__module__ in sys.modules]
-        holders = [*own, *(each for each in modules if isinstance(each, ModuleType)), *type(self).__mro__]
-        kernels = [
-            value.source
-            for holder in dict.fromkeys(holders)
-            for _, value in sorted(vars(holder).items())
-            if isinstance(value, CppKernel)
-        ]
-        return (*modules, _preamble(), *dict.fromkeys(kernels))
+        """The class's modules, the preamble, and the text of every kernel that they or the class hold under a name."""
+        yield from super().sources()
+        yield _preamble()
+        yield from kernel_texts(*own_classes(self))
+
+    def compiler_environment(self) -> Mapping[str, str]:
+        """What the C++ compiler obeys."""
+        return compiler_environment.host_compiler()
 
     def _variant(self, launch: Launch, signature: Signature) -> Variant:
         kernel = launch.kernel

@@ -12,8 +12,9 @@ from types import ModuleType
 from ...artifact import Artifact, Built, Signature, Target, Variant
 from ...device import Device
 from ...errors import CompileError, MisnamedError, NotLaunchedError, OutOfResourcesError, UnsupportedError
-from ...implementation import Implementation, Launch, Run
+from ...implementation import Implementation, Launch, Run, own_classes
 from ...problem import Problem
+from ...source_files import kernel_texts
 from ...space import Config
 from .. import estimate
 from ..kernel_signature import check_kernel
@@ -161,10 +162,11 @@ class CudaImplementation(Implementation):
         return kernels
 
     def sources(self) -> Iterable[ModuleType | str]:
-        """The class's modules and ``source``."""
+        """The class's modules, ``source``, and the text of every other kernel that they or the class hold by a name."""
         yield from super().sources()
         if self.source:
             yield self.source
+        yield from (text for text in kernel_texts(*own_classes(self)) if text != self.source)
 
     def _launches(self, problem: Problem, config: Config, device: Device) -> tuple[Launch, ...]:
         return launches_of(self, self.launch(problem, config, device))

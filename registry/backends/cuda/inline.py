@@ -26,6 +26,7 @@ from ...implementation import Implementation, Run, Tensors
 from ...paths import cache_folder
 from ...problem import Problem, canonical_json
 from ...space import Config
+from .. import compiler_environment
 from ..cpp.compiler import content_digest, is_intact
 from .implementation import architecture_of
 from .nvrtc import first_errors, macro
@@ -108,6 +109,10 @@ class InlineImplementation(Implementation):
                 return run(outputs, arguments, scratch)
 
         return run_there
+
+    def compiler_environment(self) -> Mapping[str, str]:
+        """What the C++ compiler and nvcc obey."""
+        return compiler_environment.nvcc()
 
     def sources(self) -> Iterable[ModuleType | str]:
         """The class's modules and both texts."""
@@ -194,14 +199,15 @@ def _version_text(command: tuple[str, ...]) -> str:
 def built_module(variant: Variant, target: Target) -> Path:
     """The extension module of a variant in the user's cache, built now when it is not there.
 
-    Keyed by the variant, the architecture and what the compilers say of their versions; the file's name ends in a
-    digest of its content. The build happens in a folder of its own and is renamed into place, so that neither a
-    killed build nor one in another process can leave half a module or a lock behind.
+    Keyed by the variant, the architecture, the compilers' versions and the environment that they obey; the file's name
+    ends in a digest of its content. The build happens in a folder of its own and is renamed into place, so that neither
+    a killed build nor one in another process can leave half a module or a lock behind.
     """
     architecture = target.architecture if variant.spec["cuda"] else ""
     if reasons := missing(bool(variant.spec["cuda"])):
         raise CompileError(f"{variant.kernel}: {'; '.join(reasons)}")
-    identity = [variant.key, architecture, compiler_versions(with_cuda=bool(variant.spec["cuda"]))]
+    versions = compiler_versions(with_cuda=bool(variant.spec["cuda"]))
+    identity = [variant.key, architecture, versions, *sorted(compiler_environment.nvcc().items())]
     key = hashlib.sha256(canonical_json(identity).encode()).hexdigest()
     folder = cache_folder("inline")
     for found in sorted(folder.glob(f"{key}-*.so")):

@@ -25,6 +25,7 @@ from ...implementation import Implementation, Run, Tensors
 from ...paths import cache_folder
 from ...problem import Problem, TensorSpec, canonical_json, dtype_name, torch_dtype
 from ...space import Config
+from .. import compiler_environment
 from . import artifact as inductor_artifact
 from . import sizes as inductor_sizes
 
@@ -126,6 +127,10 @@ class InductorImplementation(Implementation):
     def sources(self) -> Iterable[types.ModuleType | str]:
         """The class's modules, and this backend's way of compiling."""
         return (*super().sources(), sys.modules[__name__], sys.modules[inductor_artifact.__name__])
+
+    def compiler_environment(self) -> Mapping[str, str]:
+        """What Inductor, Triton and the C++ compiler obey."""
+        return compiler_environment.inductor()
 
     def _compiled(self, artifact: Artifact, target: Target) -> Callable[..., Any]:
         variant = artifact.variant

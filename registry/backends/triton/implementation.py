@@ -7,7 +7,7 @@ import importlib
 import re
 import threading
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar, cast
 
@@ -25,6 +25,7 @@ from ...paths import cache_folder
 from ...problem import Problem
 from ...source_files import sources_of
 from ...space import Config
+from .. import compiler_environment
 from ..estimate import shared_limit
 from ..kernel_limit import check_room
 from ..launch_checks import launches_of, refuse_empty
@@ -120,6 +121,10 @@ class TritonImplementation(Implementation):
         title = f"{self.name} of {self.op}"
         bound = [one.sized(launch, full_grid(launch.grid, title)) for one, launch in zip(like, launches, strict=True)]
         return form.run(bound, self._twin(problem, config, device, signature))
+
+    def compiler_environment(self) -> Mapping[str, str]:
+        """What Triton and ptxas obey."""
+        return compiler_environment.triton()
 
     def _twin(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run:
         """The run whose kernels assume nothing of addresses."""

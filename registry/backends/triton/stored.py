@@ -43,6 +43,15 @@ def kernel_from(path: str, source: Any) -> Any | None:
     return kernel
 
 
+def variables_obeyed() -> dict[str, str]:
+    """Environment variables that are set and by which Triton would compile anew; none where it does not tell."""
+    try:
+        found: dict[str, str] = dict(importlib.import_module("triton._C.libtriton").get_cache_invalidating_env_vars())
+    except (ImportError, AttributeError):
+        return {}
+    return found
+
+
 def build_launcher(kernel: Any) -> None:
     """Have Triton build the host code that launches a kernel of this signature: a C compiler's work in 3.6.
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+
 from ...artifact import Variant
 from ...contract import Op
 from ...device import Device
 from ...dispatch.plans.plan import Candidate, Draft
-from ...problem import Arguments, Problem
+from ...errors import RegistryError
+from ...problem import Arguments, Problem, canonical_json
 
 
 def variants_at(
@@ -19,3 +23,16 @@ def variants_at(
     if implementation.space(problem, device).violations(config):
         return None
     return Draft.of(op, candidate, problem, arguments, device).variants()
+
+
+def artifact_hash(op: Op, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device) -> str:
+    """SHA-256 of the kernels' texts and names that a candidate compiles for a problem.
+
+    "" where it compiles nothing, or says only at a trial why it cannot. The text may be read or written when a launch
+    is made, where the implementation's fingerprint does not see it.
+    """
+    with contextlib.suppress(RegistryError):
+        variants = Draft.of(op, candidate, problem, arguments, device).variants()
+        texts = sorted({(variant.backend, variant.kernel, variant.source) for variant in variants})
+        return hashlib.sha256(canonical_json(texts).encode()).hexdigest() if texts else ""
+    return ""

@@ -224,7 +224,7 @@ class SearchLoop:
 
     def _learn(self, search: SearchState, candidate: Candidate, outcome: Outcome, *, shared: bool = False) -> None:
         plan = search.plan
-        uid = self._store.trial(plan.op, plan.problem, candidate, outcome)
+        uid = self._store.trial(plan, candidate, outcome)
         search.learn(candidate, outcome.status, outcome.median_us, outcome.censored, uid, asked=not shared)
         self.trials += 1
         self._observe(

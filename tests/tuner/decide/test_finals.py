@@ -112,7 +112,7 @@ def searched(planned: ProblemPlan, recorder: RunStore, medians: Mapping[str, flo
     search = Findings(planned, 0, stored)
     for name, candidate in candidates(planned).items():
         if name in medians:
-            uid = recorder.trial(planned.op, planned.problem, candidate, Outcome("ok", median_us=medians[name]))
+            uid = recorder.trial(planned, candidate, Outcome("ok", median_us=medians[name]))
             search.learn(candidate, "ok", medians[name], False, uid)
     return search
 
