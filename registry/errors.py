@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 
+from .visible import visible
+
 
 class RegistryError(Exception):
     """Base of every error this package raises on purpose.
@@ -13,6 +15,7 @@ class RegistryError(Exception):
     """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
+        message, hint = visible(message), visible(hint)
         super().__init__(message if not hint else f"{message}\n  {hint}")
         self.message = message
         self.hint = hint

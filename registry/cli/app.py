@@ -12,6 +12,7 @@ import typer
 from tuning_db import TuningDBError
 
 from ..errors import RegistryError
+from ..visible import visible
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -52,6 +53,10 @@ def run(app: typer.Typer, program: str, arguments: list[str] | None = None) -> i
         # the reader has gone (`registry results | head`); keep the interpreter's own flush at exit quiet
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except OSError as fault:
+        if fault.filename is None or fault.strerror is None:
+            raise
+        return _report(program, f"{os.fsdecode(fault.filename)}: {fault.strerror}", "")
 
 
 def _report(program: str, message: str, hint: str) -> int:
@@ -65,4 +70,4 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def _tell(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{visible(text)}\n")

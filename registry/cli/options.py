@@ -68,13 +68,20 @@ def catalog_with(plugins: Iterable[Path] | None) -> Catalog:
 
     catalog = Catalog()
     for path in plugins or ():
-        if not path.is_file():
-            fault = "a folder" if path.is_dir() else "no such file"
+        if fault := not_a_file(path):
             raise RegistryError(
                 f"--plugin {path}: {fault}", hint="expected a Python file, see docs/writing-a-plugin.md"
             )
         catalog.load_file(path)
     return catalog
+
+
+def not_a_file(path: Path) -> str:
+    """Why a path is no file that can be read, "" where it is one; also for names that no file could have."""
+    try:
+        return "" if path.is_file() else "a folder" if path.is_dir() else "no such file"
+    except OSError as fault:
+        return str(fault.strerror)
 
 
 def split(option: str, values: Iterable[str] | None) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import sys
 import time
 import traceback
@@ -71,7 +72,7 @@ def describe(fault: BaseException) -> str:
 
 def file_module(file: Path) -> str:
     """The module name under which a plugin file is imported, equal in every process."""
-    return f"registry_file_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    return f"registry_file_{file.stem}_{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}"
 
 
 def import_file(file: Path) -> ModuleType:

@@ -13,6 +13,7 @@ from ..device import Device
 from ..implementation import Implementation
 from ..problem import Problem
 from ..space import Config
+from ..visible import visible
 from .forcing import Forced
 from .mode import REFERENCE_MODE, Mode
 from .plans.prepared import prepared_bytes
@@ -71,7 +72,7 @@ class Explanation:
     source: str = ""
 
     def __str__(self) -> str:
-        return "\n".join(_story(self))
+        return visible("\n".join(_story(self)))
 
 
 def explained(plans: Plans, resolved: Resolved, values: tuple[Any, ...], mode: Mode) -> Explanation:

@@ -14,6 +14,7 @@ from collections import Counter as Counts
 
 from ..author_code import outer_frame
 from ..forking import renewed_in_child
+from ..visible import visible
 
 LOG = logging.getLogger("registry.dispatch")
 # a program that sets up no logging gets the warning alone, not the line of the log on its standard error besides
@@ -60,6 +61,7 @@ def tell_caller(subject: object, kind: str, text: str) -> None:
     How deep that line is depends on the path a call took. Further events, which each size may bring, worded anew, are
     counted and logged.
     """
+    text = visible(text)
     first = _TOLD.add(subject, kind) == 1
     LOG.log(logging.WARNING if first else logging.INFO, "%s", text)
     if not first:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from registry import PluginError
+from registry.discovery.catalog import Catalog
 from tuning_db import Store
 
 from .. import fresh
@@ -45,6 +47,8 @@ def assert_refused(told: Told, message: str, hint: str) -> None:
         (["--trials", "-3"], "--trials -3: expected more than 0", "see tune --help"),
         (["--plugin", "/"], "--plugin /: a folder", "expected a Python file"),
         (["--plugin", "absent.py"], "absent.py: no such file", "expected a Python file"),
+        (["--plugin", "a" * 5000], "aaa: File name too long", "expected a Python file"),
+        (["--plugin", "\udcff.py"], "\\udcff.py: no such file", "expected a Python file"),
         (["--nonsense"], "--nonsense", "see tune --help"),
         (["softmax"], "softmax", "see tune --help"),
     ],
@@ -157,3 +161,23 @@ def test_a_real_process_ends_with_code_2_and_no_traceback(tmp_path: Path) -> Non
     assert done.stdout == ""
     assert done.stderr.splitlines()[0].startswith("registry: ")
     assert "no such file" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["report", "--out"], ["import"], ["export"], ["results", "--db"]])
+@pytest.mark.parametrize("name", ["a" * 5000, "\udcff", "\udcff/" * 3000])
+def test_a_name_that_no_file_can_have_is_told_in_a_line(
+    command: Command, tmp_path: Path, arguments: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERNEL_REGISTRY_DB", str(tmp_path / "some.db"))
+    Store.open(tmp_path / "some.db").close()
+    monkeypatch.chdir(tmp_path)
+    told = command("registry", *arguments, name)
+    assert told.code in {0, 2}
+    assert "Traceback" not in told.err
+
+
+def test_a_plugin_file_may_have_a_name_that_is_no_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "\udcff.py"
+    path.write_text("import registry\n")
+    with pytest.raises(PluginError, match="it registers nothing"):
+        Catalog().load_file(path)

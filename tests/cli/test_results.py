@@ -153,3 +153,32 @@ def test_a_status_that_cannot_be_is_refused(
     told = command("registry", "results", "--db", database, *arguments)
     assert told.code == 2
     assert message in told.err
+
+
+HOSTILE = "\x1b[2J\x1b]0;mine\x07\r\u202e\x9b31m"
+
+
+def test_names_and_messages_of_others_do_not_steer_the_terminal(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "hostile.db"
+    with Store.open(path) as store:
+        environment = Environment({"type": "cpu", "name": HOSTILE}, {"torch": HOSTILE})
+        hostile = CandidateKey(f"a.{HOSTILE}", "f" * 64, {HOSTILE: HOSTILE})
+        posed = ProblemKey("square", 1, {"n": 8, HOSTILE: HOSTILE, "dtype": HOSTILE}, ("dtype",))
+        stranger = ProblemKey(f"acme::{HOSTILE}", 1, {"n": 8}, ())
+        run = store.start_run(environment)
+        for one in (posed, stranger):
+            store.add_trials(run, [Trial(one, hostile, environment, PROTOCOL, "crash", HOSTILE, 5.0)])
+            store.publish(run, Decision(one, environment, PROTOCOL, hostile, 5.0, verdict="tie", ties=(HOSTILE,)))
+    for arguments in (
+        ["results"], ["results", "--op", "square"], ["results", "--trials"], ["results", "--json"],
+        ["results", "--op", HOSTILE], ["export", "--hardware", HOSTILE + "x", tmp_path / "out.jsonl"],
+        ["explain", "square", "n=8", "dtype=float32"], ["explain", HOSTILE], ["explain", "square", f"n={HOSTILE}"],
+        ["report", "--out", tmp_path / HOSTILE / "report.html"], ["report", "--out", tmp_path / f"{HOSTILE}.html"],
+        ["export", "-"], ["import", tmp_path / HOSTILE], ["ops", "--plugin", tmp_path / HOSTILE],
+    ):  # fmt: skip
+        told = (
+            command("registry", *arguments, "--db", path) if arguments[0] != "ops" else command("registry", *arguments)
+        )
+        written = told.out + told.err
+        assert written, arguments
+        assert not set(HOSTILE) & set("\x1b\x07\r\u202e\x9b") & set(written), (arguments, written)

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from ...problem import Problem
 from ...tuner import events
+from ...visible import visible
 from . import changes, text, winners_table
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -160,14 +161,14 @@ class LiveDisplay(Display):
             case events.ProblemSkipped():
                 self._bar.advance(self._task)
         if line := _line(event):
-            self._console.print(line)
+            self._console.print(visible(line))
 
     def _render(self) -> Group:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for name in ("problem", "tried", "best µs", "of floor", "left"):
             table.add_column(name, justify="left" if name == "problem" else "right", no_wrap=True)
         for trial in list(self._searched.values())[-SHOWN_AT_ONCE:]:
-            table.add_row(text.named(trial.problem), *_standing(trial))
+            table.add_row(*map(visible, (text.named(trial.problem), *_standing(trial))))
         hidden = len(self._searched) - SHOWN_AT_ONCE
         more = [Text(f"and {text.plural(hidden, 'problem')} more", style="dim")] if hidden > 0 else []
         return Group(*([table] if self._searched else []), *more, self._bar)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from ...visible import visible
+
 if TYPE_CHECKING:
     from tuning_db import ProblemKey
 
@@ -28,7 +30,7 @@ def console() -> Console:
 
 def say(text: str = "") -> None:
     """A line on stdout."""
-    print(text, flush=True)  # noqa: T201
+    print(visible(text), flush=True)  # noqa: T201
 
 
 def print_json(value: object) -> None:
@@ -54,7 +56,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: It
     for name in columns:
         table.add_column(name, justify="right" if name in numbers else "left", overflow="fold", no_wrap=name in numbers)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(visible, row))
     console().print(table)
 
 

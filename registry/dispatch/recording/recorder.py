@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from multiprocessing import parent_process
 from multiprocessing.util import Finalize
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from . import recording_file
 VARIABLE = "KERNEL_REGISTRY_RECORD"
 
 _recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
+_watched: set[str] = set()
+"""Paths of the variable of which the end of this process tells if nothing was recorded."""
 
 
 class _Recording:
@@ -47,14 +50,14 @@ class _Recording:
         else:
             self.left_out += 1
 
-    def save(self) -> None:
-        """Add what was counted to the file; a file for nothing is not made."""
+    def save(self) -> bool:
+        """Add what was counted to the file; returns False for nothing, for which no file is made."""
         counts: Counter[Problem] = Counter()
         for problem, count in self._counts.values():
             if recording_file.recordable(problem):
                 counts[problem] += count
         if not counts:
-            return
+            return False
         try:
             recording_file.add(self.path, counts, self.left_out, _place(), f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
         except OSError as fault:
@@ -62,6 +65,7 @@ class _Recording:
                 f"record: {self.path} could not be written: {fault.strerror}",
                 hint="the counts of this recording are lost; what was in the file is not",
             ) from fault
+        return True
 
 
 class Recorder:
@@ -76,6 +80,10 @@ class Recorder:
         self._wanted = environ.get(VARIABLE, "")
         self._whole: _Recording | None = None
         self.active = 1 if self._wanted else 0
+        if self._wanted and self._wanted not in _watched:
+            _watched.add(self._wanted)
+            # below 0: after the children of this process have ended
+            Finalize(None, _tell_of_nothing, (self._wanted, _written(self._wanted)), exitpriority=-1)
         _recorders.add(self)
 
     @contextmanager
@@ -100,7 +108,9 @@ class Recorder:
             with self._lock:
                 self._recordings = tuple(one for one in self._recordings if one is not recording)
                 self.active -= 1
-            recording.save()
+            saved = recording.save()
+        if not saved:
+            warnings.warn(_nothing(recording.path), DispatchWarning, stacklevel=3)  # 2 is contextlib
 
     def seen(self, problem: Problem) -> None:
         """One call of a problem. Raises RegistryError when the variable's path cannot be written, at the first call."""
@@ -111,6 +121,11 @@ class Recorder:
                 self._begin_whole()
             for recording in self._recordings:
                 recording.count(key, problem)
+
+    @property
+    def recorded(self) -> str:
+        """The path of the variable, once a call was seen; else ""."""
+        return "" if self._whole is None else self._wanted
 
     def _begin_whole(self) -> None:
         """Open what the variable names, and see that it is saved when this process ends."""
@@ -132,6 +147,28 @@ class Recorder:
         # made anew at the first call: multiprocessing drops what was to be done at exit when its child begins
         self._recordings = tuple(one for one in self._recordings if one is not self._whole)
         self._whole = None
+
+
+def _tell_of_nothing(path: str, before: int) -> None:
+    """At the end of a program: warn if neither it nor its children had anything to record."""
+    if (
+        parent_process() is None
+        and _written(path) == before
+        and not any(recorder.recorded == path for recorder in list(_recorders))
+    ):
+        warnings.warn(f"{VARIABLE}: {_nothing(path)}", DispatchWarning, stacklevel=1)
+
+
+def _written(path: str) -> int:
+    """When a file was last written, 0 where there is none."""
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _nothing(path: str | Path) -> str:
+    return f"nothing was recorded to {path}: no op was called that a kernel could answer"
 
 
 def _save_at_exit(recording: _Recording) -> None:

@@ -26,6 +26,8 @@ _ORIGIN = "# on "
 _LEFT_OUT = "# left out: "
 _LEFT_OUT_LINE = re.compile(rf"{_LEFT_OUT}(\d+) ")
 
+_MOST_BITS = 256
+
 Row = tuple[Mapping[str, Any], int]
 """Dimensions and how often they were called."""
 
@@ -99,14 +101,16 @@ def add(path: Path, counts: Mapping[Problem, int], left_out: int, place: str, da
 
 def read(path: Path) -> Recorded:
     """An earlier recording. Raises ShapesFileError for any other file."""
-    import yaml
+    from ...yaml_document import Document, bounded_text
 
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise _no_recording(path)  # to read a pipe is to wait for its writer
     try:
-        content = path.read_text(encoding="utf-8")
-        data = yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if content.strip() else {}
-    except (UnicodeDecodeError, yaml.YAMLError):
+        content = bounded_text(path)
+        data = Document(path, content).data
+    except (UnicodeDecodeError, ShapesFileError):
         raise _no_recording(path) from None
-    if not content.strip():
+    if data is None and not content.strip():
         return Recorded()
     if not content.startswith(_MARK) or not isinstance(data, dict | None):
         raise _no_recording(path)
@@ -133,9 +137,9 @@ def text(recorded: Recorded, name: str) -> str:
     if recorded.left_out:
         lines.append(f"{_LEFT_OUT}{recorded.left_out} calls of problems beyond the first {MOST_PROBLEMS}")
     for op in sorted(recorded.rows):
-        lines += ["", f"{op}:"]
+        lines += ["", f"{op if op.replace('::', '_').isidentifier() else _scalar(op)}:"]
         for dims, count in sorted(recorded.rows[op].values(), key=lambda row: _order(row[0])):
-            pairs = ", ".join(f"{key}: {_written(value)}" for key, value in {**dims, COUNT: count}.items())
+            pairs = ", ".join(f"{_scalar(key)}: {_written(value)}" for key, value in {**dims, COUNT: count}.items())
             lines.append(f"  - {{{pairs}}}")
     return "\n".join(lines) + "\n"
 
@@ -144,14 +148,29 @@ def _rows(path: Path, op: object, entries: object) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for number, entry in enumerate(entries if isinstance(entries, list) else [None]):
         count = entry.get(COUNT, 1) if isinstance(entry, dict) else None
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        if type(count) is not int or count < 1 or not all(map(_writable, entry.values())):
             raise ShapesFileError(
-                f"{path}, {op}[{number}]: got {entry!r:.80}", hint="expected {dimension: value, ..., count: number}"
+                f"{path}, {op}[{number}]: got {_shown(entry):.80}",
+                hint="expected {dimension: value, ..., count: number}",
             )
         dims = {str(name): value for name, value in entry.items() if name != COUNT}
         key = canonical_json(dims)
         rows[key] = (dims, count + (rows[key][1] if key in rows else 0))
     return rows
+
+
+def _shown(entry: object) -> str:
+    try:
+        return repr(entry)
+    except ValueError:  # Python does not write numbers of more than 4300 digits
+        return "a number of thousands of digits"
+
+
+def _writable(value: object) -> bool:
+    """Whether a value can stand in a recording: no date, nor a number that Python does not write."""
+    if isinstance(value, list):
+        return all(map(_writable, value))
+    return isinstance(value, str | bool | float) or (isinstance(value, int) and value.bit_length() < _MOST_BITS)
 
 
 def _no_recording(path: Path) -> ShapesFileError:

@@ -129,7 +129,10 @@ def needed_bytes(op: Op, problem: Problem) -> int:
 
 def _plan_one(problem: Problem, catalog: Catalog, device: Device, wanted: frozenset[str]) -> ProblemPlan:
     op = catalog.op(problem.op)
-    need = needed_bytes(op, problem)
+    try:
+        need = needed_bytes(op, problem)
+    except (RuntimeError, OverflowError, MemoryError) as fault:  # torch's, for a size that no tensor can have
+        return ProblemPlan(problem, op, device, (), skipped=f"no inputs can be made of it: {_first_line(fault)}")
     if need > _MEMORY_SHARE * device.memory_bytes:
         reason = (
             f"needs {need / 2**30:.0f} GiB with its float64 reference, {device.name} has "
@@ -141,6 +144,10 @@ def _plan_one(problem: Problem, catalog: Catalog, device: Device, wanted: frozen
     others = tuple(choice for choice in everything if choice not in choices)
     skipped = "" if any(choice.supported for choice in choices) else _why_none(op, choices, device)
     return ProblemPlan(problem, op, device, choices, others, skipped)
+
+
+def _first_line(fault: BaseException) -> str:
+    return str(fault).partition("\n")[0]
 
 
 def _why_none(op: Op, choices: Sequence[ImplementationPlan], device: Device) -> str:

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from ...contract import COUNT, Op
 from ...errors import InvalidArgumentError, RegistryError, ShapesFileError, UnknownNameError
 from ...problem import Problem, check_choice
-from .yaml_document import Document
+from ...yaml_document import Document, text_of
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -87,7 +87,7 @@ class _File:
     """One file: which problems its data stand for, and the sum of their counts, 0 where none is told."""
 
     def __init__(self, path: Path) -> None:
-        self._document = Document(path)
+        self._document = Document(path, text_of(path))
         self._fault = self._document.fault
 
     def problems(self, known: Mapping[str, Op]) -> dict[str, dict[Problem, int]]:

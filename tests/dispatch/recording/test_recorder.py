@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Mapping
@@ -18,10 +19,16 @@ from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.recording import recording_file
 from registry.dispatch.recording.recorder import Recorder
+from registry.dispatch.warning import DispatchWarning
 from registry.errors import ShapesFileError
 from registry.tuner.shapes.shapes import read_shapes
 
 from ... import fresh
+
+LAUGHS = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in itertools.pairwise("abcdefgh")
+)
+"""Nine lines that stand for 43 million values."""
 
 HEADER = "# Recorded by kernel-registry 0.1.0: what a program called"
 
@@ -83,9 +90,10 @@ def test_what_is_seen_outside_of_a_block_is_not_written(recorder: Recorder, path
     assert counts_of(path) == {str(softmax(2)): 1}
 
 
-def test_a_block_that_saw_nothing_makes_no_file(recorder: Recorder, path: Path) -> None:
-    with recorder.record(path):
+def test_a_block_that_saw_nothing_makes_no_file_and_says_so(recorder: Recorder, path: Path) -> None:
+    with pytest.warns(DispatchWarning, match=f"nothing was recorded to {path}") as told, recorder.record(path):
         recorder.seen(softmax(0))
+    assert [warning.filename for warning in told] == [__file__]
     assert not path.exists()
 
 
@@ -137,8 +145,10 @@ def test_blocks_nest_with_files_of_their_own(recorder: Recorder, tmp_path: Path)
 
 def test_one_file_is_not_recorded_to_twice_at_once(recorder: Recorder, path: Path) -> None:
     told = pytest.raises(RegistryError, match="is being recorded to already")
-    with recorder.record(path), told, recorder.record(path.parent / "." / path.name):
-        pytest.fail("the block was entered")
+    with recorder.record(path):
+        recorder.seen(softmax(1))
+        with told, recorder.record(path.parent / "." / path.name):
+            pytest.fail("the block was entered")
 
 
 def test_threads_lose_no_counts(recorder: Recorder, path: Path) -> None:
@@ -163,7 +173,13 @@ def test_threads_lose_no_counts(recorder: Recorder, path: Path) -> None:
         (f"{HEADER}\n: {{", "is there and is no recording"),
         (f"{HEADER}\nsoftmax:\n  - {{rows: 1, count: 0}}\n", r"softmax\[0\]: got"),
         (f"{HEADER}\nsoftmax: 3\n", r"softmax\[0\]: got"),
+        (f"{HEADER}\nsoftmax:\n  - {{rows: 2024-01-01}}\n", r"softmax\[0\]: got"),
+        (f"{HEADER}\nsoftmax:\n  - {{rows: 0x{'f' * 5000}}}\n", r"softmax\[0\]: got"),
+        (f"{HEADER}\n" + "[" * 200_000, "is there and is no recording"),
+        (f"{HEADER}\n" + "{a: " * 200_000, "is there and is no recording"),
+        (f"{HEADER}\n" + LAUGHS, "is there and is no recording"),
     ],
+    ids=itertools.count(),
 )
 def test_other_files_are_refused_before_anything_is_counted(
     recorder: Recorder, path: Path, content: str, fault: str
@@ -181,6 +197,20 @@ def test_a_path_that_cannot_be_written_is_refused_at_entry(recorder: Recorder, t
     with pytest.raises(RegistryError, match="cannot be written"), recorder.record(tmp_path / place):
         pytest.fail("the block was entered")
     assert recorder.active == 0
+
+
+def test_a_pipe_is_refused_and_not_waited_for(recorder: Recorder, path: Path) -> None:
+    os.mkfifo(path)
+    with pytest.raises(ShapesFileError, match="is no recording"), recorder.record(path):
+        pytest.fail("the block was entered")
+
+
+def test_an_op_of_any_name_is_written_so_that_it_is_read_again(recorder: Recorder, path: Path) -> None:
+    path.write_text(f"{HEADER}\n'a: [b':\n  - {{rows: 1, count: 2}}\n")
+    for _ in range(2):
+        with recorder.record(path):
+            recorder.seen(softmax(1))
+    assert recording_file.read(path).rows.keys() == {"a: [b", "softmax"}
 
 
 def test_an_empty_file_is_filled_and_no_scratch_file_stays(recorder: Recorder, path: Path) -> None:
@@ -260,6 +290,33 @@ call(1)
     done = run(tmp_path, body, {"KERNEL_REGISTRY_RECORD": str(path)})
     assert done.returncode == 0, done.stderr
     assert counts_of(path) == {str(softmax(1)): 2, str(softmax(2)): 1, str(softmax(3)): 1, str(softmax(4)): 1}
+
+
+@pytest.mark.timeout(120)
+def test_a_program_that_calls_nothing_says_so_once_at_its_end(tmp_path: Path, path: Path) -> None:
+    body = """
+children = [multiprocessing.get_context(method).Process(target=print) for method in ("fork", "spawn")]
+for child in children:
+    child.start()
+for child in children:
+    child.join()
+"""
+    done = run(tmp_path, body, {"KERNEL_REGISTRY_RECORD": str(path)})
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(f"KERNEL_REGISTRY_RECORD: nothing was recorded to {path}") == 1
+    assert not path.exists()
+
+
+@pytest.mark.timeout(120)
+def test_a_program_whose_child_calls_something_says_nothing(tmp_path: Path, path: Path) -> None:
+    body = """
+child = multiprocessing.get_context("spawn").Process(target=work, args=(2,))
+child.start()
+"""
+    done = run(tmp_path, body, {"KERNEL_REGISTRY_RECORD": str(path)})
+    assert done.returncode == 0, done.stderr
+    assert "nothing was recorded" not in done.stderr
+    assert counts_of(path) == {str(softmax(2)): 1}
 
 
 def test_a_path_of_the_variable_that_cannot_be_written_is_told_at_the_first_call(tmp_path: Path) -> None:

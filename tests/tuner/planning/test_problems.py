@@ -14,7 +14,7 @@ from registry.artifact import Built
 from registry.contracts import SQUARE
 from registry.device import Device
 from registry.discovery.catalog import Catalog
-from registry.errors import PluginError
+from registry.errors import InvalidArgumentError, PluginError
 from registry.implementation import Implementation, Run
 from registry.problem import Problem
 from registry.space import Config
@@ -108,3 +108,19 @@ def test_what_a_file_adds_by_calls_is_tuned(tmp_path: Path) -> None:
     planned = plan([PROBLEM], catalog, CPU)
     assert [choice.implementation.name for choice in planned[0].supported] == ["test.torch"]
     check_shared(planned, catalog)
+
+
+@pytest.mark.parametrize("size", [2**31, 2**40, 2**62, 2**63 - 1])
+def test_a_problem_of_any_size_is_planned_or_skipped_with_the_reason(size: int) -> None:
+    catalog = Catalog()
+    for name, op in catalog.ops().items():
+        plain = {"dtype": "bfloat16", "group_size": 128, "bits": 4, **{key: of[0] for key, of in op.choices.items()}}
+        names = [dim for dim in op.static | op.dynamic if dim not in plain]
+        for large in ({*names}, *({one} for one in names)):
+            sizes = {dim: size if dim in large else 256 for dim in names}
+            try:
+                problem = op.problem_of({**{dim: plain[dim] for dim in (op.static | op.dynamic) - {*names}}, **sizes})
+            except InvalidArgumentError:
+                continue  # the op itself refuses it
+            (planned,) = plan([problem], catalog, CPU)
+            assert "no inputs can be made of it: " in planned.skipped or "needs " in planned.skipped, name

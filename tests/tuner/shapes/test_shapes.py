@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Callable
@@ -172,6 +173,9 @@ def test_ops_keeps_only_those(load: Load) -> None:
         ("softmax: [{rows: 0x" + "f" * 5000 + ", cols: 1, dtype: float32}]", "got a number of 20000 bits\n  expected"),
         ("softmax: [{rows: 1, cols: !!python/name:os.x y}]", "cols: 'y' cannot be read as 'tag:yaml.org,2002:python"),
         ("a: &a {rows: 1}\nsoftmax: [{<<: *a}]", "line 2, softmax[0]: << has no meaning here\n  write the dim"),
+        ("softmax: [{rows: !!bool x, cols: 8, dtype: float32}]", "softmax[0].rows: 'x' cannot be read as 'tag:yaml"),
+        ("softmax: [{rows: !!int '', cols: 8, dtype: float32}]", "softmax[0].rows: '' cannot be read as 'tag:yaml"),
+        ("softmax: [{rows: !!timestamp x, cols: 8, dtype: float32}]", "softmax[0].rows: 'x' cannot be read as 'tag:y"),
         ("softmax: [\n", "line 2: not YAML: while parsing a flow node"),
         ("softmax: !!python/object:os.system {}\n", "line 1, softmax: the tag 'tag:yaml.org,2002:python/"),
         ("softmax: []\n---\ngelu: []\n", "line 2: not YAML: expected a single document"),
@@ -240,9 +244,30 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         load_shapes(tmp_path / "absent.yaml", Ops())
     with pytest.raises(ShapesFileError, match="Is a directory"):
         load_shapes(tmp_path, Ops())
+    for name in ("\0", "\udcff\0"):
+        with pytest.raises(ShapesFileError, match="expected the name of a YAML file"):
+            load_shapes(name, Ops())
+    with pytest.raises(ShapesFileError, match="File name too long"):
+        load_shapes("a" * 5000, Ops())
     (tmp_path / "latin.yaml").write_bytes(b"softmax: \xff\n")
     with pytest.raises(ShapesFileError, match=r"not UTF-8 text \(byte 9\)"):
         load_shapes(tmp_path / "latin.yaml", Ops())
+
+
+@given(
+    tag=st.sampled_from(["int", "float", "bool", "null", "str", "timestamp", "binary", "seq", "map", "set", "omap",
+                         "pairs", "merge", "value", "yaml", "python/name:os.system"]),
+    value=st.sampled_from(["''", "a", "-", "0x", "1:60", "2001-13-45", "~", "1e400", "=", "<<", "[1]", "{a: 1}"]),
+    place=st.sampled_from(["{}", "softmax: {}", "softmax: [{}]", "softmax: [{{rows: {}, cols: 8}}]", "{}: []",
+                           "softmax: [{{{}: 1}}]"]),
+)  # fmt: skip
+def test_a_tag_at_any_place_is_shapes_or_a_shapes_file_error(
+    tag: str, value: str, place: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "tags.yaml"
+    path.write_text(place.format(f"!!{tag} {value}"))
+    with contextlib.suppress(ShapesFileError):
+        load_shapes(path, Ops())
 
 
 @given(text=st.text(max_size=80) | st.text("softmax:[]{}-,rowcldtype01 \n#&*!", max_size=80))

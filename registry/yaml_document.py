@@ -6,8 +6,11 @@ from collections.abc import Hashable
 from pathlib import Path
 
 import yaml
+from yaml.composer import Composer
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
 
-from ...errors import ShapesFileError
+from .errors import ShapesFileError
 
 Place = tuple[Hashable, ...]
 """Keys and indices from the top: ``("softmax", 0, "rows")``."""
@@ -22,14 +25,40 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 _SHAPE = "expected op: [{dimension: [value, ...]}, ...]"
 
 
-class Document:
-    """A read file: ``data`` is its content, None for an empty file. Raises ShapesFileError for an unreadable one."""
+def text_of(path: Path) -> str:
+    """A file's text. Raises ShapesFileError for what cannot be read, is no UTF-8 or is far too long."""
+    try:
+        return bounded_text(path)
+    except FileNotFoundError:
+        raise ShapesFileError(f"{path}: no such file", hint="expected a YAML file of shapes") from None
+    except UnicodeDecodeError as fault:
+        raise ShapesFileError(f"{path}: not UTF-8 text (byte {fault.start})", hint="expected YAML") from None
+    except OSError as fault:
+        raise ShapesFileError(f"{path}: {fault.strerror}", hint="expected a readable YAML file") from None
+    except ValueError as fault:  # a NUL or half a character in the path
+        raise ShapesFileError(f"{str(path)!r:.200}: {fault}", hint="expected the name of a YAML file") from None
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+
+def bounded_text(path: Path) -> str:
+    """A file's text. Raises OSError, ValueError for what is no UTF-8, and ShapesFileError for what is far too long."""
+    with path.open(encoding="utf-8") as file:
+        text = file.read(MOST_CHARACTERS + 1)
+    if len(text) > MOST_CHARACTERS:
+        raise ShapesFileError(f"{path}: longer than {MOST_CHARACTERS} characters", hint="list fewer values")
+    return text
+
+
+class Document:
+    """YAML text and the name by which faults call it: ``data`` is its content, None where it is empty.
+
+    Raises ShapesFileError for text that is no YAML, or more of it than a file of shapes needs.
+    """
+
+    def __init__(self, name: str | Path, text: str) -> None:
+        self._name = name
         self._lines: dict[Place, int] = {}
         self._values = 0
-        self.data = self._read(self._text())
+        self.data = self._read(text)
 
     def line(self, place: Place) -> int:
         """The line of a value, or of the innermost value around it that the file has."""
@@ -39,7 +68,7 @@ class Document:
         """``FILE, line N, KEY: MESSAGE`` with what was expected as the hint."""
         parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in self._written(place))
         key = "".join(parts).removeprefix(".")
-        where = f"{self.path}, line {self.line(place)}" + (f", {key}" if key else "")
+        where = f"{self._name}, line {self.line(place)}" + (f", {key}" if key else "")
         return ShapesFileError(f"{where}: {message}", hint=hint)
 
     def _written(self, place: Place) -> Place:
@@ -48,36 +77,24 @@ class Document:
             place = place[:-1]
         return place
 
-    def _text(self) -> str:
-        try:
-            with self.path.open(encoding="utf-8") as file:
-                text = file.read(MOST_CHARACTERS + 1)
-        except FileNotFoundError:
-            raise ShapesFileError(f"{self.path}: no such file", hint="expected a YAML file of shapes") from None
-        except UnicodeDecodeError as fault:
-            raise ShapesFileError(f"{self.path}: not UTF-8 text (byte {fault.start})", hint="expected YAML") from None
-        except OSError as fault:
-            raise ShapesFileError(f"{self.path}: {fault.strerror}", hint="expected a readable YAML file") from None
-        if len(text) > MOST_CHARACTERS:
-            raise ShapesFileError(f"{self.path}: longer than {MOST_CHARACTERS} characters", hint="list fewer values")
-        return text
-
     def _read(self, text: str) -> object:
         try:
             loader = _Loader(text)
             node = loader.get_single_node()
         except _TooDeepError as fault:
-            raise ShapesFileError(f"{self.path}, line {fault.line}: nested too deeply", hint=_SHAPE) from None
+            raise ShapesFileError(f"{self._name}, line {fault.line}: nested too deeply", hint=_SHAPE) from None
         except yaml.MarkedYAMLError as fault:
             line = fault.problem_mark.line + 1 if fault.problem_mark else 1
             problem = " ".join(part for part in (fault.context, fault.problem) if part)
-            raise ShapesFileError(f"{self.path}, line {line}: not YAML: {problem}", hint="see docs/shapes.md") from None
+            raise ShapesFileError(
+                f"{self._name}, line {line}: not YAML: {problem}", hint="see docs/shapes.md"
+            ) from None
         except yaml.YAMLError as fault:
             shown = str(fault).splitlines()[0]
-            raise ShapesFileError(f"{self.path}: not YAML: {shown}", hint="see docs/shapes.md") from None
+            raise ShapesFileError(f"{self._name}: not YAML: {shown}", hint="see docs/shapes.md") from None
         return None if node is None else self._plain(loader, node, (), ())
 
-    def _plain(self, loader: yaml.SafeLoader, node: yaml.Node, place: Place, above: tuple[yaml.Node, ...]) -> object:
+    def _plain(self, loader: _Loader, node: yaml.Node, place: Place, above: tuple[yaml.Node, ...]) -> object:
         """The node's value; remembers its line, refuses repeated keys and aliases of a node within itself."""
         self._lines.setdefault(place, node.start_mark.line + 1)
         self._values += 1
@@ -108,7 +125,7 @@ class Document:
             found[key] = self._plain(loader, value_node, inner, above)
         return found
 
-    def _key(self, loader: yaml.SafeLoader, node: yaml.Node, place: Place) -> str:
+    def _key(self, loader: _Loader, node: yaml.Node, place: Place) -> str:
         if node.tag == _MERGE_TAG:
             raise self.fault(place, "<< has no meaning here", "write the dimensions out")
         if not isinstance(node, yaml.ScalarNode):
@@ -120,14 +137,15 @@ class Document:
             raise self.fault(place, f"{node.value:.40} is not a name", "expected the name of an op or dimension")
         return key
 
-    def _scalar(self, loader: yaml.SafeLoader, node: yaml.ScalarNode, place: Place) -> object:
+    def _scalar(self, loader: _Loader, node: yaml.ScalarNode, place: Place) -> object:
         try:
             return loader.construct_object(node)
         except (ValueError, ArithmeticError) as fault:
             # PyYAML reads dates, binary data and numbers to base 60, and raises for text that only looks like one
             reason = str(fault).partition(";")[0].partition(":")[0]
             raise self.fault(place, f"got {node.value!r:.40}: {reason}", "expected a number or a name") from None
-        except yaml.MarkedYAMLError:
+        except (yaml.MarkedYAMLError, LookupError, AttributeError):
+            # a tag that is written out (!!bool, !!int, !!timestamp) promises a text that PyYAML takes for granted
             raise self.fault(
                 place, f"{node.value!r:.40} cannot be read as {node.tag!r}", "write the value without a tag"
             ) from None
@@ -139,14 +157,22 @@ class _TooDeepError(Exception):
         self.line = line
 
 
-class _Loader(yaml.SafeLoader):
-    """Stops where nodes are nested too deeply: PyYAML itself goes on until Python's stack is full."""
+class _Loader(Composer, SafeConstructor, Resolver):
+    """Parses by libyaml where it is there, in a third of the time; nodes are made here, so that depth is bounded.
 
-    _depth = 0
+    The makers of nodes of libyaml and of PyYAML go on until the stack is full, the former without an exception.
+    """
+
+    def __init__(self, text: str) -> None:
+        for part in (Composer, SafeConstructor, Resolver):
+            part.__init__(self)
+        events = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+        self.check_event, self.peek_event, self.get_event = events.check_event, events.peek_event, events.get_event
+        self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self._depth > DEEPEST:
-            raise _TooDeepError(self.peek_event().start_mark.line + 1)  # type: ignore[no-untyped-call]
+            raise _TooDeepError(self.peek_event().start_mark.line + 1)
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
