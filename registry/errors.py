@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 
-from .visible import visible
+from .untrusted.visible import visible
 
 
 class RegistryError(Exception):

@@ -12,7 +12,7 @@ import typer
 from tuning_db import TuningDBError
 
 from ..errors import RegistryError
-from ..visible import visible
+from ..untrusted.visible import visible
 
 BAD_INPUT = 2
 INTERRUPTED = 130

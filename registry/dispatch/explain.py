@@ -13,7 +13,7 @@ from ..device import Device
 from ..implementation import Implementation
 from ..problem import Problem
 from ..space import Config
-from ..visible import visible
+from ..untrusted.visible import visible
 from .forcing import Forced
 from .mode import REFERENCE_MODE, Mode
 from .plans.prepared import prepared_bytes

@@ -14,7 +14,7 @@ from collections import Counter as Counts
 
 from ..author_code import outer_frame
 from ..forking import renewed_in_child
-from ..visible import visible
+from ..untrusted.visible import visible
 
 LOG = logging.getLogger("registry.dispatch")
 # a program that sets up no logging gets the warning alone, not the line of the log on its standard error besides

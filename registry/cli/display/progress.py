@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ...problem import Problem
 from ...tuner import events
-from ...visible import visible
+from ...untrusted.visible import visible
 from . import changes, text, winners_table
 
 SECONDS_BETWEEN_LINES = 10.0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from ...visible import visible
+from ...untrusted.visible import visible
 
 if TYPE_CHECKING:
     from tuning_db import ProblemKey

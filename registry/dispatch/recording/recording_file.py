@@ -101,7 +101,7 @@ def add(path: Path, counts: Mapping[Problem, int], left_out: int, place: str, da
 
 def read(path: Path) -> Recorded:
     """An earlier recording. Raises ShapesFileError for any other file."""
-    from ...yaml_document import Document, bounded_text
+    from ...untrusted.yaml_document import Document, bounded_text
 
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise _no_recording(path)  # to read a pipe is to wait for its writer

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from ...contract import COUNT, Op
 from ...errors import InvalidArgumentError, RegistryError, ShapesFileError, UnknownNameError
 from ...problem import Problem, check_choice
-from ...yaml_document import Document, text_of
+from ...untrusted.yaml_document import Document, text_of
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

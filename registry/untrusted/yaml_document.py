@@ -10,7 +10,7 @@ from yaml.composer import Composer
 from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
-from .errors import ShapesFileError
+from ..errors import ShapesFileError
 
 Place = tuple[Hashable, ...]
 """Keys and indices from the top: ``("softmax", 0, "rows")``."""

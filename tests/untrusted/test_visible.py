@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry import RegistryError
-from registry.visible import visible
+from registry.untrusted.visible import visible
 
 
 @pytest.mark.parametrize(
