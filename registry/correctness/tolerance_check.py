@@ -17,8 +17,8 @@ import torch
 
 from ..arguments.schema import tensors_in
 from ..contract import Op
-from ..device_faults import broken_context, out_of_memory
 from ..errors import InvalidDefinitionError, RegistryError
+from ..faults.device_faults import broken_context, out_of_memory
 from ..problem import Problem, dtype_name
 from .bits import same_bits
 from .bounds import bounds_of

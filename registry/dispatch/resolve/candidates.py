@@ -15,9 +15,9 @@ from ...author_code import where_raised
 from ...contract import Op
 from ...correctness.output_faults import overlap, plain_fault
 from ...device import Device
-from ...device_faults import broken_context, out_of_memory
 from ...discovery.catalog import Catalog
 from ...errors import NotReadyError, NotTunedError, RegistryError, UnsupportedError
+from ...faults.device_faults import broken_context, out_of_memory
 from ...forking import renewed_in_child
 from ...implementation import Implementation
 from ...problem import Arguments, Problem, TensorSpec

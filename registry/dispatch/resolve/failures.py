@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from ...author_code import where_raised
-from ...device_faults import out_of_memory
+from ...faults.device_faults import out_of_memory
 from ...forking import renewed_in_child
 from ...implementation import Implementation
 from ..plans.plan import Candidate

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...device_faults import out_of_memory
 from ...errors import CompileError, OutOfResourcesError, RegistryError, UnsupportedError
+from ...faults.device_faults import out_of_memory
 from ..verify.verdicts import WrongError
 
 _STATUSES: tuple[tuple[type[BaseException], str], ...] = (

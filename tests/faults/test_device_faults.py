@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from registry import CompileError, OutOfResourcesError
-from registry.device_faults import broken_context, out_of_memory
+from registry.faults.device_faults import broken_context, out_of_memory
 from registry.tuner.workers.statuses import status_of
 
 

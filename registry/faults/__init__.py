@@ -1,0 +1,1 @@
+"""Faults that tell of the machine rather than of the code that met them."""
