@@ -106,6 +106,8 @@ class Implementation(ABC):
     returns_outputs functional code: it returns new tensors instead of writing into the host's
     any_size        the run that ``bind`` returns serves every problem that differs in dynamic dimensions only: torch's
                     own operators do, what is compiled for a shape or remembers a size does not
+    transfers       a time that was measured at one size speaks for others, since the code that was measured runs there:
+                    False for what is compiled or chosen for each size, such as what overrides ``bind_untuned``
     mixed           runs calls whose tensors differ in dtype where the op's inputs do not (``Op.alike``)
     preloads        ``module`` or ``module:function``: what a process imports (and calls) before it forks the processes
                     that compile and run implementations of this kind; it starts no thread and opens no device
@@ -119,9 +121,15 @@ class Implementation(ABC):
     capturable: bool = True
     returns_outputs: bool = False
     any_size: bool = False
+    transfers: bool = True
     mixed: bool = False
     preloads: ClassVar[tuple[str, ...]] = ()
     compiles_anywhere: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if "bind_untuned" in vars(cls) and "transfers" not in vars(cls):
+            cls.transfers = False
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         """Every reason, for a person to read, why this problem cannot run here. The device type is checked before."""

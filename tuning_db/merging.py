@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, delete, func, select, text
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from . import reading, writing
@@ -13,7 +13,8 @@ from .errors import ExchangeError
 from .exchange import DecisionLine, HeaderLine, Line, Parsed, RunLine, TrialLine, WinnerLine
 from .identity_rows import Identities, chunks
 from .models import DecisionRow, FinalRow, HardwareRow, ProblemRow, ProtocolRow, RunRow, TrialRow, WinnerRow
-from .records import Decision
+from .records import Decision, Final
+from .snapshot import Row, runners
 
 
 def exported(session: Session, op: str | None, hardware_keys: Collection[str] | None) -> Iterator[Line]:
@@ -36,7 +37,8 @@ def exported_winners(session: Session, op: str | None, hardware_keys: Collection
     """Every line of an export of winners, sorted by problem: header, their runs, then each decision and that it is a
     winner.
 
-    Trials and finals are left out, so that the file stays small for users who only dispatch.
+    Trials are left out, and of the finals there is one time for the best candidate of each implementation that the
+    winner was measured against, so that the file stays small for users who only dispatch.
     """
     query = _chosen(reading.select_winners(), op, hardware_keys)
     found = sorted(reading.decisions_of(session, query), key=lambda pair: _place(pair[1]))
@@ -45,8 +47,19 @@ def exported_winners(session: Session, op: str | None, hardware_keys: Collection
         for run in reading.runs_of(session, reading.select_runs().where(RunRow.id.in_(chunk)).order_by(RunRow.id)):
             yield RunLine(run=run)
     for uid, decision in found:
-        yield DecisionLine(run=uid, decision=decision)
+        yield DecisionLine(run=uid, decision=decision, finals=tuple(_summary(session, decision)))
         yield WinnerLine(decision=decision.uid)
+
+
+def _summary(session: Session, decision: Decision) -> Iterator[Final]:
+    """A time for the best candidate of each implementation that a winner was measured against."""
+
+    def ask(query: str, values: Mapping[str, Any]) -> list[Row]:
+        return [tuple(row) for row in session.execute(text(query), dict(values))]
+
+    found = runners(ask, decision.uid)
+    for place, name in enumerate(sorted(found.keys() & decision.baselines.keys())):
+        yield Final(found[name], "candidate", 0, 0, place, decision.median_us * decision.baselines[name])
 
 
 def _place(decision: Decision) -> tuple[object, ...]:
@@ -69,7 +82,7 @@ def merge(session: Session, parsed: Parsed) -> int:
     _check_runs(session, parsed, runs.keys())
     trials = {content.trial.uid: content for _, content in parsed.trials if content.trial.uid not in taken}
     decisions = {content.decision.uid: content for _, content in parsed.decisions if content.decision.uid not in taken}
-    bare = _without_finals(session, {content.decision.uid for _, content in parsed.decisions if content.finals})
+    bare = _with_fewer_finals(session, {line.decision.uid: len(line.finals) for _, line in parsed.decisions})
     late = {content.decision.uid: content for _, content in parsed.decisions if content.decision.uid in bare}
     identities = Identities(
         session,
@@ -82,6 +95,7 @@ def merge(session: Session, parsed: Parsed) -> int:
     for content in decisions.values():
         writing.add_decision(session, identities, content.run, content.decision, content.finals)
     for uid, content in late.items():
+        session.execute(delete(FinalRow).where(FinalRow.decision_id == bare[uid]))
         writing.add_finals(session, identities, bare[uid], content.decision, content.finals)
     crowned = sum(_crown(session, number, content.decision) for number, content in parsed.winners)
     return len(runs) + len(trials) + len(decisions) + len(late) + crowned
@@ -112,13 +126,13 @@ def _present(session: Session, column: InstrumentedAttribute[str], uids: Iterabl
     return found
 
 
-def _without_finals(session: Session, uids: Iterable[str]) -> dict[str, int]:
-    """uid -> row number of the decisions among ``uids`` that are stored without finals, as winners are imported."""
+def _with_fewer_finals(session: Session, given: Mapping[str, int]) -> dict[str, int]:
+    """uid -> row number of the stored decisions that have fewer finals than ``given``, as imported winners have."""
     found: dict[str, int] = {}
-    held = select(FinalRow.decision_id).where(FinalRow.decision_id == DecisionRow.id).exists()
-    for chunk in chunks(set(uids)):
-        rows = session.execute(select(DecisionRow.uid, DecisionRow.id).where(DecisionRow.uid.in_(chunk), ~held))
-        found |= {row.uid: row.id for row in rows}
+    held = select(func.count()).where(FinalRow.decision_id == DecisionRow.id).scalar_subquery()
+    for chunk in chunks(set(given)):
+        rows = session.execute(select(DecisionRow.uid, DecisionRow.id, held).where(DecisionRow.uid.in_(chunk)))
+        found |= {uid: number for uid, number, count in rows if count < given[uid]}
     return found
 
 

@@ -7,6 +7,7 @@ import of which takes longer than all the rest.
 from __future__ import annotations
 
 import json
+import math
 import queue
 import sqlite3
 import threading
@@ -28,15 +29,16 @@ from .schema import STAMPS, VERSION_TABLE, check_readable, read_version, refuse_
 Result = TypeVar("Result")
 
 Row = tuple[Any, ...]
-"""uid of the decision, number of the candidate, number of the software, version of the op, dims, created."""
 
-_Ask = Callable[[str, Mapping[str, Any]], list[Row]]
+Ask = Callable[[str, Mapping[str, Any]], list[Row]]
+"""``ask(query, values)``: the rows of a query with named values."""
 
-UID, CANDIDATE, SOFTWARE, VERSION, DIMS, CREATED = range(6)
+UID, CANDIDATE, SOFTWARE, VERSION, DIMS, CREATED, BASELINES = range(7)
+"""Columns of a winner's row: uid of the decision, number of candidate and of software, version of the op, and so on."""
 
 _WINNERS = """
     SELECT decision.uid, decision.candidate_id, winner.software_id, problem.op_version, CAST(problem.dims AS TEXT),
-        CAST(decision.created AS TEXT)
+        CAST(decision.created AS TEXT), CAST(decision.baselines AS TEXT)
     FROM problem
     JOIN winner ON winner.problem_id = problem.id
     JOIN hardware ON hardware.id = winner.hardware_id
@@ -49,6 +51,30 @@ _CANDIDATES = """
     FROM candidate JOIN implementation ON implementation.id = candidate.implementation_id
     WHERE candidate.id IN ({})
 """
+
+_CANDIDATE = "implementation.name, implementation.fingerprint, CAST(candidate.config AS TEXT)"
+
+_FINALS = f"""
+    SELECT {_CANDIDATE}, AVG(final.us)
+    FROM decision
+    JOIN final ON final.decision_id = decision.id
+    JOIN candidate ON candidate.id = final.candidate_id
+    JOIN implementation ON implementation.id = candidate.implementation_id
+    WHERE decision.uid = :uid AND final.role = 'candidate'
+    GROUP BY candidate.id, implementation.id
+"""
+
+_TRIALS = f"""
+    SELECT {_CANDIDATE}, MIN(trial.median_us)
+    FROM decision
+    JOIN trial ON trial.problem_id = decision.problem_id AND trial.hardware_id = decision.hardware_id
+        AND trial.software_id = decision.software_id AND trial.protocol_id = decision.protocol_id
+    JOIN candidate ON candidate.id = trial.candidate_id
+    JOIN implementation ON implementation.id = candidate.implementation_id
+    WHERE decision.uid = :uid AND trial.status = 'ok' AND NOT trial.censored
+    GROUP BY candidate.id, implementation.id
+"""
+
 
 _SOFTWARE = "SELECT id, CAST(identity AS TEXT) FROM software WHERE id IN ({})"
 
@@ -63,12 +89,16 @@ _CACHE = "PRAGMA cache_size=-65536"
 
 @dataclass(frozen=True)
 class StoredWinner:
-    """A winner without the figures that it rests on: ``Store.history`` has them, in the decision with this uid."""
+    """A winner with its time's ratios to other implementations' (see ``Decision.baselines``) and no other figure.
+
+    ``Store.history`` has the figures, in the decision with this uid.
+    """
 
     uid: str
     problem: ProblemKey
     candidate: CandidateKey
     environment: Environment
+    baselines: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,13 +115,14 @@ class Snapshot:
 
     def winner(self, place: int) -> StoredWinner:
         """The winner in the row at ``place``. Raises InvalidRecordError for a row that cannot be decoded."""
-        uid, candidate, software, version, dims, _ = self.rows[place]
+        uid, candidate, software, version, dims, _, baselines = self.rows[place]
         try:
             return StoredWinner(
                 uid,
                 ProblemKey(self.op, version, json.loads(dims)),
                 self._once("candidate", candidate, self._candidate),
                 self._once("environment", software, self._environment),
+                _ratios(_parsed(baselines)),
             )
         except Exception as fault:  # whatever a row may hold
             raise InvalidRecordError(f"{self.url}: the winner {uid!s:.64}: {_shown(fault)}") from fault
@@ -134,16 +165,44 @@ def read_winners(
     Raises MissingDatabaseError where there is none, UnreachableDatabaseError where it does not answer within
     ``seconds``, and what ``Store.open`` raises.
     """
-    place = locate(database)
     key = digest(plain_mapping(hardware, "hardware"))
     wanted = {"op": op, "regime": regime, "hardware": key}
+    rows, candidates, software = answered(database, seconds, lambda ask: _asked(ask, wanted))
+    return Snapshot(locate(database).shown, op, hardware, rows, candidates, software)
+
+
+def read_runners(database: str | Path | None, uid: str, seconds: float) -> dict[str, CandidateKey]:
+    """What a decision's candidate was measured against, see ``runners``. Raises what :func:`read_winners` raises."""
+    return answered(database, seconds, lambda ask: runners(ask, uid))
+
+
+def runners(ask: Ask, uid: str) -> dict[str, CandidateKey]:
+    """By implementation the fastest candidate in the finals of a decision, else in the trials of its problem.
+
+    That of the winner's own implementation is among them.
+    """
+    wanted = {"uid": uid}
+    return best_of_each(ask(_TRIALS, wanted)) | best_of_each(ask(_FINALS, wanted))
+
+
+def best_of_each(rows: Iterable[Row]) -> dict[str, CandidateKey]:
+    """The fastest of rows of (implementation, fingerprint, config as JSON, time), by implementation."""
+    fastest = sorted((row for row in rows if row[3] is not None), key=lambda row: float(row[3]), reverse=True)
+    return {name: CandidateKey(name, fingerprint, json.loads(config)) for name, fingerprint, config, _ in fastest}
+
+
+def answered(database: str | Path | None, seconds: float, question: Callable[[Ask], Result]) -> Result:
+    """What ``question`` finds out by queries of the database at ``database``, see ``Store.open``.
+
+    Raises what :func:`read_winners` raises.
+    """
+    place = locate(database)
     if place.server is not None:
         import sqlalchemy.orm  # noqa: F401  not on the clock
 
-    def read() -> Snapshot:
+    def read() -> Result:
         ask = _of_server if place.server is not None else _of_file
-        rows, candidates, software = ask(place, wanted, time.monotonic() + seconds)
-        return Snapshot(place.shown, op, hardware, rows, candidates, software)
+        return ask(place, question, time.monotonic() + seconds)
 
     return within(seconds, place.shown, read)
 
@@ -176,23 +235,23 @@ def within(seconds: float, shown: str, work: Callable[[], Result]) -> Result:
 _Found = tuple[list[Row], dict[int, Row], dict[int, Row]]
 
 
-def _of_file(place: Location, wanted: Mapping[str, Any], deadline: float) -> _Found:
+def _of_file(place: Location, question: Callable[[Ask], Result], deadline: float) -> Result:
     path, shown = place.path, place.shown
     assert path is not None
     check_file(path, shown, create=False)
     try:
         try:
-            return _of_access(Access(path, "ro"), shown, wanted, deadline)
+            return _of_access(Access(path, "ro"), shown, question, deadline)
         except sqlite3.Error as fault:
             second = second_access(path, sqlite_code(fault))
             if second is None:
                 raise
-            return _of_access(second, shown, wanted, deadline)
+            return _of_access(second, shown, question, deadline)
     except sqlite3.Error as fault:
         raise translated(shown, fault) from fault
 
 
-def _of_access(access: Access, shown: str, wanted: Mapping[str, Any], deadline: float) -> _Found:
+def _of_access(access: Access, shown: str, question: Callable[[Ask], Result], deadline: float) -> Result:
     with closing(connect(access, seconds=max(deadline - time.monotonic(), 0))) as connection:
         connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
         connection.execute(_CACHE)
@@ -203,12 +262,12 @@ def _of_access(access: Access, shown: str, wanted: Mapping[str, Any], deadline: 
             return connection.execute(query, values).fetchall()
 
         try:
-            return _asked(ask, wanted)
+            return question(ask)
         except sqlite3.OperationalError as fault:
             if "decode" not in str(fault):
                 raise
             connection.text_factory = _text  # a row that is no text is found out when it is asked for
-            return _asked(ask, wanted)
+            return question(ask)
 
 
 def _check_tables(connection: sqlite3.Connection, shown: str) -> None:
@@ -223,7 +282,7 @@ def _check_tables(connection: sqlite3.Connection, shown: str) -> None:
     check_readable(version_of([stamp for (stamp,) in connection.execute(STAMPS)], shown), shown)
 
 
-def _of_server(place: Location, wanted: Mapping[str, Any], deadline: float) -> _Found:
+def _of_server(place: Location, question: Callable[[Ask], Result], deadline: float) -> Result:
     from sqlalchemy import create_engine, text
     from sqlalchemy.exc import NoSuchModuleError
     from sqlalchemy.pool import NullPool
@@ -240,18 +299,16 @@ def _of_server(place: Location, wanted: Mapping[str, Any], deadline: float) -> _
         connection.execute(text(f"SET statement_timeout = {int(seconds * 1000) + 1}"))
         connection.execute(text("SET TIME ZONE 'UTC'"))
         check_readable(read_version(connection, place.shown), place.shown)
-        return _asked(
-            lambda query, values: [tuple(row) for row in connection.execute(text(query), dict(values))], wanted
-        )
+        return question(lambda query, values: [tuple(row) for row in connection.execute(text(query), dict(values))])
 
 
-def _asked(ask: _Ask, wanted: Mapping[str, Any]) -> _Found:
+def _asked(ask: Ask, wanted: Mapping[str, Any]) -> _Found:
     rows = ask(_WINNERS, wanted)
     candidates = {row[0]: row for row in _numbered(ask, _CANDIDATES, (row[CANDIDATE] for row in rows))}
     return rows, candidates, {row[0]: row for row in _numbered(ask, _SOFTWARE, (row[SOFTWARE] for row in rows))}
 
 
-def _numbered(ask: _Ask, query: str, numbers: Iterable[Any]) -> Iterator[Row]:
+def _numbered(ask: Ask, query: str, numbers: Iterable[Any]) -> Iterator[Row]:
     wanted = sorted({number for number in set(numbers) if type(number) is int})
     for start in range(0, len(wanted), _MOST_NUMBERS):
         yield from ask(query.format(", ".join(map(str, wanted[start : start + _MOST_NUMBERS]))), {})
@@ -262,6 +319,12 @@ def _text(raw: bytes) -> str | None:
         return raw.decode()
     except UnicodeDecodeError:
         return None
+
+
+def _ratios(given: Any) -> dict[str, float]:
+    """The ratios by implementation among what a column ``baselines`` holds."""
+    found = given.items() if isinstance(given, dict) else ()
+    return {name: ratio for name, ratio in found if name and type(ratio) in {int, float} and 0 < ratio < math.inf}
 
 
 def _parsed(text: Any) -> Any:

@@ -159,7 +159,7 @@ def shipped_check() -> Check:
     from .. import shipped
     from ..device import Device
     from ..discovery.catalog import Catalog
-    from ..dispatch.resolve.resolution import standing
+    from ..dispatch.resolve.situation import standing
     from ..dispatch.resolve.winners import REGIME
 
     if shipped.ignored():

@@ -25,7 +25,9 @@ def export(
     ] = None,
     winners_only: Annotated[
         bool,
-        typer.Option("--winners-only", help="Only what dispatch needs: no trials, no finals, nothing replaced. Small."),
+        typer.Option(
+            "--winners-only", help="Only what dispatch needs: winners, and the best candidates that they beat. Small."
+        ),
     ] = False,
     db: Database = None,
 ) -> None:

@@ -21,7 +21,8 @@ from .resolve.candidates import Plans, Resolved
 from .resolve.failures import told_of
 from .resolve.op_winners import Winner
 from .resolve.questions import default_of, preference_of, refusals
-from .resolve.resolution import Choice, Situation, Step, choices
+from .resolve.resolution import Choice, Step, choices
+from .resolve.situation import Situation, dynamic_dims
 from .resolve.tuning_command import tune_command
 
 
@@ -39,7 +40,8 @@ class Explanation:
 
     step            "forced", "exact", "nearest", "default" or "reference"
     implementation  its name; "reference" is the op's own definition in torch
-    evidence        the stored decision that it rests on, if it rests on one
+    evidence        the stored decision that it rests on, if it rests on one: about this problem, or about a near one
+    there_us        the time that was measured for this candidate on the problem of the evidence, in µs, if it was
     source          where that is from: a database, or what was shipped with the package
     octaves         distance of the tuned problem along the dynamic dimensions, in powers of two; 0 for this problem
     software        what was another version when the evidence was measured; empty when all is the same
@@ -70,6 +72,12 @@ class Explanation:
     mode: Mode = "tuned"
     raises: bool = False
     source: str = ""
+    there_us: float | None = None
+
+    @property
+    def median_us(self) -> float | None:
+        """The time that was measured for exactly this problem and candidate, in µs."""
+        return self.there_us if _is_about(self.evidence, self.problem) else None
 
     def __str__(self) -> str:
         return visible("\n".join(_story(self)))
@@ -128,6 +136,7 @@ def _explanation(
         prepared_bytes=held,
         tune_command=tune_command(situation.problem),
         source=source,
+        there_us=None if evidence is None or choice.over is None else evidence.median_us * choice.over,
     )
 
 
@@ -177,12 +186,30 @@ def _comparison(implementation: Implementation, situation: Situation, choice: Ch
     if choice.decision is not None:
         if evidence is None:
             return "another one won"
-        ratio = evidence.baselines.get(implementation.name)
-        return "it did not reach the finals" if ratio is None else f"it took {ratio:.2f} times as long in the finals"
+        return _in_finals(implementation, situation, choice, evidence)
     preference = preference_of(implementation, situation.problem, situation.device)
     if isinstance(preference, str):
         return preference
     return f"nothing tuned is near, and its heuristic preference is only {preference:g}"
+
+
+def _is_about(decision: Decision | None, problem: Problem | None) -> bool:
+    """Whether a decision is about exactly this problem."""
+    return decision is not None and problem is not None and dict(decision.problem.dims) == dict(problem.dims)
+
+
+def _in_finals(implementation: Implementation, situation: Situation, choice: Choice, evidence: Decision) -> str:
+    """What was measured for another implementation where the choice's candidate was measured."""
+    here = _is_about(evidence, situation.problem)
+    where = "the finals" if here else f"the finals of {dynamic_dims(situation.op, evidence)}"
+    ratio = evidence.time_over(implementation.name)
+    if ratio is None:
+        return f"it did not reach {where}"
+    if not here and not implementation.transfers:
+        return f"it is made for each size, so that its time in {where} says nothing about this one"
+    if choice.over is None:
+        return f"it took {ratio:.2f} times as long as the winner in {where}"
+    return f"it took {ratio / choice.over:.2f} times as long in {where}"
 
 
 def _story(told: Explanation) -> list[str]:
@@ -218,13 +245,23 @@ def _mode(told: Explanation) -> list[str]:
 
 
 def _evidence(told: Explanation, decision: Decision) -> list[str]:
+    dims = ", ".join(f"{name}={value}" for name, value in decision.problem.dims.items())
     floor = f", a copy of the same bytes {decision.floor_us:.2f} µs" if decision.floor_us else ""
-    lines = [f"  timed  {decision.median_us:.2f} µs{floor}, on {decision.created:%Y-%m-%d %H:%M} UTC"]
+    when = f"on {decision.created:%Y-%m-%d %H:%M} UTC"
+    if told.median_us is not None:
+        lines = [f"  timed  {told.median_us:.2f} µs{floor}, {when}"]
+    else:
+        lines = [f"  timed  not at this size; expected to be fast from {told.octaves:.2f} octaves away"]
+        won = f"{decision.candidate.implementation} won with {decision.median_us:.2f} µs"
+        if told.there_us is None:
+            it = f"{told.implementation} was not timed with this configuration, {won}"
+        elif told.implementation == decision.candidate.implementation:
+            it = f"it took {told.there_us:.2f} µs"
+        else:
+            it = f"it took {told.there_us:.2f} µs, {won}"
+        lines.append(f"  there  {dims}: {it}{floor}, {when}")
     if told.source:
         lines.append(f"  from   {told.source}")
-    if told.octaves:
-        dims = ", ".join(f"{name}={value}" for name, value in decision.problem.dims.items())
-        lines.append(f"  there  tuned for {dims}: {told.octaves:.2f} octaves away")
     if decision.ratio is not None and decision.lo is not None and decision.hi is not None:
         interval = f"{decision.lo:.3f} to {decision.hi:.3f}"
         told_ratio = f"the incumbent took {decision.ratio:.3f} times as long ({interval})"

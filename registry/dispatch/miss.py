@@ -329,17 +329,22 @@ class Miss:
             yield known
         call = Call(problem, asked.arguments, Device.of(tensors[0].device), place)
         if capturing(tensors):
-            yield from self._during_capture(call, forced, generation, strict)
+            yield from self._during_capture(call, forced, generation, strict, telling)
         else:
             yield from self.plans.candidates(call, forced, generation, strict)
 
-    def _during_capture(self, call: Call, forced: Forced | None, generation: int, strict: bool) -> Iterator[Resolved]:
-        """Another size of what is loaded, else the reference: nothing is read or compiled while a stream captures."""
+    def _during_capture(
+        self, call: Call, forced: Forced | None, generation: int, strict: bool, telling: bool
+    ) -> Iterator[Resolved]:
+        """What is loaded, the best first, else the reference: nothing is read or compiled while a stream captures."""
         if self.plans.in_memory(call.device):
             yield from self.plans.candidates(call, forced, generation, strict, loaded_only=True)
         reason = "a CUDA stream is capturing and this call's plan is not in memory: call it once before"
+        hint = "registry.warmup(...) builds plans ahead"
         if strict:
-            raise NotReadyError(f"{call.problem}: {reason}", hint="registry.warmup(...) builds plans ahead")
+            raise NotReadyError(f"{call.problem}: {reason}", hint=hint)
+        if forced is None and not telling:
+            tell_caller(self.plans, "capture", f"torch's reference is captured for {call.problem}: {reason}, or {hint}")
         yield self._plain_torch(reason, call.problem, forced)
 
     def _plain_torch(self, reason: str, problem: Problem | None, forced: Forced | None) -> Resolved:

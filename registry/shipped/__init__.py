@@ -13,20 +13,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from tuning_db import Decision, TuningDBError
+from tuning_db import CandidateKey, Decision, Final, TuningDBError
 
 from ..errors import StoreError
 from ..problem import canonical_json
 
 VARIABLE = "KERNEL_REGISTRY_SHIPPED"
 """Environment variable: ``0`` ignores shipped winners, ``1`` is the default; a folder replaces the package's."""
+
+
+_Winner = tuple[Decision, Mapping[str, CandidateKey]]
+"""A winner, and the candidates that it was measured against, by implementation."""
 
 
 def ignored() -> bool:
@@ -39,6 +43,18 @@ def shipped(hardware: Mapping[str, Any], regime: str) -> tuple[Decision, ...]:
 
     Raises StoreError for a file that cannot be read, and for a folder of the user's that is not there.
     """
+    return tuple(one for one, _ in _winners(hardware, regime))
+
+
+def runners(hardware: Mapping[str, Any], regime: str) -> dict[str, dict[str, CandidateKey]]:
+    """By uid of a shipped winner the best candidate of each implementation that it was measured against, if told.
+
+    Raises StoreError as ``shipped`` does.
+    """
+    return {one.uid: dict(found) for one, found in _winners(hardware, regime) if found}
+
+
+def _winners(hardware: Mapping[str, Any], regime: str) -> tuple[_Winner, ...]:
     if ignored():
         return ()
     return _read(_wanted(), canonical_json(dict(hardware)), str(hardware.get("name", "")), regime)
@@ -78,7 +94,7 @@ def _folder(given: str) -> Traversable:
 
 
 @lru_cache(maxsize=16)
-def _read(folder: str, identity: str, name: str, regime: str) -> tuple[Decision, ...]:
+def _read(folder: str, identity: str, name: str, regime: str) -> tuple[_Winner, ...]:
     if folder and not Path(folder).is_dir():
         raise StoreError(f"{VARIABLE}={folder}: no such folder", hint=f"expected 0, 1 or a folder of {file_name(name)}")
     file = _folder(folder).joinpath(file_name(name))
@@ -94,11 +110,16 @@ def _read(folder: str, identity: str, name: str, regime: str) -> tuple[Decision,
         told = fault.message if isinstance(fault, TuningDBError) else str(fault.strerror)
         raise StoreError(f"{file}: {told}", hint=f"reinstall kernel-registry, or set {VARIABLE}=0") from fault
     winning = {content.decision for _, content in parsed.winners}
-    decisions = (content.decision for _, content in parsed.decisions)
     return tuple(
-        decision
-        for decision in decisions
-        if decision.uid in winning
+        (decision, _best_of_each(content.finals))
+        for _, content in parsed.decisions
+        if (decision := content.decision).uid in winning
         and decision.protocol.regime == regime
         and canonical_json(dict(decision.environment.hardware)) == identity
     )
+
+
+def _best_of_each(finals: Iterable[Final]) -> dict[str, CandidateKey]:
+    """The fastest candidate of each implementation."""
+    ranked = sorted((one for one in finals if one.candidate is not None), key=lambda one: -one.us)
+    return {one.candidate.implementation: one.candidate for one in ranked if one.candidate is not None}

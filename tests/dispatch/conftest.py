@@ -13,7 +13,7 @@ from registry.artifact import Built
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.implementation import Run
-from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store
+from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Protocol, Store
 
 
 class Told(Implementation):
@@ -31,7 +31,7 @@ class Told(Implementation):
         self.source = "1"
         self._preference = preference
         self._behaviour = behaviour
-        for attribute in ("op", "returns_outputs", "deterministic", "capturable"):
+        for attribute in ("op", "returns_outputs", "deterministic", "capturable", "transfers", "any_size"):
             if attribute in behaviour:
                 setattr(self, attribute, behaviour[attribute])
 
@@ -92,6 +92,7 @@ def publish(store: Store) -> Callable[..., Decision]:
         hardware: Mapping[str, Any] | None = None,
         software: Mapping[str, Any] | None = None,
         baselines: Mapping[str, float] | None = None,
+        finals: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Decision:
         device = Device.of("cpu")
         environment = Environment(
@@ -110,7 +111,15 @@ def publish(store: Store) -> Callable[..., Decision]:
             lo=1.2,
             hi=1.3,
         )
-        store.publish(store.start_run(environment), decision)
+        met = {implementation: config, **(finals or {})}
+        keys = [CandidateKey(name, fingerprint, its) for name, its in met.items()]
+        times = [12.5 * (decision.time_over(key.implementation) or 1.0) for key in keys]
+        rows = [
+            Final(key, "candidate", 0, turn, place, us + turn / 100)
+            for turn in range(3)
+            for place, (key, us) in enumerate(zip(keys, times, strict=True))
+        ]
+        store.publish(store.start_run(environment), decision, rows if finals else ())
         return decision
 
     return publish

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from registry import CompileError, InvalidArgumentError, NotReadyError, NotTunedError, RegistryError
+from registry import CompileError, DispatchWarning, InvalidArgumentError, NotReadyError, NotTunedError, RegistryError
 from registry.dispatch import miss
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.mode import mode_of
@@ -97,7 +97,8 @@ def test_strict_mode_captures_no_reference_instead_of_a_plan(
             dispatcher.call("softmax", x)
         assert "warmup" in caught.value.hint
         dispatcher.configure(mode="tuned")
-        dispatcher.call("softmax", x)
+        with pytest.warns(DispatchWarning, match="reference is captured"):
+            dispatcher.call("softmax", x)
         assert dispatcher.explain("softmax", x).step == "reference"
 
 

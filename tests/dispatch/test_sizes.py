@@ -10,7 +10,7 @@ import torch
 
 import registry_cpp
 import registry_torch
-from registry import Config, Device, Implementation, Launch, Op, Problem, Space, TensorSpec, quantize
+from registry import Config, Device, DispatchWarning, Implementation, Launch, Op, Problem, Space, TensorSpec, quantize
 from registry.artifact import Built
 from registry.backends import CppImplementation, CppKernel
 from registry.backends.cpp import implementation as cpp_implementation
@@ -458,7 +458,8 @@ def test_nothing_is_read_while_a_stream_captures(monkeypatch: pytest.MonkeyPatch
     dispatcher = dispatching(native("softmax"))
     monkeypatch.setattr(miss, "capturing", lambda tensors: True)
     monkeypatch.setattr(dispatcher._winners, "of", lambda *given: pytest.fail("read"))
-    right(dispatcher.call("softmax", x := torch.randn(5, 8)), x)
+    with pytest.warns(DispatchWarning, match="reference is captured"):
+        right(dispatcher.call("softmax", x := torch.randn(5, 8)), x)
 
 
 def test_a_spec_tells_row_major_with_sizes_of_one() -> None:

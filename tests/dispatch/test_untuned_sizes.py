@@ -38,7 +38,23 @@ def tuned(dispatcher: Dispatcher, publish: Callable[..., Decision]) -> Dispatche
     return dispatcher
 
 
-def test_the_tuned_size_has_a_kernel_of_its_own_and_others_share_one(
+def test_the_tuned_size_has_a_kernel_of_its_own_and_other_sizes_do_not_take_its_winner(
+    tuned: Dispatcher, told: Any
+) -> None:
+    plain = told("a.plain")
+    tuned.register(plain)
+    for rows, step, name in ((64, "exact", "mine.compile"), (70, "default", "a.plain"), (64, "exact", "mine.compile")):
+        x = torch.randn(rows, 48)
+        torch.testing.assert_close(tuned.call("softmax", x), torch.softmax(x, -1))
+        story = tuned.explain("softmax", x)
+        assert (story.step, story.implementation) == (step, name)
+    (miss,) = tuned.explain("softmax", torch.randn(70, 48)).misses
+    assert miss == (
+        "winner of rows=64: mine.compile is made for each size, so that its time there says nothing about this one"
+    )
+
+
+def test_what_can_nothing_but_compile_compiles_once_for_all_other_sizes(
     tuned: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: list[str] = []
@@ -54,7 +70,7 @@ def test_the_tuned_size_has_a_kernel_of_its_own_and_others_share_one(
 
     monkeypatch.setattr(Compiled, "compile", one)
     monkeypatch.setattr(torch, "compile", for_any)
-    for rows, step in ((64, "exact"), (70, "nearest"), (71, "nearest"), (90, "nearest"), (64, "exact")):
+    for rows, step in ((64, "exact"), (70, "default"), (71, "default"), (90, "default"), (64, "exact")):
         x = torch.randn(rows, 48)
         torch.testing.assert_close(tuned.call("softmax", x), torch.softmax(x, -1))
         told = tuned.explain("softmax", x)

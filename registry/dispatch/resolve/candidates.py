@@ -28,7 +28,8 @@ from ..plans.plan import Candidate, Draft, Plan
 from ..plans.sizeless import SizelessRuns
 from .failures import FailedCandidate, Failures, tell_broken
 from .questions import refusals
-from .resolution import Choice, Situation, Step, choices
+from .resolution import Choice, Step, choices
+from .situation import Situation
 from .tuning_command import tune_command
 from .winners import Winners
 
@@ -189,16 +190,20 @@ class Plans:
     ) -> Iterator[Resolved]:
         """Built plans, best first, ending with the reference. What cannot be built is put aside.
 
-        ``strict``: raises NotTunedError instead of a default where no winner holds. ``loaded_only``: the best choice
-        alone, and that only where nothing has to be compiled or loaded for it.
+        ``strict``: raises NotTunedError instead of a default where no winner holds. ``loaded_only``: what is capturable
+        and needs nothing compiled, loaded or read; the reference only where nothing else was passed over for that.
         """
         misses: list[str] = []
+        unloaded = False
         makeshift = tuned = False
         passed: tuple[Condition, ...] = ()
-        for choice in choices(self.situation(call.problem, call.device), forced, misses):
+        situation = self.situation(call.problem, call.device).of(call.problem, reads=not loaded_only)
+        for choice in choices(situation, forced, misses):
             candidate = choice.candidate
             tuned = tuned or choice.step in {"exact", "nearest"}
             untuned = choice.step == "default" and not tuned
+            if unloaded and (candidate is None or (strict and choice.step == "default")):
+                return
             if strict and untuned:
                 raise _not_tuned(call, misses)
             if candidate is None:
@@ -207,7 +212,9 @@ class Plans:
                 yield Resolved(choice, run, call.problem, call.place, None, tuple(misses), narrow, makeshift)
                 return
             if loaded_only and not candidate.implementation.capturable:
-                return
+                misses.append(f"{candidate}: it cannot be captured")
+                unloaded = True
+                continue
             failure = self.failures.find(call.place, candidate)
             if failure is not None or _not_deterministic_enough(candidate):
                 reason = _passed_over(failure)
@@ -223,7 +230,9 @@ class Plans:
             try:
                 plan = self._built(choice.step, candidate, call, loaded_only)
                 if plan is None:
-                    return
+                    misses.append(f"{candidate}: it is not in memory, and a CUDA stream is capturing")
+                    unloaded = True
+                    continue
                 run = plan.call
             except Exception as fault:
                 reason = self.failed(call.place, candidate, fault, forced, generation)
@@ -249,7 +258,7 @@ class Plans:
         """The candidate's plan; None where it is not in memory and nothing else will do. Raises CompileError."""
         draft = Draft.of(self.op, candidate, call.problem, call.arguments, call.device)
         plan = draft.from_memory(self._sizeless)
-        if plan is None and loaded_only:
+        if plan is None and loaded_only and not (candidate.implementation.any_size and not draft.variants()):
             return None
         if plan is None and step in {"nearest", "default"}:
             plan = draft.untuned()

@@ -50,6 +50,15 @@ class Neighbours:
         found: Numbers = np.abs(logarithms[:, 0]) if len(sizes) == 1 else np.sqrt((logarithms * logarithms).sum(axis=1))
         return found
 
+    def across(self, sizes: tuple[float, ...], there: tuple[float, ...]) -> Numbers:
+        """The distance of each on the other side of ``sizes`` than ``there``, infinite for all others.
+
+        In each dimension ``sizes`` lies between the two.
+        """
+        here, other = np.asarray(sizes), np.asarray(there)
+        between = ((self._array - here) * (here - other) >= 0).all(axis=1) & (self._array != other).any(axis=1)
+        return np.where(between, self.octaves(sizes), np.inf)
+
     def octaves_of(self, sizes: tuple[float, ...], index: int) -> float:
         """The distance of the one at ``index``, to the last bit."""
         return octaves_between(sizes, self._sizes[index])

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tuning_db import Decision, InvalidRecordError
-from tuning_db.snapshot import CANDIDATE, CREATED, UID, VERSION, Snapshot, StoredWinner, within
+from tuning_db import CandidateKey, Decision, InvalidRecordError
+from tuning_db.snapshot import CANDIDATE, CREATED, UID, VERSION, Snapshot, StoredWinner, read_runners, within
 
 from ... import shipped
 from ...contract import Op
@@ -58,10 +58,12 @@ class OpWinners:
     shipped: tuple[Decision, ...] = ()
     software: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     database: str | None = field(default=None, repr=False, compare=False)
+    shipped_runners: Mapping[str, Mapping[str, CandidateKey]] = field(default_factory=dict, repr=False, compare=False)
     tell: Callable[[str], None] = field(default=lambda _: None, repr=False, compare=False)
     _groups: dict[tuple[str, ...], dict[Hashable, Neighbours | list[tuple[int, Any]]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _runners: dict[str, Mapping[str, CandidateKey]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _known: dict[int, _Known | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -96,6 +98,42 @@ class OpWinners:
                     yield Near(one.winner, octaves)
                     self._strike(far, group, index, source_of(one.winner) in spent)
             far[close] = np.inf
+
+    def across(
+        self, op: Op, problem: Problem, near: Winner, holds: Callable[[Winner], bool] = lambda _: True
+    ) -> Near | None:
+        """The nearest of the winners that hold on the other side of the problem than ``near``.
+
+        In each dynamic dimension the problem lies between both. None where there is no such winner, or where ``near``
+        is of the problem's own sizes.
+        """
+        group = self._group(op, problem)
+        here, there = sizes_of(op, problem.dims), sizes_of(op, near.problem.dims)
+        if group is None or here == there:
+            return None
+        far = group.across(here, there)
+        while (least := float(far.min())) < np.inf:
+            close = np.flatnonzero(far <= least * _EQUAL)
+            for octaves, _, one in self._ranked(op, problem, group, close.tolist(), here):
+                if holds(one.winner):
+                    return Near(one.winner, octaves)
+            far[close] = np.inf
+        return None
+
+    def runners(self, winner: Winner, *, read: bool = True) -> Mapping[str, CandidateKey]:
+        """By implementation the best candidate in the finals and trials that a winner came from.
+
+        Empty where they are not known, or not in memory and nothing may be ``read``.
+        """
+        known = self.shipped_runners.get(winner.uid) or self._runners.get(winner.uid)
+        if known is None and read and not self.is_shipped(winner):
+            try:
+                known = read_runners(self.database, winner.uid, SECONDS)
+            except Exception as fault:  # whatever a database may hold
+                self.tell(f"{winner.uid}: what it was measured against cannot be read: {type(fault).__name__}: {fault}")
+                known = {}
+            self._runners[winner.uid] = known
+        return known or {}
 
     def is_shipped(self, winner: Winner) -> bool:
         """Whether the user does not have it in a database."""

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from tuning_db import Decision
-
-from ...contract import Op
-from ...device import Device
 from ...discovery import answers
-from ...discovery.catalog import Catalog
-from ...errors import RegistryError, UnsupportedError
+from ...errors import UnsupportedError
 from ...implementation import Implementation
-from ...problem import Problem
-from ...space import Config
 from ..forcing import Forced
 from ..plans.plan import Candidate
-from .op_winners import Near, OpWinners, Source, Winner, source_of
-from .questions import asked, default_of, preference_of, refusals
+from .expected import Expectation, expected
+from .op_winners import Source, Winner, source_of
+from .questions import default_of, preference_of, refusals
+from .situation import Situation, shown_exact, shown_near, usable, violations
 
 Step = Literal["forced", "exact", "nearest", "default", "reference"]
 
@@ -29,7 +24,8 @@ class Choice:
     """A candidate and why it is considered; ``candidate`` None is torch's reference.
 
     ``octaves`` is the distance to the tuned problem that ``decision`` is about, 0 for the problem itself.
-    ``source`` says where the decision comes from.
+    ``source`` says where the decision comes from. ``over`` is the candidate's time over that of the decision's
+    candidate, as measured there; None where the candidate was not measured there.
     """
 
     step: Step
@@ -38,30 +34,7 @@ class Choice:
     decision: Winner | None = None
     octaves: float = 0.0
     source: str = ""
-
-
-@dataclass(frozen=True)
-class Situation:
-    """What resolution decides by.
-
-    ``standings`` may be shared by situations that differ in the problem alone: of decisions by id, the implementation
-    today or why the decision holds for no size.
-    """
-
-    op: Op
-    problem: Problem
-    device: Device
-    implementations: tuple[Implementation, ...]
-    winners: OpWinners
-    standings: dict[int, Implementation | str] = field(default_factory=dict, repr=False, compare=False)
-
-    def of(self, problem: Problem) -> Situation:
-        """The situation of another problem."""
-        return Situation(self.op, problem, self.device, self.implementations, self.winners, self.standings)
-
-    def named(self, name: str) -> Implementation | None:
-        """The implementation of that name, if it is installed."""
-        return next((found for found in self.implementations if found.name == name), None)
+    over: float | None = None
 
 
 def choices(situation: Situation, forced: Forced | None, misses: list[str]) -> Iterator[Choice]:
@@ -118,35 +91,53 @@ def exact_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
 
 
 def nearest_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
-    """Winners of other problems with the same static dimensions, from near to far, each candidate once.
+    """Candidates that should be fast here by what was measured at other sizes, best first, each once.
 
     Of an implementation that can run nothing here the nearest winner alone is told.
     """
     seen: set[str] = set()
     spent: set[Source] = set()
-    for near in situation.winners.nearest(situation.op, situation.problem, spent):
-        implementation = able(near.decision, situation)
-        if isinstance(implementation, str):
-            spent.add(source_of(near.decision))
-        candidate = usable(near.decision, situation, implementation)
-        if isinstance(candidate, str):
-            misses.append(f"{shown_near(situation, near.decision)}: {candidate}")
-        elif candidate.key not in seen:
-            seen.add(candidate.key)
-            yield nearest_choice(situation, candidate, near)
+    refused: set[str] = set()
+    for one in expected(situation, misses, spent):
+        candidate, decision = one.candidate, one.near.decision
+        implementation = candidate.implementation
+        if implementation.name in refused or candidate.key in seen:
+            continue
+        seen.add(candidate.key)
+        reasons = refusals(implementation, situation.problem, situation.device)
+        if reasons:
+            refused.add(implementation.name)
+            if implementation.name == decision.candidate.implementation:
+                spent.add(source_of(decision))
+        else:
+            reasons = violations(implementation, candidate.config, situation)
+        if reasons:
+            misses.append(f"{shown_near(situation, decision)}: {implementation.name}: {'; '.join(reasons)}")
+        else:
+            yield nearest_choice(situation, one)
 
 
 def exact_choice(situation: Situation, candidate: Candidate, decision: Winner) -> Choice:
     """The choice of a decision about exactly this problem."""
     reason = f"the {shown_exact(situation, decision)}"
-    return Choice("exact", candidate, reason, decision, source=situation.winners.source(decision))
+    return Choice("exact", candidate, reason, decision, source=situation.winners.source(decision), over=1.0)
 
 
-def nearest_choice(situation: Situation, candidate: Candidate, near: Near) -> Choice:
-    """The choice of a decision about another problem."""
-    reason = f"the {shown_near(situation, near.decision)}"
+def nearest_choice(situation: Situation, one: Expectation) -> Choice:
+    """The choice of a candidate that is expected to be fast."""
+    near = one.near
+    shown = shown_near(situation, near.decision)
+    if one.over == 1.0:
+        reason = f"the {shown}"
+    elif one.over is not None:
+        reason = f"it was measured against the {shown}, and runs at other sizes, too"
+    else:
+        reason = f"its implementation was measured against the {shown}, and runs at other sizes, too"
+    other = one.other
+    if other is not None and other.candidate.implementation != one.candidate.implementation.name:
+        reason += f"; better by both than {other.candidate.implementation}, the {shown_near(situation, other)}"
     source = situation.winners.source(near.decision)
-    return Choice("nearest", candidate, reason, near.decision, near.octaves, source)
+    return Choice("nearest", one.candidate, reason, near.decision, near.octaves, source, one.over)
 
 
 def default_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
@@ -172,85 +163,3 @@ def default_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]
 def default_choice(preference: float, candidate: Candidate) -> Choice:
     """The choice of a default candidate."""
     return Choice("default", candidate, f"nothing tuned is near; preferred by heuristic ({preference:g})")
-
-
-def usable(
-    decision: Winner, situation: Situation, implementation: Implementation | str | None = None
-) -> Candidate | str:
-    """The decision's candidate as it is today, or why it does not hold here. ``implementation``: as ``able`` says."""
-    implementation = able(decision, situation) if implementation is None else implementation
-    if isinstance(implementation, str):
-        return implementation
-    config = decision.candidate.config
-    reasons = violations(implementation, config, situation)
-    return f"{implementation.name}: {'; '.join(reasons)}" if reasons else Candidate(implementation, config)
-
-
-def able(decision: Winner, situation: Situation) -> Implementation | str:
-    """The decision's implementation as it is today, or why no config of it holds here."""
-    implementation = standing_of(decision, situation)
-    if isinstance(implementation, str):
-        return implementation
-    reasons = refusals(implementation, situation.problem, situation.device)
-    return f"{implementation.name}: {'; '.join(reasons)}" if reasons else implementation
-
-
-def standing_of(decision: Winner, situation: Situation) -> Implementation | str:
-    """The decision's implementation as it is today, or why the decision holds for no size."""
-    found = situation.standings.get(id(decision))
-    if found is None:
-        found = situation.standings[id(decision)] = _standing(decision, situation)
-    return found
-
-
-def _standing(decision: Winner, situation: Situation) -> Implementation | str:
-    name = decision.candidate.implementation
-    implementation = situation.named(name)
-    if decision.problem.op_version != situation.op.version:
-        return f"measured for version {decision.problem.op_version} of the op, which is now {situation.op.version}"
-    if implementation is None:
-        return f"{name} is not installed here"
-    if asked(implementation, "fingerprint", implementation.fingerprint) != decision.candidate.fingerprint:
-        return f"the source of {name} has changed since it was measured"
-    return implementation
-
-
-def standing(decisions: Iterable[Decision], catalog: Catalog, device: Device) -> Iterator[tuple[Decision, str]]:
-    """Each decision and why it would not answer a call of its own problem on ``device``, "" when it would."""
-    for decision in decisions:
-        try:
-            op = catalog.op(decision.problem.op)
-            problem = op.problem_of(decision.problem.dims)
-        except RegistryError as fault:
-            yield decision, fault.message
-            continue
-        situation = Situation(op, problem, device, catalog.implementations(op.name), OpWinners())
-        candidate = usable(decision, situation)
-        yield decision, candidate if isinstance(candidate, str) else ""
-
-
-def violations(implementation: Implementation, config: Config, situation: Situation) -> list[str]:
-    """Why ``config`` is no point of the implementation's space for this problem; empty when it is one."""
-    found = asked(
-        implementation,
-        "space",
-        lambda: implementation.space(situation.problem, situation.device).violations(config),
-    )
-    return [found] if isinstance(found, str) else found
-
-
-def shown_exact(situation: Situation, decision: Winner) -> str:
-    """What a decision about the problem itself is, for people."""
-    return f"{_kind(situation, decision)} of exactly this problem"
-
-
-def shown_near(situation: Situation, decision: Winner) -> str:
-    """What a decision about another problem is, for people."""
-    op, dims = situation.op, decision.problem.dims
-    told = {*op.dynamic, *op.distributions}
-    where = ", ".join(f"{name}={dims[name]}" for name in dims if name in told)
-    return f"{_kind(situation, decision)} of {where}"
-
-
-def _kind(situation: Situation, decision: Winner) -> str:
-    return "shipped winner" if situation.winners.is_shipped(decision) else "winner"

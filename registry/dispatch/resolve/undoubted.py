@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from ...device import Device
@@ -15,20 +16,13 @@ from ...discovery import answers
 from ...implementation import Implementation
 from ...problem import Problem
 from ..plans.plan import Candidate
+from .expected import Expectation, expected
 from .neighbours import octaves_between, sizes_of
-from .op_winners import Near, Source, Winner, source_of
+from .op_winners import Near, Source, Winner
 from .questions import default_of, preference_of, refusals
 from .remembered import Remembered
-from .resolution import (
-    Choice,
-    Situation,
-    default_choice,
-    exact_choice,
-    nearest_choice,
-    shown_exact,
-    shown_near,
-    standing_of,
-)
+from .resolution import Choice, default_choice, exact_choice, nearest_choice
+from .situation import Situation, shown_exact, standing_of
 from .spans import Spans
 
 
@@ -50,6 +44,7 @@ class Undoubted:
         self._situation = situation
         self._defaults = [_Default(each, situation.device) for each in situation.implementations]
         self._usable: dict[int, _Usable] = {}
+        self._nearest: dict[Hashable, _Usable] = {}
         self._spans: Spans[_Usable] = Spans(situation.op.dynamic)
         self._fixed = tuple(sorted(situation.op.static))
         self._unanswered: dict[Hashable, tuple[str, ...]] = {}
@@ -61,7 +56,7 @@ class Undoubted:
         usable = self._spans.find(problem.dims)
         octaves = 0.0 if usable is None else self._octaves(usable, problem)
         if usable is not None and octaves > 0:  # of its own size there may be several
-            return self._nearest(usable, problem, octaves)
+            return usable.found(self._situation, problem, octaves)
         fixed = [problem.dims[name] for name in self._fixed]
         key = *fixed, *map(type, fixed)
         if key not in self._unanswered:
@@ -85,34 +80,54 @@ class Undoubted:
                 choice = exact_choice(situation, found.candidate, decision)
                 return Found(choice, found.narrow(problem), tuple(misses)) if found.holds(problem) else None
             misses.append(f"{shown_exact(situation, decision)}: {found}")
-        spent: set[Source] = set()
-        for near in situation.winners.nearest(situation.op, problem, spent):
-            found = self._standing(near.decision, situation)
-            if isinstance(found, _Usable):
-                if not misses:
-                    self._spans.add(problem.dims, found)
-                    self._look_ahead(problem, found)
-                return self._nearest(found, problem, near.octaves, tuple(misses))
-            spent.add(source_of(near.decision))
-            misses.append(f"{shown_near(situation, near.decision)}: {found}")
-        return "none"
+        stale: set[Source] = set()
+        expectation = self._expected(situation, misses, stale)
+        if expectation is None:
+            return "none"
+        usable, octaves, told = expectation
+        if not stale and len(told) == len(misses):
+            usable.misses = tuple(told)  # of the winners on both sides, and thereby of the whole span
+            self._spans.add(problem.dims, usable)
+            self._look_ahead(problem, usable)
+        found_near = usable.found(situation, problem, octaves)
+        return found_near and found_near._replace(misses=tuple(misses))
+
+    def _expected(
+        self, situation: Situation, misses: list[str], stale: set[Source]
+    ) -> tuple[_Usable, float, list[str]] | None:
+        """The candidate that is expected to be the fastest, whether or not it can run here, and how far it is tuned.
+
+        With the reasons, appended to ``misses``, why winners say nothing here.
+        """
+        told: list[str] = []
+        one = next(expected(situation, told, stale), None)
+        misses += told
+        if one is None:
+            return None
+        key = self._place(situation.problem, one), one.candidate.implementation.name, one.over
+        found = self._nearest.get(key)
+        if found is None:
+            found = self._nearest[key] = _Usable(one.near.decision, one.candidate, situation.device, one)
+        return found, one.near.octaves, told
+
+    def _place(self, problem: Problem, one: Expectation) -> Hashable:
+        """The winners on both sides, and the side: between them a candidate is the best at neighbouring sizes."""
+        near = one.near.decision
+        here, there = (sizes_of(self._situation.op, dims) for dims in (problem.dims, near.problem.dims))
+        sides = [(size > far) - (size < far) for size, far in zip(here, there, strict=True)]
+        return id(near), id(one.other), one.nearest, *sides
 
     def _look_ahead(self, problem: Problem, usable: _Usable) -> None:
-        """Tell the spans if ``usable`` is the nearest at twice a size, too: a context grows token by token."""
+        """Tell the spans if ``usable`` is the best at twice a size, too: a context grows token by token."""
         op, winners = self._situation.op, self._situation.winners
         for name in op.dynamic:
             size = problem.dims[name]
             further = Problem(op.name, {**problem.dims, name: size * 2}, problem.traits) if type(size) is int else None
-            if further is not None and not winners.exact(op, further):
-                near = next(winners.nearest(op, further), None)
-                if near is not None and near.decision is usable.decision:
-                    self._spans.add(further.dims, usable)
-
-    def _nearest(self, usable: _Usable, problem: Problem, octaves: float, misses: tuple[str, ...] = ()) -> Found | None:
-        if not usable.holds(problem):
-            return None
-        choice = nearest_choice(self._situation, usable.candidate, Near(usable.decision, octaves))
-        return Found(choice, usable.narrow(problem), misses)
+            if further is None or winners.exact(op, further):
+                continue
+            expectation = self._expected(self._situation.of(further), [], set())
+            if expectation is not None and expectation[0] is usable:
+                self._spans.add(further.dims, usable)
 
     def _octaves(self, usable: _Usable, problem: Problem) -> float:
         op = self._situation.op
@@ -125,7 +140,8 @@ class Undoubted:
             return implementation
         found = self._usable.get(id(decision))
         if found is None:
-            found = self._usable[id(decision)] = _Usable(decision, implementation, situation.device)
+            candidate = Candidate(implementation, decision.candidate.config)
+            found = self._usable[id(decision)] = _Usable(decision, candidate, situation.device)
         return found
 
     def _default(self, problem: Problem) -> Found | None:
@@ -157,15 +173,31 @@ class _Default:
 
 
 class _Usable:
-    """A winner's candidate, and where it can run."""
+    """A candidate, and where it can run: a winner's own, or the one that is ``expected`` to be fast near a winner."""
 
-    def __init__(self, decision: Winner, implementation: Implementation, device: Device) -> None:
+    def __init__(
+        self,
+        decision: Winner,
+        candidate: Candidate,
+        device: Device,
+        expected: Expectation | None = None,
+    ) -> None:
         self.decision = decision
-        self.candidate = Candidate(implementation, decision.candidate.config)
-        config = self.candidate.config
+        self.candidate = candidate
+        self._expected = expected
+        self.misses: tuple[str, ...] = ()
+        implementation, config = candidate.implementation, candidate.config
         self._runs = Remembered(lambda problem: not answers.refusals(implementation, problem, device))
         self._fits = Remembered(lambda problem: not implementation.space(problem, device).violations(config))
         self._narrow = Remembered(lambda problem: _is_narrow(implementation, problem, device))
+
+    def found(self, situation: Situation, problem: Problem, octaves: float) -> Found | None:
+        """The choice for a problem that is so far from the decision's; None where the candidate cannot run it."""
+        one = self._expected
+        if one is None or not self.holds(problem):
+            return None
+        choice = nearest_choice(situation, replace(one, near=Near(self.decision, octaves)))
+        return Found(choice, self.narrow(problem), self.misses)
 
     def holds(self, problem: Problem) -> bool:
         """``resolution.usable`` without a reason."""

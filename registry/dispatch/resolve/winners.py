@@ -88,12 +88,14 @@ class Winners:
     def _read(self, op: Op, device: Device) -> OpWinners:
         stored, fault = self._own(op, device)
         ours, damage = _shipped(op, device)
+        runners = shipped.runners(device.hardware(), REGIME) if ours else {}
         return OpWinners(
             stored,
             "; ".join(filter(None, (fault, damage))),
             ours,
             device.software(),
             self.database,
+            {one.uid: runners[one.uid] for one in ours if one.uid in runners},
             partial(self._warn, "a winner is skipped"),
         )
 

@@ -18,7 +18,7 @@ from registry.cli import checks
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.resolve.op_winners import OpWinners
-from registry.dispatch.resolve.resolution import standing
+from registry.dispatch.resolve.situation import standing
 from registry.dispatch.resolve.winners import REGIME, Winners
 from registry.errors import StoreError
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store

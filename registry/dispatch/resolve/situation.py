@@ -1,0 +1,129 @@
+"""What a call is resolved by: the op, the problem, the implementations and winners, and which winners hold today."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from tuning_db import Decision
+
+from ...contract import Op
+from ...device import Device
+from ...discovery.catalog import Catalog
+from ...errors import RegistryError
+from ...implementation import Implementation
+from ...problem import Problem
+from ...space import Config
+from ..plans.plan import Candidate
+from .op_winners import OpWinners, Winner
+from .questions import asked, refusals
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What resolution decides by.
+
+    ``standings`` may be shared by situations that differ in the problem alone: of decisions by id, the implementation
+    today or why the decision holds for no size. ``reads``: a database may be read meanwhile.
+    """
+
+    op: Op
+    problem: Problem
+    device: Device
+    implementations: tuple[Implementation, ...]
+    winners: OpWinners
+    standings: dict[int, Implementation | str] = field(default_factory=dict, repr=False, compare=False)
+    reads: bool = True
+
+    def of(self, problem: Problem, *, reads: bool = True) -> Situation:
+        """The situation of another problem."""
+        return Situation(self.op, problem, self.device, self.implementations, self.winners, self.standings, reads)
+
+    def named(self, name: str) -> Implementation | None:
+        """The implementation of that name, if it is installed."""
+        return next((found for found in self.implementations if found.name == name), None)
+
+
+def usable(
+    decision: Winner, situation: Situation, implementation: Implementation | str | None = None
+) -> Candidate | str:
+    """The decision's candidate as it is today, or why it does not hold here. ``implementation``: as ``able`` says."""
+    implementation = able(decision, situation) if implementation is None else implementation
+    if isinstance(implementation, str):
+        return implementation
+    config = decision.candidate.config
+    reasons = violations(implementation, config, situation)
+    return f"{implementation.name}: {'; '.join(reasons)}" if reasons else Candidate(implementation, config)
+
+
+def able(decision: Winner, situation: Situation) -> Implementation | str:
+    """The decision's implementation as it is today, or why no config of it holds here."""
+    implementation = standing_of(decision, situation)
+    if isinstance(implementation, str):
+        return implementation
+    reasons = refusals(implementation, situation.problem, situation.device)
+    return f"{implementation.name}: {'; '.join(reasons)}" if reasons else implementation
+
+
+def standing_of(decision: Winner, situation: Situation) -> Implementation | str:
+    """The decision's implementation as it is today, or why the decision holds for no size."""
+    found = situation.standings.get(id(decision))
+    if found is None:
+        found = situation.standings[id(decision)] = _standing(decision, situation)
+    return found
+
+
+def _standing(decision: Winner, situation: Situation) -> Implementation | str:
+    name = decision.candidate.implementation
+    implementation = situation.named(name)
+    if decision.problem.op_version != situation.op.version:
+        return f"measured for version {decision.problem.op_version} of the op, which is now {situation.op.version}"
+    if implementation is None:
+        return f"{name} is not installed here"
+    if asked(implementation, "fingerprint", implementation.fingerprint) != decision.candidate.fingerprint:
+        return f"the source of {name} has changed since it was measured"
+    return implementation
+
+
+def standing(decisions: Iterable[Decision], catalog: Catalog, device: Device) -> Iterator[tuple[Decision, str]]:
+    """Each decision and why it would not answer a call of its own problem on ``device``, "" when it would."""
+    for decision in decisions:
+        try:
+            op = catalog.op(decision.problem.op)
+            problem = op.problem_of(decision.problem.dims)
+        except RegistryError as fault:
+            yield decision, fault.message
+            continue
+        situation = Situation(op, problem, device, catalog.implementations(op.name), OpWinners())
+        candidate = usable(decision, situation)
+        yield decision, candidate if isinstance(candidate, str) else ""
+
+
+def violations(implementation: Implementation, config: Config, situation: Situation) -> list[str]:
+    """Why ``config`` is no point of the implementation's space for this problem; empty when it is one."""
+    found = asked(
+        implementation,
+        "space",
+        lambda: implementation.space(situation.problem, situation.device).violations(config),
+    )
+    return [found] if isinstance(found, str) else found
+
+
+def shown_exact(situation: Situation, decision: Winner) -> str:
+    """What a decision about the problem itself is, for people."""
+    return f"{_kind(situation, decision)} of exactly this problem"
+
+
+def shown_near(situation: Situation, decision: Winner) -> str:
+    """What a decision about another problem is, for people."""
+    return f"{_kind(situation, decision)} of {dynamic_dims(situation.op, decision)}"
+
+
+def dynamic_dims(op: Op, decision: Winner) -> str:
+    """The dimensions of a decision in which it may differ from a problem: ``rows=9``."""
+    dims, told = decision.problem.dims, {*op.dynamic, *op.distributions}
+    return ", ".join(f"{name}={dims[name]}" for name in dims if name in told)
+
+
+def _kind(situation: Situation, decision: Winner) -> str:
+    return "shipped winner" if situation.winners.is_shipped(decision) else "winner"
