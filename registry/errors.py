@@ -99,6 +99,13 @@ class OutOfResourcesError(CompileError):
     """
 
 
+class CacheError(CompileError):
+    """A cache of compiled code that cannot be used: another user's, without room, or with a damaged file.
+
+    It tells nothing of what was to be compiled.
+    """
+
+
 class NotReadyError(RegistryError):
     """A plan or a prepared weight that may not be made at this moment, e.g. during capture. Nothing was enqueued."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import platformdirs
 
-from .errors import RegistryError
+from .errors import CacheError
 
 
 def cache_folder(*parts: str) -> Path:
@@ -17,14 +18,32 @@ def cache_folder(*parts: str) -> Path:
     What is in it gets loaded and run, so a folder that someone else owns or can write to is refused. The root may be
     a link to a folder that is neither; nothing below it may be a link.
     """
-    root = Path(os.environ.get("KERNEL_REGISTRY_CACHE") or platformdirs.user_cache_path("kernel-registry")).resolve()
-    root.parent.mkdir(parents=True, exist_ok=True)
-    folder = root
-    _private(folder)
-    for part in parts:
-        folder = folder / part
+    folder = Path(os.environ.get("KERNEL_REGISTRY_CACHE") or platformdirs.user_cache_path("kernel-registry")).resolve()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
         _private(folder)
+        for part in parts:
+            folder = folder / part
+            _private(folder)
+    except OSError as fault:
+        raise CacheError(f"{folder} cannot be made: {fault.strerror}", hint=_ELSEWHERE) from fault
     return folder
+
+
+def check_room() -> None:
+    """Raise CacheError where compilers cannot write: the cache of compiled code, or the folder of temporary files.
+
+    A few MB are really written, which a quota may refuse where the file system has room.
+    """
+    for folder, elsewhere in ((cache_folder(), _ELSEWHERE), (Path(tempfile.gettempdir()), "free some, or set TMPDIR")):
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(bytes(_ROOM_BYTES))
+        except OSError as fault:
+            raise CacheError(
+                f"{folder} cannot be written to: {fault.strerror}; compilers need {_ROOM_BYTES >> 20} MB there",
+                hint=elsewhere,
+            ) from fault
 
 
 def compiler_caches() -> dict[str, str]:
@@ -40,6 +59,8 @@ def compiler_caches() -> dict[str, str]:
     return {} if chosen else {_INDUCTOR_CACHE: own, "TRITON_CACHE_DIR": str(cache_folder("triton"))}
 
 
+_ROOM_BYTES = 4 << 20
+_ELSEWHERE = "set KERNEL_REGISTRY_CACHE to a folder of your own"
 _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -47,14 +68,14 @@ def _private(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        raise RegistryError(f"{folder} is not a folder", hint="remove it, or set KERNEL_REGISTRY_CACHE")
+        raise CacheError(f"{folder} is not a folder", hint="remove it, or set KERNEL_REGISTRY_CACHE")
     if found.st_uid != os.getuid():
-        raise RegistryError(
+        raise CacheError(
             f"{folder} belongs to user {found.st_uid}, not to you ({os.getuid()})",
             hint="compiled kernels are loaded from it; set KERNEL_REGISTRY_CACHE to a folder of your own",
         )
     if found.st_mode & 0o022:
-        raise RegistryError(
+        raise CacheError(
             f"{folder} can be written to by others (mode {stat.S_IMODE(found.st_mode):04o})",
             hint=f"compiled kernels are loaded from it; see that they are yours, then: chmod go-w {folder}",
         )

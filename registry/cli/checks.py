@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -128,17 +127,13 @@ def compiler_check() -> Check:
 
 def cache_check() -> Check:
     """The folder of compiled kernels."""
-    from ..paths import cache_folder
+    from ..paths import cache_folder, check_room
 
     try:
-        folder = cache_folder()
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        check_room()
     except RegistryError as fault:
         return Check("cache", FAULT, fault.message, fault.hint)
-    except OSError as fault:
-        return Check("cache", FAULT, f"cannot be written: {fault}", "set KERNEL_REGISTRY_CACHE to a folder of your own")
-    return Check("cache", OK, str(folder))
+    return Check("cache", OK, str(cache_folder()))
 
 
 def database_check(database: str | None) -> Check:

@@ -16,6 +16,7 @@ from ..device import Device
 from ..discovery.catalog import Catalog
 from ..dispatch.plans.plan import Candidate
 from ..errors import StoreError
+from ..paths import check_room
 from ..problem import Problem
 from .decide.finals import Finals
 from .decide.machine_noise import aa_job, aa_of, default_job, earlier_noise
@@ -63,8 +64,10 @@ def tune(  # noqa: PLR0913  (an option each)
     ``counts``: how often a program calls each problem; what takes most of its time is then tuned first, and longest.
     Raises StoreError when the database cannot be used, UnknownNameError for an implementation that nobody has,
     InvalidDefinitionError for an op whose tolerance accepts a result that nobody computed, and PluginError for an op or
-    an implementation that was added by a call in this process alone.
+    an implementation that was added by a call in this process alone. Raises CacheError, before anything is measured or
+    when it comes to that, where compilers cannot write; what was measured is stored.
     """
+    check_room()
     try:
         with spawning.kept(preloading.ENTRY):
             plans = plan_problems(tuple(dict.fromkeys(problems)), catalog, device, implementations)

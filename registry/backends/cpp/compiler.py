@@ -6,14 +6,16 @@ import ctypes
 import hashlib
 import os
 import shlex
+import shutil
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from ...errors import CompileError
+from ...errors import CacheError, CompileError
 from ...paths import cache_folder
 from ...problem import canonical_json
 from ..compiler_environment import host_compiler
@@ -63,7 +65,7 @@ def _probe(text: str) -> Compiler | NoCompiler:
     probe = [*command, *FLAGS, "-dM", "-E", "-x", "c++", "-"]
     try:
         done = subprocess.run(
-            probe, input="#include <omp.h>\n", capture_output=True, text=True, timeout=60, check=False
+            probe, input="#include <omp.h>\n", capture_output=True, text=True, timeout=60, check=False, env=_c_locale()
         )
     except FileNotFoundError:
         return NoCompiler(f"no C++ compiler: {text!r} was not found (install g++ or clang++, or set CXX)")
@@ -100,11 +102,26 @@ def build(source: str, flags: Sequence[str], kernel: str) -> Path:
         if is_intact(found):
             return found
         found.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as place:
+    # not in the cache: what a killed build leaves behind goes with the temporary files
+    with tempfile.TemporaryDirectory(prefix="kernel-registry-") as place:
         library = _compile(compiler, source, flags, Path(place), kernel)
-        target = folder / f"{key}-{content_digest(library)}.so"
-        library.replace(target)
-    return target
+        return _moved(library, folder / f"{key}-{content_digest(library)}.so")
+
+
+def _moved(library: Path, target: Path) -> Path:
+    """``target``, which is there whole or not at all, whatever file system the library comes from."""
+    part = target.with_name(f".{uuid.uuid4().hex}.part")
+    try:
+        shutil.copyfile(library, part)
+        return part.replace(target)
+    except OSError as fault:
+        part.unlink(missing_ok=True)
+        raise CacheError(f"{target} cannot be written: {fault.strerror}", hint="is the cache's disk full?") from fault
+
+
+def _c_locale(**more: str) -> dict[str, str]:
+    """The environment with a compiler's messages in English, by which its faults are told apart."""
+    return {**os.environ, "LC_ALL": "C", **more}
 
 
 def _compile(compiler: Compiler, source: str, flags: Sequence[str], place: Path, kernel: str) -> Path:
@@ -112,9 +129,12 @@ def _compile(compiler: Compiler, source: str, flags: Sequence[str], place: Path,
     # relative names: the same input gives the same library, whatever the temporary folder is called
     command = [*compiler.command, *FLAGS, *flags, "-shared", "unit.cpp", "-o", "unit.so"]
     try:
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
+        done = subprocess.run(
+            command, cwd=place, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False,
+            env=_c_locale(TMPDIR=str(place)),
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as fault:
-        raise CompileError(f"{kernel}: {shlex.join(command)} did not finish: {fault}") from None
+        raise CompileError(f"{kernel}: {shlex.join(command)} did not finish: {fault}") from fault
     if done.returncode != 0:
         shown = "\n  ".join(done.stderr.splitlines()[:12])
         raise CompileError(f"{kernel}: {_first_error(done.stderr)}", hint=f"{shlex.join(command)}\n  {shown}")
@@ -166,7 +186,7 @@ def load(path: str) -> ctypes.CDLL:
     if found is None:
         check_room(len(_LOADED.libraries), "C++")
         if not is_intact(Path(path)):
-            raise CompileError(f"{path} is gone or damaged", hint="run again: it will be compiled anew")
+            raise CacheError(f"{path} is gone or damaged", hint="run again: it will be compiled anew")
         found = ctypes.CDLL(path)
         found.registry_make_serial.restype = None
         if _LOADED.forked:

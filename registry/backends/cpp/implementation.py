@@ -83,7 +83,7 @@ class CppImplementation(Implementation):
         try:
             return Artifact(variant, str(build(_translation_unit(variant), variant.spec["flags"], variant.kernel)))
         except CompileError as fault:
-            raise placed(fault, self, variant.source, f"{variant.kernel}.cpp") from None
+            raise placed(fault, self, variant.source, f"{variant.kernel}.cpp") from fault.__cause__
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """Load the libraries; the run packs addresses and numbers into bytes that one C pointer refers to."""

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from ...artifact import Artifact, Built, Signature, Target, Variant
 from ...device import Device
-from ...errors import CompileError, MisnamedError, NotLaunchedError, OutOfResourcesError, UnsupportedError
+from ...errors import CacheError, CompileError, MisnamedError, NotLaunchedError, OutOfResourcesError, UnsupportedError
 from ...implementation import Implementation, Launch, Run, own_classes
 from ...problem import Problem
 from ...source_files import kernel_texts
@@ -109,7 +109,7 @@ class CudaImplementation(Implementation):
         try:
             cubin = nvrtc.compile_source(source)
         except CompileError as fault:
-            raise placed(fault, self, variant.source, source.unit) from None
+            raise placed(fault, self, variant.source, source.unit) from fault.__cause__
         resources = dict(cubin.resources)
         resources["shared_bytes"] = resources.get("shared_bytes", 0) + spec["shared_bytes"]
         resources["threads"] = math.prod(spec["block"])
@@ -195,7 +195,7 @@ class CudaImplementation(Implementation):
             # the cache was cleared or damaged since: make it again
             kernel = cuda_launch.load(self.compile(artifact.variant, device.target).path, device.index)
         if kernel is None:
-            raise CompileError(f"{artifact.path} cannot be read back", hint="is the cache folder's disk full?")
+            raise CacheError(f"{artifact.path} cannot be read back", hint="is the cache folder's disk full?")
         return kernel
 
 

@@ -21,7 +21,7 @@ import torch
 
 from ...artifact import Artifact, Built, Signature, Target, Variant
 from ...device import Device
-from ...errors import CompileError, InvalidDefinitionError
+from ...errors import CacheError, CompileError, InvalidDefinitionError
 from ...implementation import Implementation, Run, Tensors
 from ...paths import cache_folder
 from ...problem import Problem, canonical_json
@@ -193,7 +193,7 @@ def _version_text(command: tuple[str, ...]) -> str:
     try:
         return subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError) as fault:
-        raise CompileError(f"{shlex.join(command)} --version failed: {fault}") from None
+        raise CompileError(f"{shlex.join(command)} --version failed: {fault}") from fault
 
 
 def built_module(variant: Variant, target: Target) -> Path:
@@ -245,7 +245,7 @@ def _build(variant: Variant, target: Target, name: str, folder: str) -> ModuleTy
                 with_cuda=bool(spec["cuda"]),
             )
     except (RuntimeError, OSError, ImportError) as fault:
-        raise CompileError(f"the build of {variant.kernel} failed:\n  {first_errors(str(fault), _MARKS)}") from None
+        raise CompileError(f"the build of {variant.kernel} failed:\n  {first_errors(str(fault), _MARKS)}") from fault
     return module
 
 
@@ -253,7 +253,7 @@ def _build(variant: Variant, target: Target, name: str, folder: str) -> ModuleTy
 def load_module(path: str) -> ModuleType:
     """The built module at ``path``, loaded once in this process and never unloaded."""
     if not is_intact(Path(path)):
-        raise CompileError(f"{path} is gone or damaged", hint="run again: it will be built anew")
+        raise CacheError(f"{path} is gone or damaged", hint="run again: it will be built anew")
     name = Path(path).stem.split("-")[1]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

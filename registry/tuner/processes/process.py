@@ -46,8 +46,13 @@ class Child:
         # deleted by name at once; appending, so that truncating it while the child writes is safe
         self._log = tempfile.TemporaryFile(mode="a+b")  # noqa: SIM115
         command = Command(module, tuple(arguments), environment, memory_bytes, fresh)
-        with theirs:
-            self._started = spawning.start(command, theirs, self._log)
+        try:
+            with theirs:
+                self._started = spawning.start(command, theirs, self._log)
+        except BaseException:
+            ours.close()
+            self._log.close()
+            raise
         ours.setblocking(False)
         self._socket = ours
         self._buffer = bytearray()

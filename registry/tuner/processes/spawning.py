@@ -69,13 +69,13 @@ class KeeperClient:
     def start(self, command: Command, channel: int, log: int) -> _Kept:
         """Start a process that has ``channel`` for its messages and ``log`` for its stdout and stderr."""
         number = next(self._numbers)
-        status, theirs = os.pipe()
         request = {
             "do": "start", "id": number, "python": sys.executable, "module": command.module,
             "arguments": list(command.arguments), "environment": dict(os.environ),
             "extra": {**compiler_caches(), **(command.extra or {})}, "folder": str(Path.cwd()),
             "memory_bytes": command.memory_bytes, "fresh": command.fresh,
         }  # fmt: skip
+        status, theirs = os.pipe()
         try:
             keeper_module.send(self._socket, request, [channel, log, theirs])
         except OSError as fault:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ...artifact import Artifact, Target, Variant
 from ...errors import RegistryError
+from ...paths import check_room
 from ..jobs import CompileJob, Failed, artifact_from_json, to_json
 from ..limits import Limits
 from ..processes.channels import MOST_FAILED_STARTS, forget, send, settle
@@ -144,6 +145,8 @@ class CompilePool:
         assert job is not None
         backend = job.variant.backend
         self.seconds[backend] = self.seconds.get(backend, 0.0) + time.monotonic() - slot.began
+        if isinstance(result, Failed) and result.status == "error":
+            check_room()  # where nothing can be compiled any more the run ends, instead of deciding without
         self._results[job.variant.key] = result
         self._feed()
 

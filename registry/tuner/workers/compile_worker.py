@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from ...discovery.catalog import Catalog
-from ...errors import OutOfResourcesError, RegistryError
+from ...faults.host_faults import host_fault
 from ..jobs import CompileJob, job_from_json
 from ..processes.cores import bind_to
 from ..processes.process import Parent
+from .statuses import status_of
 
 _NICENESS = 10
 
@@ -25,8 +26,9 @@ def compile_one(catalog: Catalog, job: CompileJob) -> dict[str, Any]:
     try:
         return {"built": asdict(implementation.compile(job.variant, job.target))}
     except BaseException as fault:  # a stranger's compile step; its fault, SystemExit too, is the candidate's
-        status = "out_of_resources" if isinstance(fault, OutOfResourcesError) else "compile_error"
-        message = fault.message if isinstance(fault, RegistryError) else f"{type(fault).__name__}: {fault}"[:2000]
+        status, message = status_of(fault)
+        if status == "error" and not host_fault(fault):
+            status = "compile_error"
         return {"failed": {"status": status, "message": message}}
 
 

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from ...errors import CompileError, OutOfResourcesError, RegistryError, UnsupportedError
 from ...faults.device_faults import out_of_memory
+from ...faults.host_faults import host_fault
 from ..verify.verdicts import WrongError
-
-_STATUSES: tuple[tuple[type[BaseException], str], ...] = (
-    (OutOfResourcesError, "out_of_resources"),
-    (CompileError, "compile_error"),
-    (UnsupportedError, "unsupported"),
-)
-"""Exception type -> status; the first match counts, and what is neither that nor short of memory is an ``error``."""
 
 
 def status_of(fault: BaseException) -> tuple[str, str]:
@@ -19,5 +13,15 @@ def status_of(fault: BaseException) -> tuple[str, str]:
     message = fault.message if isinstance(fault, RegistryError | WrongError) else f"{type(fault).__name__}: {fault}"
     if isinstance(fault, WrongError):
         return fault.status, message
-    known = next((status for kind, status in _STATUSES if isinstance(fault, kind)), "")
-    return known or ("out_of_memory" if out_of_memory(fault) else "error"), message[:2000]
+    return _status(fault), message[:2000]
+
+
+def _status(fault: BaseException) -> str:
+    """A fault of the machine is an ``error``, also where a compiler met it: the next run tries the candidate again."""
+    if isinstance(fault, OutOfResourcesError):
+        return "out_of_resources"
+    if isinstance(fault, UnsupportedError):
+        return "unsupported"
+    if out_of_memory(fault):
+        return "out_of_memory"
+    return "compile_error" if isinstance(fault, CompileError) and not host_fault(fault) else "error"
