@@ -1,7 +1,7 @@
 """What ``registry.op(name)`` returns, by name: ``registry.calls.softmax``; of ``vendor::name``, ``vendor__name``.
 
 It is there for pickling: a model that keeps ``registry.op("softmax")`` is saved with a reference to here, and read
-back where that op is known.
+back where that op is known. ``registry.call`` refers to the dispatcher of the process that reads it back.
 """
 
 from __future__ import annotations
@@ -10,6 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import registry
+
+from . import api
+from .dispatch.dispatcher import Dispatcher
+
+
+def dispatcher_of_process() -> Dispatcher:
+    """The one behind ``registry.call``."""
+    return api.dispatcher
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import pickle
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -201,6 +202,17 @@ class Dispatcher:
         if changed:
             forget_prepared()
         return changed
+
+    def __reduce__(self) -> tuple[Callable[[], Dispatcher], tuple[()]]:
+        """A reference to the process's dispatcher: ``registry.call``, kept in a model, is copied and pickled by it.
+
+        Raises PicklingError for any other.
+        """
+        from ..calls import dispatcher_of_process
+
+        if self is not dispatcher_of_process():
+            raise pickle.PicklingError("only the dispatcher of registry.call is copied and pickled, as a reference")
+        return dispatcher_of_process, ()
 
     @property
     def database(self) -> str | None:

@@ -31,9 +31,11 @@ from .torch_side.situation import (
     in_dual_level,
     keeping_dtype,
     nothing_to_launch,
+    strange_class,
     traced_by_torch,
     unusual,
 )
+from .torch_side.tensor_classes import keeping_class
 from .torch_side.torch_private import unseen_by_modes
 from .warning import tell_caller
 
@@ -194,7 +196,8 @@ class Miss:
     def _add_family(self, asked: Asked, resolved: Resolved) -> None:
         """Let calls of other sizes be answered like this one, where nothing about it is special."""
         plain = resolved.plan is not None and not resolved.makeshift and self._mode() == "tuned"
-        if plain and not gradient_needed(asked.tensors) and keeping_dtype(resolved.run, asked.tensors) is resolved.run:
+        plain = plain and not gradient_needed(asked.tensors)
+        if plain and keeping_class(keeping_dtype(resolved.run, asked.tensors), asked.tensors) is resolved.run:
             self.families.add(asked.values, Device.of(asked.tensors[0].device))
 
     def traced_by_fx(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> bool:
@@ -244,14 +247,24 @@ class Miss:
                     raise
                 makeshift = makeshift or passes(fault)
             else:
-                if resolved.choice.step == "reference" and resolved.place is not None:
-                    self._tell_unimplemented(resolved.choice.reason)
+                if resolved.choice.step == "reference":
+                    self._tell(resolved, asked)
                 return outputs, replace(resolved, makeshift=True) if makeshift else resolved
         raise AssertionError("resolution ends with the reference, or with what was forced")
 
-    def _tell_unimplemented(self, reason: str) -> None:
+    def _tell(self, resolved: Resolved, asked: Asked) -> None:
+        """Warn that the reference runs, where its user can do something about it."""
         if not self.plans.implementations:
-            tell_caller(self.plans, "no implementation", f"torch's reference runs: {reason}")
+            if resolved.place is not None:
+                tell_caller(self.plans, "no implementation", f"torch's reference runs: {resolved.choice.reason}")
+        elif self._mode() != "reference" and (name := strange_class(asked.tensors)):
+            remedy = "its to_local() is a plain one" if name == "DTensor" else "pass the plain tensor that it holds"
+            tell_caller(
+                self.plans,
+                f"class {name}",
+                f"{self._op.name}: torch's reference runs, not a kernel, since {name} is a tensor subclass with a"
+                f" behaviour of its own; {remedy}",
+            )
 
     def _given(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
         """The values of a sound call in the schema's order as they were given: not coerced, but for lists as tuples."""
@@ -285,9 +298,9 @@ class Miss:
         if self._op.parsed.mutates:
             run = counting_writes(run, self._op.parsed)
         # plain torch operations are recorded one by one
-        if not resolved.plain_torch and gradient_needed(asked.tensors):
-            return self._gradients.recording(run)
-        return run
+        if resolved.plain_torch:
+            return run
+        return keeping_class(self._gradients.recording(run) if gradient_needed(asked.tensors) else run, asked.tensors)
 
     # --- tables
 

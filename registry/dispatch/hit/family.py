@@ -11,7 +11,8 @@ import torch
 from ...arguments.schema import Parameter, Schema, tensors_in
 from ...arguments.specs import FULL_ALIGNMENT, Argument, aligned_spec
 from ...generated_code import function
-from ..torch_side.torch_private import PLAIN, kind_guard
+from ..torch_side.tensor_classes import KINDS
+from ..torch_side.torch_private import kind_guard
 from .free import free_integer, same
 
 Specs = Callable[..., dict[str, Argument] | None]
@@ -76,7 +77,7 @@ def _maker(names: tuple[str, ...], kinds: tuple[_Kind, ...]) -> Callable[..., Sp
             strange.append(f"{given} is not e{place} and {other}")
         items.append(f"{name!r}: {item}")
     # torch's guard ends the process when it is given a nested tensor
-    strange += [f"type({one}) not in plain or {one}.is_nested" for one in tensors]
+    strange += [f"kinds[type({one})] != 'memory' or {one}.is_nested" for one in tensors]
     strange.append(f"not check({', '.join(tensors)})")
     for one in tensors:
         strange.append(f"not (p := {one}.data_ptr()) or p & {FULL_ALIGNMENT - 1} or not {one}.is_contiguous()")
@@ -86,5 +87,5 @@ def _maker(names: tuple[str, ...], kinds: tuple[_Kind, ...]) -> Callable[..., Sp
         "make",
         ", ".join(known),
         [*lines, "return specs"],
-        {"plain": PLAIN, "spec": aligned_spec, "same": same, "type": type, "len": len, "tuple": tuple},
+        {"kinds": KINDS, "spec": aligned_spec, "same": same, "type": type, "len": len, "tuple": tuple},
     )

@@ -18,6 +18,7 @@ from ...contract import Op, as_tuple
 from ...errors import InvalidDefinitionError, UnknownNameError, UnsupportedError
 from ..forcing import Forced, Forcing
 from .reference_gradient import Gradient, Needed, reference_gradient
+from .tensor_classes import as_memory
 
 PLAIN_TORCH = 'registry.configure(mode="reference") runs plain torch, which has gradients of every order'
 
@@ -201,7 +202,8 @@ class _Recorded(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         gradients: Gradients = ctx.gradients
         choices: Mapping[str, Forced] = ctx.choices
-        saved = ctx.saved_tensors
+        saved = [as_memory(one) for one in ctx.saved_tensors]
+        grads = tuple([None if one is None else as_memory(one) for one in grads])
         kept = {**ctx.attributes, **dict(zip(ctx.places, saved, strict=True))}
         values = grouped([kept[place] for place in range(len(kept))], ctx.kept_lengths)
         named = {name: value for (name, _), value in zip(gradients.recipe.kept, values, strict=True)}

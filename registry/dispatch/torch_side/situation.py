@@ -10,8 +10,8 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from ...arguments.schema import Schema
+from .tensor_classes import KINDS, in_line
 from .torch_private import (
-    PLAIN,
     autocasting,
     dispatch_modes,
     forward_level,
@@ -33,12 +33,22 @@ def unusual(tensors: Iterable[torch.Tensor]) -> str:
         return "a functorch transform (vmap, func.grad) is running"
     if jit_tracing():
         return "torch.jit is tracing"
+    if not in_line(tensors):
+        return "tensors are of subclasses that do not derive from one another"
     return next((reason for reason in map(_unusual_tensor, tensors) if reason), "") or _dual(tensors)
 
 
+def strange_class(tensors: Iterable[torch.Tensor]) -> str:
+    """The name of a tensor subclass that alone keeps kernels from these tensors now; empty where there is none."""
+    if dispatch_modes() or transforming() or jit_tracing():
+        return ""
+    strange = [one for one in tensors if KINDS[type(one)] == "own" and not stands_for_others(one)]
+    return type(strange[0]).__name__ if strange else ""
+
+
 def _unusual_tensor(tensor: torch.Tensor) -> str:
-    if type(tensor) not in PLAIN:
-        return f"a {type(tensor).__name__} is a tensor subclass"
+    if KINDS[type(tensor)] == "own":
+        return f"a {type(tensor).__name__} is a tensor subclass with a behaviour of its own"
     if tensor.layout != torch.strided:
         return f"a tensor has the layout {tensor.layout}"
     if tensor.is_neg() or tensor.is_conj():
@@ -80,7 +90,7 @@ def traced_by_torch(tensors: Iterable[torch.Tensor]) -> bool:
     symbols = [tensor for tensor in tensors if stands_for_others(tensor)]
     if not dispatch_modes() and not symbols:
         return False
-    if any(type(tensor) not in PLAIN and not stands_for_others(tensor) for tensor in tensors):
+    if any(KINDS[type(tensor)] == "own" and not stands_for_others(tensor) for tensor in tensors):
         return False
     return not transforming() and not jit_tracing() and not _dual(tensors)
 

@@ -21,9 +21,6 @@ from ...tracing import constant_while_tracing
 
 Check = Callable[..., bool]
 
-PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-"""The classes whose tensors are just memory; any other is a subclass with a behaviour of its own."""
-
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _functorch: Any = getattr(torch._C, "_functorch", None)
 
@@ -59,7 +56,8 @@ def public_guard(*tensors: torch.Tensor) -> Check:
         if len(given) != len(expected):
             raise TypeError("wrong length")
         return all(
-            type(value) in PLAIN and _observed(value) == seen for value, seen in zip(given, expected, strict=True)
+            isinstance(value, torch.Tensor) and _observed(value) == seen
+            for value, seen in zip(given, expected, strict=True)
         )
 
     return check

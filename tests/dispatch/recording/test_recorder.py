@@ -361,13 +361,15 @@ def test_the_dispatcher_reports_every_call_that_has_something_to_run(
 def test_only_calls_that_a_kernel_may_answer_are_counted(path: Path) -> None:
     """What docs/shapes.md says is not counted: tuning would not change what answers it."""
 
-    class Named(torch.Tensor):
-        pass
+    class Behaving(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, *args: Any) -> Any:
+            return super().__torch_function__(*args)
 
     dispatcher = Dispatcher(Catalog(entry_points=()))
     x = torch.randn(4, 8)
     with dispatcher.recorder.record(path):
-        dispatcher.call("softmax", x.as_subclass(Named))
+        dispatcher.call("softmax", x.as_subclass(Behaving))
         torch.vmap(lambda row: dispatcher.call("softmax", row))(x)
         torch.func.jvp(lambda t: dispatcher.call("softmax", t), (x,), (x,))
         dispatcher.call("softmax", x[:0])
