@@ -7,17 +7,17 @@ back where that op is known. ``registry.call`` refers to the dispatcher of the p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import registry
 
-from . import api
-from .dispatch.dispatcher import Dispatcher
+if TYPE_CHECKING:
+    from .dispatch.dispatcher import Dispatcher
 
 
 def dispatcher_of_process() -> Dispatcher:
     """The one behind ``registry.call``."""
-    return api.dispatcher
+    return registry.api.dispatcher
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
