@@ -54,6 +54,8 @@ class Limits:
     start     a process until it can take a job, device included
     wait      for the device, while another tuning run measures on it
     load      inputs, float64 reference, and loading of the candidate
+    verify    one kind of inputs
+    measure   one sample, or one batch of short ones
     memory_bytes    anonymous memory of one child; None: nine tenths of what the machine (or its cgroup) has
     """
 

@@ -200,9 +200,26 @@ class Hangs(Square):
         time.sleep(3600)
 
 
+class Naps(Square):
+    """Right and slow: as many seconds at 20,001 elements as a test asks for, or twice as many (its default)."""
+
+    name = "rogue.naps"
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        if "ROGUE_NAPS" not in os.environ:
+            yield "not asked for"
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        return Space(naps=[2, 1])
+
+    def write(self, x: torch.Tensor, y: torch.Tensor, config: Config) -> None:
+        time.sleep(config["naps"] * float(os.environ["ROGUE_NAPS"]) * x.numel() / 20_001)
+        torch.mul(x, x, out=y)
+
+
 @registry.implements("square")
 def square_implementations() -> list[Implementation]:
     """All of them."""
     refused = (Zeros, ForgetsTheLast, ChangesItsInput, ChangesItLater, ReturnsOneBuffer, CountsOnZeros, Wavers)
-    faulty = (Crashes, Exits, Raises, FailsToSay, Hangs)
+    faulty = (Crashes, Exits, Raises, FailsToSay, Hangs, Naps)
     return [kind() for kind in (Honest, Chatters, *refused, *faulty)]

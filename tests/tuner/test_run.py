@@ -13,6 +13,7 @@ from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.errors import StoreError, UnknownNameError
 from registry.problem import Problem
+from registry.tuner.decide.judge import MOST_BLOCKS
 from registry.tuner.decide.noise import PAIRS_PER_DECADE
 from registry.tuner.events import Event, Note, ProblemDecided, ProblemSkipped, Result, RunEnded, RunStarted, TrialDone
 from registry.tuner.jobs import BlockJob
@@ -34,14 +35,15 @@ def rogues(catalog: Catalog) -> Catalog:
 
 
 def run(catalog: Catalog, database: Path, *names: str, problems: tuple[Problem, ...] = (PROBLEM,), retune: bool = False,
-        limits: Limits | None = None) -> tuple[tuple[Result, ...], list[Event]]:  # fmt: skip
+        limits: Limits | None = None, seconds: float | None = None,
+        ) -> tuple[tuple[Result, ...], list[Event]]:  # fmt: skip
     events: list[Event] = []
     results = tune(
         problems,
         catalog=catalog,
         device=CPU,
         database=str(database),
-        budget=Budget(trials=24),
+        budget=Budget(seconds, trials=24),
         limits=limits,
         implementations=[f"rogue.{name}" for name in names],
         retune=retune,
@@ -113,6 +115,24 @@ def test_a_hanging_candidate_costs_its_limit_and_nothing_else(
     (result,), events = run(rogues, tmp_path / "run.db", "honest", "hangs", limits=Limits(verify=2.0))
     assert statuses(events) == {"rogue.honest": "ok", "rogue.hangs": "timeout"}
     assert result.implementation == "rogue.honest"
+
+
+def test_slow_kernels_are_decided_within_about_their_budget(
+    rogues: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROGUE_NAPS", "0.2")
+    database = tmp_path / "run.db"
+    # a block of 24 rounds would take longer than the limit and than the budget
+    (result,), events = run(rogues, database, "naps", limits=Limits(measure=12.0), seconds=10.0)
+    assert (result.config, result.verdict) == ({"naps": 1}, "new")
+    assert result.low is not None
+    assert result.low > 1.5
+    assert not [event for event in events if isinstance(event, Note) and "lost" in event.message]
+    with Store.open(database) as store:
+        (winner,) = store.winners(op="square")
+        rows = [final for final in store.finals(winner.uid) if final.role != "floor"]
+    assert {row.block for row in rows} == set(range(MOST_BLOCKS))
+    assert sum(row.us for row in rows) <= 1.5 * 10e6
 
 
 def test_an_interrupted_run_keeps_what_it_measured_and_goes_on_later(rogues: Catalog, tmp_path: Path) -> None:

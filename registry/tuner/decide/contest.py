@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tuning_db import Decision, Final, Interval
@@ -14,10 +14,31 @@ from ...dispatch.plans.plan import Candidate
 from ..events import Incumbent
 from ..jobs import Answer, Entrant, TimedBlock
 from ..search.findings import Findings
-from .judge import ALPHA, FINALISTS, INCUMBENT_COPY, MOST_BLOCKS, Verdict, block_ratio, fastest, median_of, time_ratio
+from .judge import (
+    ALPHA,
+    BLOCKS,
+    FINALISTS,
+    INCUMBENT_COPY,
+    MOST_BLOCKS,
+    PRE_ROUNDS,
+    ROUNDS,
+    Verdict,
+    block_ratio,
+    fastest,
+    median_of,
+    time_ratio,
+)
 from .noise import Noise
 
 FLOOR = "floor"
+NEAR = 1.1
+"""Times the fastest of the search: a candidate that is farther does not enter.
+
+The search's times are within 0.7% of the finals' for half of the candidates, and 14% off for one in a hundred."""
+_PRE_FINAL_SHARE = 0.3
+"""The part of a problem's seconds that its pre-final may take."""
+_LEAST_EARLY = 3
+"""Fewer rounds tell no more than the samples of the search."""
 FAR = 1.5
 """Times the fastest: a candidate that is farther is compared by the search alone, not in a pre-final."""
 DISTURBED: Mapping[str, float] = {"cuda": 2.0, "cpu": 5.0}
@@ -43,6 +64,8 @@ class Contest:
     challengers: list[Candidate]
     wanted: int = MOST_BLOCKS
     """The number of blocks of this contest, fixed before the first block is timed."""
+    rounds: int = ROUNDS
+    """The number of rounds of a block, fixed with that of the blocks."""
     rows: list[Final] = field(default_factory=list)
     blocks: list[dict[str, tuple[float, ...]]] = field(default_factory=list)
     early: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -61,14 +84,46 @@ class Contest:
         everybody = [*self.challengers, self.incumbent, *best]
         return list({candidate.key: candidate for candidate in everybody}.values())
 
-    def meet_early(self, answer: Answer) -> None:
-        """Take in the pre-final: its fastest challengers go on, or, where it was lost, the search's fastest."""
+    @property
+    def early_rounds(self) -> int:
+        """The number of rounds of the pre-final; 0: there is none, since it would take too long or has one entrant."""
+        entrants = self.early_entrants()
+        rounds = _rounds_within(_PRE_FINAL_SHARE * self.findings.seconds, self._us_of(entrants), PRE_ROUNDS)
+        return rounds if len(entrants) > 1 and rounds >= _LEAST_EARLY else 0
+
+    def fix_blocks(self, blocks: int) -> None:
+        """Fix the number of blocks, and of rounds: as many as fit into the seconds of the problem.
+
+        Where not even one round fits, the fastest challenger alone takes part, in three blocks of one round at least.
+        """
+        self.wanted, self.rounds = blocks, self._rounds_in(blocks)
+        if self.rounds < 1:
+            del self.challengers[1:]
+            self.wanted, self.rounds = BLOCKS, max(1, self._rounds_in(BLOCKS))
+
+    def _rounds_in(self, blocks: int) -> int:
+        us = self._us_of([self.incumbent, *self.candidates.values()])
+        return _rounds_within(self.findings.seconds / blocks, us, ROUNDS)
+
+    def _us_of(self, entrants: Sequence[Candidate]) -> float:
+        """The time of a round of these."""
+        return sum(self.findings.median_us(one.key) or self.incumbent_us for one in entrants)
+
+    def meet_early(self, answer: Answer | None) -> None:
+        """Take in the pre-final: its fastest challengers go on.
+
+        Where it was lost, or not held (None), the search's fastest go on, without those that were far behind.
+        """
         if isinstance(answer, TimedBlock):
             entered = zip(self.early_entrants(), answer.times, strict=True)
             self.early = {candidate.key: times for candidate, times in entered if times}
         named = {candidate.key: candidate for candidate in self.challengers}
-        chosen = fastest({name: self.early.get(name, ()) for name in named}) if self.early else list(named)[:FINALISTS]
-        self.challengers = [named[name] for name in chosen]
+        if self.early:
+            self.challengers = [named[name] for name in fastest({name: self.early.get(name, ()) for name in named})]
+            return
+        limit = NEAR * (self.findings.best_us or 0.0)
+        near = [one for one in self.challengers if (self.findings.median_us(one.key) or 0.0) <= limit]
+        self.challengers = (near or self.challengers[:1])[:FINALISTS]
 
     def entrants(self, block: int) -> Met:
         """Entrants of a block: the incumbent twice, the challengers, and in the first block the copy floor.
@@ -202,3 +257,8 @@ class Contest:
         wanted = [winner, *([default] if default else [])]
         challengers = {candidate.key: candidate for candidate in wanted if candidate.key != holder.key}
         return Contest(self.findings, holder, previous, list(challengers.values()))
+
+
+def _rounds_within(seconds: float, us: float, most: int) -> int:
+    """How many rounds of so many µs fit into the seconds, ``most`` at most."""
+    return min(most, int(seconds * 1e6 / us))

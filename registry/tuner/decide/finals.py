@@ -14,16 +14,14 @@ from ..events import FinalsStarted, Note, Observer, Result
 from ..jobs import Answer, BlockJob, Entrant, TimedBlock
 from ..limits import PRE_FINALISTS
 from ..measure.protocol import TimingProtocol
-from ..planning.problems import ProblemPlan
 from ..planning.twin import LARGE_BYTES
 from ..search.findings import Findings
 from ..storing import RunStore
-from .contest import Contest, Met
+from .contest import NEAR, Contest, Met
 from .judge import (
     ATTEMPTS,
     FINALISTS,
     MOST_BLOCKS,
-    PRE_ROUNDS,
     ROUNDS,
     Verdict,
     blocks_of_each,
@@ -33,11 +31,6 @@ from .judge import (
 )
 from .noise import Noise
 from .results import result_of, without_winner
-
-_NEAR = 1.1
-"""Times the fastest of the search: a candidate that is farther does not enter.
-
-The search's times are within 0.7% of the finals' for half of the candidates, and 14% off for one in a hundred."""
 
 CHANGED = "source or space changed, or gone"
 """Why a stored winner is out that could not be tried; ``registry results`` uses the phrase, too."""
@@ -121,7 +114,8 @@ class Finals:
             if stored is not None and not findings.fault_of(stored):
                 incumbent = stored  # which another run may have published since the search began
             self._contests.append(Contest(findings, incumbent, previous, _challengers(findings, incumbent)))
-        contested = [contest for contest in self._contests if len(contest.early_entrants()) > 1]
+        contested = [contest for contest in self._contests if contest.early_rounds]
+        met = {id(contest) for contest in contested}
         answers = runner.run_blocks([self._pre_final(contest) for contest in contested])
         for contest, answer in zip(contested, answers, strict=True):
             faults = answer.faults if isinstance(answer, TimedBlock) else ()
@@ -132,6 +126,8 @@ class Finals:
                     )
             contest.meet_early(answer)
         for contest in self._contests:
+            if id(contest) not in met:
+                contest.meet_early(None)
             default = contest.findings.default()
             if default is not None and default.key not in contest.candidates:
                 contest.challengers.append(default)
@@ -145,7 +141,7 @@ class Finals:
         jobs = [
             replace(
                 self._job(contest, [entrant for _, entrant in entrants.values()], number),
-                verify=number == contest.wanted - 1 or not _is_large(contest.findings.plan),
+                verify=number == contest.wanted - 1 or not _is_long(contest),
             )
             for contest, entrants in zip(contests, entered, strict=True)
         ]
@@ -186,10 +182,10 @@ class Finals:
         return self._earlier + self.noise
 
     def _fix_blocks(self) -> None:
-        """Fix the number of blocks of each contest, before any block of it is timed."""
+        """Fix the number of blocks and rounds of each contest, before any block of it is timed."""
         durations = [contest.incumbent_us for contest in self._contests]
         for contest, count in zip(self._contests, blocks_of_each(durations, self._known), strict=True):
-            contest.wanted = count
+            contest.fix_blocks(count)
 
     def _decide_one(self, contest: Contest, noise: Noise, *, last: bool) -> Result | None:
         if not contest.complete:
@@ -265,13 +261,13 @@ class Finals:
 
     def _pre_final(self, contest: Contest) -> BlockJob:
         entrants = [contest.findings.entrant(candidate) for candidate in contest.early_entrants()]
-        return replace(self._job(contest, entrants, MOST_BLOCKS), rounds=PRE_ROUNDS, verify=False)
+        return replace(self._job(contest, entrants, MOST_BLOCKS), rounds=contest.early_rounds, verify=False)
 
     def _job(self, contest: Contest, entrants: Sequence[Entrant], seed: int) -> BlockJob:
         plan = contest.findings.plan
         return BlockJob(
             0, plan.op.name, dict(plan.problem.dims), tuple(entrants), dict(self._protocol.details),
-            contest.findings.seed + seed, ROUNDS,
+            contest.findings.seed + seed, contest.rounds,
         )  # fmt: skip
 
     def _rows(self, block: int, entered: Met, answer: TimedBlock) -> list[Final]:
@@ -287,11 +283,12 @@ class Finals:
 def _challengers(findings: Findings, incumbent: Candidate) -> list[Candidate]:
     """Candidates near the fastest of the search, fastest first: two at least, if there are so many, eight at most."""
     ranked = [candidate for candidate in findings.ranked() if candidate.key != incumbent.key]
-    limit = _NEAR * (findings.best_us or 0.0)
+    limit = NEAR * (findings.best_us or 0.0)
     near = sum((findings.median_us(candidate.key) or 0.0) <= limit for candidate in ranked)
     return ranked[: max(FINALISTS, min(near, PRE_FINALISTS))]
 
 
-def _is_large(plan: ProblemPlan) -> bool:
-    """Whether the problem's reference takes longer than a block: entrants are then verified in the last block only."""
-    return plan.op.floor(plan.problem).bytes > LARGE_BYTES
+def _is_long(contest: Contest) -> bool:
+    """Whether to verify takes longer than a block's rounds: entrants are then verified in the last block only."""
+    plan = contest.findings.plan
+    return plan.op.floor(plan.problem).bytes > LARGE_BYTES or contest.rounds < ROUNDS

@@ -23,6 +23,7 @@ _RUNS, _SAME = 100, 5
 
 _COPIES = 4
 _ROUNDS_A_PAIR = 10
+_SLOW_US = 10_000.0
 
 
 def aa_job(plans: Sequence[ProblemPlan], protocol: TimingProtocol) -> BlockJob | None:
@@ -35,8 +36,15 @@ def aa_job(plans: Sequence[ProblemPlan], protocol: TimingProtocol) -> BlockJob |
 
 
 def default_job(searched: Sequence[Findings], protocol: TimingProtocol) -> BlockJob | None:
-    """The job to send after a search: a right default as a pair, on the problem of the fewest bytes; or None."""
-    right = [(findings, default) for findings in searched if (default := findings.default()) is not None]
+    """The job to send after a search: a right default as a pair, on the problem of the fewest bytes; or None.
+
+    A slow default is none: the finals themselves say more about its noise in that time.
+    """
+    right = [
+        (findings, default)
+        for findings in searched
+        if (default := findings.default()) is not None and (findings.median_us(default.key) or 0.0) <= _SLOW_US
+    ]
     if not right:
         return None
     findings, default = min(right, key=lambda entry: _bytes(entry[0].plan))

@@ -38,11 +38,18 @@ class Interleaved:
         self.positions.pop(entrant)
 
 
-def interleave(samplers: Mapping[int, Sampler], rounds: int, seed: int, clocks: Clocks | None = None) -> Interleaved:
+def interleave(
+    samplers: Mapping[int, Sampler],
+    rounds: int,
+    seed: int,
+    clocks: Clocks | None = None,
+    go_on: Callable[[], None] = lambda: None,
+) -> Interleaved:
     """One sample of each sampler in every round, the order shuffled; by the samplers' keys.
 
     Rounds during which the device was throttled are timed again, five at most, and left out if the other rounds are at
     least half of those wanted; else all rounds count. An entrant that raises is out; a KeyboardInterrupt goes on.
+    ``go_on`` is called before each sample.
     """
     timed = Interleaved({entrant: [] for entrant in samplers}, {entrant: [] for entrant in samplers})
     shuffle = random.Random(seed)
@@ -51,13 +58,17 @@ def interleave(samplers: Mapping[int, Sampler], rounds: int, seed: int, clocks: 
     while len(steady) < rounds and len(steady) + len(throttled) < rounds + _REPEATS:
         order = list(timed.times)
         shuffle.shuffle(order)
-        samples = {entrant: _guarded(timed, entrant, samplers[entrant].sample) for entrant in order}
+        samples: dict[int, float | None] = {}
+        for entrant in order:
+            go_on()
+            samples[entrant] = _guarded(timed, entrant, samplers[entrant].sample)
         taken = {entrant: us for entrant, us in samples.items() if us is not None}
         reading = clocks.read() if clocks else None
         (throttled if reading and reading.throttled else steady).append(taken)
     for taken in steady if 2 * len(steady) >= rounds else steady + throttled:
         timed.add(taken)
     for entrant in list(timed.times):
+        go_on()
         _guarded(timed, entrant, samplers[entrant].cover)
     return timed
 

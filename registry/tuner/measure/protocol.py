@@ -28,6 +28,8 @@ class TimingProtocol:
                     cache, and the time of the read alone is subtracted
     sample_us       launches are grouped until a sample lasts at least this long
     single_above_us a launch that lasts longer is a sample of its own, between two events
+    turn_us         launches on all copies take at most so long: of a slow launch fewer copies are used, two at least;
+                    what the cache holds does not matter to it
     warmup_us       work before the first sample, so that clocks have settled
     min_samples, max_samples, interval    sampling ends when the 95% interval of the median is narrower than
                     ``interval`` (relative) after ``min_samples``, or at ``max_samples``, or after ``limit_us``
@@ -45,6 +47,7 @@ class TimingProtocol:
     flush: bool = False
     sample_us: float = 100.0
     single_above_us: float = 500.0
+    turn_us: float = 1_000_000.0
     warmup_us: float = 1_000.0
     min_samples: int = 6
     max_samples: int = 40
@@ -54,7 +57,7 @@ class TimingProtocol:
     min_censor: int = 3
     hopeless: float = 2.0
     screen: float = 3.0
-    version: int = 2
+    version: int = 3
 
     def __post_init__(self) -> None:
         if self.regime not in REGIMES:

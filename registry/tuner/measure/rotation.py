@@ -68,9 +68,9 @@ class Rotation:
             if place in self._stacks
         }
 
-    def agree(self, places: Iterable[int]) -> list[torch.Tensor]:
-        """For each place whether all copies are equal bit by bit, as a tensor on the device."""
-        return [stack.agrees() for place in places for stack in self._stacks[place]]
+    def agree(self, places: Iterable[int], count: int) -> list[torch.Tensor]:
+        """For each place whether the first ``count`` copies are equal bit by bit, as a tensor on the device."""
+        return [stack.agrees(count) for place in places for stack in self._stacks[place]]
 
     def poison(self, places: Iterable[int]) -> None:
         """Poison the tensors at these places, which are no lists, and the margins beside them."""

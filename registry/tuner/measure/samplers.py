@@ -23,6 +23,9 @@ _EVICTING = 8
 """A working set of so many times the cache leaves nothing of its beginning in the cache."""
 _MOST_CALLS = 1000
 _RETAKES = 2
+_LONG_US = 100_000.0
+"""A sample that lasts so long is not taken again: on a CPU none of this length is without a preemption, and a
+preemption takes little of it."""
 
 
 class Sample(NamedTuple):
@@ -37,6 +40,12 @@ class Sampler(ABC):
 
     refused = ""
     """Why the launches could not be captured, "" where they were or where that was not tried."""
+
+    copies = 0
+    """How many of the rotating copies, the first ones, are launched on; ``sampler_for`` says it."""
+
+    launch_us = 0.0
+    """The time of a launch as the first look found it; ``sampler_for`` says it."""
 
     @property
     @abstractmethod
@@ -58,13 +67,15 @@ class Sampler(ABC):
         """One sample in µs; one that is not clean is taken again, twice at most."""
         (taken,) = self.take(1)
         for _ in range(_RETAKES):
-            if taken.clean:
+            if taken.clean or taken.us >= _LONG_US:
                 break
             (taken,) = self.take(1)
         return taken.us
 
     def warm_up(self, us: float) -> None:
-        """Take samples for this many µs and forget them."""
+        """Take samples for this many µs and forget them; none where the first look has launched for longer."""
+        if self.launch_us > us:
+            return
         began = perf_counter_ns()
         self.take(1)
         first_us = (perf_counter_ns() - began) / 1e3

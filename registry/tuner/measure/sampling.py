@@ -22,6 +22,7 @@ _FIRST_LAUNCH_US = 10.0
 _FIRST_CALL_US = 5.0
 _FIRST_HEAD_START_US = 100.0
 _LOOKS = 2
+_CALLS = 3
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,29 @@ def sampler_for(
 
     ``best_us``: what a candidate must be near to be sampled at all (a ScreenedSampler when it is not).
     """
+    look = _look(launches) if device.type == "cuda" else _look_by_clock(launches, protocol)
+    used = launches[: copies_in_time(len(launches), look.estimate_us, protocol)]
+    sampler = _sampler_after(look, used, capturable, working_set, protocol, device, best_us)
+    sampler.copies, sampler.launch_us = len(used), look.estimate_us
+    return sampler
+
+
+def copies_in_time(copies: int, launch_us: float, protocol: TimingProtocol) -> int:
+    """How many of the copies to launch on: as many as ``turn_us`` is long enough for, and two in any case."""
+    return min(copies, max(2, int(protocol.turn_us / launch_us)))
+
+
+def _sampler_after(
+    look: Look,
+    launches: Sequence[Enqueue],
+    capturable: bool,
+    working_set: int,
+    protocol: TimingProtocol,
+    device: Device,
+    best_us: float | None,
+) -> Sampler:
     if device.type != "cuda":
-        return _clock_sampler(launches, protocol, best_us)
-    look = _look(launches)
+        return _clock_sampler(launches, look, protocol, best_us)
     if look.is_hopeless(best_us, protocol, _FIRST_LAUNCH_US):
         return ScreenedSampler(launches, look.times)
     if look.estimate_us >= protocol.single_above_us:
@@ -82,15 +103,21 @@ def rounds(copies: int, launch_us: float, protocol: TimingProtocol) -> int:
     return max(1, min(wanted, _MOST_LAUNCHES // copies))
 
 
-def _clock_sampler(launches: Sequence[Enqueue], protocol: TimingProtocol, best_us: float | None) -> Sampler:
-    calls = [HostTime(launches[place % len(launches)]) for place in range(3)]
+def _clock_sampler(launches: Sequence[Enqueue], look: Look, protocol: TimingProtocol, best_us: float | None) -> Sampler:
+    if look.is_hopeless(best_us, protocol, _FIRST_CALL_US):
+        return ScreenedSampler(launches, look.times)
+    return ClockSampler(launches, protocol, statistics.median(look.times), len(look.times))
+
+
+def _look_by_clock(launches: Sequence[Enqueue], protocol: TimingProtocol) -> Look:
+    """Three launches; one alone where that takes longer than all samples of a candidate should."""
+    times: list[float] = []
     with no_collection():
-        for call in calls:
+        while len(times) < _CALLS and sum(times) < protocol.limit_us:
+            call = HostTime(launches[len(times) % len(launches)])
             call()
-    times = tuple(call.us for call in calls)
-    if Look(times, True, 0.0).is_hopeless(best_us, protocol, _FIRST_CALL_US):
-        return ScreenedSampler(launches, times)
-    return ClockSampler(launches, protocol, statistics.median(times), len(times))
+            times.append(call.us)
+    return Look(tuple(times), True, 0.0)
 
 
 def _look(launches: Sequence[Enqueue]) -> Look:

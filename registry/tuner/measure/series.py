@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -20,9 +20,15 @@ _SERIES = 3
 
 
 def measure(
-    sampler: Sampler, protocol: TimingProtocol, best_us: float | None = None, clocks: Clocks | None = None
+    sampler: Sampler,
+    protocol: TimingProtocol,
+    best_us: float | None = None,
+    clocks: Clocks | None = None,
+    go_on: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Sample under ``protocol``; ``best_us`` is what a candidate must be near to be worth more than a few samples.
+
+    ``go_on`` is called between batches of samples.
 
     The outcome's ``samples`` are µs in the order taken. Its ``details``: ``how`` samples were taken, ``clocks`` after
     them, the numbers ``dropped`` and ``spoiled``, whether the device was ``contended``.
@@ -39,7 +45,7 @@ def measure(
     dropped = 0
     for number in range(_SERIES):
         series = Series(protocol, best_us, began)
-        reason = series.run(sampler)
+        reason = series.run(sampler, go_on)
         reading = clocks.read() if clocks else None
         if not (reading and reading.throttled) or reason == "limit" or number == _SERIES - 1:
             break
@@ -86,9 +92,11 @@ class Series:
         """Samples taken that were not clean, whether or not they count."""
         return sum(not clean for _, clean in self._taken)
 
-    def run(self, sampler: Sampler) -> str:
+    def run(self, sampler: Sampler, go_on: Callable[[], None]) -> str:
         """Take samples in growing batches; returns the reason to stop."""
+        self._sample_us = sampler.launch_us
         while True:
+            go_on()
             before = perf_counter_ns()
             batch = sampler.take(self._batch())
             self._taken += batch

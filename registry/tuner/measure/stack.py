@@ -64,12 +64,15 @@ class Stack:
         else:
             _without_repeats(self._all).copy_(_without_repeats(value))
 
-    def holds(self, value: torch.Tensor) -> torch.Tensor:
-        """Whether every tensor equals ``value``, of the stack's shape and dtype, bit by bit: a tensor on the device."""
+    def holds(self, value: torch.Tensor, count: int | None = None) -> torch.Tensor:
+        """Whether every tensor equals ``value``, of the stack's shape and dtype, bit by bit: a tensor on the device.
+
+        Only the first ``count`` are compared, where that is given.
+        """
         words = self._words_of(value)
         if self._rows is not None and words is not None:
-            return (self._rows == words).all()
-        return (as_bits(_without_repeats(self._all)) == as_bits(_without_repeats(value))).all()
+            return (self._rows[:count] == words).all()
+        return (as_bits(_without_repeats(self._all[:count])) == as_bits(_without_repeats(value))).all()
 
     def _words_of(self, value: torch.Tensor) -> torch.Tensor | None:
         alike = value.shape == self._all.shape[1:] and value.dtype == self._base.dtype
@@ -83,11 +86,11 @@ class Stack:
         margin, pitch = (elements * itemsize // WORD for elements in (self._margin, self._pitch))
         return self._words.as_strided((self._count, spec.nbytes // WORD), (pitch, 1), margin)
 
-    def agrees(self) -> torch.Tensor:
-        """Whether all tensors are equal bit by bit, as a tensor on the device."""
-        if self._count == 1:
+    def agrees(self, count: int | None = None) -> torch.Tensor:
+        """Whether all tensors, or the first ``count``, are equal bit by bit, as a tensor on the device."""
+        if 1 in {count, self._count}:
             return torch.ones((), dtype=torch.bool, device=self._base.device)
-        return self.holds(self._all[0])
+        return self.holds(self._all[0], count)
 
     def margins_untouched(self) -> torch.Tensor:
         """Whether nothing was written before, between or after the tensors since ``poison``."""

@@ -9,7 +9,7 @@ from functools import cached_property
 from ...artifact import Artifact
 from ...dispatch.plans.plan import Candidate
 from ..jobs import Entrant
-from ..limits import PRE_FINALISTS
+from ..limits import DEFAULT_SECONDS, PRE_FINALISTS
 from ..planning.problems import ProblemPlan
 
 
@@ -31,12 +31,16 @@ class _Tried:
 class Findings:
     """The outcomes of one problem's trials, by the key of the candidate; the latest outcome of a candidate counts.
 
-    ``stored``: the winner that the database holds, if it still runs here. ``seed``: of everything random about this
+    ``stored``: the winner that the database holds, if it still runs here. ``seconds``: so long may the search use the
+    device, and so long may the finals measure. ``seed``: of everything random about this
     problem. ``statuses`` counts outcomes; ``floor_us`` is the time of the copy floor, None until it is measured.
     """
 
-    def __init__(self, plan: ProblemPlan, seed: int, stored: Candidate | None = None) -> None:
+    def __init__(
+        self, plan: ProblemPlan, seed: int, stored: Candidate | None = None, seconds: float = DEFAULT_SECONDS
+    ) -> None:
         self.plan = plan
+        self.seconds = seconds
         self.seed = seed
         self.stored = stored
         self.floor_us: float | None = None

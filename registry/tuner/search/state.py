@@ -24,7 +24,7 @@ class SearchState:
         self, plan: ProblemPlan, budget: Budget, seeds: Sequence[Candidate], seed: int, stored: Candidate | None = None
     ) -> None:
         self.plan = plan
-        self.findings = Findings(plan, seed, stored)
+        self.findings = Findings(plan, seed, stored, budget.device_seconds)
         self.waiting: list[Waiting] = []
         self.on_device = 0
         self.done = 0
@@ -50,6 +50,10 @@ class SearchState:
     def over(self) -> bool:
         """Whether nothing is in flight and nothing is left to ask."""
         return not self.waiting and self.on_device == 0 and self._may_ask == 0
+
+    @property
+    def _out_of_time(self) -> bool:
+        return self.seconds >= self._budget.device_seconds
 
     @property
     def settled(self) -> bool:
@@ -102,6 +106,8 @@ class SearchState:
             return True
         if self.findings.must_try(candidate):
             return False
+        if self._out_of_time:
+            return True
         # where all has been proposed, only these candidates are left; and each implementation gets a measurement
         measured = self.findings.has_measured(candidate.implementation.name)
         return self.settled and self._searcher.size > 0 and measured
@@ -112,7 +118,7 @@ class SearchState:
 
     @property
     def _may_ask(self) -> int:
-        if self.seconds >= self._budget.device_seconds or self._searcher.size == 0 or self.settled:
+        if self._out_of_time or self._searcher.size == 0 or self.settled:
             return 0
         return max(0, self._most - self.done - len(self.waiting) - self.on_device)
 

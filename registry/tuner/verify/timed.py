@@ -45,6 +45,10 @@ class TimedPlan:
         ]
         self.launches: list[Enqueue] = [self._launch(copy, values) for copy, values in enumerate(copies)]
 
+    def keep(self, copies: int) -> None:
+        """Launch on the first ``copies`` alone from now on: of a slow kernel no more can be timed."""
+        del self.launches[copies:], self.outputs[copies:]
+
     def show(self, kind: str, values: tuple[Any, ...]) -> None:
         """Overwrite the timed inputs in place; tensors that the host prepared from them are prepared anew."""
         rotation, prepared = self._session.rotation, self._plan.prepared
@@ -162,9 +166,10 @@ class TimedPlan:
                 raise WrongError("wrong_result", "several calls return the same memory: a later one overwrites it")
 
     def _agree(self) -> list[torch.Tensor]:
-        mutated = self._session.rotation.agree(self._session.mutated)
+        count = len(self.outputs)
+        mutated = self._session.rotation.agree(self._session.mutated, count)
         if not self._functional:
-            return [*(stack.agrees() for stack in self._stacks), *mutated]
+            return [*(stack.agrees(count) for stack in self._stacks), *mutated]
         first, *others = self.outputs
         return mutated + [
             having_same_bits(output, expected)

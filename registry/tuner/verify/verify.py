@@ -36,10 +36,16 @@ _BY_ROUNDING = 100.0
 """Times the tolerance: a larger error cannot come from another order of additions."""
 
 
-def verify(plan: Plan, session: Session, twin: tuple[Plan, Session] | None = None) -> None:
+def verify(
+    plan: Plan,
+    session: Session,
+    twin: tuple[Plan, Session] | None = None,
+    go_on: Callable[[], None] = lambda: None,
+) -> None:
     """Run the plan on every kind of input, and twice on the first; raises WrongError.
 
-    ``twin``: the candidate's plan on the problem's twin, for all but one run on the first kind.
+    ``twin``: the candidate's plan on the problem's twin, for all but one run on the first kind. ``go_on`` is called
+    before each kind.
     """
     checks = Checks()
     with _stream_kept(session):
@@ -47,9 +53,10 @@ def verify(plan: Plan, session: Session, twin: tuple[Plan, Session] | None = Non
             case = session.case(session.timed_kind)
             results = _run_on(plan, session, case, checks)
             checks.add(_hold(case, results), "wrong_result", partial(_why, session, case, results))
+        go_on()
         _run_twice(*(twin or (plan, session)), checks)
         checks.settle()
-        _verify_other_kinds(*(twin or (plan, session)), checks)
+        _verify_other_kinds(*(twin or (plan, session)), checks, go_on)
 
 
 def _run_twice(plan: Plan, session: Session, checks: Checks) -> None:
@@ -59,10 +66,11 @@ def _run_twice(plan: Plan, session: Session, checks: Checks) -> None:
     _run_again(plan, session, case, results, checks, right)
 
 
-def _verify_other_kinds(plan: Plan, session: Session, checks: Checks) -> None:
+def _verify_other_kinds(plan: Plan, session: Session, checks: Checks, go_on: Callable[[], None]) -> None:
     for kind in session.op.kinds:
         if kind == session.timed_kind:
             continue
+        go_on()
         case = session.case(kind)
         results = _run_on(plan, session, case, checks)
         checks.add(_hold(case, results), "wrong_result", partial(_why, session, case, results))

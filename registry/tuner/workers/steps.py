@@ -11,6 +11,8 @@ from ..jobs import Outcome
 Announce = Callable[[str], None]
 """Tells the run which step begins, so that its deadline starts then."""
 
+_AGAIN_S = 1.0
+
 
 class Steps:
     """Announces steps and adds up their seconds, so that a run can say where the device's time went."""
@@ -19,12 +21,23 @@ class Steps:
         self._announce = announce
         self._seconds: dict[str, float] = {}
         self._step = ""
-        self._began = time.perf_counter()
+        self._began = self._announced = time.perf_counter()
 
     def __call__(self, step: str) -> None:
         self._account()
         self._step = step
+        self._announced = self._began
         self._announce(step)
+
+    def go_on(self) -> None:
+        """Announce the present step once more, so that its limit is one of each sample and not of all together.
+
+        It does so once a second at most: a message a sample would be read while the next is taken.
+        """
+        now = time.perf_counter()
+        if now - self._announced > _AGAIN_S:
+            self._announced = now
+            self._announce(self._step)
 
     def recorded(self, outcome: Outcome) -> Outcome:
         """The outcome with the seconds of its steps."""

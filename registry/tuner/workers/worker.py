@@ -61,7 +61,7 @@ class Worker:
             self.start_afresh(job, outcome)
         return steps.recorded(outcome)
 
-    def _trial(self, job: TrialJob, announce: Announce) -> Outcome:
+    def _trial(self, job: TrialJob, announce: Steps) -> Outcome:
         announce("load")
         protocol = TimingProtocol(**job.protocol)
         session = self.session(self._catalog.op(job.op).problem_of(job.dims), protocol, job.seed)
@@ -71,7 +71,7 @@ class Worker:
             return _measure_copy(session, protocol, self._clocks)
         plan = self._plan(session, job.entrant)
         announce("verify")
-        verify(plan, session, self._on_twin(plan, session, job))
+        verify(plan, session, self._on_twin(plan, session, job), announce.go_on)
         probed = self._probes.come_first(plan)
         if probed:
             self._probes.check(plan, job.entrant.by_key)
@@ -80,7 +80,7 @@ class Worker:
         timed = TimedPlan(plan, session)
         sampler = self._sampler(plan, timed, session, protocol, job.best_us)
         try:
-            found = measure(sampler, protocol, job.best_us, self._clocks)
+            found = measure(sampler, protocol, job.best_us, self._clocks, announce.go_on)
             announce("verify")
             verify_timed(timed, sampler, session)
             if not probed and _is_promising(found, job.best_us):
@@ -94,8 +94,8 @@ class Worker:
 
         All entrants are left out where the op itself is refused.
         """
-        began = time.perf_counter()
-        announce("load")
+        began, steps = time.perf_counter(), Steps(announce)
+        steps("load")
         protocol = TimingProtocol(**job.protocol)
         try:
             session = self.session(self._catalog.op(job.op).problem_of(job.dims), protocol, job.seed)
@@ -104,12 +104,12 @@ class Worker:
             seconds = time.perf_counter() - began
             return TimedBlock(nothing * count, (told,) * count, nothing * count, seconds)
         self._clocks.warm()
-        entries, faults = self._entries(job, session, protocol, announce)
-        announce("measure")
+        entries, faults = self._entries(job, session, protocol, steps)
+        steps("measure")
         samplers = {place: entry.sampler for place, entry in entries.items()}
-        rounds = interleave(samplers, job.rounds, job.seed, self._clocks)
-        announce("verify")
+        rounds = interleave(samplers, job.rounds, job.seed, self._clocks, steps.go_on)
         for place, entry in entries.items():
+            steps("verify")
             raised = rounds.faults.get(place)
             faults[place] = ": ".join(status_of(raised)) if raised else entry.check(session) if job.verify else ""
             entry.sampler.close()
@@ -180,6 +180,7 @@ class Worker:
         )
         if sampler.refused:
             self._uncapturable.add(name)
+        timed.keep(sampler.copies)
         return sampler
 
     def start_afresh(self, job: TrialJob, outcome: Outcome) -> None:

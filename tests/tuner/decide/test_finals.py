@@ -27,6 +27,7 @@ from registry.tuner.decide.judge import (
 from registry.tuner.decide.noise import Noise, Pair
 from registry.tuner.events import Event, FinalsStarted, Note, Result
 from registry.tuner.jobs import BlockJob, Entrant, Outcome, TimedBlock
+from registry.tuner.limits import DEFAULT_SECONDS
 from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.planning.problems import ProblemPlan, plan
 from registry.tuner.search.findings import Findings
@@ -524,3 +525,51 @@ def test_without_a_winner_the_reason_is_the_real_one(planned: ProblemPlan, recor
         reasons.append(result.reason)
     assert reasons[0] == "none is right"
     assert reasons[1].startswith("undecided: its finals were disturbed: ")
+
+
+def slow(us: float) -> dict[str, float]:
+    """Times in µs of which the incumbent's is ``us``."""
+    return {name: us / 100 * value for name, value in {**HONEST, "chatters": 99.0, "honest 2": 98.0}.items()}
+
+
+@pytest.mark.parametrize("us", [1e4, 1e5, 5e5])
+def test_the_finals_of_a_slow_problem_have_as_many_rounds_as_its_seconds_allow(
+    planned: ProblemPlan, recorders: Callable[[], RunStore], us: float
+) -> None:
+    times = slow(us)
+    bench = Bench(times)
+    decide(planned, recorders(), bench, times)
+    finals_us = sum(job.rounds * sum(entered(job, times)) for job in bench.finals)
+    early_us = sum(job.rounds * sum(entered(job, times)) for job in bench.jobs if job not in bench.finals)
+    rounds = {job.rounds for job in bench.finals}
+    assert finals_us <= DEFAULT_SECONDS * 1e6 or rounds == {1}
+    assert early_us <= 0.3 * DEFAULT_SECONDS * 1e6
+    assert len(rounds) == 1
+    assert (rounds == {ROUNDS}) == (us == 1e4)
+
+
+def test_where_one_round_does_not_fit_the_fastest_challenger_meets_the_incumbent_in_three(
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
+) -> None:
+    times = slow(1e7)
+    bench = Bench(times)
+    result, _, _ = decide(planned, recorders(), bench, times)
+    assert [job.rounds for job in bench.jobs] == [1] * BLOCKS, "and there is no pre-final"
+    entrants = {label(entrant) for job in bench.jobs for entrant in job.entrants if entrant.role != "floor"}
+    assert entrants == {"honest 1", "honest 2"}
+    assert [job.verify for job in bench.jobs] == [False] * (BLOCKS - 1) + [True]
+    assert result.verdict == "new"
+
+
+def test_without_a_pre_final_nobody_enters_who_is_far_behind_in_the_search(
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
+) -> None:
+    times = {**slow(2e6), "chatters": 2.5e6, "honest 40": 3e6}
+    bench = Bench(times)
+    decide(planned, recorders(), bench, times)
+    entrants = {label(entrant) for job in bench.jobs for entrant in job.entrants if entrant.role != "floor"}
+    assert entrants == {"honest 1", "honest 2"}
+
+
+def entered(job: BlockJob, times: Mapping[str, float]) -> list[float]:
+    return [times[label(entrant)] for entrant in job.entrants if entrant.role != "floor"]

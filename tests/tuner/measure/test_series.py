@@ -282,3 +282,28 @@ def test_warming_ends_when_neither_the_time_nor_the_clock_changes_any_more() -> 
 def test_warming_ends_where_nothing_becomes_steady_and_nobody_tells_the_clock() -> None:
     unsteady = itertools.cycle([1.0, 2.0])
     assert not warm_until_steady(lambda: next(unsteady), lambda: None)
+
+
+def test_of_a_slow_launch_there_is_one_look_two_copies_and_no_warm_up() -> None:
+    launches, launched = counting(6, pause_s=0.003)
+    protocol = replace(TimingProtocol.of(CPU), limit_us=2_000.0, turn_us=5_000.0, warmup_us=1_000.0)
+    sampler = sampler_for(launches, capturable=True, working_set=8, protocol=protocol, device=CPU)
+    assert (sampler.copies, launched) == (2, [1, 0, 0, 0, 0, 0])
+    found = measure(sampler, protocol)
+    assert (found.stop_reason, len(found.samples)) == ("limit", protocol.min_censor)
+    assert launched == [2, 2, 0, 0, 0, 0]
+    sampler.replay()
+    assert launched == [3, 3, 0, 0, 0, 0]
+
+
+def test_a_long_sample_that_was_disturbed_stays() -> None:
+    assert Scripted([(2e6, False), 10.0]).sample() == 2e6
+
+
+def test_somebody_is_told_before_each_sample_of_a_round() -> None:
+    told: list[str] = []
+    interleave({place: Scripted(itertools.count()) for place in range(2)}, 3, 0, go_on=lambda: told.append("go on"))
+    assert len(told) == 2 * 3 + 2
+    told.clear()
+    measure(Scripted(noisy()), PROTOCOL, go_on=lambda: told.append("go on"))
+    assert len(told) > 1

@@ -153,3 +153,16 @@ def test_a_default_is_tried_however_settled_the_search() -> None:
     assert search.is_moot(default)  # it is known
     other = a_search(Budget())
     assert not other.is_moot(other.plan.defaults()[0])
+
+
+def test_what_waits_when_the_budget_is_spent_is_wanted_no_more_but_for_the_default() -> None:
+    search = a_search(Budget(seconds=5.0))
+    search.ask(8)
+    default = search.plan.defaults()[0].key
+    assert default in {waiting.candidate.key for waiting in search.waiting}
+    search.seconds = 5.5
+    search.drop_moot()
+    assert [waiting.candidate.key for waiting in search.waiting] == [default]
+    (waiting,) = search.waiting
+    search.learn(waiting.candidate, "ok", 10.0, False, "uid")
+    assert search.over
