@@ -16,6 +16,7 @@ from registry.tuner.jobs import Outcome
 from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.measure.samplers import copies_of, needs_flush
 from registry.tuner.measure.sampling import rounds
+from registry.tuner.planning.problems import plan
 from registry.tuner.storing import RunStore
 from tuning_db import Protocol as StoredProtocol
 from tuning_db import Store
@@ -47,9 +48,10 @@ def test_a_trial_is_stored_under_its_protocol_and_regime(catalog: Catalog, store
     op = catalog.op("square")
     problem = op.problem_of({"n": 8, "dtype": "float32"})
     candidate = Candidate(catalog.implementation("square", "torch.native"), {})
+    (planned,) = plan([problem], catalog, CPU, ["torch.native"])
     for regime in ("cold", "hot"):
         recorder = RunStore(store, CPU, TimingProtocol.of(CPU, regime), {})
-        recorder.trial(op, problem, candidate, Outcome("ok", median_us=1.0, samples=(1.0,), stop_reason="interval"))
+        recorder.trial(planned, candidate, Outcome("ok", median_us=1.0, samples=(1.0,), stop_reason="interval"))
         hot = TimingProtocol.of(CPU, "hot")
         found = store.trials(protocol=StoredProtocol(hot.regime, hot.details))
         assert [trial.protocol.details["regime"] for trial in found] == ["hot"] * (regime == "hot")
