@@ -54,7 +54,10 @@ class BoundOp:
         serves = lambda: torch_ops.serves(self)  # noqa: E731 - a method would be bound to what is not made yet
         self.miss = Miss(self.plans, forcing, follow, self.gradients, watch, mode, serves)
         self.table = self.miss.table
-        around = Around(self.table, (forcing, watch), self.miss.answer, self.generic, self.traced, self.miss.may_retry)
+        around = Around(
+            self.table, (forcing, watch), self.miss.answer, self.generic, self.traced, self.miss.may_retry,
+            self.miss.profiles.run,
+        )  # fmt: skip
         hot = hot_path(op, around)
         self.call = hot.call
         """Run the op on these arguments by whatever is the fastest known implementation here."""

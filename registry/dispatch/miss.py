@@ -24,6 +24,7 @@ from .resize import Families
 from .resolve.candidates import Attempt, Call, Plans, Resolved, passes, place_of, reference
 from .torch_side import operators as torch_ops
 from .torch_side.gradients import Gradients
+from .torch_side.profiles import Profiles
 from .torch_side.situation import (
     capturing,
     counting_writes,
@@ -94,6 +95,7 @@ class Miss:
         self.entries = EntryMaker(op.parsed)
         self.table = Table(len(self.entries.parts.plain))
         self.families = Families(plans, op.parsed)
+        self.profiles = Profiles(torch_ops.qualified_name(op))
         self._op = op
         self._forcing = forcing
         self._follow = follow
@@ -145,7 +147,8 @@ class Miss:
         watched = self._forcing.active or self._watch.active or in_dual_level()
         if watched and not strange and not warming and (entry := self.entries.known(table, given)):
             try:
-                outputs = entry.run(*given)
+                with self.profiles.around(entry.resolved):
+                    outputs = entry.run(*given)
             except Exception as fault:
                 if not self.may_retry(fault, entry.resolved, forced):
                     raise
@@ -181,7 +184,8 @@ class Miss:
         if member is None:
             return None
         try:
-            outputs = member.run(*values)
+            with self.profiles.around(member.resolved):
+                outputs = member.run(*values)
             member.resolved.check(outputs, values)
         except Exception as fault:
             if not self._put_aside(member.resolved, fault, None, generations[1]):
@@ -240,7 +244,8 @@ class Miss:
         for resolved in _unseen(self.answers(asked, forced, generation)):
             attempt = Attempt(resolved)
             try:
-                outputs = self._prepared(attempt, resolved, asked)(*asked.values)
+                with self.profiles.around(resolved):
+                    outputs = self._prepared(attempt, resolved, asked)(*asked.values)
             except Exception as fault:
                 own, attempt.fault = fault is attempt.fault, None  # they hold each other, and the tensors
                 if not own or not self._put_aside(resolved, fault, forced, generation):

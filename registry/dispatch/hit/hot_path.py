@@ -54,7 +54,8 @@ class Around:
     """What the functions of one op reach for.
 
     While one of the two ``watchers`` is ``active`` every call is ``slow``'s to answer, and so is one whose plan raises
-    what ``may_retry(fault, resolved)`` allows. ``generic`` answers any form of a call in the user's terms,
+    what ``may_retry(fault, resolved)`` allows. ``profiled(resolved, run, *values)`` runs a hit while torch profiles.
+    ``generic`` answers any form of a call in the user's terms,
     ``traced`` while torch.compile traces.
     """
 
@@ -64,6 +65,7 @@ class Around:
     generic: Answer
     traced: Answer
     may_retry: Callable[[Exception, Any], bool]
+    profiled: Callable[..., Any]
 
 
 def hot_path(op: Op, around: Around) -> HotPath:
@@ -125,6 +127,7 @@ def _names(around: Around) -> dict[str, Any]:
         "generic": around.generic,
         "traced": around.traced,
         "may_retry": around.may_retry,
+        "profiled": around.profiled,
     }
 
 

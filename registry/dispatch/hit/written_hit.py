@@ -13,7 +13,7 @@ from typing import Any
 from torch import is_grad_enabled
 
 from ...arguments.schema import Parameter
-from ..torch_side.torch_private import dispatch_modes, forward_level
+from ..torch_side.torch_private import dispatch_modes, forward_level, profiler
 from .call_parts import GIVEN_AS_LIST, key_parameter
 from .free import ONLY_INT, Free, same_zero
 
@@ -24,6 +24,7 @@ HIT_NAMES: Mapping[str, Any] = {
     "modes": dispatch_modes,
     "forward": forward_level,
     "is_grad_enabled": is_grad_enabled,
+    "profiler": profiler,
     "same_zero": same_zero,
     "Free": Free,
     "given_as_list": GIVEN_AS_LIST,
@@ -63,7 +64,8 @@ def hit_lines(parameters: Sequence[Parameter], nestable: Sequence[Parameter], ot
         "        $same = False",
         "    if $same:",
         "        try:",
-        f"            $outputs = $run({', '.join(names)})",
+        f"            $outputs = $run({', '.join(names)}) if not $profiler._is_profiler_enabled"
+        f" else $profiled($resolved, {', '.join(['$run', *names])})",
         "        except $Exception as $fault:",
         "            if not $may_retry($fault, $resolved): raise",
         "        else:",

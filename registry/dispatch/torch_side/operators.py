@@ -21,6 +21,7 @@ from ...contract import Op
 from ...errors import InvalidDefinitionError, RegistryError, UnknownNameError
 from ...forking import renewed_in_child
 from .gradients import Gradients
+from .profiles import count_flops
 from .situation import gradient_needed, keeping_dtype, traced_by_torch
 from .torch_private import below_autograd, dispatch_modes
 
@@ -119,9 +120,13 @@ def define(op: Op) -> OpOverload[..., Any]:
         return known.overload
 
 
+def qualified_name(op: Op) -> str:
+    """The name of torch's operator of ``op``: ``kernel_registry::softmax``, ``acme::row_sum``."""
+    return op.name if "::" in op.name else f"{NAMESPACE}::{op.name}"
+
+
 def _define(op: Op) -> _Defined:
-    namespace, _, name = op.name.rpartition("::")
-    namespace = namespace or NAMESPACE
+    namespace, _, name = qualified_name(op).rpartition("::")
     schema = op.schema.removeprefix(f"{namespace}::")
     # a second "DEF" of a namespace is an error, a fragment is not
     library = torch.library.Library(namespace, "FRAGMENT")
@@ -208,8 +213,9 @@ def _in_plain_torch(run: Callable[..., Any], op: Op, args: tuple[Any, ...], attr
     return keeping_dtype(run, tensors)(*values)
 
 
-def called(overload: Callable[..., Any], op: Op, values: tuple[Any, ...]) -> Any:
+def called(overload: OpOverload[..., Any], op: Op, values: tuple[Any, ...]) -> Any:
     """``overload`` called with the schema's values in order."""
+    count_flops(op, overload.overloadpacket)
     count = sum(not parameter.keyword_only for parameter in op.parsed.parameters)
     return overload(*values[:count], **dict(zip(op.parsed.names[count:], values[count:], strict=True)))
 

@@ -119,6 +119,21 @@ def _dispatch_mode_counter() -> Callable[[], int]:
 dispatch_modes = _dispatch_mode_counter()
 """How many torch dispatch modes (FakeTensorMode, make_fx, FLOP counters) are active on this thread."""
 
+
+def _mode_stack() -> Callable[[], list[Any]]:
+    from torch.utils import _python_dispatch
+
+    return getattr(_python_dispatch, "_get_current_dispatch_mode_stack", list)
+
+
+dispatch_mode_stack = _mode_stack()
+"""The dispatch modes that are active on this thread."""
+
+profiler: Any = torch.autograd.profiler
+"""A module, or what stands for it: ``_is_profiler_enabled`` tells whether a profiler of torch runs in this process."""
+if not hasattr(profiler, "_is_profiler_enabled"):
+    profiler = SimpleNamespace(_is_profiler_enabled=False)
+
 function_modes: Callable[[], bool] = getattr(
     torch._C, "_is_torch_function_mode_enabled", lambda: bool(torch.overrides._get_current_function_mode_stack())
 )
