@@ -23,6 +23,7 @@ from .recording import recorder
 from .resize import Families
 from .resolve.candidates import Attempt, Call, Plans, Resolved, passes, place_of, reference
 from .torch_side import operators as torch_ops
+from .torch_side.distributed import with_weights_replicated
 from .torch_side.gradients import Gradients
 from .torch_side.profiles import Profiles
 from .torch_side.situation import (
@@ -304,7 +305,7 @@ class Miss:
             run = counting_writes(run, self._op.parsed)
         # plain torch operations are recorded one by one
         if resolved.plain_torch:
-            return run
+            return with_weights_replicated(run, self._op, asked.values)
         return keeping_class(self._gradients.recording(run) if gradient_needed(asked.tensors) else run, asked.tensors)
 
     # --- tables
