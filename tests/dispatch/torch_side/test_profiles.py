@@ -28,7 +28,7 @@ def events(run: Callable[[], Any], times: int) -> dict[str, int]:
 def flops(run: Callable[[], Any]) -> dict[str, int]:
     with FlopCounterMode(display=False) as counter:
         run()
-    return {str(packet): count for packet, count in counter.get_flop_counts()["Global"].items()}
+    return {str(packet).rpartition(".")[2]: count for packet, count in counter.get_flop_counts()["Global"].items()}
 
 
 def softmax_flop(x: torch.Tensor) -> int:
@@ -62,7 +62,7 @@ def test_a_packed_weight_is_named() -> None:
     a = torch.randn(4, 64, dtype=torch.bfloat16)
     (name,) = events(lambda: registry.call("gemm_int4", a, weight), 2)
     assert name.startswith("kernel_registry::gemm_int4 (")
-    assert flops(lambda: registry.call("gemm_int4", a, weight)) == {"kernel_registry.gemm_int4": 2 * 4 * 32 * 64}
+    assert flops(lambda: registry.call("gemm_int4", a, weight)) == {"gemm_int4": 2 * 4 * 32 * 64}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_packed_weight_is_named() -> None:
     ids=["call", "operator", "meta"],
 )
 def test_a_flop_counter_counts_the_ops_floor(way: Callable[[], Any]) -> None:
-    expected = {"kernel_registry.softmax": softmax_flop(X)}
+    expected = {"softmax": softmax_flop(X)}
     assert flops(way) == expected
     with torch.inference_mode():
         assert flops(way) == expected
@@ -84,8 +84,8 @@ def test_a_flop_counter_counts_the_ops_floor(way: Callable[[], Any]) -> None:
 def test_a_gradients_operations_are_counted_too() -> None:
     x = X.clone().requires_grad_()
     found = flops(lambda: registry.call("softmax", x).sum().backward())
-    assert found["kernel_registry.softmax"] == softmax_flop(X)
-    assert found["kernel_registry.softmax_backward"] > 0
+    assert found["softmax"] == softmax_flop(X)
+    assert found["softmax_backward"] > 0
 
 
 def test_an_authors_formula_stays() -> None:
