@@ -50,7 +50,7 @@ class BoundOp:
         self._forcing = forcing
         self._flatten = op.flatten
         self._reference = op.reference
-        self.plans = Plans(op, catalog, winners)
+        self.plans = Plans(op, catalog, winners, mode)
         serves = lambda: torch_ops.serves(self)  # noqa: E731 - a method would be bound to what is not made yet
         self.miss = Miss(self.plans, forcing, follow, self.gradients, watch, mode, serves)
         self.table = self.miss.table

@@ -158,9 +158,10 @@ class Dispatcher:
         """Change where winners come from and what may answer, from now on; what is not given stays as it is.
 
         ``database``: a file or an SQLAlchemy URL; None for the default place. ``mode``: "tuned" (the best that is
-        known), "reference" (always the op's reference: no kernel is built, ``using`` asks in vain) or "strict"
-        (NotTunedError where only a heuristic could choose). ``KERNEL_REGISTRY_MODE`` says it for a process that does
-        not. Plans and winners in memory are dropped. Raises InvalidArgumentError for anything else, and then changes
+        known), "verified" (what was tuned on this hardware with this software, else torch's own functions: neither
+        shipped winners nor a plugin's default), "reference" (always the op's reference: no kernel is built, ``using``
+        asks in vain) or "strict" (NotTunedError where only a heuristic could choose). ``KERNEL_REGISTRY_MODE`` says it
+        for a process that does not. Plans and winners in memory are dropped. Raises InvalidArgumentError for anything else, and then changes
         nothing.
         """
         wanted = None if isinstance(mode, Keep) else checked_mode(mode)

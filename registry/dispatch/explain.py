@@ -19,10 +19,9 @@ from .mode import REFERENCE_MODE, Mode
 from .plans.prepared import prepared_bytes
 from .resolve.candidates import Plans, Resolved
 from .resolve.failures import told_of
-from .resolve.op_winners import Winner
 from .resolve.questions import default_of, preference_of, refusals
 from .resolve.resolution import Choice, Step, choices
-from .resolve.situation import Situation, dynamic_dims
+from .resolve.situation import Situation, changed_software, dynamic_dims
 from .resolve.tuning_command import tune_command
 
 
@@ -130,7 +129,7 @@ def _explanation(
         reason=choice.reason,
         evidence=evidence,
         octaves=choice.octaves,
-        software=() if decision is None else tuple(_changed(decision, situation.device.software())),
+        software=() if decision is None else changed_software(decision, situation.device),
         misses=misses,
         others=_others(situation, choice, aside, evidence),
         prepared_bytes=held,
@@ -138,16 +137,6 @@ def _explanation(
         source=source,
         there_us=None if evidence is None or choice.over is None else evidence.median_us * choice.over,
     )
-
-
-def _changed(decision: Winner, software: Mapping[str, str]) -> list[str]:
-    """What differs: ``torch 2.11.0 then, 2.15.0 now``."""
-    then = decision.environment.software
-    return [
-        f"{name} {then.get(name) or 'none'} then, {software.get(name) or 'none'} now"
-        for name in sorted(then.keys() | software.keys())
-        if then.get(name) != software.get(name)
-    ]
 
 
 def _others(

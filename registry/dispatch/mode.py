@@ -10,9 +10,9 @@ from ..errors import InvalidArgumentError
 
 VARIABLE = "KERNEL_REGISTRY_MODE"
 
-Mode = Literal["tuned", "reference", "strict"]
-"""``tuned``: the best that is known. ``reference``: always the op's reference. ``strict``: an error where nothing is
-tuned."""
+Mode = Literal["tuned", "verified", "reference", "strict"]
+"""``tuned``: the best that is known. ``verified``: what was verified on this machine, else torch's own. ``reference``:
+always the op's reference. ``strict``: an error where nothing is tuned."""
 
 REFERENCE_MODE = 'registry.configure(mode="reference")'
 """Why the reference answers in that mode."""

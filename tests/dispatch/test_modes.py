@@ -1,4 +1,4 @@
-"""What may answer: tuned, reference and strict."""
+"""What may answer: tuned, verified, reference and strict."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_database_and_mode_are_configured_apart(dispatcher: Dispatcher, tmp_path
     dispatcher.configure(database=None)
     assert (dispatcher.database, dispatcher.mode()) == (None, "strict")
     for wrong in ("fast", None, 3):
-        with pytest.raises(InvalidArgumentError, match="expected 'tuned', 'reference', 'strict'"):
+        with pytest.raises(InvalidArgumentError, match="expected 'tuned', 'verified', 'reference', 'strict'"):
             dispatcher.configure(mode=wrong, database="elsewhere")  # type: ignore[arg-type]
     assert (dispatcher.database, dispatcher.mode()) == (None, "strict")
 
@@ -163,3 +163,58 @@ def test_the_environment_says_the_mode_until_a_program_does(
         dispatcher.call("softmax", x)
     dispatcher.configure(mode="tuned")
     dispatcher.call("softmax", x)
+
+
+def test_verified_mode_runs_what_was_verified_here_and_else_torchs_own(
+    dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor
+) -> None:
+    ours, native = told("a.tuned", 9.0), told("torch.native", -9.0)
+    for implementation in (ours, told("a.default", 99.0), native):
+        dispatcher.register(implementation)
+    publish(DIMS, "a.tuned", {"block": 4})
+    dispatcher.configure(mode="verified")
+    for rows, step, name in [(8, "exact", "a.tuned"), (9, "nearest", "a.tuned")]:
+        told_of = dispatcher.explain("softmax", torch.randn(rows, 16))
+        assert (told_of.step, told_of.implementation, told_of.config) == (step, name, {"block": 4})
+        tuned = torch.randn(rows, 16)
+        torch.testing.assert_close(dispatcher.call("softmax", tuned), torch.softmax(tuned, -1))
+    assert len(ours.runs) == 2
+    for cols in (17, 17, 18):
+        other = torch.randn(8, cols)
+        torch.testing.assert_close(dispatcher.call("softmax", other), torch.softmax(other, -1))
+    assert len(native.runs) == 3
+    told_of = dispatcher.explain("softmax", torch.randn(8, 17))
+    assert (told_of.step, told_of.implementation, told_of.mode) == ("default", "torch.native", "verified")
+    assert "nothing near was verified on this machine" in told_of.reason
+    assert not told_of.raises
+    problem = dispatcher.catalog.op("softmax").problem_of({**DIMS, "cols": 17})
+    assert dispatcher.explain_problem(problem).implementation == "torch.native"
+    with dispatcher.using(softmax="a.default"):
+        assert dispatcher.explain("softmax", x).implementation == "a.default"
+    dispatcher.configure(mode="tuned")
+    assert dispatcher.explain("softmax", torch.randn(8, 17)).implementation == "a.default"
+
+
+def test_verified_mode_ends_with_the_reference(dispatcher: Dispatcher, told: Any, x: torch.Tensor) -> None:
+    default = told("a.default", 99.0)
+    dispatcher.register(default)
+    dispatcher.configure(mode="verified")
+    for _ in range(2):
+        torch.testing.assert_close(dispatcher.call("softmax", x), torch.softmax(x, -1))
+    assert (default.bound, dispatcher.explain("softmax", x).step) == (0, "reference")
+    assert "verified" in dispatcher.explain("softmax", x).reason
+
+
+@pytest.mark.parametrize("changed", ["software", "fingerprint"])
+def test_verified_mode_takes_no_winner_of_other_code(
+    dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor, changed: str
+) -> None:
+    dispatcher.register(told("a.tuned", 9.0))
+    if changed == "software":
+        publish(DIMS, "a.tuned", {"block": 4}, software={"torch": "1.0"})
+    else:
+        publish(DIMS, "a.tuned", {"block": 4}, fingerprint="2")
+    dispatcher.configure(mode="verified")
+    explanation = dispatcher.explain("softmax", x)
+    assert explanation.step == "reference"
+    assert ("other software" if changed == "software" else "has changed") in str(explanation)

@@ -24,6 +24,7 @@ from ...problem import Arguments, Problem, TensorSpec
 from ..forcing import Forced
 from ..hit.counter import Counter
 from ..hit.guards import Condition, aligned, determinism_asked, determinism_not_asked, misaligned, not_capturing
+from ..mode import Mode
 from ..plans.plan import Candidate, Draft, Plan
 from ..plans.sizeless import SizelessRuns
 from .failures import FailedCandidate, Failures, tell_broken
@@ -126,8 +127,9 @@ class Call:
 class Plans:
     """Resolves an op's calls, and remembers the plans."""
 
-    def __init__(self, op: Op, catalog: Catalog, winners: Callable[[], Winners]) -> None:
+    def __init__(self, op: Op, catalog: Catalog, winners: Callable[[], Winners], mode: Callable[[], Mode]) -> None:
         self.op = op
+        self._mode = mode
         self.failures = Failures()
         self._catalog = catalog
         self._winners = winners
@@ -171,7 +173,8 @@ class Plans:
         known = self._situations.get(place)
         if known is None or known[0] is not source:
             implementations = self.implementations
-            situation = Situation(self.op, problem, device, implementations, source.of(self.op, device))
+            winners, verified = source.of(self.op, device), self._mode() == "verified"
+            situation = Situation(self.op, problem, device, implementations, winners, verified=verified)
             known = self._situations[place] = source, situation
         return known[1].of(problem)
 

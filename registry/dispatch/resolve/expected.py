@@ -121,6 +121,8 @@ def _config(situation: Situation, implementation: Implementation) -> dict[str, o
     for near in situation.winners.nearest(situation.op, situation.problem):
         if near.decision.candidate.implementation == implementation.name and _stands(near.decision, situation):
             return dict(near.decision.candidate.config)
+    if situation.verified:
+        return f"no configuration of {implementation.name} was verified here"
     config = default_of(implementation, situation.problem, situation.device)
     return config if isinstance(config, str) else dict(config)
 

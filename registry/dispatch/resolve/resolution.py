@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ...contract import Op
 from ...discovery import answers
 from ...errors import UnsupportedError
 from ...implementation import Implementation
@@ -54,7 +55,13 @@ def choices(situation: Situation, forced: Forced | None, misses: list[str]) -> I
 
 def why_reference(situation: Situation) -> str:
     """Why torch's reference answers: nobody implements the op, or no implementation runs the problem."""
-    return "no implementation can run it" if situation.implementations else answers.no_implementation(situation.op.name)
+    if not situation.implementations:
+        return answers.no_implementation(situation.op.name)
+    return UNVERIFIED if situation.verified else "no implementation can run it"
+
+
+UNVERIFIED = 'nothing near was verified on this machine, and the mode is "verified"'
+"""Why torch's own answers in that mode."""
 
 
 def forced_choice(situation: Situation, forced: Forced, misses: list[str]) -> Choice:
@@ -141,10 +148,15 @@ def nearest_choice(situation: Situation, one: Expectation) -> Choice:
 
 
 def default_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
-    """Default candidates of whatever is supported, by declared preference; the first registered wins a tie."""
+    """Default candidates of whatever is supported, by declared preference; the first registered wins a tie.
+
+    Where only what was verified may run, torch's own functions alone, if the op says which implementation that is.
+    """
     problem, device = situation.problem, situation.device
     ranked: list[tuple[float, Implementation]] = []
     for implementation in situation.implementations:
+        if situation.verified and implementation.name != torchs_own(situation.op):
+            continue
         if refusals(implementation, problem, device):
             continue
         preference = preference_of(implementation, problem, device)
@@ -157,7 +169,13 @@ def default_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]
         if isinstance(config, str):
             misses.append(config)
         else:
-            yield default_choice(preference, Candidate(implementation, config))
+            choice = default_choice(preference, Candidate(implementation, config))
+            yield replace(choice, reason=UNVERIFIED) if situation.verified else choice
+
+
+def torchs_own(op: Op) -> str:
+    """The implementation of an op that is a call of torch's own functions; "" where its baseline is another's."""
+    return op.baseline if op.baseline.startswith("torch.") else ""
 
 
 def default_choice(preference: float, candidate: Candidate) -> Choice:

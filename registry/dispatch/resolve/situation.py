@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tuning_db import Decision
 
@@ -24,7 +24,8 @@ class Situation:
     """What resolution decides by.
 
     ``standings`` may be shared by situations that differ in the problem alone: of decisions by id, the implementation
-    today or why the decision holds for no size. ``reads``: a database may be read meanwhile.
+    today or why the decision holds for no size. ``reads``: a database may be read meanwhile. ``verified``: only
+    what was verified on this machine, with this software, may be chosen, else torch's own.
     """
 
     op: Op
@@ -34,10 +35,11 @@ class Situation:
     winners: OpWinners
     standings: dict[int, Implementation | str] = field(default_factory=dict, repr=False, compare=False)
     reads: bool = True
+    verified: bool = False
 
     def of(self, problem: Problem, *, reads: bool = True) -> Situation:
         """The situation of another problem."""
-        return Situation(self.op, problem, self.device, self.implementations, self.winners, self.standings, reads)
+        return replace(self, problem=problem, reads=reads)
 
     def named(self, name: str) -> Implementation | None:
         """The implementation of that name, if it is installed."""
@@ -82,7 +84,21 @@ def _standing(decision: Winner, situation: Situation) -> Implementation | str:
         return f"{name} is not installed here"
     if asked(implementation, "fingerprint", implementation.fingerprint) != decision.candidate.fingerprint:
         return f"the source of {name} has changed since it was measured"
+    if situation.verified and situation.winners.is_shipped(decision):
+        return "it was verified elsewhere"
+    if situation.verified and (changed := changed_software(decision, situation.device)):
+        return f"it was verified with other software ({', '.join(changed)})"
     return implementation
+
+
+def changed_software(decision: Winner, device: Device) -> tuple[str, ...]:
+    """What has another version today than when a decision was made: ``torch 2.11.0 then, 2.15.0 now``."""
+    then, now = decision.environment.software, device.software()
+    return tuple(
+        f"{name} {then.get(name) or 'none'} then, {now.get(name) or 'none'} now"
+        for name in sorted(then.keys() | now.keys())
+        if then.get(name) != now.get(name)
+    )
 
 
 def standing(decisions: Iterable[Decision], catalog: Catalog, device: Device) -> Iterator[tuple[Decision, str]]:

@@ -97,6 +97,19 @@ def test_without_a_database_shipped_winners_answer_and_explain_says_so(
     assert not (tmp_path / "tuning.db").exists()
 
 
+def test_what_was_verified_elsewhere_does_not_run_where_only_what_was_verified_here_may(
+    dispatcher: Dispatcher, told: Any, ship: Ship, publish: Any, x: torch.Tensor
+) -> None:
+    dispatcher.register(told("a.tuned"))
+    ship(DIMS, {"block": 4})
+    dispatcher.configure(mode="verified")
+    assert run(dispatcher, x) == ("reference", {})
+    assert "it was verified elsewhere" in str(dispatcher.explain("softmax", x))
+    publish(DIMS, "a.tuned", {"block": 2})
+    dispatcher.forget()
+    assert run(dispatcher, x) == ("exact", {"block": 2})
+
+
 def test_the_users_decision_hides_the_shipped_one(
     dispatcher: Dispatcher, told: Any, ship: Ship, publish: Any, x: torch.Tensor, tmp_path: Path
 ) -> None:
