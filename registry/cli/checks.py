@@ -54,6 +54,7 @@ def checks(database: str | None) -> Iterator[Check]:
     yield cache_check()
     yield database_check(database)
     yield shipped_check()
+    yield prepared_check()
     yield from plugin_checks()
     yield shadow_check(Path.cwd())
     yield script_check()
@@ -175,6 +176,22 @@ def shipped_check() -> Check:
         return Check("shipped", OK, found)
     worst, why = stale[0]
     return Check("shipped", OK, f"{found}; e.g. {text.named(worst.problem)}: {why}", "run tune")
+
+
+def prepared_check() -> Check:
+    """The budget of prepared weights on this device, and what this process holds of it."""
+    from ..device import Device
+    from ..dispatch.plans import prepared, prepared_budget
+
+    device = Device.best()
+    try:
+        budget, given = prepared.BUDGET.of(device.torch), prepared_budget.given_bytes()
+    except RegistryError as fault:
+        return Check("prepared", FAULT, fault.message, fault.hint)
+    held = prepared.prepared_bytes(device.torch)
+    whence = f"a quarter of {device}'s memory" if given is None else prepared_budget.VARIABLE
+    found = f"{held / 2**20:.1f} MiB of weights prepared here, of at most {budget / 2**30:.1f} GiB ({whence})"
+    return Check("prepared", OK, found)
 
 
 def plugin_checks() -> Iterator[Check]:

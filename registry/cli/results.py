@@ -13,7 +13,7 @@ from ..errors import RegistryError, UnknownNameError
 from .display import text
 from .display.winners_table import COMPILED, verdict, with_reason
 from .options import SEVERAL, Database, Json, Op, check_stored_op, device_of, split
-from .stored import baselines_of
+from .stored import baselines_of, prepared_by
 
 if TYPE_CHECKING:
     from tuning_db import Decision, Interval, Trial
@@ -25,6 +25,9 @@ STATUSES = frozenset(
     }
 )  # fmt: skip
 """The statuses of a trial."""
+
+_PREPARED = "prepares"
+"""What the winner holds for one set of weights, in a layout of its own; without a column where no winner does."""
 
 _RATIOS = ["× default", "× torch", "× compile"]
 
@@ -97,15 +100,19 @@ def why_out(winner: Decision, store: Store) -> str:
 
 
 def _print_winners(winners: Sequence[Decision], out: Sequence[str], *, json: bool) -> None:
+    prepared = prepared_by(winners)
     if json:
-        text.print_json([_winner_data(*pair) for pair in zip(winners, out, strict=True)])
+        facts = zip(winners, out, prepared, strict=True)
+        text.print_json([{**_winner_data(one, why), "prepared_bytes": held} for one, why, held in facts])
         return
     baselines = baselines_of(winner.problem.op for winner in winners)
-    text.print_table(
-        ["problem", "hardware", "winner", "config", "µs", "of floor", *_RATIOS, "verdict", "when"],
-        [_winner_row(*pair, baselines[pair[0].problem.op]) for pair in zip(winners, out, strict=True)],
-        right=["µs", "of floor", *_RATIOS],
-    )
+    names = ["problem", "hardware", "winner", "config", "µs", "of floor", *_RATIOS, "verdict", "when"]
+    rows = [_winner_row(*pair, baselines[pair[0].problem.op]) for pair in zip(winners, out, strict=True)]
+    if any(prepared):
+        names.append(_PREPARED)
+        shown = [f"{held / 2**20:.1f} MiB" if held else "" for held in prepared]
+        rows = [[*row, held] for row, held in zip(rows, shown, strict=True)]
+    text.print_table(names, rows, right=["µs", "of floor", *_RATIOS, _PREPARED])
 
 
 def _winner_row(winner: Decision, out: str, baseline: str) -> list[str]:

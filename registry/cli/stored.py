@@ -9,8 +9,9 @@ from ..errors import RegistryError
 from .options import check_stored_op
 
 if TYPE_CHECKING:
-    from tuning_db import Store
+    from tuning_db import Decision, Store
 
+    from ..discovery.catalog import Catalog
     from ..report.facts import Facts
 
 
@@ -22,6 +23,32 @@ def baselines_of(ops: Iterable[str]) -> Mapping[str, str]:
     names = set(ops)
     known = Catalog().ops() if any("::" in name for name in names) else {}
     return {name: known[name].baseline if name in known else Op.baseline for name in names}
+
+
+def prepared_by(winners: Sequence[Decision]) -> list[int | None]:
+    """Bytes that each winner's implementation prepares for one set of weights; None where it cannot be asked today."""
+    from ..discovery.catalog import Catalog
+
+    catalog = Catalog()
+    return [_prepared_by(winner, catalog) for winner in winners]
+
+
+def _prepared_by(winner: Decision, catalog: Catalog) -> int | None:
+    from ..arguments.inputs import arguments_of
+    from ..dispatch.plans.prepared import bytes_to_prepare
+
+    try:
+        op = catalog.op(winner.problem.op)
+        if not op.weights:
+            return 0
+        implementation = catalog.implementation(op.name, winner.candidate.implementation)
+        problem = op.problem_of(winner.problem.dims)
+        candidate = implementation, winner.candidate.config
+        if not implementation.prepared(problem, winner.candidate.config):
+            return 0
+        return bytes_to_prepare(op, candidate, problem, arguments_of(op, problem))
+    except Exception:  # a stranger's code, and a row of another version of it
+        return None
 
 
 def stored_facts(store: Store, ops: Sequence[str]) -> Facts:

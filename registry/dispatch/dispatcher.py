@@ -26,7 +26,8 @@ from .explain import Explanation, explained_problem
 from .forcing import Forced, Forcing, Wanted
 from .hit.hot_path import Answer
 from .mode import Mode, checked_mode, mode_of
-from .plans.prepared import forget_prepared
+from .plans.prepared import BUDGET, forget_prepared
+from .plans.prepared_budget import checked_bytes
 from .recording.recorder import Recorder
 from .resolve.winners import Winners
 
@@ -154,19 +155,30 @@ class Dispatcher:
         self.catalog.load_file(file_of("load_file", path))
         self._follow()
 
-    def configure(self, *, database: str | Path | Keep | None = KEEP, mode: Mode | Keep = KEEP) -> None:
+    def configure(
+        self,
+        *,
+        database: str | Path | Keep | None = KEEP,
+        mode: Mode | Keep = KEEP,
+        prepared_bytes: int | Keep | None = KEEP,
+    ) -> None:
         """Change where winners come from and what may answer, from now on; what is not given stays as it is.
 
         ``database``: a file or an SQLAlchemy URL; None for the default place. ``mode``: "tuned" (the best that is
         known), "verified" (what was tuned on this hardware with this software, else torch's own functions: neither
         shipped winners nor a plugin's default), "reference" (always the op's reference: no kernel is built, ``using``
         asks in vain) or "strict" (NotTunedError where only a heuristic could choose). ``KERNEL_REGISTRY_MODE`` says it
-        for a process that does not. Plans and winners in memory are dropped. Raises InvalidArgumentError for anything else, and then changes
-        nothing.
+        for a process that does not. ``prepared_bytes``: what prepared weights may hold on each device, of all of the
+        process, before the least recently used go; None for ``KERNEL_REGISTRY_PREPARED_BYTES``, else a quarter of the
+        device's memory. Plans and winners in memory are dropped. Raises InvalidArgumentError for anything else, and
+        then changes nothing.
         """
+        budget = prepared_bytes if isinstance(prepared_bytes, Keep) else checked_bytes(prepared_bytes)
         wanted = None if isinstance(mode, Keep) else checked_mode(mode)
         place = database if isinstance(database, Keep) else database_of("configure", database)
         with self._lock:
+            if not isinstance(budget, Keep):
+                BUDGET.given = budget
             if wanted is not None:
                 self._mode = wanted
             if not isinstance(place, Keep):

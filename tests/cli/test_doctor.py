@@ -99,3 +99,11 @@ def test_a_blocked_plugin_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERNEL_REGISTRY_BLOCK", "cpp")
     states = {check.found.partition(":")[0]: check.state for check in checks.plugin_checks()}
     assert states["cpp"] == checks.ABSENT
+
+
+def test_the_budget_of_prepared_weights_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "a quarter of cpu" in checks.prepared_check().found or "memory)" in checks.prepared_check().found
+    monkeypatch.setenv("KERNEL_REGISTRY_PREPARED_BYTES", str(3 * 2**30))
+    assert "of at most 3.0 GiB (KERNEL_REGISTRY_PREPARED_BYTES)" in checks.prepared_check().found
+    monkeypatch.setenv("KERNEL_REGISTRY_PREPARED_BYTES", "plenty")
+    assert checks.prepared_check().state == checks.FAULT

@@ -16,15 +16,18 @@ from ...problem import Arguments, Problem, TensorSpec, canonical_json
 from ...space import Config, config_key
 from ..torch_side.torch_private import stream_capturing, unseen_by_modes
 from .own_thread import made_apart
+from .prepared_budget import PreparedBudget
 from .prepared_cache import Place, PreparedCache, PreparedEntry, Versions
 from .prepared_hit import Hit, Sources, hit, unremembered
 
-_CACHE = PreparedCache()
+BUDGET = PreparedBudget()
+
+_CACHE = PreparedCache(BUDGET.of)
 
 
-def prepared_bytes() -> int:
-    """Bytes that prepared tensors hold at the moment, over all ops."""
-    return _CACHE.nbytes
+def prepared_bytes(device: torch.device | None = None) -> int:
+    """Bytes that prepared tensors hold at the moment, over all ops, on ``device`` or on all."""
+    return _CACHE.nbytes if device is None else _CACHE.bytes_on(device)
 
 
 def forget_prepared() -> None:
@@ -57,6 +60,12 @@ def _tensors_of(weight: Any) -> tuple[torch.Tensor, ...]:
             f"weights_changed: got {weight!r:.80}", hint="expected tensors, e.g. weights_changed(*module.parameters())"
         )
     return (weight,)
+
+
+def bytes_to_prepare(op: Op, candidate: tuple[Implementation, Config], problem: Problem, arguments: Arguments) -> int:
+    """Bytes that a candidate prepares for one set of weights of a problem; found by preparing meta tensors."""
+    prepared = PreparedTensors(op, candidate[0], problem, candidate[1])
+    return sum(spec.nbytes for spec in prepared.specs(arguments).values())
 
 
 class PreparedTensors:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 
 from ...backends.cuda_stream import current_stream
 from ...forking import renewed_in_child
+from ..warning import tell_caller
 from .own_thread import made_apart
 from .source_tensor import SourceTensor
 
@@ -36,6 +39,7 @@ class PreparedEntry:
     captured  a CUDA graph may read the tensor at every replay, so that its memory must last as long as its sources
     kept      former tensors that a graph may read
     streams   handles of the streams that have read the tensor
+    used      when it was looked up last, in look-ups
     """
 
     make: Make
@@ -45,6 +49,7 @@ class PreparedEntry:
     captured: bool = False
     kept: list[torch.Tensor] = field(default_factory=list)
     streams: set[int] = field(default_factory=set)
+    used: int = 0
 
     def read_here(self) -> None:
         """Let the memory, once dropped, wait for what the current stream is about to read of it.
@@ -97,10 +102,13 @@ class PreparedCache:
     """Entries by the memory they were made from; an entry dies with any of its sources' storages.
 
     A source is known by its storage, so that views made anew for each call find the same entry, and is unchanged
-    while its version counter is, which views and ``detach()`` share.
+    while its version counter is, which views and ``detach()`` share. What is above the budget of a device's bytes goes:
+    first what was not looked up since the latest was put, but for that, and never what a captured graph may read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Callable[[torch.device], int] = lambda _: sys.maxsize) -> None:
+        self._budget = budget
+        self._uses = count(1)
         self._lock = renewed_in_child(self, "_lock", threading.RLock)
         # in a forked child no other thread is changing entries any more
         self._depth = renewed_in_child(self, "_depth", int)
@@ -141,8 +149,12 @@ class PreparedCache:
                 return found
             entry = self._entries.get(place) or PreparedEntry(make, made, tuple(map(SourceTensor.of, sources)))
             entry.renew(made, versions)
+            entry.used = next(self._uses)
             self._hold(place, entry, _tensors(sources))
-            return entry
+            dropped = self._shrink(entry)
+        if dropped:
+            self._tell(made.device)
+        return entry
 
     def made_of(self, tensors: Iterable[torch.Tensor]) -> list[PreparedEntry]:
         """The entries that were made from the storages of ``tensors``, each once."""
@@ -196,9 +208,49 @@ class PreparedCache:
             self._bury()
             return sum(entry.nbytes for entry in list(self._entries.values()))
 
+    def bytes_on(self, device: torch.device) -> int:
+        """Bytes that all entries hold on a device."""
+        with self._held():
+            self._bury()
+            return sum(entry.nbytes for entry in list(self._entries.values()) if entry.tensor.device == device)
+
     def _holding(self, place: Place, versions: Versions) -> PreparedEntry | None:
         entry = self._entries.get(place)
-        return entry if entry is not None and entry.versions == versions else None
+        if entry is None or entry.versions != versions:
+            return None
+        entry.used = next(self._uses)
+        return entry
+
+    def _shrink(self, newest: PreparedEntry) -> bool:
+        """Drop the least recently used entries above a device's budget. Whether there were any. While ``_held``."""
+        device = newest.tensor.device
+        here = [(place, entry) for place, entry in self._entries.items() if entry.tensor.device == device]
+        total, budget = sum(entry.nbytes for _, entry in here), self._budget(device)
+        if 2 * total <= budget:
+            return False
+        # plans remember what they have looked up: who looks up again has used it since
+        self.empty_records()
+        oldest = sorted(here, key=lambda pair: pair[1].used)
+        spared = [entry is newest or entry.captured or bool(entry.kept) for _, entry in oldest]
+        dropped = False
+        for (place, entry), spare in zip(oldest, spared, strict=True):
+            if total > budget and not spare:
+                total -= entry.nbytes
+                entry.versions = None  # nobody remembers it from now on
+                dropped = self._entries.pop(place, None) is not None or dropped
+        if dropped:
+            for places in list(self._places.values()):
+                places.intersection_update(self._entries)
+        return dropped
+
+    def _tell(self, device: torch.device) -> None:
+        tell_caller(
+            self,
+            f"budget {device}",
+            f"prepared weights on {device} would hold more than their budget of {self._budget(device):,} bytes: those"
+            " that were not used for longest are dropped, and prepared again by their next call;"
+            " registry.configure(prepared_bytes=...) sets the budget",
+        )
 
     def _hold(self, place: Place, entry: PreparedEntry, sources: tuple[torch.Tensor, ...]) -> None:
         for source in sources:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from registry import Config, Device, Implementation, Problem
+from registry import Config, Device, DispatchWarning, Implementation, InvalidArgumentError, Problem
 from registry.artifact import Built
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
@@ -622,3 +622,91 @@ def test_an_entry_is_found_only_when_its_weights_end_will_drop_it(monkeypatch: p
     del weight
     gc.collect()
     assert cache.nbytes == 0
+
+
+@pytest.fixture
+def budget(dispatcher: Dispatcher, doubled: Doubled) -> Iterator[Callable[[int], None]]:
+    """Sets how many weights of 32 bytes may be prepared; nothing is prepared at the begin."""
+    gc.collect()
+    dispatcher.forget()
+    assert prepared_bytes() == 0
+    yield lambda weights: dispatcher.configure(prepared_bytes=32 * weights)
+    dispatcher.configure(prepared_bytes=None)
+
+
+@pytest.mark.filterwarnings("ignore:prepared weights on cpu")
+def test_above_the_budget_the_least_recently_used_go(
+    dispatcher: Dispatcher, doubled: Doubled, budget: Callable[[int], None]
+) -> None:
+    budget(3)
+    x, weights = torch.randn(3, 8), [torch.randn(8) for _ in range(5)]
+
+    def call(*places: int) -> int:
+        before = doubled.made
+        for place in places:
+            torch.testing.assert_close(dispatcher.call("rms_norm", x, weights[place]), expected(x, weights[place]))
+        return doubled.made - before
+
+    assert call(0, 1, 2, 0, 1) == 3
+    assert prepared_bytes() == 96
+    for newest, dropped in [(3, 2), (2, 3), (4, 2)]:
+        assert call(newest) == 1
+        assert prepared_bytes() == 96
+        assert call(0, 1) == 0, f"{dropped} was not used for longer"
+    budget(0)
+    assert call(0, 0, 0) == 1, "the newest stays"
+    assert prepared_bytes() == 32
+    assert call(1, 0, 1) == 3
+    assert prepared_bytes() == 32
+
+
+def test_a_budget_that_does_not_do_is_one_warning(
+    dispatcher: Dispatcher, doubled: Doubled, budget: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared, "_CACHE", prepared_cache.PreparedCache(prepared.BUDGET.of))
+    budget(1)
+    x, weights = torch.randn(3, 8), [torch.randn(8) for _ in range(4)]
+    dispatcher.call("rms_norm", x, weights[0])
+    with pytest.warns(DispatchWarning, match="more than their budget of 32 bytes") as seen:
+        dispatcher.call("rms_norm", x, weights[1])
+    assert len(seen) == 1
+    for weight in weights:
+        dispatcher.call("rms_norm", x, weight)
+
+
+@pytest.mark.filterwarnings("ignore:prepared weights on cpu")
+def test_what_a_graph_reads_stays_above_the_budget(
+    dispatcher: Dispatcher, doubled: Doubled, budget: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget(1)
+    x, captured, other = torch.randn(3, 8), torch.randn(8), torch.randn(8)
+    dispatcher.call("rms_norm", x, captured)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepared, "_capturing", lambda tensor: True)
+        prepared._CACHE.empty_records()
+        dispatcher.call("rms_norm", x, captured)
+    read_by_a_graph = doubled.seen[0]
+    dispatcher.call("rms_norm", x, other)
+    made = doubled.made
+    dispatcher.call("rms_norm", x, captured)
+    assert doubled.made == made
+    assert doubled.seen[0] is read_by_a_graph
+
+
+def test_the_budget_is_said_by_configure_else_the_environment_else_the_device(
+    dispatcher: Dispatcher, budget: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu = torch.device("cpu")
+    assert prepared.BUDGET.of(cpu) == Device.of("cpu").memory_bytes // 4
+    monkeypatch.setenv("KERNEL_REGISTRY_PREPARED_BYTES", "4096")
+    assert prepared.BUDGET.of(cpu) == 4096
+    budget(2)
+    assert prepared.BUDGET.of(cpu) == 64
+    for wrong in (-1, 1.5, "1", True):
+        with pytest.raises(InvalidArgumentError, match="expected a number of bytes"):
+            dispatcher.configure(prepared_bytes=wrong)  # type: ignore[arg-type]
+    assert prepared.BUDGET.of(cpu) == 64
+    dispatcher.configure(prepared_bytes=None)
+    monkeypatch.setenv("KERNEL_REGISTRY_PREPARED_BYTES", "4 GiB")
+    with pytest.raises(InvalidArgumentError, match="4 GiB"):
+        prepared.BUDGET.of(cpu)
