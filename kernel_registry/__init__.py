@@ -6,6 +6,7 @@ command as it does later, with a line and exit code 130.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -36,8 +37,19 @@ def _start(program: str, module: str) -> None:
             import_module("registry.tuner.processes.spawning").adopt(keeper)
         main()
     except KeyboardInterrupt:
+        hear_no_more()
         sys.stderr.write(f"{program}: interrupted\n")
         sys.exit(INTERRUPTED)
+
+
+def hear_no_more() -> None:
+    """Ignores Ctrl-C from here on: the process ends anyway, and what it runs at its end would show a traceback."""
+    while True:
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        except KeyboardInterrupt:  # another one, in between
+            continue
+        return
 
 
 def _early_keeper(words: Sequence[str]) -> Any:

@@ -16,6 +16,11 @@ from .errors import (
 
 _MOVE = "set KERNEL_REGISTRY_DB (or --db) to another place"
 
+_GRANT = (
+    "its owner may: GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO the user, and USAGE ON ALL SEQUENCES"
+    f" (SELECT alone for reading; CREATE ON SCHEMA public to make or upgrade the tables); or {_MOVE}"
+)
+
 _SQLITE: dict[int, tuple[type[TuningDBError], str, str]] = {
     sqlite3.SQLITE_NOTADB: (CorruptedDatabaseError, "is not a SQLite database", f"it was left as it is; {_MOVE}"),
     sqlite3.SQLITE_CORRUPT: (
@@ -68,6 +73,8 @@ def translated(shown: str, fault: BaseException | None) -> TuningDBError:
     state = getattr(fault, "sqlstate", None)
     if state == "25006":
         return ReadOnlyDatabaseError(f"{shown} can only be read ({_first_line(fault)})", hint=_MOVE)
+    if state in {"42501", "3F000"}:  # without any right to the schema the server says that there is none
+        return TuningDBError(f"{shown} does not let this user do that ({_first_line(fault)})", hint=_GRANT)
     if _lost(fault, state):
         hint = f"check that the server runs and takes this user, or {_MOVE}"
         return UnreachableDatabaseError(f"{shown} cannot be reached ({_first_line(fault)})", hint=hint)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
+from kernel_registry import hear_no_more
 from tuning_db import TuningDBError
 
 from ..errors import RegistryError
@@ -57,6 +58,16 @@ def run(app: typer.Typer, program: str, arguments: list[str] | None = None) -> i
         if fault.filename is None or fault.strerror is None:
             raise
         return _report(program, f"{os.fsdecode(fault.filename)}: {fault.strerror}", "")
+
+
+def run_to_the_end(app: typer.Typer, program: str) -> NoReturn:
+    """:func:`run`, and the end of the process, during which further Ctrl-C are ignored."""
+    try:
+        code = run(app, program)
+    except KeyboardInterrupt:  # a second one, while the first was being told
+        code = INTERRUPTED
+    hear_no_more()
+    sys.exit(code)
 
 
 def _report(program: str, message: str, hint: str) -> int:

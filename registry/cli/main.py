@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import typer
 
 from . import app as application
@@ -42,7 +40,7 @@ def _several() -> None:
 
 def main() -> None:
     """Entry point of the script ``registry``."""
-    sys.exit(application.run(new_registry_app(), "registry"))
+    application.run_to_the_end(new_registry_app(), "registry")
 
 
 if __name__ == "__main__":

@@ -138,4 +138,4 @@ def new_tune_app() -> typer.Typer:
 
 def main() -> None:
     """Entry point of the script ``tune``."""
-    sys.exit(application.run(new_tune_app(), "tune"))
+    application.run_to_the_end(new_tune_app(), "tune")

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Callable
+import ipaddress
+import socket
+from collections.abc import Callable, Collection, Iterable
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from ..errors import RegistryError
 
 if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
     from optuna.storages import InMemoryStorage
 
 
@@ -33,6 +38,40 @@ class _Quiet(WSGIRequestHandler):
         """Logs nothing: a line per request would hide the line that names the address."""
 
 
+def guarded(application: WSGIApplication, host: str) -> WSGIApplication:
+    """``application`` for those who asked for this very server: pages of other sites must neither read nor change it.
+
+    A site may have its own name resolve to this address, so that a name in ``Host`` must be this machine's (or
+    ``host``); addresses cannot be made to. An ``Origin``, which browsers send with what changes something, must be the
+    server's own.
+    """
+    names = {"localhost", host.lower(), socket.gethostname().lower()}
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        asked, origin = environ.get("HTTP_HOST", ""), environ.get("HTTP_ORIGIN")
+        if not _names_this_server(asked, names):
+            fault = f"Host {asked!r:.200} is not this server\n"
+        elif origin is not None and origin.lower() != f"http://{asked.lower()}":
+            fault = f"a page of {origin!r:.200} may not use this server\n"
+        else:
+            return application(environ, start_response)
+        start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+        return [fault.encode("utf-8", "replace")]
+
+    return answer
+
+
+def _names_this_server(asked: str, names: Collection[str]) -> bool:
+    try:
+        name = urlsplit(f"//{asked}").hostname or ""
+        if name in names:
+            return True
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 def serve(storage: InMemoryStorage, host: str, port: int, opened: Callable[[str], None]) -> None:
     """Serves until interrupted, after calling ``opened`` with the address.
 
@@ -41,7 +80,7 @@ def serve(storage: InMemoryStorage, host: str, port: int, opened: Callable[[str]
     from optuna_dashboard import wsgi
 
     try:
-        server = make_server(host, port, wsgi(storage), server_class=_Server, handler_class=_Quiet)
+        server = make_server(host, port, guarded(wsgi(storage), host), server_class=_Server, handler_class=_Quiet)
     except OSError as fault:
         raise RegistryError(
             f"cannot listen on {host} port {port}: {fault.strerror}", hint="choose another --port; 0 takes a free one"

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -87,6 +88,30 @@ def test_a_study_is_over_the_joint_space(database: Path) -> None:
     assert wide["triton.row.num_warps"].choices == (4, 16, 32)  # type: ignore[attr-defined]
     assert study.best_trial.number == 2
     assert study.metric_names == ["median µs"]
+
+
+def status(url: str, headers: dict[str, str], data: bytes | None = None) -> int:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as fault:
+        with fault:
+            return fault.code
+
+
+def test_pages_of_other_sites_neither_read_nor_change_it(database: Path) -> None:
+    with serving(database) as url:
+        port, api = url.rstrip("/").rpartition(":")[2], f"{url}api/studies"
+        create = json.dumps({"study_name": "x", "directions": ["minimize"]}).encode()
+        for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}", "192.168.7.7"):
+            assert status(api, {"Host": host}) == 200, host
+        for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "[::1", "a@127.0.0.1@b", "x:y"):
+            assert status(api, {"Host": host}) == 403, host
+        json_type = {"Content-Type": "application/json"}
+        for origin in ("http://evil.example", "null", "http://127.0.0.1:1", f"https://127.0.0.1:{port}"):
+            assert status(api, {**json_type, "Origin": origin}, create) == 403, origin
+        assert len(json.loads(fetched(api))["study_summaries"]) == 3
+        assert status(api, {**json_type, "Origin": url.rstrip("/")}, create) == 201
 
 
 def test_when_a_trial_began_and_ended_is_kept(tmp_path: Path) -> None:

@@ -43,6 +43,47 @@ def test_ctrl_c_while_the_program_is_imported_is_one_line(program: str, module: 
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{program}: interrupted\n")
 
 
+THREE_TIMES = """
+import os, signal, sys
+import kernel_registry
+from registry.cli import app
+told = app._tell
+def interrupted(text):
+    os.kill(os.getpid(), signal.SIGINT)
+    told(text)
+app._tell = interrupted
+from registry.cli import ops
+def first(*_, **__):
+    os.kill(os.getpid(), signal.SIGINT)
+ops.text.print_table = ops.text.say = ops.text.console = first
+sys.argv = ["registry", "ops"]
+kernel_registry.registry()
+"""
+
+
+def test_ctrl_c_while_ctrl_c_is_told_is_no_traceback() -> None:
+    done = fresh.run("-c", THREE_TIMES, limit_s=120)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "Traceback" not in done.stderr
+
+
+INTERRUPTED_AT_THE_END = """
+import atexit, os, signal, sys
+import kernel_registry
+atexit.register(lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(3)] and sys.stderr.write("ended"))
+sys.argv = ["{program}", {option!r}]
+kernel_registry.{program}()
+"""
+
+
+@pytest.mark.parametrize(("program", "option", "code"), [("tune", "--help", 0), ("registry", "--absent", 2)])
+def test_ctrl_c_while_the_program_ends_changes_nothing(program: str, option: str, code: int) -> None:
+    done = fresh.run("-c", INTERRUPTED_AT_THE_END.format(program=program, option=option), limit_s=120)
+    assert done.returncode == code
+    assert done.stderr.endswith("ended")
+    assert "Traceback" not in done.stderr
+
+
 def test_the_installed_scripts_start_where_ctrl_c_is_told() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     started = {name: pkgutil.resolve_name(place) for name, place in project["scripts"].items()}

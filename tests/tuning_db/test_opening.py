@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tuning_db import (
     TuningDBError,
     UnreachableDatabaseError,
 )
+from tuning_db.location import locate
 
 Script = Callable[[str, Sequence[str]], str]
 OPTIONS: list[dict[str, bool]] = [{}, {"create": False}, {"create": False, "migrate": False}]
@@ -211,6 +213,34 @@ def test_a_server_that_only_lets_us_read_is_told(postgresql_url: str, make: Any)
         assert store.trials() == []
         with pytest.raises(ReadOnlyDatabaseError, match="can only be read"):
             store.start_run(make.environment)
+
+
+def test_a_user_who_lacks_a_right_is_told_which_grants_help(postgresql_url: str, make: Any) -> None:
+    from sqlalchemy import create_engine, text
+
+    Store.open(postgresql_url).close()
+    name = f"reader_{uuid.uuid4().hex[:8]}"
+    owner = create_engine(locate(postgresql_url).server or "", isolation_level="AUTOCOMMIT")
+    with owner.connect() as connection:
+        connection.execute(text(f"CREATE ROLE {name} LOGIN"))
+    theirs = postgresql_url.replace("://tuner@", f"://{name}@")
+    try:
+        for grant in ("USAGE ON SCHEMA public", "SELECT ON ALL TABLES IN SCHEMA public", ""):
+            with (
+                pytest.raises(TuningDBError, match="does not let this user do that") as told,
+                Store.open(theirs) as store,
+            ):
+                store.trials()
+                store.start_run(make.environment)
+            assert "GRANT SELECT, INSERT, UPDATE ON ALL TABLES" in told.value.hint
+            if grant:
+                with owner.connect() as connection:
+                    connection.execute(text(f"GRANT {grant} TO {name}"))
+    finally:
+        with owner.connect() as connection:
+            connection.execute(text(f"DROP OWNED BY {name}"))
+            connection.execute(text(f"DROP ROLE {name}"))
+        owner.dispose()
 
 
 READ = """
