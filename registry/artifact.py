@@ -85,6 +85,24 @@ class Signature:
                     found += name, _form(value)
         return tuple(found)
 
+    def has_form_of(self, other: Signature) -> bool:
+        """Whether ``form`` is the other's, found without making it."""
+        groups = (self.arguments.all, self.outputs, self.scratch, self.prepared)
+        others = (other.arguments.all, other.outputs, other.scratch, other.prepared)
+        for group, known in zip(groups, others, strict=True):
+            if len(group) != len(known):
+                return False
+            for (name, value), (known_name, was) in zip(group.items(), known.items(), strict=True):
+                if name != known_name:
+                    return False
+                if type(value) is TensorSpec and type(was) is TensorSpec:
+                    alike = value.dtype is was.dtype and value.alignment == was.alignment
+                    if not alike or (0 in value.shape) != (0 in was.shape):
+                        return False
+                elif value is not was and _form(value) != _form(was):
+                    return False
+        return True
+
     def misaligned(self) -> Signature:
         """This signature with nothing assumed of any tensor's address."""
         made = (self.outputs, self.scratch, self.prepared)

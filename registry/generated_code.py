@@ -28,10 +28,14 @@ class CodeTemplate:
 
     def function(self, names: dict[str, Any]) -> Callable[..., Any]:
         """A new function of this text. ``names`` become its globals, where the function itself stands as well."""
-        # a code object of its own: CPython remembers in it where a global was found last
-        function = FunctionType(self.code.replace(), names, self.name)
-        names[self.name] = function
-        return function
+        return with_names(FunctionType(self.code, {}, self.name), names)
+
+
+def with_names(function: Callable[..., Any], names: dict[str, Any]) -> Callable[..., Any]:
+    """A function of a template's text with other ``names``, where the function itself stands as well."""
+    # a code object of its own: CPython remembers in it where a global was found last
+    made = names[function.__name__] = FunctionType(function.__code__.replace(), names, function.__name__)
+    return made
 
 
 def template(name: str, signature: str, lines: Sequence[str]) -> CodeTemplate:

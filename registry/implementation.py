@@ -58,7 +58,8 @@ class Launch:
         frame = sys._getframe(2)  # behind the constructor that dataclass writes
         object.__setattr__(self, "line", (frame.f_code.co_filename, frame.f_lineno))
         grid = self.grid
-        if type(grid) is not tuple or len(grid) > 3 or not all(type(size) is int and size >= 0 for size in grid):
+        # each new size of a call makes launches: a generator would be a Python call for each extent
+        if type(grid) is not tuple or not 0 < len(grid) <= 3 or {*map(type, grid)} != {int} or min(grid) < 0:
             self._check_grid()
         # most launches are made of plain tuples and dicts: they need no slower look
         if type(self.args) is not tuple or type(self.constants) is not dict or type(self.options) is not dict:
@@ -183,9 +184,12 @@ class Implementation(ABC):
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """Load the artifacts and return the run, the function that the hot path calls. Compiles nothing."""
 
-    def bind_loaded(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run | None:
+    def bind_loaded(
+        self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
+    ) -> Run | None:
         """As ``bind`` where all that it launches was bound before, for another size: nothing is compiled or loaded.
 
+        ``like`` is a run of this implementation and configuration, which probably differs in extents and numbers alone.
         None where something is not in memory yet. For backends, not for implementations.
         """
         return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -38,6 +39,7 @@ __all__ = [
     "exact",
     "exact_items",
     "fits_int32",
+    "getter",
     "torch_dtype",
 ]
 
@@ -68,6 +70,16 @@ def exact_items(values: Mapping[str, Any]) -> Hashable:
 
 
 _SCALARS = frozenset({int, float, str, bool})
+
+
+def getter(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """Takes the values of ``names`` out of a mapping, as a part of a key: a function in C, but where there is no name.
+
+    Of one name alone its value stands there twice.
+    """
+    if not names:
+        return lambda _: ()
+    return itemgetter(*names) if len(names) > 1 else itemgetter(names[0], names[0])
 
 
 @dataclass(frozen=True, eq=False, init=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Literal, TypeVar
 
@@ -74,7 +74,8 @@ class TensorSpec:
         for size in reversed(shape):
             strides.append(step)
             step *= max(size, 1)
-        return cls(tuple(shape), dtype, tuple(reversed(strides)), device)
+        strides.reverse()
+        return aligned_spec(shape, dtype, tuple(strides), device)
 
     @property
     def numel(self) -> int:
@@ -138,64 +139,72 @@ Argument = TensorSpec | tuple[TensorSpec, ...] | tuple[int, ...] | Value | None
 """One argument's value: the specs of a ``Tensor[]`` and the numbers of an ``int[]`` are tuples."""
 
 
-class Watched(Mapping[str, Argument]):
-    """The values of a call's arguments, by schema name; ``read`` holds the names of attributes that were looked at.
+class _SeenArguments(Mapping[str, Argument]):
+    """The values of a call's arguments, by schema name; ``seen`` takes the names of attributes that are looked at.
 
     An attribute that nobody looks at before a plan has run cannot matter to it, and may differ in the next call.
     """
 
-    __slots__ = ("all", "read")
+    __slots__ = ("_all", "_seen")
 
-    def __init__(self, values: Mapping[str, Argument], read: set[str]) -> None:
-        self.all = values
-        self.read = read
+    def __init__(self, values: Mapping[str, Argument], seen: set[str]) -> None:
+        self._all = values
+        self._seen = seen
 
     def __getitem__(self, name: str) -> Argument:
-        value = self.all[name]
+        value = self._all[name]
         if type(value) is not TensorSpec and not (type(value) is tuple and value and type(value[0]) is TensorSpec):
-            self.read.add(name)
+            self._seen.add(name)
         return value
 
     def __contains__(self, name: object) -> bool:
-        return name in self.all
+        return name in self._all
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.all)
+        return iter(self._all)
 
     def __len__(self) -> int:
-        return len(self.all)
+        return len(self._all)
 
 
 _Made = TypeVar("_Made")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Arguments:
     """An op's arguments by schema name, in the schema's order: specs of tensors and plain values, never data.
 
     ``gradient``: whether autograd records the call; False where nobody has called, e.g. for a problem of a file.
+    ``all`` are ``values`` for code that decides nothing by an attribute's value: no name counts as read. ``seen``
+    takes the names of the attributes that are looked at; None where nobody watches.
     """
 
     op: str
-    values: Mapping[str, Argument]
-    gradient: bool = False
+    all: Mapping[str, Argument]
+    gradient: bool
+    seen: set[str] | None = field(repr=False, compare=False)
 
-    @property
-    def all(self) -> Mapping[str, Argument]:
-        """``values`` for code that decides nothing by an attribute's value: no name counts as read."""
-        values = self.values
-        return values.all if type(values) is Watched else values
+    def __init__(
+        self, op: str, values: Mapping[str, Argument], gradient: bool = False, seen: set[str] | None = None
+    ) -> None:
+        # at once: a new size of a call makes these, and a frozen dataclass takes five times as long
+        self.__dict__.update(op=op, all=values, gradient=gradient, seen=seen)
+
+    @cached_property
+    def values(self) -> Mapping[str, Argument]:
+        """The values by name; whoever looks at an attribute here is seen."""
+        return self.all if self.seen is None else _SeenArguments(self.all, self.seen)
 
     @property
     def read(self) -> frozenset[str]:
         """Names of the attributes that were looked at so far; all of them where nobody watches."""
-        return frozenset(self.values.read if isinstance(self.values, Watched) else self.values)
+        return frozenset(self.all if self.seen is None else self.seen)
 
     def read_by(self, function: Callable[[], _Made]) -> tuple[_Made, frozenset[str]]:
         """What ``function()`` returns, and the names of the attributes that it looked at; see ``read``."""
-        if not isinstance(self.values, Watched):
+        read = self.seen
+        if read is None:
             return function(), self.read
-        read = self.values.read
         before = set(read)
         read.clear()  # views of these arguments share it
         try:
@@ -206,7 +215,7 @@ class Arguments:
 
     def watched(self) -> Arguments:
         """These arguments with no attribute looked at yet."""
-        return Arguments(self.op, Watched(self.all, set()), self.gradient)
+        return Arguments(self.op, self.all, self.gradient, set())
 
     def __getitem__(self, name: str) -> Argument:
         try:
@@ -216,11 +225,13 @@ class Arguments:
 
     def tensor(self, name: str) -> TensorSpec:
         """The spec of a tensor that must be there."""
-        return self._of_kind(name, TensorSpec, "a tensor")
+        value = self.all.get(name)
+        return value if isinstance(value, TensorSpec) else self._of_kind(name, TensorSpec, "a tensor")
 
     def optional_tensor(self, name: str) -> TensorSpec | None:
         """The spec of a tensor that may be None."""
-        return None if self[name] is None else self.tensor(name)
+        value = self.all.get(name)
+        return value if isinstance(value, TensorSpec) else None if self[name] is None else self.tensor(name)
 
     def tensors_of(self, name: str) -> tuple[TensorSpec, ...]:
         """The specs of a ``Tensor[]``; of a tensor alone, which may be left out, a tuple of one or none."""
@@ -228,7 +239,7 @@ class Arguments:
 
     def integers(self, name: str) -> tuple[int, ...]:
         """The numbers of an ``int[]``."""
-        return tuple(number for number in self._of_kind(name, tuple, "an int[]") if isinstance(number, int))
+        return tuple([number for number in self._of_kind(name, tuple, "an int[]") if isinstance(number, int)])
 
     def integer(self, name: str) -> int:
         """An int attribute (the schema has coerced it)."""
@@ -236,8 +247,7 @@ class Arguments:
 
     def number(self, name: str) -> float:
         """A float or Scalar attribute (the schema has coerced it)."""
-        value = self[name]
-        return float(value) if isinstance(value, int) else self._of_kind(name, float, "a number")
+        return float(self._of_kind(name, (int, float), "a number"))
 
     def text(self, name: str) -> str:
         """A str attribute (the schema has coerced it)."""
@@ -247,7 +257,12 @@ class Arguments:
         """A bool attribute (the schema has coerced it)."""
         return self._of_kind(name, bool, "a bool")
 
-    def _of_kind(self, name: str, kind: type[_Kind], told: str) -> _Kind:
+    def _of_kind(self, name: str, kind: type[_Kind] | tuple[type[_Kind], ...], told: str) -> _Kind:
+        value = self.all.get(name)
+        if isinstance(value, kind) and kind is not tuple:  # a tuple may hold specs, which do not count as read
+            if self.seen is not None:
+                self.seen.add(name)
+            return value
         value = self[name]
         if not isinstance(value, kind):
             hint = f"arguments[{name!r}] is None where it is not given" if value is None else ""
@@ -276,7 +291,7 @@ class Arguments:
             return value
 
         values: Mapping[str, Argument] = {name: changed(value) for name, value in self.all.items()}
-        return replace(self, values=Watched(values, self.values.read) if isinstance(self.values, Watched) else values)
+        return Arguments(self.op, values, self.gradient, self.seen)
 
 
 def specs_in(value: Argument) -> tuple[TensorSpec, ...]:

@@ -120,9 +120,9 @@ class OrdinaryTraits(Traits):
     def __init__(
         self, source: Arguments, told: Mapping[str, Value] | None = None, aligned: OrdinaryTraits | None = None
     ) -> None:
-        super().__init__(source, told)
-        self.taken = 0
-        self._aligned = aligned
+        # without a call of the base's: a new size of a call makes these
+        self._source, self._told = source, dict(told) if told else {}
+        self.taken, self._aligned = 0, aligned
 
     @property
     def arguments(self) -> Arguments | None:

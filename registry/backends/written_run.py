@@ -79,10 +79,14 @@ def no_memory() -> NoReturn:
 
 
 class WrittenRun:
-    """A run that remembers its text, and is made a function of its own when it is first called as one."""
+    """A run that remembers its text, and is made a function of its own when it is first called as one.
 
-    def __init__(self, written: Written) -> None:
+    ``origin`` is what a backend has bound it from, for runs of other sizes.
+    """
+
+    def __init__(self, written: Written, origin: Any = None) -> None:
         self.written = written
+        self.origin = origin
 
     def __call__(self, outputs: Any, arguments: Any, scratch: Any) -> None:
         self.function(outputs, arguments, scratch)

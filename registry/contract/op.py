@@ -261,7 +261,11 @@ class Op:
 
         ``ordinary``: all tensors are row-major and aligned and need no gradient.
         """
-        dims = self._posed_dims(arguments, checked=not ordinary)
+        posed: Any = self.problem(arguments)
+        given = posed.dims if isinstance(posed, Problem) else posed
+        if not ordinary:  # a call like one that was answered differs from it in its numbers alone
+            self._check_dims(given)
+        dims = dict(given)
         for name, texts in self.distributions.items():
             dims[name] = texts[0] if like is None else like.dims[name]
         for name, values in self.choices.items():
@@ -272,15 +276,8 @@ class Op:
             return Problem(self.name, dims, OrdinaryTraits(arguments, told))
         return Problem(self.name, dims, Traits(arguments if view is None else partial(view, arguments), told))
 
-    def _posed_dims(self, arguments: Arguments, checked: bool) -> dict[str, Value]:
-        """The dimensions that ``problem`` tells. ``checked``: raises InvalidDefinitionError for any but the op's.
-
-        A call like one that was answered is not checked again: its numbers alone are others.
-        """
-        posed: Any = self.problem(arguments)
-        dims = posed.dims if isinstance(posed, Problem) else posed
-        if not checked:
-            return dict(dims)
+    def _check_dims(self, dims: Any) -> None:
+        """Raise InvalidDefinitionError for dimensions that ``problem`` tells and that are not the op's."""
         if not isinstance(dims, Mapping):
             raise self._fault(self.problem, f"problem() returned {dims!r:.80}", "expected a value for each dimension")
         if {*self.static, *self.dynamic} != {*dims, *self.distributions}:
@@ -290,7 +287,6 @@ class Op:
             if not isinstance(value, int | float | str):
                 told = f"problem() gives {name} as {value!r:.80}, a {type(value).__name__}"
                 raise self._fault(self.problem, told, "expected an int, float, str or bool, such as a dtype's name")
-        return dict(dims)
 
     def _fault(self, function: object, told: str, hint: str) -> InvalidDefinitionError:
         return InvalidDefinitionError(f"op {self.name!r}: {told}{at(function)}", hint=hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from types import GeneratorType
 from typing import Any
 
 from ..author_code import at_method
@@ -19,6 +20,10 @@ HOW_TO_IMPLEMENT = (
 )
 
 
+_PLAIN = frozenset({GeneratorType, list, tuple})
+"""Types that need no look at what they can do, which takes two microseconds."""
+
+
 def refusals(implementation: Implementation, problem: Problem, device: Device) -> tuple[str, ...]:
     """Every reason why an implementation cannot run a problem on a device; empty when it can.
 
@@ -29,7 +34,12 @@ def refusals(implementation: Implementation, problem: Problem, device: Device) -
     if problem.traits["mixed"] and not implementation.mixed:
         return ("tensors differ in dtype that were alike when it was verified",)
     given = implementation.unsupported(problem, device)
-    reasons = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping) else None
+    if type(given) in _PLAIN or (isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)):
+        reasons: tuple[Any, ...] | None = tuple(given)
+    else:
+        reasons = None
+    if reasons == ():
+        return reasons
     if reasons is None or not all(isinstance(reason, str) for reason in reasons):
         shown = given if reasons is None else list(reasons)
         raise _wrong(implementation, "unsupported", shown, "reasons: yield each as a text, and nothing where it runs")

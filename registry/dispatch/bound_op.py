@@ -54,9 +54,10 @@ class BoundOp:
         serves = lambda: torch_ops.serves(self)  # noqa: E731 - a method would be bound to what is not made yet
         self.miss = Miss(self.plans, forcing, follow, self.gradients, watch, mode, serves)
         self.table = self.miss.table
+        miss, watchers = self.miss, (forcing, watch)
         around = Around(
-            self.table, (forcing, watch), self.miss.answer, self.generic, self.traced, self.miss.may_retry,
-            self.miss.profiles.run,
+            self.table, watchers, miss.answer, miss.another_size, self.generic, self.traced, miss.may_retry,
+            miss.profiles.run,
         )  # fmt: skip
         hot = hot_path(op, around)
         self.call = hot.call

@@ -38,7 +38,7 @@ from .torch_side.situation import (
     unusual,
 )
 from .torch_side.tensor_classes import keeping_class
-from .torch_side.torch_private import unseen_by_modes
+from .torch_side.torch_private import function_modes, profiler, unseen_by_modes
 from .warning import tell_caller
 
 _NOT_ENQUEUED = (NotReadyError, NotLaunchedError)
@@ -107,8 +107,6 @@ class Miss:
         self._missed = Counter()
         self._forced_tables: dict[str, Table] = {}
         self._names = op.parsed.names
-        self._named = frozenset(self._names)
-        self._lists = op.parsed.has_lists
 
     @property
     def count(self) -> int:
@@ -134,8 +132,6 @@ class Miss:
             return torch_ops.define(self._op)(*args, **attributes)
         self._missed.hit()
         self._follow()
-        if not warming and (answered := self._another_size(args, attributes)) is not None:
-            return answered[0]
         forced = self._forcing.of(self._op.name)
         table = self._table_of(forced)
         generations = table.generation, self.plans.generation
@@ -172,30 +168,35 @@ class Miss:
                         self._add_family(asked, resolved)
         return outputs
 
-    def _another_size(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> tuple[Any] | None:
-        """The outputs of a call that differs from an earlier one in sizes alone; None where all must be asked."""
-        if self._forcing.active or self._watch.active:
+    def another_size(self, values: tuple[Any, ...]) -> tuple[Any] | None:
+        """The outputs of a call that differs from an earlier one in sizes alone; None where all must be asked.
+
+        ``values`` are the schema's in order, as they were given, lists as tuples. Nothing forces or records calls, and
+        no dispatch mode or block of forward-mode AD is active.
+        """
+        families = self.families
+        if not families.known or function_modes():
             return None
-        generations = self.table.generation, self.plans.generation
-        if not args and attributes.keys() == self._named and not self._lists:
-            given = values = tuple([attributes[name] for name in self._names])
-        else:
-            values, given = self._op.parsed.bind(args, attributes), self._given(args, attributes)
-        member = self.families.member(values, lambda: self.entries.of_shape(self.table, given))
+        self._follow()
+        table, plans = self.table, self.plans
+        generations = table.generation, plans.failures.generation
+        member = families.member(values, table)
         if member is None:
             return None
+        run, resolved, read = member
         try:
-            with self.profiles.around(member.resolved):
-                outputs = member.run(*values)
-            member.resolved.check(outputs, values)
+            profiled = profiler._is_profiler_enabled
+            outputs = self.profiles.run(resolved, run, *values) if profiled else run(*values)
+            resolved.check(outputs, values)
         except Exception as fault:
-            if not self._put_aside(member.resolved, fault, None, generations[1]):
+            if not self._put_aside(resolved, fault, None, generations[1]):
                 raise
             return None
-        resolved = member.resolved
+        self._missed.hit()
         resolved.calls.hit()
-        answer = member.run, resolved.calls.hit, resolved
-        self.entries.add(self.table, generations[0], (given, values), answer, resolved.conditions, member.read)
+        self.entries.add(
+            table, generations[0], (values, values), (run, resolved.calls.hit, resolved), resolved.conditions, read
+        )
         return (outputs,)
 
     def _add_family(self, asked: Asked, resolved: Resolved) -> None:

@@ -8,21 +8,22 @@ bound to what is loaded. Whatever is out of the ordinary is left to the miss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any
 
 from ..arguments.schema import Schema
-from ..arguments.specs import Argument, Arguments, Watched
+from ..arguments.specs import Argument, Arguments
 from ..contract import Op
 from ..device import Device
+from .hit.call_parts import CallParts
 from .hit.family import Specs, family_of
 from .hit.guards import aligned
-from .hit.table import Unpacked
-from .plans.plan import Candidate, Plan
-from .resolve.candidates import Plans, Resolved
+from .hit.table import Table, Unpacked
+from .plans.plan import Candidate, Draft, Plan
+from .resolve.candidates import Plans, Resolved, resized
 from .resolve.undoubted import Undoubted
 from .torch_side.situation import counting_writes
-from .torch_side.torch_private import dispatch_modes, forward_level, function_modes, stream_capturing
+from .torch_side.torch_private import stream_capturing
 
 MOST_FAMILIES = 32
 """Per op: dtypes, devices, attributes and which optional tensors are given."""
@@ -40,61 +41,63 @@ class _Family:
         self.undoubted: Undoubted | None = None
 
 
-class Member(NamedTuple):
-    """A call of a family: what runs it, on what that rests, and the attributes that it depends on."""
-
-    run: Callable[..., Any]
-    resolved: Resolved
-    read: Collection[str]
+Member = tuple[Callable[..., Any], Resolved, frozenset[str]]
+"""A call of a family: what runs it, on what that rests, and the attributes that it depends on."""
 
 
 class Families:
-    """The families of one op whose calls were answered by a plan."""
+    """The families of one op whose calls were answered by a plan; ``known`` are those with the latest first."""
 
     def __init__(self, plans: Plans, schema: Schema) -> None:
+        self.known: tuple[_Family, ...] = ()
         self._plans = plans
         self._op: Op = plans.op
         self._schema = schema
+        self._parts = CallParts(schema)
         self._mutates = schema.mutates
-        self._families: tuple[_Family, ...] = ()
 
     def clear(self) -> None:
         """Forget every family."""
-        self._families = ()
+        self.known = ()
 
     def add(self, values: tuple[Any, ...], device: Device) -> None:
         """Let calls of other sizes be answered as this one was, of tensors that need no gradient."""
-        if any(family.specs(*values) is not None for family in self._families):
+        if any(family.specs(*values) is not None for family in self.known):
             return
         specs = family_of(self._schema, values)
         if specs is not None:
-            self._families = (_Family(specs, device), *self._families)[:MOST_FAMILIES]
+            self.known = (_Family(specs, device), *self.known)[:MOST_FAMILIES]
 
-    def member(self, values: tuple[Any, ...], entries: Callable[[], Iterable[Unpacked]]) -> Member | None:
+    def member(self, values: tuple[Any, ...], table: Table) -> Member | None:
         """The answer to a call of these values; None where the miss must see to it, faults included.
 
-        A value of another type than the schema says is of no family. ``entries()`` are those of the first tensor's
-        shape: one that was made for such a call in another state of torch has its answer.
+        A value of another type than the schema says is of no family. An entry of ``table`` that was made for such a
+        call in another state of torch has its answer.
         """
-        if not self._families or dispatch_modes() or forward_level._current_level >= 0 or function_modes():
-            return None
         try:
-            for family in self._families:
+            for family in self.known:
                 specs = family.specs(*values)
                 if specs is not None:
-                    return self._resized(family, specs, entries())
+                    found = self._resized(family, specs, table.now.shapes.get(self._parts.shape(values), ()))
+                    if found is None:
+                        return None
+                    resolved, read = found
+                    run = counting_writes(resolved.run, self._op.parsed) if self._mutates else resolved.run
+                    return run, resolved, read | self._op.fake_reads
         except Exception:  # the miss meets it again, and tells it as it must be told
             return None
         return None
 
-    def _resized(self, family: _Family, specs: dict[str, Argument], entries: Iterable[Unpacked]) -> Member | None:
+    def _resized(
+        self, family: _Family, specs: dict[str, Argument], entries: Iterable[Unpacked]
+    ) -> tuple[Resolved, frozenset[str]] | None:
         op, plans, device = self._op, self._plans, family.device
         if plans.failures or (device.type == "cuda" and stream_capturing()):
             return None
         for *_, known in entries:
             if _answers(known, specs):
-                return self._member(known, known.plan.signature.arguments.read)
-        arguments = Arguments(op.name, Watched(specs, set()))
+                return known, known.plan.signature.arguments.read
+        arguments = Arguments(op.name, specs, seen=set())
         problem = op.pose(arguments, ordinary=True)
         if family.undoubted is None:
             family.undoubted = Undoubted(plans.situation(problem, device))
@@ -105,18 +108,17 @@ class Families:
         if not implementation.deterministic or not implementation.capturable:
             return None
         key = _key(candidate)
-        plan = plans.from_memory(candidate, problem, arguments, device, family.plans.get(key))
+        like = family.plans.get(key)
+        plan = None if like is None else like.resized(problem, arguments, device, plans.sizeless)
         if plan is None:
-            return None
-        _remember(family, key, plan)
+            plan = Draft.of(op, candidate, problem, arguments, device).from_memory(plans.sizeless)
+            if plan is None:
+                return None
+            _remember(family, key, plan)
         conditions = (aligned,) if found.narrow else ()
         untuned = found.choice.step == "default"
-        resolved = Resolved(found.choice, plan.call, problem, None, plan, found.misses, conditions, untuned=untuned)
-        return self._member(resolved, arguments.read)
-
-    def _member(self, resolved: Resolved, read: frozenset[str]) -> Member:
-        run = counting_writes(resolved.run, self._op.parsed) if self._mutates else resolved.run
-        return Member(run, resolved, read | self._op.fake_reads)
+        resolved = resized(found.choice, plan, found.misses, conditions, untuned)
+        return resolved, arguments.read
 
 
 def _answers(known: Resolved, specs: Mapping[str, Argument]) -> bool:

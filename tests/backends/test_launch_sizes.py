@@ -13,11 +13,12 @@ from registry.artifact import Signature
 from registry.backends.cuda import CudaKernel
 from registry.backends.cuda import launch as cuda_launch
 from registry.backends.cuda.launch import LaunchForm
-from registry.backends.launch_forms import Forms, form_key, launch_key
+from registry.backends.launch_forms import Forms, Origin, form_key, form_of_like, launch_key
 from registry.backends.triton import launch as triton_launch
 from registry.backends.triton.bound_launch import BoundLaunch
 from registry.backends.triton.launch import DeviceForm
 from registry.backends.triton.variant import Operand
+from registry.backends.written_run import Written, WrittenRun
 from registry.dispatch.plans.written_plan import written_call
 from registry.implementation import Launch
 from registry.problem import Arguments, TensorSpec
@@ -189,3 +190,94 @@ def test_forms_are_bounded_and_take_no_key_that_cannot_be_hashed() -> None:
         forms.put(number, number)
     forms.put([], 1)
     assert [forms.get(number) for number in (6, 7, 8, 9, [])] == [None, 7, 8, 9, None]
+
+
+def test_a_form_that_is_told_at_a_glance_is_the_form_of_equal_keys() -> None:
+    kernel = CudaKernel("", "kernel")
+    base: dict[str, Any] = {
+        "grid": (4, 2),
+        "args": ("y", "x", 7, 0.5),
+        "constants": {"BLOCK": 1},
+        "options": {"b": [32]},
+    }
+    changes: list[dict[str, Any]] = [
+        {},
+        {"grid": (9, 1)},
+        {"grid": (0, 1)},
+        {"grid": (9,)},
+        {"args": ("y", "x", 2**40, 0.25)},
+        {"args": ("y", "x", True, 0.5)},
+        {"args": ("y", "x", 7, 1)},
+        {"args": ("x", "y", 7, 0.5)},
+        {"args": ("y", "x", 7)},
+        {"kernel": CudaKernel("", "other")},
+        *({"constants": {"BLOCK": value}} for value in (2, True, 1.0, 0.0, -0.0, "1", None)),
+        {"constants": {"BLOCKS": 1}},
+        {"options": {"b": [32.0]}},
+        {"options": {"b": [16]}},
+        {"cluster": (2,)},
+        {"shared_bytes": 64},
+    ]
+    specs = [
+        (SPEC, 0.25),
+        (TensorSpec.contiguous((64, 3), torch.float32), 0.5),
+        (TensorSpec.contiguous((4,), torch.float16), 0.25),
+        (TensorSpec((4,), torch.float32, (1,), alignment=4), 0.25),
+        (TensorSpec.contiguous((0,), torch.float32), 0.25),
+        (SPEC, 3),
+        (SPEC, 2**40),
+        (SPEC, None),
+        (None, 0.25),
+    ]
+    origins = [
+        Origin((Launch(**{"kernel": kernel, **base, **change}),), signature, 0)
+        for change in changes
+        for signature in (Signature(Arguments("op", {"x": x, "eps": eps}), {"y": SPEC}) for x, eps in specs)
+    ]
+    found = 0
+    for was in origins[::7]:
+        run = WrittenRun(Written("the form", lambda _: [], {}), was)
+        key = form_key(map(launch_key, was.launches), was.signature, 0)
+        for origin in origins:
+            told = form_of_like(run, origin)
+            equal = form_key(map(launch_key, origin.launches), origin.signature, 0) == key
+            assert told == ("the form" if equal else None)
+            found += equal
+            assert form_of_like(run, origin._replace(device=1)) is None
+    assert found > len(origins[::7]), "sizes alone differ in some"
+    assert form_of_like(lambda *_: None, origins[0]) is None
+    assert form_of_like(WrittenRun(Written("the form", lambda _: [], {})), origins[0]) is None
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_triton_run_of_launches_that_are_not_bound_is_that_of_bound_ones(
+    monkeypatch: pytest.MonkeyPatch, direct: bool
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+    careful: list[Any] = []
+    launcher = SimpleNamespace(
+        launch=lambda *given: calls.append(given), global_scratch_size=0, num_ctas=1,
+        launch_cooperative_grid=False, launch_pdl=False,
+    )  # fmt: skip
+    kernel = SimpleNamespace(run=launcher, function=1, packed_metadata=(), metadata=SimpleNamespace())
+    monkeypatch.setattr(triton_launch, "current_device", lambda: 0)
+    monkeypatch.setattr(triton_launch, "current_stream", lambda index: 5)
+    monkeypatch.setattr(triton_launch._CarefulRun, "__call__", lambda run, *_: careful.append(run._launches))
+    form = DeviceForm.made(tuple(triton_launches(8, kernel)), 0, direct)
+    given = (torch.ones(4),), (torch.ones(4), 0.5), ()
+    for rows in ROWS:
+        launches = tuple(
+            Launch(None, grid, ("y", "x", "eps", rows, rows * 7 // 2), {"BLOCK": 64})
+            for grid in ((-(-rows // 16), 2), (rows * 2,))
+        )
+        bound = triton_launches(rows, kernel)
+        grids = [launch.grid for launch in bound]
+        for run in (form.run(bound, None), form.sized(Origin(launches, SIGNATURE, 0), grids, None)):  # type: ignore[arg-type]
+            run(*given)
+            run.written.names["k_careful"](*given)
+        assert calls[: len(calls) // 2] == calls[len(calls) // 2 :]
+        assert careful[: len(careful) // 2] == careful[len(careful) // 2 :]
+        assert careful[-1] == bound
+        assert bool(calls) is direct
+        calls.clear()
+        careful.clear()

@@ -130,6 +130,18 @@ def test_states_of_torch_are_met_by_the_miss(dispatcher: Dispatcher, resolved: l
     assert resolved == [2, 3, 4, 5, 5], "the last one is softmax_backward's"
 
 
+def test_a_family_that_was_met_without_gradients_does_not_answer_calls_that_need_one(dispatcher: Dispatcher) -> None:
+    with torch.no_grad():
+        for rows in (2, 3):
+            right(dispatcher, torch.randn(rows, 33, requires_grad=True))
+    x = torch.randn(4, 33, requires_grad=True)
+    weight = torch.randn(4, 33)
+    given = torch.autograd.grad((dispatcher.call("softmax", x) * weight).sum(), x)[0]
+    torch.testing.assert_close(given, torch.autograd.grad((torch.softmax(x, -1) * weight).sum(), x)[0])
+    with torch.no_grad():
+        right(dispatcher, torch.randn(5, 33, requires_grad=True))
+
+
 def test_one_tensor_given_twice_is_met_by_the_miss(dispatcher: Dispatcher, resolved: list[int]) -> None:
     x, y = torch.randn(2, 33), torch.randn(2, 33)
     torch.testing.assert_close(dispatcher.call("vector_add", x, y), x + y)

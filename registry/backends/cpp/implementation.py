@@ -22,7 +22,7 @@ from ...space import Config
 from .. import compiler_environment
 from ..kernel_signature import check_kernel
 from ..launch_checks import argument_of, launches_of, placed
-from ..launch_forms import Forms, form_key, launch_key
+from ..launch_forms import Forms, Origin, form_key, form_of_like, launch_key
 from ..written_run import Operands, Written, WrittenRun
 from .compiler import NoCompiler, build, find_compiler, load
 
@@ -90,13 +90,15 @@ class CppImplementation(Implementation):
         launches = self.launches(problem, config, device)
         form = _Form.of(launches, built)
         _FORMS.put(form_key(map(launch_key, launches), built.signature, 0), form)
-        return form.run(launches)
+        return form.run(Origin(launches, built.signature, 0))
 
-    def bind_loaded(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run | None:
+    def bind_loaded(
+        self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
+    ) -> Run | None:
         """The run of libraries that are loaded, with other numbers."""
-        launches = self.launches(problem, config, device)
-        form = _FORMS.get(form_key(map(launch_key, launches), signature, 0))
-        return None if form is None else form.run(launches)
+        origin = Origin(self.launches(problem, config, device), signature, 0)
+        form = form_of_like(like, origin) or _FORMS.get(form_key(map(launch_key, origin.launches), signature, 0))
+        return None if form is None else form.run(origin)
 
     def sources(self) -> Iterable[ModuleType | str]:
         """The class's modules, the preamble, and the text of every kernel that they or the class hold under a name."""
@@ -182,15 +184,15 @@ class _Form:
         )
         return cls(arguments, names)
 
-    def run(self, launches: Sequence[Launch]) -> Run:
+    def run(self, origin: Origin) -> Run:
         """A run of launches of this form, with their numbers."""
         numbers = {
             f"k_number_{place}_{number}": argument
-            for place, launch in enumerate(launches)
+            for place, launch in enumerate(origin.launches)
             for number, argument in enumerate(launch.args)
-            if not isinstance(argument, str)
+            if type(argument) is not str
         }
-        return WrittenRun(Written(self, self._lines, {**self.names, **numbers}))
+        return WrittenRun(Written(self, self._lines, {**self.names, **numbers}), origin)
 
     def _lines(self, operands: Operands) -> list[str]:
         return [

@@ -36,7 +36,7 @@ class Layout:
         self.count = len(launches)
         self.tensors: list[tuple[str, int]] = []
         self.numbers: list[tuple[str, int]] = []
-        self._literals: list[tuple[int, str, int, int]] = []
+        self._literals: list[tuple[str, int, int]] = []
         places = signature.operands
         slots: dict[str, int] = {}
         codes: list[str] = []
@@ -55,6 +55,13 @@ class Layout:
             for place, args in enumerate(kinds)
         ]
         self.clusters = [_cluster(launch) for launch in launches]
+        self._blocks = [block_of(launch) for launch in launches]
+        # address and count of each launch's attributes
+        self._attributes = [(0, 0) if one is None else (ctypes.addressof(one), 1) for one in self.clusters]
+        # what frames are made of: each new size of a call makes one for its thread
+        self._memory = ctypes.c_char * max(self.size, 8)
+        self._pointers = [ctypes.c_void_p * max(len(offsets), 1) for offsets in self.offsets]
+        self._pack_literals = struct.Struct("<" + "".join(code for code, *_ in self._literals)).pack_into
         # a lone launch needs no more of its configuration than the stream
         self._whole = len(launches) > 1
         head = "7I4x" * self._whole + _STREAM_ON
@@ -64,7 +71,7 @@ class Layout:
     def _offset(self, slots: dict[str, int], argument: Any, code: str, place: int, number: int) -> int:
         if isinstance(argument, str) and argument in slots:
             return slots[argument]
-        self._literals.append((self.size, code, place, number))
+        self._literals.append((code, place, number))
         self.size += 8
         return self.size - 8
 
@@ -73,7 +80,7 @@ class Layout:
         texts: list[str] = []
         for place in range(self.count):
             extents = [f"k_extent_{place}_{number}" for number in range(_EXTENTS)] if self._whole else []
-            texts += [*extents, "k_stream", *map(str, self._attributes(place))]
+            texts += [*extents, "k_stream", *map(str, self._attributes[place])]
         return [*texts, *addresses, *(operands.at(group, place) for group, place in self.numbers)]
 
     def names(self, launches: Sequence[Launch]) -> dict[str, int]:
@@ -83,27 +90,26 @@ class Layout:
         return {
             f"k_extent_{place}_{number}": extent
             for place, launch in enumerate(launches)
-            for number, extent in enumerate(_extents(launch))
+            for number, extent in enumerate(self._extents(place, launch))
         }
 
-    def _attributes(self, place: int) -> tuple[int, int]:
-        """Address and count of a launch's attributes."""
-        cluster = self.clusters[place]
-        return (0, 0) if cluster is None else (ctypes.addressof(cluster), 1)
+    def _extents(self, place: int, launch: Launch) -> tuple[int, ...]:
+        """Grid, block and shared bytes. Launches of one form have one block."""
+        return (*(*launch.grid, 1, 1)[:3], *self._blocks[place], launch.shared_bytes)
 
     def frame(self, launches: Sequence[Launch]) -> tuple[Any, ...]:
         """New memory, and for each launch references to its configuration and to the addresses of its arguments."""
-        memory = ctypes.create_string_buffer(max(self.size, 8))
-        for offset, code, place, number in self._literals:
-            value = launches[place].args[number]
-            # the name of an optional tensor that is absent: a null pointer
-            struct.pack_into(f"<{code}", memory, offset, 0 if isinstance(value, str) else value)
+        memory = self._memory()
+        start = ctypes.addressof(memory)
+        # the name of an optional tensor that is absent: a null pointer
+        values = [launches[place].args[number] for _, place, number in self._literals]
+        values = [0 if type(value) is str else value for value in values]
+        self._pack_literals(memory, self.size - 8 * len(values), *values)
         calls: list[Any] = []
         for place, offsets in enumerate(self.offsets):
-            configuration = (*_extents(launches[place]), 0, *self._attributes(place))
+            configuration = (*self._extents(place, launches[place]), 0, *self._attributes[place])
             _CONFIGURATION.pack_into(memory, _CONFIGURATION.size * place, *configuration)
-            addresses = (ctypes.addressof(memory) + offset for offset in offsets)
-            parameters = (ctypes.c_void_p * max(len(offsets), 1))(*addresses)
+            parameters = self._pointers[place](*[start + offset for offset in offsets])
             calls += [ctypes.byref(memory, _CONFIGURATION.size * place), ctypes.byref(parameters)]
         return (memory, *calls)
 
@@ -113,11 +119,6 @@ class Frames(threading.local):
 
     def __init__(self, layout: Layout, launches: Sequence[Launch]) -> None:
         self.frame = layout.frame(launches)
-
-
-def _extents(launch: Launch) -> tuple[int, ...]:
-    """Grid, block and shared bytes."""
-    return (*_three(launch.grid), *block_of(launch), launch.shared_bytes)
 
 
 def _cluster(launch: Launch) -> Any:

@@ -19,7 +19,7 @@ from ...space import Config
 from .. import estimate
 from ..kernel_signature import check_kernel
 from ..launch_checks import launches_of, placed, refuse_empty
-from ..launch_forms import Forms, form_key, launch_key
+from ..launch_forms import Forms, Origin, form_key, form_of_like, launch_key
 from ..misaligned_run import MisalignedRun, compiled_run
 from . import launch as cuda_launch
 from . import nvrtc
@@ -123,22 +123,32 @@ class CudaImplementation(Implementation):
         aligned = problem.traits["aligned"]
         form = cuda_launch.LaunchForm(kernels, launches, built.signature, device.index, guarded=aligned)
         _FORMS.put(form_key(map(launch_key, launches), built.signature, device.index, aligned), form)
-        return form.run(launches, self._twin(problem, config, device, built.signature))
+        twin = self._twin(problem, config, device, built.signature) if aligned else None
+        run = form.run(launches, twin)
+        run.origin = Origin(launches, built.signature, device.index)
+        return run
 
-    def bind_loaded(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run | None:
+    def bind_loaded(
+        self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
+    ) -> Run | None:
         """The run of kernels that are loaded, with other extents and numbers."""
-        launches = self._launches(problem, config, device)
-        form = _FORMS.get(form_key(map(launch_key, launches), signature, device.index, problem.traits["aligned"]))
+        origin, aligned = (
+            Origin(self._launches(problem, config, device), signature, device.index),
+            problem.traits["aligned"],
+        )
+        form: cuda_launch.LaunchForm | None = form_of_like(like, origin)
+        if form is None or form.guarded != aligned:
+            form = _FORMS.get(form_key(map(launch_key, origin.launches), signature, device.index, aligned))
         if form is None:
             return None
-        for launch in launches:
+        for launch in origin.launches:
             _check_launch(self.name, launch, device)
-        return form.run(launches, self._twin(problem, config, device, signature))
+        run = form.run(origin.launches, self._twin(problem, config, device, signature) if aligned else None)
+        run.origin = origin
+        return run
 
-    def _twin(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run | None:
+    def _twin(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run:
         """The run for tensors that are not aligned, where this one assumes that they are."""
-        if not problem.traits["aligned"]:
-            return None
         return MisalignedRun(self.name, lambda: self._misaligned(problem.misaligned(), config, device, signature))
 
     def _misaligned(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run:
@@ -230,8 +240,8 @@ def _check_resources(variant: Variant, target: Target, found: dict[str, int], ma
 
 
 def _check_launch(name: str, launch: Launch, device: Device) -> None:
-    grid = (*launch.grid, 1, 1)[:3]
-    if any(size > most for size, most in zip(grid, _GRID_LIMIT, strict=True)):
+    grid = x, y, z = (*launch.grid, 1, 1)[:3]
+    if x > _GRID_LIMIT[0] or y > _GRID_LIMIT[1] or z > _GRID_LIMIT[2]:
         raise UnsupportedError(f"{name}: a grid of {launch.grid} blocks is beyond {_GRID_LIMIT}")
     if not launch.cluster:
         return

@@ -122,7 +122,7 @@ class LaunchForm:
         self, kernels: Sequence[Kernel], launches: Sequence[Launch], signature: Signature, device: int, guarded: bool
     ) -> None:
         self._device = device
-        self._guarded = guarded
+        self.guarded = guarded
         self._kept = tuple(place for place, launch in enumerate(launches) if 0 not in launch.grid)
         self._titles = ", ".join(str(launches[place].kernel) for place in self._kept)
         self._layout = Layout([launches[place] for place in self._kept], signature)
@@ -138,7 +138,7 @@ class LaunchForm:
             # a reference that ctypes made is passed on without another look, an int is converted each time
             self._names[f"k_kernel_{number}"] = ctypes.c_void_p.from_param(kernels[place].handle)
 
-    def run(self, launches: Sequence[Launch], misaligned: Run | None) -> Run:
+    def run(self, launches: Sequence[Launch], misaligned: Run | None) -> WrittenRun:
         """A run of launches of this form, which any thread may call; ``misaligned`` where the form is guarded."""
         kept = [launches[place] for place in self._kept]
 
@@ -164,7 +164,7 @@ class LaunchForm:
             raise kind(f"launch of {self._titles} on cuda:{self._device} failed: {_error_name(status)}")
 
     def _lines(self, operands: Operands) -> list[str]:
-        return _lines(self._layout, operands, self._device, guarded=self._guarded) if self._kept else []
+        return _lines(self._layout, operands, self._device, guarded=self.guarded) if self._kept else []
 
 
 def _lines(layout: Layout, operands: Operands, device: int, *, guarded: bool) -> list[str]:

@@ -29,7 +29,7 @@ from .. import compiler_environment
 from ..estimate import shared_limit
 from ..kernel_limit import check_room
 from ..launch_checks import launches_of, refuse_empty
-from ..launch_forms import Forms, form_key, launch_key
+from ..launch_forms import Forms, Origin, form_key, form_of_like, launch_key
 from ..misaligned_run import MisalignedRun, compiled_run
 from . import cubin
 from . import stored as triton_stored
@@ -43,6 +43,7 @@ from .variant import (
     gpu_target,
     number_form,
     operands,
+    same_number,
     source_of,
     variant_of,
 )
@@ -108,19 +109,27 @@ class TritonImplementation(Implementation):
         if INTERPRETED:
             return interpreted_run(bound)
         form = DeviceForm.of(bound, device.index)
-        _FORMS.put(_form_key(launches, built.signature, device), (tuple(bound), form))
-        return form.run(bound, self._twin(problem, config, device, built.signature))
+        _FORMS.put(_form_key(launches, built.signature, device), form)
+        run = form.run(bound, self._twin(problem, config, device, built.signature))
+        run.origin = Origin(launches, built.signature, device.index)
+        return run
 
-    def bind_loaded(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run | None:
+    def bind_loaded(
+        self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
+    ) -> Run | None:
         """The run of kernels that are loaded, with other extents and numbers."""
-        launches = self.launches(problem, config, device)
-        found = None if INTERPRETED else _FORMS.get(_form_key(launches, signature, device))
-        if found is None:
+        if INTERPRETED:
             return None
-        like, form = found
+        origin = Origin(self.launches(problem, config, device), signature, device.index)
+        form = form_of_like(like, origin, same_number)
+        if form is None:
+            form = _FORMS.get(_form_key(origin.launches, signature, device))
+        if form is None:
+            return None
         title = f"{self.name} of {self.op}"
-        bound = [one.sized(launch, full_grid(launch.grid, title)) for one, launch in zip(like, launches, strict=True)]
-        return form.run(bound, self._twin(problem, config, device, signature))
+        grids = [full_grid(launch.grid, title) for launch in origin.launches]
+        run: Run = form.sized(origin, grids, self._twin(problem, config, device, signature))
+        return run
 
     def compiler_environment(self) -> Mapping[str, str]:
         """What Triton and ptxas obey."""
@@ -145,7 +154,7 @@ class TritonImplementation(Implementation):
         ]
 
 
-_FORMS: Forms[tuple[tuple[BoundLaunch, ...], DeviceForm]] = Forms()
+_FORMS: Forms[DeviceForm] = Forms()
 
 
 def _form_key(launches: Sequence[Launch], signature: Signature, device: Device) -> Hashable:

@@ -20,9 +20,10 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ...implementation import Run, Tensors
+from ...implementation import Tensors
 from ...problem import FULL_ALIGNMENT
 from ..cuda_stream import current_device, current_stream, only_gpu
+from ..launch_forms import Origin
 from ..written_run import Operands, Written, WrittenRun
 from .bound_launch import BoundLaunch, interpreted_run, launch_jit, value_of
 from .variant import Operand
@@ -103,16 +104,46 @@ class DeviceForm:
             "k_device": torch.device("cuda", index),
         }
         for place, launch in enumerate(launches if direct else ()):
-            names |= _launcher_names(place, launch)
+            names |= _launcher_names(place, launch) | _size_names(place, launch)
         return cls(launches, index, direct, names)
 
-    def run(self, launches: Sequence[BoundLaunch], twin: Callable[..., Any]) -> Run:
+    def run(self, launches: Sequence[BoundLaunch], twin: Callable[..., Any]) -> WrittenRun:
         """A run of launches of this form with their extents and numbers."""
         kept = [launch for launch in launches if 0 not in launch.grid]
         names = {**self.names, "k_careful": _CarefulRun(kept, self.index), "k_twin": twin}
         for place, launch in enumerate(kept if self.direct else ()):
             names |= _size_names(place, launch)
         return WrittenRun(Written(self, self._lines, names))
+
+    def sized(self, origin: Origin, grids: Sequence[tuple[int, int, int]], twin: Callable[..., Any]) -> WrittenRun:
+        """``run`` of launches that are not bound: they name what those of the form do."""
+        kept = [(launch, grid) for launch, grid in zip(origin.launches, grids, strict=True) if 0 not in grid]
+
+        def bound() -> list[BoundLaunch]:
+            return [one.sized(*pair) for one, pair in zip(self.launches, kept, strict=True)]
+
+        if not self.direct:
+            run = self.run(bound(), twin)
+            run.origin = origin
+            return run
+
+        def careful(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            # where somebody listens to launches, which is a slow way of its own
+            _CarefulRun(bound(), self.index)(outputs, arguments, scratch)
+
+        names = {**self.names, "k_twin": twin, "k_careful": careful}
+        for place, (launch, (x, y, z)) in enumerate(kept):
+            names[f"k_x_{place}"], names[f"k_y_{place}"], names[f"k_z_{place}"] = x, y, z
+            given = iter(launch.args)
+            for number, operand in enumerate(self.launches[place].operands):
+                # a parameter that is no constant of the launch takes the next argument
+                value = None if operand.parameter in launch.constants else next(given)
+                if operand.kind == "number":
+                    names[f"k_value_{place}_{number}"] = value
+            launcher = self.launches[place].compiled.run
+            if launcher.global_scratch_size:
+                names[f"k_size_{place}"] = x * y * z * launcher.num_ctas * launcher.global_scratch_size
+        return WrittenRun(Written(self, self._lines, names), origin)
 
     def _lines(self, operands: Operands) -> list[str]:
         body = _addresses(self.launches, operands)

@@ -187,6 +187,18 @@ def number_form(kernel: Any, parameter: str, value: Any) -> Hashable:
     return fits_int32(value), value % FULL_ALIGNMENT == 0 and parameter in specialised_parameters(kernel)
 
 
+def same_number(launch: Launch, place: int, value: Any, other: Any) -> bool:
+    """Whether ``number_form`` is equal for two numbers that a launch may hand over as argument ``place``."""
+    if type(value) is not int:
+        return type(value) is type(other)
+    if type(other) is not int or fits_int32(value) is not fits_int32(other):
+        return False
+    if (value % FULL_ALIGNMENT == 0) is (other % FULL_ALIGNMENT == 0):
+        return True
+    free = [name for name in launch.kernel.arg_names if name not in launch.constants]
+    return free[place] not in specialised_parameters(launch.kernel)
+
+
 def variant_of(launch: Launch, signature: Signature, target: Target) -> Variant:
     """The variant of a launch on arguments of a signature, for a target."""
     bound = operands(launch, signature)

@@ -46,24 +46,28 @@ class EntryMaker:
         answer depends on; the others may differ in further calls.
         """
         (given, values), (run, hit, resolved) = calls, answer
-        tensors = self.parts.tensors(given)
+        parts, plain = self.parts, self.parts.plain
+        tensors = parts.tensors(given)
         present = [tensor for tensor in tensors if tensor is not None]
         if not present:
             return
-        # the items of a list are what the schema makes of them
-        coerced = {
-            place: values[place]
-            for place in self.parts.plain
-            if given[place] is not values[place] and not isinstance(values[place], tuple)
-        }
+        coerced: dict[int, Any] = {}
+        expected = list(parts.compared(given))
+        for number, place in enumerate(plain):
+            value = values[place]
+            # the items of a list are what the schema makes of them
+            if given[place] is not value and not isinstance(value, tuple):
+                coerced[place] = value
+            elif place in self._free and self._names[place] not in read:
+                expected[number] = free_like(expected[number]) or expected[number]
         if coerced:
             run = _coerced(run, coerced)
-        grad = is_grad_enabled() if any(tensor.requires_grad for tensor in present) else None
-        free = {place for place in self._free if place not in coerced and self._names[place] not in read}
-        compared = zip(self.parts.plain, self.parts.compared(given), strict=True)
-        expected = [(place in free and free_like(value)) or value for place, value in compared]
+        grad = None
+        for tensor in present:
+            if tensor.requires_grad:
+                grad = is_grad_enabled()
         entry = Entry(matcher(tensors, conditions), tuple(expected), grad, run, hit, resolved)
-        table.add(self.parts.shape(given), entry, generation)
+        table.add(parts.shape(given), entry, generation)
 
 
 _MAY_DIFFER = frozenset({"int", "float", "Scalar", "int[]"})

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...arguments.schema import Parameter, Schema, tensors_in
-from ...arguments.specs import FULL_ALIGNMENT, Argument, aligned_spec
+from ...arguments.specs import FULL_ALIGNMENT, Argument, aligned_spec, fits_int32
 from ...generated_code import function
 from ..torch_side.tensor_classes import KINDS
 from ..torch_side.torch_private import kind_guard
@@ -22,8 +22,8 @@ Specs = Callable[..., dict[str, Argument] | None]
 def family_of(schema: Schema, values: Sequence[Any]) -> Specs | None:
     """The family of the calls that differ from one of these values in the sizes of its tensors and in integers alone.
 
-    Tensors have elements and memory, are row-major and start at a multiple of 16 bytes. None where torch has no guard
-    for that, and without a tensor.
+    Tensors have elements and memory, are row-major and start at a multiple of 16 bytes; autograd records nothing. None
+    where torch has no guard for that, and without a tensor.
     """
     kinds = tuple([_kind(parameter, value) for parameter, value in zip(schema.parameters, values, strict=True)])
     tensors = tensors_in(values)
@@ -31,16 +31,20 @@ def family_of(schema: Schema, values: Sequence[Any]) -> Specs | None:
     if check is None:
         return None
     names: dict[str, Any] = {"check": check, "device": tensors[0].device}
-    names |= {f"dtype{number}": tensor.dtype for number, tensor in enumerate(tensors)}
+    for number, tensor in enumerate(tensors):
+        known = aligned_spec(tensor.shape, tensor.dtype, tensor.stride(), tensor.device)
+        names |= {f"dtype{number}": tensor.dtype, f"known{number}": known}
+        names |= {f"shape{number}": tensor.shape, f"strides{number}": tensor.stride()}
     for place, (value, kind) in enumerate(zip(values, kinds, strict=True)):
         if kind in {"free", "same"}:
             names[f"e{place}"] = free_integer(value) or value
-    made: Specs = _maker(schema.names, kinds)(**names)
+    made: Specs = _maker(schema.names, kinds, any(tensor.requires_grad for tensor in tensors))(**names)
     return made
 
 
 _Kind = str | int
-"""Of a parameter: ``tensor``, ``free`` for any number like the first, ``same``, or the length of a list of tensors."""
+"""Of a parameter: ``tensor``, ``int32``, ``free`` for any other number like the first, ``same``, or the length of a
+list of tensors."""
 
 
 def _kind(parameter: Parameter, value: Any) -> _Kind:
@@ -48,18 +52,27 @@ def _kind(parameter: Parameter, value: Any) -> _Kind:
         return len(value)
     if isinstance(value, torch.Tensor):
         return "tensor"
+    if type(value) is int and fits_int32(value):
+        return "int32"
     return "same" if free_integer(value) is None else "free"
 
 
 @lru_cache(maxsize=1024)
-def _maker(names: tuple[str, ...], kinds: tuple[_Kind, ...]) -> Callable[..., Specs]:
-    """``make(check=..., device=..., dtype0=..., e1=...)`` of one flat function, which costs a third of a loop."""
-    lines, strange, items, known, tensors = [], [], [], ["check", "device"], list[str]()
+def _maker(names: tuple[str, ...], kinds: tuple[_Kind, ...], grad: bool) -> Callable[..., Specs]:
+    """``make(check=..., device=..., dtype0=..., e1=...)`` of one flat function, which costs a third of a loop.
+
+    ``grad``: some tensor requires a gradient, so that no call in grad mode is of the family.
+    """
+    lines, items, known, tensors = [], [], ["check", "device"], list[str]()
+    strange = ["grad_enabled()"] if grad else []
 
     def spec(tensor: str) -> str:
+        number = len(tensors)
         tensors.append(tensor)
-        known.append(f"dtype{len(tensors) - 1}")
-        return f"spec({tensor}.shape, {known[-1]}, {tensor}.stride(), device)"
+        known.extend(f"{name}{number}" for name in ("dtype", "known", "shape", "strides"))
+        # a weight is the first call's again
+        again = f"{tensor}.shape == shape{number} and {tensor}.stride() == strides{number}"
+        return f"known{number} if {again} else spec({tensor}.shape, dtype{number}, {tensor}.stride(), device)"
 
     for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
         given = f"a{place}"
@@ -71,6 +84,8 @@ def _maker(names: tuple[str, ...], kinds: tuple[_Kind, ...]) -> Callable[..., Sp
             item = f"({''.join(f'{spec(part)}, ' for part in parts)})"
         elif kind == "tensor":
             item = spec(given)
+        elif kind == "int32":
+            strange.append(f"type({given}) is not int or not {-(2**31)} <= {given} < {2**31}")
         else:
             known.append(f"e{place}")
             other = f"not same({given}, e{place})" if kind == "same" else f"{given} != e{place}"
@@ -87,5 +102,8 @@ def _maker(names: tuple[str, ...], kinds: tuple[_Kind, ...]) -> Callable[..., Sp
         "make",
         ", ".join(known),
         [*lines, "return specs"],
-        {"kinds": KINDS, "spec": aligned_spec, "same": same, "type": type, "len": len, "tuple": tuple},
+        {"kinds": KINDS, "spec": aligned_spec, "same": same, "grad_enabled": torch.is_grad_enabled, **_BUILT_IN},
     )
+
+
+_BUILT_IN = {"type": type, "len": len, "tuple": tuple, "int": int}

@@ -55,13 +55,15 @@ class Around:
 
     While one of the two ``watchers`` is ``active`` every call is ``slow``'s to answer, and so is one whose plan raises
     what ``may_retry(fault, resolved)`` allows. ``profiled(resolved, run, *values)`` runs a hit while torch profiles.
-    ``generic`` answers any form of a call in the user's terms,
-    ``traced`` while torch.compile traces.
+    ``another_size(values)`` answers, in a tuple, what the table does not know and that differs in sizes alone from what
+    it knows; None for all else. ``generic`` answers any form of a call in the user's terms, ``traced`` while
+    torch.compile traces.
     """
 
     table: Any
     watchers: tuple[Any, Any]
     slow: Answer
+    another_size: Callable[[tuple[Any, ...]], tuple[Any] | None]
     generic: Answer
     traced: Answer
     may_retry: Callable[[Exception, Any], bool]
@@ -124,6 +126,7 @@ def _names(around: Around) -> dict[str, Any]:
         "forcing": around.watchers[0],
         "recorder": around.watchers[1],
         "slow": around.slow,
+        "another_size": around.another_size,
         "generic": around.generic,
         "traced": around.traced,
         "may_retry": around.may_retry,

@@ -36,7 +36,10 @@ HIT_NAMES: Mapping[str, Any] = {
 
 
 def hit_lines(parameters: Sequence[Parameter], nestable: Sequence[Parameter], otherwise: str) -> list[str]:
-    """Lines that answer from the table, else return ``otherwise``. ``nestable``: who may be given a nested tensor."""
+    """Lines that answer from the table or as another size of a call that it knows, else return ``otherwise``.
+
+    ``nestable``: who may be given a nested tensor.
+    """
     entry = f"$check, ({_expected(parameters)}), $grad, $run, $hit, $resolved"
     same = _same(parameters)
     lists = [parameter.name for parameter in parameters if parameter.kind.endswith("[]")]
@@ -71,6 +74,8 @@ def hit_lines(parameters: Sequence[Parameter], nestable: Sequence[Parameter], ot
         "        else:",
         "            $hit()",
         "            return $outputs",
+        f"    elif ($answered := $another_size(({''.join(f'{name}, ' for name in names)}))) is not None:",
+        "        return $answered[0]",
         f"return {otherwise}",
     ]
 

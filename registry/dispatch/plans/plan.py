@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from ...implementation import Implementation, Run, Tensors, binds_loaded
 from ...problem import Arguments, Problem, TensorSpec
 from ...space import Config, config_key
 from .prepared import PreparedTensors
+from .records import changed
 from .sizeless import SizelessRuns
 from .written_plan import resized_call, written_call
 
@@ -88,17 +89,24 @@ class Plan:
         None where something would have to be compiled, loaded or prepared for it.
         """
         own, candidate = self.signature, self.candidate
-        if not self.prepared.serve(problem, arguments, own.arguments):
+        prepares, has_scratch = _asks(type(candidate.implementation))
+        if prepares and not self.prepared.serve(problem, arguments, own.arguments):
             return None
         outputs = self.op.new_output_specs(arguments, device.torch)
-        scratch = _scratch(candidate, problem, device)
+        scratch = _scratch(candidate, problem, device) if has_scratch else {}
         signature = Signature(arguments, outputs, scratch, own.prepared)
-        draft = Draft(self.op, candidate, problem, device, signature, self.prepared)
-        plan = draft.planned(self.run) if sizeless.serves(self, draft) else draft.from_memory(sizeless)
-        if plan is None:
+        implementation, run = candidate.implementation, None
+        if not implementation.any_size:
+            if binds_loaded(type(implementation)):
+                run = implementation.bind_loaded(problem, candidate.config, device, signature, self.run)
+        elif sizeless.serves(self, problem, arguments):
+            run = self.run
+        else:
+            run = sizeless.get(Draft(self.op, candidate, problem, device, signature, self.prepared))
+        if run is None:
             return None
-        made = outputs.values(), scratch.values()
-        call = resized_call(self.call, (self.run, plan.run), (own.outputs.values(), own.scratch.values()), made)
+        plan = changed(self, problem=problem, signature=signature, artifacts=(), run=run, read=frozenset())
+        call = resized_call(self.call, self.run, run, own, signature)
         if call is not None:
             plan.__dict__["call"] = call
         return plan
@@ -218,6 +226,12 @@ class Draft:
     def planned(self, run: Run, artifacts: tuple[Artifact, ...] = (), read: frozenset[str] = frozenset()) -> Plan:
         """The plan with a run that is bound; ``read``: the attributes that binding looked at."""
         return Plan(self.op, self.candidate, self.problem, self.signature, artifacts, run, self.prepared, read)
+
+
+@lru_cache(maxsize=1024)
+def _asks(kind: type[Implementation]) -> tuple[bool, bool]:
+    """Whether the implementations of a class may prepare weights, and whether they may have scratch."""
+    return kind.prepared is not Implementation.prepared, kind.scratch is not Implementation.scratch
 
 
 def _scratch(candidate: Candidate, problem: Problem, device: Device) -> dict[str, TensorSpec]:

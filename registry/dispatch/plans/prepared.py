@@ -104,9 +104,15 @@ class PreparedTensors:
         wanted = self._wanted
         if self._implementation.prepared(problem, self._config) != wanted:
             return False
-        return not wanted or all(
-            arguments[source] == own.all[source] for sources in wanted.values() for source in sources
-        )
+        for sources in wanted.values():
+            for source in sources:
+                # a weight's spec is the former one again; an attribute counts as read
+                known = own.all[source]
+                if arguments.all[source] is not known and arguments[source] != known:
+                    return False
+                if not isinstance(known, TensorSpec) and arguments.seen is not None:
+                    arguments.seen.add(source)
+        return True
 
     def specs(self, arguments: Arguments) -> dict[str, TensorSpec]:
         """Specs of the prepared tensors, found by preparing meta tensors."""

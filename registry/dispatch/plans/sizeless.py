@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...contract import Op
 from ...implementation import Implementation, Run
-from ...problem import Argument, Arguments, TensorSpec, exact
+from ...problem import Argument, Arguments, Problem, TensorSpec, exact, getter
 
 if TYPE_CHECKING:
     from .plan import Draft, Plan
@@ -41,20 +41,20 @@ class SizelessRuns:
 
     def __init__(self, op: Op, most: int = MOST_RUNS) -> None:
         self._dynamic = op.dynamic
+        self._static = getter(sorted(op.static))
         self._most = most
         self._runs: dict[Hashable, _SizelessRun] = {}
         self._by_run: dict[int, _SizelessRun] = {}
 
-    def serves(self, plan: Plan, draft: Draft) -> bool:
-        """Whether a plan's run serves a draft of the same candidate, whose arguments are of the same kinds."""
+    def serves(self, plan: Plan, problem: Problem, arguments: Arguments) -> bool:
+        """Whether a plan's run serves another problem of arguments of the same kinds."""
         found = self._by_run.get(id(plan.run))
-        if found is None or not found.bound_by(draft.signature.arguments):
+        if found is None or (found.read and not found.bound_by(arguments)):
             return False
-        was, dynamic = plan.problem.dims, self._dynamic
-        for name, value in draft.problem.dims.items():
-            if name not in dynamic and not _same(value, was[name]):
-                return False
-        return True
+        was, dims = self._static(plan.problem.dims), self._static(problem.dims)
+        # of equal numbers zeros alone differ in more than their type
+        alike = was == dims and [*map(type, was)] == [*map(type, dims)]
+        return alike and (0 not in dims or exact(was) == exact(dims))
 
     def get(self, draft: Draft) -> Run | None:
         """The run that was bound for another size, if it was bound by the attributes that the draft's arguments have.

@@ -5,15 +5,16 @@ The text holds no size: plans of one form are one compiled text with other shape
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
+from ...artifact import Signature
 from ...backends.cuda_stream import current_device, only_gpu
-from ...backends.written_run import Operands, Written, written_of
-from ...generated_code import CodeTemplate, template
+from ...backends.written_run import Operands, Written, WrittenRun, written_of
+from ...generated_code import CodeTemplate, template, with_names
 from ...implementation import Run
 from ...problem import TensorSpec
 from ..torch_side.torch_private import allocator, function_modes, unseen
@@ -67,34 +68,31 @@ def written_call(
     return found.function(names)
 
 
-Made = tuple[Collection[TensorSpec], Collection[TensorSpec]]
-"""What a call allocates: outputs, and scratch."""
-
-
 def resized_call(
-    call: Callable[..., Any], runs: tuple[Run, Run], former: Made, made: Made
+    call: Callable[..., Any], former: Run, run: Run, was: Signature, signature: Signature
 ) -> Callable[..., Any] | None:
-    """``call``, which was written for the first of two runs, for the second one: other names for the same text.
+    """``call``, which was written for the ``former`` of two runs, for the other: the same text with other names.
 
-    ``former`` and ``made`` are what the two calls allocate. None where the text would be another one.
+    ``was`` and ``signature`` tell what the two calls allocate. None where the text would be another one.
     """
     names = dict(call.__globals__)
     if "run" in names:
-        names["run"] = runs[1]
-    else:
-        was, written = written_of(runs[0]), written_of(runs[1])
-        if was is None or written is None or was.form != written.form:
+        names["run"] = run
+    elif run is not former:
+        if not isinstance(former, WrittenRun) or not isinstance(run, WrittenRun):
             return None
-        names |= written.names
-    for letter, others, specs in zip("yt", former, made, strict=True):
+        if former.written.form is not run.written.form:
+            return None
+        names |= run.written.names
+    for letter, others, specs in (("y", was.outputs, signature.outputs), ("t", was.scratch, signature.scratch)):
         if len(others) != len(specs):
             return None
-        for place, (other, spec) in enumerate(zip(others, specs, strict=True)):
+        for place, (other, spec) in enumerate(zip(others.values(), specs.values(), strict=True)):
             if spec.dtype is not other.dtype:
                 return None
             names[f"shape_{letter}{place}"] = spec.shape
             names[f"strides_{letter}{place}"] = spec.strides
-    return CodeTemplate(call.__name__, call.__code__).function(names)
+    return with_names(call, names)
 
 
 class _Shape(NamedTuple):

@@ -81,6 +81,27 @@ class Resolved:
                 raise RegistryError(f"{self.plan.candidate} returned {name}, which shares memory with an argument")
 
 
+def resized(
+    choice: Choice, plan: Plan, misses: tuple[str, ...], conditions: tuple[Condition, ...], untuned: bool
+) -> Resolved:
+    """What answers another size of a call, whose place nobody asks for. Made at once, without ``__init__``."""
+    made = object.__new__(Resolved)
+    made.__dict__.update(
+        choice=choice,
+        run=plan.call,
+        problem=plan.problem,
+        place=None,
+        plan=plan,
+        misses=misses,
+        conditions=conditions,
+        makeshift=False,
+        plain_torch=False,
+        untuned=untuned,
+        calls=Counter(),
+    )
+    return made
+
+
 class Attempt:
     """One run of what was resolved. ``fault`` is what it raised itself.
 
@@ -134,7 +155,7 @@ class Plans:
         self._catalog = catalog
         self._winners = winners
         self._plans: dict[Hashable, Resolved] = {}
-        self._sizeless = SizelessRuns(op)
+        self.sizeless = SizelessRuns(op)
         self._situations: dict[tuple[str, int], tuple[Winners, Situation]] = {}
         self._lock = renewed_in_child(self, "_lock", threading.Lock)
 
@@ -149,7 +170,7 @@ class Plans:
             self.failures.clear()
             self._plans = {}
             self._situations = {}
-            self._sizeless = SizelessRuns(self.op)
+            self.sizeless = SizelessRuns(self.op)
 
     def remember(self, resolved: Resolved, forced: Forced | None, generation: int) -> None:
         """Keep a plan that ran and was resolved in ``generation``."""
@@ -260,20 +281,12 @@ class Plans:
     def _built(self, step: Step, candidate: Candidate, call: Call, loaded_only: bool) -> Plan | None:
         """The candidate's plan; None where it is not in memory and nothing else will do. Raises CompileError."""
         draft = Draft.of(self.op, candidate, call.problem, call.arguments, call.device)
-        plan = draft.from_memory(self._sizeless)
+        plan = draft.from_memory(self.sizeless)
         if plan is None and loaded_only and not (candidate.implementation.any_size and not draft.variants()):
             return None
         if plan is None and step in {"nearest", "default"}:
             plan = draft.untuned()
-        return plan or draft.compiled({}, self._sizeless)
-
-    def from_memory(
-        self, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device, like: Plan | None
-    ) -> Plan | None:
-        """The candidate's plan where nothing has to be compiled or loaded for it. ``like``: for another size."""
-        if like is not None and (resized := like.resized(problem, arguments, device, self._sizeless)) is not None:
-            return resized
-        return Draft.of(self.op, candidate, problem, arguments, device).from_memory(self._sizeless)
+        return plan or draft.compiled({}, self.sizeless)
 
     def failed(
         self, place: Hashable, candidate: Candidate, fault: Exception, forced: Forced | None, generation: int

@@ -11,14 +11,14 @@ from typing import Generic, TypeVar
 
 from ...arguments.specs import Value
 from ...arguments.traits import OrdinaryTraits
-from ...problem import Problem
+from ...problem import Problem, getter
 
 _MOST_ANSWERS = 1024
 
 _Answer = TypeVar("_Answer")
 
 
-class _Watched(Mapping[str, Value]):
+class _SeenDimensions(Mapping[str, Value]):
     """Dimensions; ``read`` holds the names that were looked at."""
 
     def __init__(self, dims: Mapping[str, Value]) -> None:
@@ -38,41 +38,48 @@ class _Watched(Mapping[str, Value]):
         return len(self._dims)
 
 
+class _AnswersByDimensions(Generic[_Answer]):
+    """Answers by the values of some dimensions."""
+
+    __slots__ = ("answers", "names", "values")
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names = names
+        self.values = getter(sorted(names))
+        self.answers: dict[Hashable, _Answer] = {}
+
+
 class Remembered(Generic[_Answer]):
     """``ask(problem)``, not asked again for a problem that is the same in all that was looked at so far.
 
     Problems are those of one family of calls: beside their dimensions nothing differs but what ``Traits.arguments``
-    holds, and the answer of a function that takes these is not kept.
+    holds, and the answer of a function that takes these is not kept. Nor is that of a function that looks at every one
+    of the ``dynamic`` dimensions: a new size differs in one of them.
     """
 
-    def __init__(self, ask: Callable[[Problem], _Answer]) -> None:
+    def __init__(self, ask: Callable[[Problem], _Answer], dynamic: frozenset[str]) -> None:
         self._ask = ask
-        self._known: tuple[tuple[str, ...], dict[Hashable, _Answer]] | None = (), {}
+        self._dynamic = dynamic
+        self._known: _AnswersByDimensions[_Answer] | None = _AnswersByDimensions(frozenset())
 
     def of(self, problem: Problem) -> _Answer:
         """The answer for a problem. Raises what ``ask`` raises."""
-        known, traits = self._known, problem.traits
-        if known is None or type(traits) is not OrdinaryTraits:
+        known = self._known
+        if known is None or type(problem.traits) is not OrdinaryTraits:
             return self._ask(problem)
-        names, answers = known
-        key = _key(problem.dims, names)
-        if key in answers:
-            return answers[key]
-        dims, taken = _Watched(problem.dims), traits.taken
+        values = known.values(problem.dims) if known.names else ()
+        # 1, 1.0 and True are equal
+        key = *values, *map(type, values)
+        return known.answers[key] if key in known.answers else self._asked(problem, problem.traits, known)
+
+    def _asked(self, problem: Problem, traits: OrdinaryTraits, known: _AnswersByDimensions[_Answer]) -> _Answer:
+        dims, taken = _SeenDimensions(problem.dims), traits.taken
         answer = self._ask(problem.watched(dims))
-        if traits.taken != taken:
+        if traits.taken != taken or dims.read >= self._dynamic:
             self._known = None
-        elif dims.read.issubset(names):
-            if len(answers) >= _MOST_ANSWERS:
-                answers.clear()
-            answers[key] = answer
-        else:
-            names = tuple(dims.read.union(names))
-            self._known = names, {_key(problem.dims, names): answer}
+            return answer
+        if not dims.read <= known.names or len(known.answers) >= _MOST_ANSWERS:
+            self._known = known = _AnswersByDimensions(known.names | dims.read)
+        values = known.values(problem.dims)
+        known.answers[(*values, *map(type, values))] = answer
         return answer
-
-
-def _key(dims: Mapping[str, Value], names: tuple[str, ...]) -> Hashable:
-    values = [dims.get(name) for name in names]
-    # 1, 1.0 and True are equal
-    return *values, *map(type, values)

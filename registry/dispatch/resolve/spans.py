@@ -10,6 +10,8 @@ from collections.abc import Hashable, Mapping
 from typing import Generic, TypeVar
 
 from ...arguments.specs import Value
+from ...contract import Op
+from ...problem import getter
 
 _MOST = 1024
 
@@ -17,10 +19,11 @@ _Winner = TypeVar("_Winner")
 
 
 class Spans(Generic[_Winner]):
-    """Winners by the spans of sizes, along each of the ``dynamic`` dimensions, to which they are the nearest."""
+    """Winners by the spans of sizes, along each of an op's dynamic dimensions, to which they are the nearest."""
 
-    def __init__(self, dynamic: frozenset[str]) -> None:
-        self._dynamic = tuple(sorted(dynamic))
+    def __init__(self, op: Op) -> None:
+        others = op.static | op.dynamic
+        self._along = [(name, getter(sorted(others - {name}))) for name in sorted(op.dynamic)]
         self._spans: dict[Hashable, dict[int, tuple[int, int, _Winner]]] = {}
 
     def find(self, dims: Mapping[str, Value]) -> _Winner | None:
@@ -28,9 +31,9 @@ class Spans(Generic[_Winner]):
 
         A size at the end of a span was asked before.
         """
-        for name in self._dynamic:
-            size = dims[name]
-            spans = self._spans.get(_others(dims, name))
+        for name, others in self._along:
+            size, fixed = dims[name], others(dims)
+            spans = self._spans.get((name, *fixed, *map(type, fixed)))
             if spans is not None and type(size) is int:
                 for first, last, winner in spans.values():
                     if first <= size <= last:
@@ -41,14 +44,9 @@ class Spans(Generic[_Winner]):
         """Tell that ``winner`` is the nearest to these dimensions, and none is of exactly these."""
         if len(self._spans) >= _MOST:
             self._spans.clear()
-        for name in self._dynamic:
-            size = dims[name]
+        for name, others in self._along:
+            size, fixed = dims[name], others(dims)
             if type(size) is int:
-                spans = self._spans.setdefault(_others(dims, name), {})
+                spans = self._spans.setdefault((name, *fixed, *map(type, fixed)), {})
                 first, last, _ = spans.get(id(winner), (size, size, winner))
                 spans[id(winner)] = min(first, size), max(last, size), winner
-
-
-def _others(dims: Mapping[str, Value], name: str) -> Hashable:
-    values = [dims[other] for other in dims if other != name]
-    return name, *values, *map(type, values)

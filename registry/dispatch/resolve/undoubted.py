@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from ...device import Device
 from ...discovery import answers
 from ...implementation import Implementation
-from ...problem import Problem
+from ...problem import Problem, getter
 from ..plans.plan import Candidate
+from ..plans.records import changed
 from .expected import Expectation, expected
 from .neighbours import octaves_between, sizes_of
-from .op_winners import Near, Source, Winner
+from .op_winners import Source, Winner
 from .questions import default_of, preference_of, refusals
 from .remembered import Remembered
 from .resolution import Choice, default_choice, exact_choice, nearest_choice
@@ -41,23 +41,27 @@ class Undoubted:
     """
 
     def __init__(self, situation: Situation) -> None:
+        op, device = situation.op, situation.device
         self._situation = situation
-        self._defaults = [_Default(each, situation.device) for each in situation.implementations]
+        self._untuned = situation.winners.is_empty
+        self._defaults = [_Default(each, device, op.dynamic) for each in situation.implementations]
+        self._default = Remembered(self._best_default, op.dynamic)
         self._usable: dict[int, _Usable] = {}
         self._nearest: dict[Hashable, _Usable] = {}
-        self._spans: Spans[_Usable] = Spans(situation.op.dynamic)
-        self._fixed = tuple(sorted(situation.op.static))
+        self._spans: Spans[_Usable] = Spans(op)
+        self._fixed = getter(sorted(op.static))
         self._unanswered: dict[Hashable, tuple[str, ...]] = {}
 
     def choice(self, problem: Problem) -> Found | None:
         """The first of ``choices``; None where a winner's candidate refuses the problem. Raises what asking raises."""
-        if self._situation.winners.is_empty:
-            return self._default(problem)
+        if self._untuned:
+            return self._default.of(problem)
         usable = self._spans.find(problem.dims)
-        octaves = 0.0 if usable is None else self._octaves(usable, problem)
-        if usable is not None and octaves > 0:  # of its own size there may be several
-            return usable.found(self._situation, problem, octaves)
-        fixed = [problem.dims[name] for name in self._fixed]
+        if usable is not None:
+            octaves = octaves_between(sizes_of(self._situation.op, problem.dims), usable.sizes)
+            if octaves > 0:  # of its own size there may be several
+                return usable.found(problem, octaves)
+        fixed = self._fixed(problem.dims)
         key = *fixed, *map(type, fixed)
         if key not in self._unanswered:
             misses: list[str] = []
@@ -65,7 +69,7 @@ class Undoubted:
             if not isinstance(found, str):
                 return found
             self._unanswered[key] = tuple(misses)
-        default = self._default(problem)
+        default = self._default.of(problem)
         return default and default._replace(misses=(*self._unanswered[key], *default.misses))
 
     def _winner(self, problem: Problem, misses: list[str]) -> Found | Literal["none"] | None:
@@ -78,7 +82,8 @@ class Undoubted:
             found = self._standing(decision, situation)
             if isinstance(found, _Usable):
                 choice = exact_choice(situation, found.candidate, decision)
-                return Found(choice, found.narrow(problem), tuple(misses)) if found.holds(problem) else None
+                narrow = found.narrow.of(problem)
+                return None if narrow is None else Found(choice, narrow, tuple(misses))
             misses.append(f"{shown_exact(situation, decision)}: {found}")
         stale: set[Source] = set()
         expectation = self._expected(situation, misses, stale)
@@ -89,7 +94,7 @@ class Undoubted:
             usable.misses = tuple(told)  # of the winners on both sides, and thereby of the whole span
             self._spans.add(problem.dims, usable)
             self._look_ahead(problem, usable)
-        found_near = usable.found(situation, problem, octaves)
+        found_near = usable.found(problem, octaves)
         return found_near and found_near._replace(misses=tuple(misses))
 
     def _expected(
@@ -107,7 +112,8 @@ class Undoubted:
         key = self._place(situation.problem, one), one.candidate.implementation.name, one.over
         found = self._nearest.get(key)
         if found is None:
-            found = self._nearest[key] = _Usable(one.near.decision, one.candidate, situation.device, one)
+            choice = nearest_choice(situation, one)
+            found = self._nearest[key] = _Usable(one.near.decision, one.candidate, situation, choice)
         return found, one.near.octaves, told
 
     def _place(self, problem: Problem, one: Expectation) -> Hashable:
@@ -118,20 +124,17 @@ class Undoubted:
         return id(near), id(one.other), one.nearest, *sides
 
     def _look_ahead(self, problem: Problem, usable: _Usable) -> None:
-        """Tell the spans if ``usable`` is the best at twice a size, too: a context grows token by token."""
+        """Tell the spans how far beyond a size ``usable`` is the best, too: a context grows token by token."""
         op, winners = self._situation.op, self._situation.winners
         for name in op.dynamic:
             size = problem.dims[name]
-            further = Problem(op.name, {**problem.dims, name: size * 2}, problem.traits) if type(size) is int else None
-            if further is None or winners.exact(op, further):
-                continue
-            expectation = self._expected(self._situation.of(further), [], set())
-            if expectation is not None and expectation[0] is usable:
-                self._spans.add(further.dims, usable)
-
-    def _octaves(self, usable: _Usable, problem: Problem) -> float:
-        op = self._situation.op
-        return octaves_between(sizes_of(op, problem.dims), sizes_of(op, usable.decision.problem.dims))
+            for further_size in (size * 2, size * 5 // 4) if isinstance(size, int) else ():
+                further = Problem(op.name, {**problem.dims, name: further_size}, problem.traits)
+                if not winners.exact(op, further):
+                    expectation = self._expected(self._situation.of(further), [], set())
+                    if expectation is not None and expectation[0] is usable:
+                        self._spans.add(further.dims, usable)
+                        break
 
     def _standing(self, decision: Winner, situation: Situation) -> _Usable | str:
         """The decision's candidate as it is today, or why the decision holds for no size."""
@@ -141,10 +144,10 @@ class Undoubted:
         found = self._usable.get(id(decision))
         if found is None:
             candidate = Candidate(implementation, decision.candidate.config)
-            found = self._usable[id(decision)] = _Usable(decision, candidate, situation.device)
+            found = self._usable[id(decision)] = _Usable(decision, candidate, situation)
         return found
 
-    def _default(self, problem: Problem) -> Found | None:
+    def _best_default(self, problem: Problem) -> Found | None:
         """The first of ``default_choices``; None where an implementation fails to answer."""
         best: _Default | None = None
         highest = -math.inf
@@ -164,48 +167,41 @@ class Undoubted:
 class _Default:
     """What one implementation answers about problems."""
 
-    def __init__(self, implementation: Implementation, device: Device) -> None:
+    def __init__(self, implementation: Implementation, device: Device, dynamic: frozenset[str]) -> None:
         self.implementation = implementation
-        self.refused = Remembered(lambda problem: bool(refusals(implementation, problem, device)))
-        self.preference = Remembered(lambda problem: preference_of(implementation, problem, device))
-        self.config = Remembered(lambda problem: default_of(implementation, problem, device))
-        self.narrow = Remembered(lambda problem: _is_narrow(implementation, problem, device))
+        self.refused = Remembered(lambda problem: bool(refusals(implementation, problem, device)), dynamic)
+        self.preference = Remembered(lambda problem: preference_of(implementation, problem, device), dynamic)
+        self.config = Remembered(lambda problem: default_of(implementation, problem, device), dynamic)
+        self.narrow = Remembered(lambda problem: _is_narrow(implementation, problem, device), dynamic)
 
 
 class _Usable:
-    """A candidate, and where it can run: a winner's own, or the one that is ``expected`` to be fast near a winner."""
+    """A candidate and where it can run: a winner's own, or the one of ``choice``, expected to be fast near a winner."""
 
     def __init__(
-        self,
-        decision: Winner,
-        candidate: Candidate,
-        device: Device,
-        expected: Expectation | None = None,
+        self, decision: Winner, candidate: Candidate, situation: Situation, choice: Choice | None = None
     ) -> None:
-        self.decision = decision
         self.candidate = candidate
-        self._expected = expected
+        self.sizes = sizes_of(situation.op, decision.problem.dims)
         self.misses: tuple[str, ...] = ()
+        self._choice = choice
         implementation, config = candidate.implementation, candidate.config
-        self._runs = Remembered(lambda problem: not answers.refusals(implementation, problem, device))
-        self._fits = Remembered(lambda problem: not implementation.space(problem, device).violations(config))
-        self._narrow = Remembered(lambda problem: _is_narrow(implementation, problem, device))
+        device, dynamic = situation.device, situation.op.dynamic
+        self._runs = Remembered(lambda problem: not answers.refusals(implementation, problem, device), dynamic)
+        self._fits = Remembered(lambda problem: not implementation.space(problem, device).violations(config), dynamic)
+        self._narrow = Remembered(lambda problem: _is_narrow(implementation, problem, device), dynamic)
+        self.narrow = Remembered(self._standing, dynamic)
+        """None where it cannot run (``resolution.usable``), else whether it refuses tensors that are not aligned."""
 
-    def found(self, situation: Situation, problem: Problem, octaves: float) -> Found | None:
+    def _standing(self, problem: Problem) -> bool | None:
+        return self._narrow.of(problem) if self._runs.of(problem) and self._fits.of(problem) else None
+
+    def found(self, problem: Problem, octaves: float) -> Found | None:
         """The choice for a problem that is so far from the decision's; None where the candidate cannot run it."""
-        one = self._expected
-        if one is None or not self.holds(problem):
+        narrow = self.narrow.of(problem)
+        if self._choice is None or narrow is None:
             return None
-        choice = nearest_choice(situation, replace(one, near=Near(self.decision, octaves)))
-        return Found(choice, self.narrow(problem), self.misses)
-
-    def holds(self, problem: Problem) -> bool:
-        """``resolution.usable`` without a reason."""
-        return self._runs.of(problem) and self._fits.of(problem)
-
-    def narrow(self, problem: Problem) -> bool:
-        """Whether it refuses tensors that do not start at a multiple of 16 bytes."""
-        return self._narrow.of(problem)
+        return Found(changed(self._choice, octaves=octaves), narrow, self.misses)
 
 
 def _is_narrow(implementation: Implementation, problem: Problem, device: Device) -> bool:

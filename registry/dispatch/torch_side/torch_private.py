@@ -230,9 +230,8 @@ NATIVE_GUARD = _in_clean_thread(_native_guard_works)
 NATIVE_ALLOCATOR = _in_clean_thread(_native_allocator_works)
 
 
-def tensor_guard(*tensors: torch.Tensor) -> Check:
-    """The fastest sound guard that this torch offers; see ``native_guard``."""
-    return native_guard(*tensors) if NATIVE_GUARD else public_guard(*tensors)
+tensor_guard: Callable[..., Check] = native_guard if NATIVE_GUARD else public_guard
+"""The fastest sound guard that this torch offers; see ``native_guard``."""
 
 
 stream_capturing: Callable[[], bool] = getattr(

@@ -9,9 +9,10 @@ import torch
 
 from registry.arguments.specs import Arguments, TensorSpec
 from registry.arguments.traits import OrdinaryTraits, Traits
+from registry.contracts.softmax import SOFTMAX
 from registry.dispatch.resolve.remembered import Remembered
 from registry.dispatch.resolve.spans import Spans
-from registry.problem import Problem
+from registry.problem import Problem, Value
 
 
 def posed(rows: int, cols: int, traits: Traits | None = None, **more: object) -> Problem:
@@ -44,7 +45,7 @@ def test_whoever_looks_at_a_size_is_asked_for_each_size(look: Callable[[Problem]
         asked.append(problem.dims["rows"] if look is LOOKS["item"] else 0)  # type: ignore[arg-type]
         return len(asked)
 
-    remembered = Remembered(ask)
+    remembered = Remembered(ask, frozenset({"rows"}))
     for rows in (1, 2, 3):
         remembered.of(posed(rows, 8))
     assert len(asked) == 3
@@ -60,7 +61,7 @@ def test_whoever_looks_elsewhere_is_asked_once() -> None:
         asked.append((traits.layout("x"), other.aligned("x"), other.contiguous("x")))
         return bool(problem.cols > 4)
 
-    remembered = Remembered(ask)
+    remembered = Remembered(ask, frozenset({"rows"}))
     assert [remembered.of(posed(rows, 8)) for rows in (1, 2, 3)] == [True, True, True]
     assert asked == [((True, False), ("float32", False)), ("row-major", False, True)]
     assert [remembered.of(posed(rows, 4)) for rows in (1, 2)] == [False, False]
@@ -74,13 +75,13 @@ def test_what_is_looked_at_later_counts_from_then_on() -> None:
         asked.append(problem.dims["cols"])  # type: ignore[arg-type]
         return bool(problem.cols < 8 or problem.rows > 2)
 
-    remembered = Remembered(ask)
+    remembered = Remembered(ask, frozenset({"rows"}))
     answers = [remembered.of(posed(rows, cols)) for rows, cols in ((1, 4), (3, 8), (1, 8), (3, 8), (3, 4))]
     assert answers == [True, True, False, True, True]
 
 
 def test_equal_numbers_of_other_types_are_other_answers() -> None:
-    remembered = Remembered(lambda problem: type(problem.flag).__name__)
+    remembered = Remembered(lambda problem: type(problem.flag).__name__, frozenset({"rows"}))
     assert [remembered.of(posed(1, 1, flag=flag)) for flag in (1, True, 1.0)] == ["int", "bool", "float"]
 
 
@@ -91,7 +92,7 @@ def test_traits_that_follow_from_sizes_are_asked_each_time() -> None:
         asked.append(1)
         return problem.traits["contiguous"]
 
-    remembered = Remembered(ask)
+    remembered = Remembered(ask, frozenset({"rows"}))
     for rows in (1, 2):
         arguments = Arguments("op", {"x": TensorSpec((rows, 4), torch.float32, (8, 1))})
         assert remembered.of(posed(rows, 4, Traits(arguments))) is (rows == 1)
@@ -99,10 +100,38 @@ def test_traits_that_follow_from_sizes_are_asked_each_time() -> None:
 
 
 def test_a_size_between_two_of_a_span_has_its_winner_and_no_other_has() -> None:
-    spans: Spans[str] = Spans(frozenset({"rows"}))
-    spans.add({"rows": 8, "cols": 4}, winner := "near")
-    assert spans.find({"rows": 9, "cols": 4}) is None
-    spans.add({"rows": 16, "cols": 4}, winner)
-    found = [spans.find({"rows": rows, "cols": cols}) for rows, cols in ((8, 4), (11, 4), (16, 4), (17, 4), (11, 5))]
+    spans: Spans[str] = Spans(SOFTMAX)
+
+    def dims(rows: int, cols: int) -> dict[str, Value]:
+        return {"rows": rows, "cols": cols, "dtype": "float32"}
+
+    spans.add(dims(8, 4), winner := "near")
+    assert spans.find(dims(9, 4)) is None
+    spans.add(dims(16, 4), winner)
+    found = [spans.find(dims(rows, cols)) for rows, cols in ((8, 4), (11, 4), (16, 4), (17, 4), (11, 5))]
     assert found == ["near", "near", "near", None, None]
-    assert spans.find({"rows": True, "cols": 4}) is None
+    assert spans.find(dims(True, 4)) is None
+    assert spans.find(dims(11, 4.0)) is None  # type: ignore[arg-type]
+
+
+def test_an_answer_that_others_remember_is_kept_by_what_these_look_at() -> None:
+    asked: list[str] = []
+
+    def of_cols(problem: Problem) -> bool:
+        asked.append("cols")
+        return bool(problem.cols > 4)
+
+    def of_rows(problem: Problem) -> bool:
+        asked.append("rows")
+        return bool(problem.rows > 2)
+
+    sizes = frozenset({"rows"})
+    inner = Remembered(of_cols, sizes)
+    outer = Remembered(lambda problem: [inner.of(problem)], sizes)
+    assert [outer.of(posed(rows, cols)) for rows, cols in ((1, 8), (2, 8), (1, 4), (2, 4))] == [[True]] * 2 + [
+        [False]
+    ] * 2
+    assert asked == ["cols", "cols"]
+    inner = Remembered(of_rows, sizes)
+    outer = Remembered(lambda problem: [inner.of(problem)], sizes)
+    assert [outer.of(posed(rows, 8)) for rows in (1, 2, 3, 2)] == [[False], [False], [True], [False]]
