@@ -17,10 +17,11 @@ from ..untrusted.visible import visible
 from .forcing import Forced
 from .mode import REFERENCE_MODE, Mode
 from .plans.prepared import prepared_bytes
-from .resolve.candidates import Plans, Resolved
+from .resolve.candidates import Plans
 from .resolve.failures import told_of
 from .resolve.questions import default_of, preference_of, refusals
 from .resolve.resolution import Choice, Step, choices
+from .resolve.resolved import Resolved
 from .resolve.situation import Situation, changed_software, dynamic_dims
 from .resolve.tuning_command import tune_command
 

@@ -21,7 +21,8 @@ from .hit.table import Entry, Table
 from .mode import REFERENCE_MODE, Mode
 from .recording import recorder
 from .resize import Families
-from .resolve.candidates import Attempt, Call, Plans, Resolved, passes, place_of, reference
+from .resolve.candidates import Call, Plans, passes, place_of
+from .resolve.resolved import Attempt, Resolved, reference
 from .torch_side import operators as torch_ops
 from .torch_side.distributed import with_weights_replicated
 from .torch_side.gradients import Gradients

@@ -20,7 +20,8 @@ from .hit.family import Specs, family_of
 from .hit.guards import aligned
 from .hit.table import Table, Unpacked
 from .plans.plan import Candidate, Draft, Plan
-from .resolve.candidates import Plans, Resolved, resized
+from .resolve.candidates import Plans
+from .resolve.resolved import Resolved, resized
 from .resolve.undoubted import Undoubted
 from .torch_side.situation import counting_writes
 from .torch_side.torch_private import stream_capturing

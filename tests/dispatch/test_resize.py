@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 import registry_torch
-from registry import Config, Device, Floor, Implementation, Op, Problem, Tolerance
+from registry import Config, Device, Floor, Implementation, Op, Problem, Tolerance, quantize
 from registry.artifact import Built
 from registry.discovery.catalog import Catalog
+from registry.dispatch.bound_op import BoundOp
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.miss import Miss
 from registry.dispatch.torch_side.torch_private import below_autograd
@@ -99,6 +101,40 @@ def test_only_the_first_size_is_resolved_from_scratch(dispatcher: Dispatcher, re
     assert resolved == [3]
     told = dispatcher.explain("softmax", torch.randn(5, 33))
     assert (told.step, told.implementation, told.calls) == ("default", "torch.native", 1)
+
+
+def test_every_form_of_a_call_is_another_size_of_the_first(dispatcher: Dispatcher, resolved: list[int]) -> None:
+    right(dispatcher, torch.randn(2, 33))
+    call, rows = dispatcher.op("softmax"), iter(range(3, 20))
+    for args, attributes in [((), {}), ((-1,), {}), ((), {"dim": -1}), ((1,), {})]:
+        for form in (call, partial(dispatcher.call, "softmax")):
+            x = torch.randn(next(rows), 33)
+            torch.testing.assert_close(form(x, *args, **attributes), torch.softmax(x, -1))
+            x = torch.randn(next(rows), 33)
+            if not args:
+                torch.testing.assert_close(form(x=x, **attributes), torch.softmax(x, -1))
+    assert resolved == [2]
+    assert dispatcher.bound("softmax").misses == 1 + 12
+
+
+def test_a_packed_weight_is_taken_apart_by_the_call_alone(monkeypatch: pytest.MonkeyPatch, resolved: list[int]) -> None:
+    dispatcher = Dispatcher(Catalog(entry_points=()))
+    offered = registry_torch.gemm_int4_implementations()
+    dispatcher.register(next(one for one in offered if one.name == "torch.native"))
+    weight = quantize(torch.randn(16, 64, dtype=torch.bfloat16), group_size=32)
+    full = weight.dequantize().float().t()
+    generic, taken = BoundOp.generic, list[int]()
+
+    def counting(self: BoundOp, args: tuple[Any, ...], attributes: Any) -> Any:
+        taken.append(attributes["a"].shape[0])
+        return generic(self, args, attributes)
+
+    monkeypatch.setattr(BoundOp, "generic", counting)
+    call = dispatcher.op("gemm_int4")
+    for rows in (3, 4, 5, 1):
+        a = torch.randn(rows, 64, dtype=torch.bfloat16)
+        torch.testing.assert_close(call(a, weight).float(), a.float() @ full, rtol=0.05, atol=0.2)
+    assert resolved == taken == [3]
 
 
 def test_every_kind_of_call_is_a_family_of_its_own(dispatcher: Dispatcher, resolved: list[int]) -> None:

@@ -10,19 +10,16 @@ from typing import Any
 
 import torch
 
-from ...arguments.schema import tensors_in
 from ...author_code import where_raised
 from ...contract import Op
-from ...correctness.output_faults import overlap, plain_fault
 from ...device import Device
 from ...discovery.catalog import Catalog
 from ...errors import NotReadyError, NotTunedError, RegistryError, UnsupportedError
 from ...faults.device_faults import broken_context, out_of_memory
 from ...forking import renewed_in_child
 from ...implementation import Implementation
-from ...problem import Arguments, Problem, TensorSpec
+from ...problem import Arguments, Problem
 from ..forcing import Forced
-from ..hit.counter import Counter
 from ..hit.guards import Condition, aligned, determinism_asked, determinism_not_asked, misaligned, not_capturing
 from ..mode import Mode
 from ..plans.plan import Candidate, Draft, Plan
@@ -30,109 +27,13 @@ from ..plans.sizeless import SizelessRuns
 from .failures import FailedCandidate, Failures, tell_broken
 from .questions import refusals
 from .resolution import Choice, Step, choices
+from .resolved import Resolved
 from .situation import Situation
 from .tuning_command import tune_command
 from .winners import Winners
 
 MOST_PLANS = 8192
 """Per op. Plans are shared by all forms of a call, and by grad and inference mode."""
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """What answers a call: ``run(*values)`` takes the schema's values in order. ``plan`` is None for the reference.
-
-    ``misses`` tell why better choices were passed over; ``conditions`` are what an entry of the table must check.
-    ``makeshift``: a better choice was merely not ready, so that this one must not become the rule. ``plain_torch``:
-    torch must see the reference's operations one by one, e.g. to record or to trace them. ``untuned``: a
-    heuristic chose it, for want of a winner that holds. ``calls`` counts the answers.
-    """
-
-    choice: Choice
-    run: Callable[..., Any]
-    problem: Problem | None
-    place: Hashable = None
-    plan: Plan | None = None
-    misses: tuple[str, ...] = ()
-    conditions: tuple[Condition, ...] = ()
-    makeshift: bool = False
-    plain_torch: bool = False
-    untuned: bool = False
-    calls: Counter = field(default_factory=Counter, compare=False)
-
-    def check(self, outputs: Any, values: tuple[Any, ...]) -> None:
-        """Check the outputs that functional code returned for ``values``: plain tensors as the op declares them.
-
-        Raises RegistryError for others, and for an output that shares memory with an argument.
-        """
-        if self.plan is None or not self.plan.candidate.implementation.returns_outputs:
-            return
-        given = self.plan.returned(outputs)
-        expected = self.plan.signature.outputs
-        if len(given) != len(expected):
-            raise RegistryError(f"{self.plan.candidate} returned {len(given)} outputs, expected {len(expected)}")
-        for (name, spec), value in zip(expected.items(), given, strict=True):
-            if not isinstance(value, torch.Tensor) or not _fits(value, spec):
-                shown = TensorSpec.of(value) if isinstance(value, torch.Tensor) else value
-                raise RegistryError(f"{self.plan.candidate} returned {name} as {shown}, expected {spec}")
-            if fault := plain_fault(value):
-                raise RegistryError(f"{self.plan.candidate} returned {name}, which {fault}")
-            if any(overlap(value, argument) for argument in tensors_in(values)):
-                raise RegistryError(f"{self.plan.candidate} returned {name}, which shares memory with an argument")
-
-
-def resized(
-    choice: Choice, plan: Plan, misses: tuple[str, ...], conditions: tuple[Condition, ...], untuned: bool
-) -> Resolved:
-    """What answers another size of a call, whose place nobody asks for. Made at once, without ``__init__``."""
-    made = object.__new__(Resolved)
-    made.__dict__.update(
-        choice=choice,
-        run=plan.call,
-        problem=plan.problem,
-        place=None,
-        plan=plan,
-        misses=misses,
-        conditions=conditions,
-        makeshift=False,
-        plain_torch=False,
-        untuned=untuned,
-        calls=Counter(),
-    )
-    return made
-
-
-class Attempt:
-    """One run of what was resolved. ``fault`` is what it raised itself.
-
-    What torch raises around it (a hook on saved tensors, as checkpointing ends its recomputation) is no candidate's.
-    """
-
-    def __init__(self, resolved: Resolved) -> None:
-        self.fault: Exception | None = None
-        self._resolved = resolved
-
-    def __call__(self, *values: Any) -> Any:
-        try:
-            outputs = self._resolved.run(*values)
-            self._resolved.check(outputs, values)
-        except Exception as fault:
-            self.fault = fault
-            raise
-        return outputs
-
-
-def _fits(tensor: torch.Tensor, spec: TensorSpec) -> bool:
-    # the stride of a dimension of size one says nothing
-    strides = zip(spec.shape, tensor.stride(), spec.strides, strict=False)
-    return (tuple(tensor.shape), tensor.dtype, tensor.device) == (spec.shape, spec.dtype, spec.device) and (
-        spec.numel == 0 or all(size == 1 or one == other for size, one, other in strides)
-    )
-
-
-def reference(op: Op, reason: str, problem: Problem | None = None) -> Resolved:
-    """torch's reference, and why."""
-    return Resolved(Choice("reference", None, reason), op.reference, problem, plain_torch=True)
 
 
 @dataclass(frozen=True)
@@ -143,6 +44,37 @@ class Call:
     arguments: Arguments
     device: Device
     place: Hashable
+
+
+@dataclass
+class _Way:
+    """One call's way through its choices: why those before were passed over, and what that asks of an answer.
+
+    ``unloaded``: one was passed over only because nothing may be loaded now. ``makeshift``: one was not ready.
+    """
+
+    call: Call
+    forced: Forced | None
+    generation: int
+    loaded_only: bool
+    misses: list[str] = field(default_factory=list)
+    conditions: tuple[Condition, ...] = ()
+    unloaded: bool = False
+    makeshift: bool = False
+
+    def answer(
+        self,
+        choice: Choice,
+        run: Callable[..., Any],
+        plan: Plan | None,
+        conditions: tuple[Condition, ...],
+        *,
+        untuned: bool,
+    ) -> Resolved:
+        """What answers the call by a choice, whose own ``conditions`` are added to those of the way."""
+        call, misses, demands = self.call, tuple(self.misses), (*self.conditions, *conditions)
+        makeshift = self.makeshift
+        return Resolved(choice, run, call.problem, call.place, plan, misses, demands, makeshift, untuned=untuned)
 
 
 class Plans:
@@ -217,66 +149,62 @@ class Plans:
         ``strict``: raises NotTunedError instead of a default where no winner holds. ``loaded_only``: what is capturable
         and needs nothing compiled, loaded or read; the reference only where nothing else was passed over for that.
         """
-        misses: list[str] = []
-        unloaded = False
-        makeshift = tuned = False
-        passed: tuple[Condition, ...] = ()
+        way = _Way(call, forced, generation, loaded_only)
         situation = self.situation(call.problem, call.device).of(call.problem, reads=not loaded_only)
-        for choice in choices(situation, forced, misses):
+        tuned = False
+        for choice in choices(situation, forced, way.misses):
             candidate = choice.candidate
             tuned = tuned or choice.step in {"exact", "nearest"}
-            untuned = choice.step == "default" and not tuned
-            if unloaded and (candidate is None or (strict and choice.step == "default")):
+            if way.unloaded and (candidate is None or (strict and choice.step == "default")):
                 return
-            if strict and untuned:
-                raise _not_tuned(call, misses)
+            if strict and choice.step == "default" and not tuned:
+                raise _not_tuned(call, way.misses)
             if candidate is None:
-                narrow = passed if call.problem.traits["aligned"] else (*passed, misaligned)
-                run = self.op.reference
-                yield Resolved(choice, run, call.problem, call.place, None, tuple(misses), narrow, makeshift)
+                narrow = () if call.problem.traits["aligned"] else (misaligned,)
+                yield way.answer(choice, self.op.reference, None, narrow, untuned=False)
                 return
-            if loaded_only and not candidate.implementation.capturable:
-                misses.append(f"{candidate}: it cannot be captured")
-                unloaded = True
-                continue
-            failure = self.failures.find(call.place, candidate)
-            if failure is not None or _not_deterministic_enough(candidate):
-                reason = _passed_over(failure)
-                if forced is not None:
-                    raise UnsupportedError(f"{candidate} is forced, but {reason}")
-                misses.append(f"{candidate}: {reason}")
-                # what runs instead may answer for as long as this holds
-                if failure is None:
-                    passed = (*dict.fromkeys((*passed, determinism_asked)),)
-                elif not math.isinf(failure.retry_at):
-                    passed = (*passed, self.failures.pause(failure))
-                continue
-            try:
-                plan = self._built(choice.step, candidate, call, loaded_only)
-                if plan is None:
-                    misses.append(f"{candidate}: it is not in memory, and a CUDA stream is capturing")
-                    unloaded = True
-                    continue
-                run = plan.call
-            except Exception as fault:
-                reason = self.failed(call.place, candidate, fault, forced, generation)
-                if not reason:
-                    raise
-                misses.append(reason)
-                makeshift = makeshift or passes(fault)
-                continue
-            conditions = (*passed, *conditions_of(candidate, call.problem, call.device))
-            yield Resolved(
-                choice,
-                run,
-                call.problem,
-                call.place,
-                plan,
-                tuple(misses),
-                conditions,
-                makeshift,
-                untuned=untuned,
-            )
+            plan = None if self._passed_over(way, candidate) else self._tried(way, choice.step, candidate)
+            if plan is not None:
+                conditions = conditions_of(candidate, call.problem, call.device)
+                yield way.answer(choice, plan.call, plan, conditions, untuned=choice.step == "default" and not tuned)
+
+    def _passed_over(self, way: _Way, candidate: Candidate) -> bool:
+        """Whether the candidate must not run at the moment. Raises UnsupportedError for one that is forced."""
+        if way.loaded_only and not candidate.implementation.capturable:
+            way.misses.append(f"{candidate}: it cannot be captured")
+            way.unloaded = True
+            return True
+        failure = self.failures.find(way.call.place, candidate)
+        if failure is None and not _not_deterministic_enough(candidate):
+            return False
+        reason = _why_passed_over(failure)
+        if way.forced is not None:
+            raise UnsupportedError(f"{candidate} is forced, but {reason}")
+        way.misses.append(f"{candidate}: {reason}")
+        # what runs instead may answer for as long as this holds
+        if failure is None:
+            way.conditions = (*dict.fromkeys((*way.conditions, determinism_asked)),)
+        elif not math.isinf(failure.retry_at):
+            way.conditions = (*way.conditions, self.failures.pause(failure))
+        return True
+
+    def _tried(self, way: _Way, step: Step, candidate: Candidate) -> Plan | None:
+        """The candidate's plan; None where it cannot be had. Raises what no other candidate could avoid."""
+        try:
+            plan = self._built(step, candidate, way.call, way.loaded_only)
+            if plan is not None:
+                plan.call  # noqa: B018 - writing it may fail, too
+                return plan
+        except Exception as fault:
+            reason = self.failed(way.call.place, candidate, fault, way.forced, way.generation)
+            if not reason:
+                raise
+            way.misses.append(reason)
+            way.makeshift = way.makeshift or passes(fault)
+            return None
+        way.misses.append(f"{candidate}: it is not in memory, and a CUDA stream is capturing")
+        way.unloaded = True
+        return None
 
     def _built(self, step: Step, candidate: Candidate, call: Call, loaded_only: bool) -> Plan | None:
         """The candidate's plan; None where it is not in memory and nothing else will do. Raises CompileError."""
@@ -317,7 +245,7 @@ def passes(fault: Exception) -> bool:
     return isinstance(fault, NotReadyError) or out_of_memory(fault)
 
 
-def _passed_over(failure: FailedCandidate | None) -> str:
+def _why_passed_over(failure: FailedCandidate | None) -> str:
     if failure is not None:
         return f"it was put aside: {failure.reason}"
     return "it is not deterministic, which torch.use_deterministic_algorithms asks for"

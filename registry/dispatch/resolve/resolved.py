@@ -1,0 +1,116 @@
+"""What answers a call, and one run of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...arguments.schema import tensors_in
+from ...contract import Op
+from ...correctness.output_faults import overlap, plain_fault
+from ...errors import RegistryError
+from ...problem import Problem, TensorSpec
+from ..hit.counter import Counter
+from ..hit.guards import Condition
+from ..plans.plan import Plan
+from .resolution import Choice
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What answers a call: ``run(*values)`` takes the schema's values in order. ``plan`` is None for the reference.
+
+    ``misses`` tell why better choices were passed over; ``conditions`` are what an entry of the table must check.
+    ``makeshift``: a better choice was merely not ready, so that this one must not become the rule. ``plain_torch``:
+    torch must see the reference's operations one by one, e.g. to record or to trace them. ``untuned``: a
+    heuristic chose it, for want of a winner that holds. ``calls`` counts the answers.
+    """
+
+    choice: Choice
+    run: Callable[..., Any]
+    problem: Problem | None
+    place: Hashable = None
+    plan: Plan | None = None
+    misses: tuple[str, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    makeshift: bool = False
+    plain_torch: bool = False
+    untuned: bool = False
+    calls: Counter = field(default_factory=Counter, compare=False)
+
+    def check(self, outputs: Any, values: tuple[Any, ...]) -> None:
+        """Check the outputs that functional code returned for ``values``: plain tensors as the op declares them.
+
+        Raises RegistryError for others, and for an output that shares memory with an argument.
+        """
+        if self.plan is None or not self.plan.candidate.implementation.returns_outputs:
+            return
+        given = self.plan.returned(outputs)
+        expected = self.plan.signature.outputs
+        if len(given) != len(expected):
+            raise RegistryError(f"{self.plan.candidate} returned {len(given)} outputs, expected {len(expected)}")
+        for (name, spec), value in zip(expected.items(), given, strict=True):
+            if not isinstance(value, torch.Tensor) or not _fits(value, spec):
+                shown = TensorSpec.of(value) if isinstance(value, torch.Tensor) else value
+                raise RegistryError(f"{self.plan.candidate} returned {name} as {shown}, expected {spec}")
+            if fault := plain_fault(value):
+                raise RegistryError(f"{self.plan.candidate} returned {name}, which {fault}")
+            if any(overlap(value, argument) for argument in tensors_in(values)):
+                raise RegistryError(f"{self.plan.candidate} returned {name}, which shares memory with an argument")
+
+
+def resized(
+    choice: Choice, plan: Plan, misses: tuple[str, ...], conditions: tuple[Condition, ...], untuned: bool
+) -> Resolved:
+    """What answers another size of a call, whose place nobody asks for. Made at once, without ``__init__``."""
+    made = object.__new__(Resolved)
+    made.__dict__.update(
+        choice=choice,
+        run=plan.call,
+        problem=plan.problem,
+        place=None,
+        plan=plan,
+        misses=misses,
+        conditions=conditions,
+        makeshift=False,
+        plain_torch=False,
+        untuned=untuned,
+        calls=Counter(),
+    )
+    return made
+
+
+class Attempt:
+    """One run of what was resolved. ``fault`` is what it raised itself.
+
+    What torch raises around it (a hook on saved tensors, as checkpointing ends its recomputation) is no candidate's.
+    """
+
+    def __init__(self, resolved: Resolved) -> None:
+        self.fault: Exception | None = None
+        self._resolved = resolved
+
+    def __call__(self, *values: Any) -> Any:
+        try:
+            outputs = self._resolved.run(*values)
+            self._resolved.check(outputs, values)
+        except Exception as fault:
+            self.fault = fault
+            raise
+        return outputs
+
+
+def _fits(tensor: torch.Tensor, spec: TensorSpec) -> bool:
+    # the stride of a dimension of size one says nothing
+    strides = zip(spec.shape, tensor.stride(), spec.strides, strict=False)
+    return (tuple(tensor.shape), tensor.dtype, tensor.device) == (spec.shape, spec.dtype, spec.device) and (
+        spec.numel == 0 or all(size == 1 or one == other for size, one, other in strides)
+    )
+
+
+def reference(op: Op, reason: str, problem: Problem | None = None) -> Resolved:
+    """torch's reference, and why."""
+    return Resolved(Choice("reference", None, reason), op.reference, problem, plain_torch=True)
