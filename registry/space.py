@@ -11,7 +11,7 @@ from typing import Any
 
 from .author_code import at, where_called
 from .errors import InvalidDefinitionError, MisnamedError, UnsupportedError
-from .problem import Value, canonical_json, exact
+from .problem import Value, canonical_json, exact, exact_items
 
 Config = Mapping[str, Any]
 """One point of a space: parameter name -> int, float, str or bool."""
@@ -123,7 +123,7 @@ class Space:
         Raises InvalidDefinitionError when a constraint reads an unknown parameter, raises, or answers nothing.
         A point that was found valid is remembered: a space that serves many sizes is asked again at each of them.
         """
-        key = tuple([(name, exact(value)) for name, value in config.items()])
+        key = exact_items(config)
         if _PLAIN.issuperset(map(type, config.values())) and key in self._sound:
             return []
         reasons = [f"parameter {name!r} is missing" for name in self.domains if name not in config]

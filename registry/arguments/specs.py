@@ -243,7 +243,12 @@ class Arguments:
 
     def integer(self, name: str) -> int:
         """An int attribute (the schema has coerced it)."""
-        return self._of_kind(name, int, "an int")
+        value = self.all.get(name)
+        if type(value) is not int:
+            return self._of_kind(name, int, "an int")
+        if self.seen is not None:
+            self.seen.add(name)
+        return value
 
     def number(self, name: str) -> float:
         """A float or Scalar attribute (the schema has coerced it)."""

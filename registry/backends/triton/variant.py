@@ -189,9 +189,10 @@ def number_form(kernel: Any, parameter: str, value: Any) -> Hashable:
 
 def same_number(launch: Launch, place: int, value: Any, other: Any) -> bool:
     """Whether ``number_form`` is equal for two numbers that a launch may hand over as argument ``place``."""
-    if type(value) is not int:
+    if type(value) is not int or type(other) is not int:
         return type(value) is type(other)
-    if type(other) is not int or fits_int32(value) is not fits_int32(other):
+    narrow = min(value, other) >= -(2**31) and max(value, other) < 2**31
+    if not narrow and fits_int32(value) is not fits_int32(other):
         return False
     if (value % FULL_ALIGNMENT == 0) is (other % FULL_ALIGNMENT == 0):
         return True
