@@ -59,7 +59,9 @@ class Undoubted:
         usable = self._spans.find(problem.dims)
         if usable is not None:
             octaves = octaves_between(sizes_of(self._situation.op, problem.dims), usable.sizes)
-            if octaves > 0:  # of its own size there may be several
+            # of its own size there may be several, and one that does not hold is told as this problem's own
+            own = octaves == 0 or (usable.stale and self._situation.winners.exact(self._situation.op, problem))
+            if not own:
                 return usable.found(problem, octaves)
         fixed = self._fixed(problem.dims)
         key = *fixed, *map(type, fixed)
@@ -85,36 +87,35 @@ class Undoubted:
                 narrow = found.narrow.of(problem)
                 return None if narrow is None else Found(choice, narrow, tuple(misses))
             misses.append(f"{shown_exact(situation, decision)}: {found}")
-        stale: set[Source] = set()
-        expectation = self._expected(situation, misses, stale)
+        alone = not misses
+        expectation = self._expected(situation, misses)
         if expectation is None:
             return "none"
-        usable, octaves, told = expectation
-        if not stale and len(told) == len(misses):
-            usable.misses = tuple(told)  # of the winners on both sides, and thereby of the whole span
+        usable, octaves = expectation
+        if alone:
             self._spans.add(problem.dims, usable)
             self._look_ahead(problem, usable)
         found_near = usable.found(problem, octaves)
         return found_near and found_near._replace(misses=tuple(misses))
 
-    def _expected(
-        self, situation: Situation, misses: list[str], stale: set[Source]
-    ) -> tuple[_Usable, float, list[str]] | None:
+    def _expected(self, situation: Situation, misses: list[str]) -> tuple[_Usable, float] | None:
         """The candidate that is expected to be the fastest, whether or not it can run here, and how far it is tuned.
 
-        With the reasons, appended to ``misses``, why winners say nothing here.
+        Appends to ``misses`` why winners say nothing here, which is told at every size of a span: which winners are
+        nearer than another one is the same between two sizes where it is.
         """
-        told: list[str] = []
+        told, stale = list[str](), set[Source]()
         one = next(expected(situation, told, stale), None)
         misses += told
         if one is None:
             return None
-        key = self._place(situation.problem, one), one.candidate.implementation.name, one.over
+        key = self._place(situation.problem, one), one.candidate.implementation.name, one.over, *told
         found = self._nearest.get(key)
         if found is None:
             choice = nearest_choice(situation, one)
             found = self._nearest[key] = _Usable(one.near.decision, one.candidate, situation, choice)
-        return found, one.near.octaves, told
+            found.misses, found.stale = tuple(told), bool(stale)
+        return found, one.near.octaves
 
     def _place(self, problem: Problem, one: Expectation) -> Hashable:
         """The winners on both sides, and the side: between them a candidate is the best at neighbouring sizes."""
@@ -131,7 +132,7 @@ class Undoubted:
             for further_size in (size * 2, size * 5 // 4) if isinstance(size, int) else ():
                 further = Problem(op.name, {**problem.dims, name: further_size}, problem.traits)
                 if not winners.exact(op, further):
-                    expectation = self._expected(self._situation.of(further), [], set())
+                    expectation = self._expected(self._situation.of(further), [])
                     if expectation is not None and expectation[0] is usable:
                         self._spans.add(further.dims, usable)
                         break
@@ -184,6 +185,9 @@ class _Usable:
         self.candidate = candidate
         self.sizes = sizes_of(situation.op, decision.problem.dims)
         self.misses: tuple[str, ...] = ()
+        """Why nearer winners say nothing."""
+        self.stale = False
+        """Whether some of them hold for no size."""
         self._choice = choice
         implementation, config = candidate.implementation, candidate.config
         device, dynamic = situation.device, situation.op.dynamic

@@ -71,9 +71,12 @@ def test_winners_of_which_none_holds_are_told_at_every_size(dispatcher: Dispatch
         assert found.misses == ("winner of rows=8: a.gone is not installed here",)
 
 
+@pytest.mark.parametrize("stale", [False, True])
 def test_sizes_that_grow_one_by_one_look_for_a_near_winner_a_few_times(
-    dispatcher: Dispatcher, told: Any, publish: Any, monkeypatch: pytest.MonkeyPatch
+    dispatcher: Dispatcher, told: Any, publish: Any, monkeypatch: pytest.MonkeyPatch, stale: bool
 ) -> None:
+    if stale:
+        publish({"rows": 16, "cols": 16, "dtype": "float32"}, "a.gone", {"block": 1})
     dispatcher.register(told("a.tuned"))
     publish({"rows": 8, "cols": 16, "dtype": "float32"}, "a.tuned", {"block": 1})
     looked: list[int] = []
@@ -85,5 +88,26 @@ def test_sizes_that_grow_one_by_one_look_for_a_near_winner_a_few_times(
 
     monkeypatch.setattr(OpWinners, "nearest", counted)
     undoubted = Undoubted(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
-    assert all(undoubted.choice(posed(dispatcher, rows)) for rows in range(100, 400))
+    found = [undoubted.choice(posed(dispatcher, rows)) for rows in range(100, 400)]
     assert looked == [100, 200, 201, 402]
+    misses = ("winner of rows=16: a.gone is not installed here",) if stale else ()
+    assert all(one is not None and one.misses == misses for one in found)
+
+
+def test_a_winner_that_does_not_hold_is_told_as_that_of_the_problem_itself(
+    dispatcher: Dispatcher, told: Any, publish: Any
+) -> None:
+    dispatcher.register(told("a.tuned"))
+    publish({"rows": 8, "cols": 16, "dtype": "float32"}, "a.tuned", {"block": 1})
+    publish({"rows": 100, "cols": 16, "dtype": "float32"}, "a.gone", {"block": 1})
+    undoubted = Undoubted(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
+    found = {rows: undoubted.choice(posed(dispatcher, rows)) for rows in (90, 110, 99, 100, 101, 8)}
+    near, own = "winner of rows=100: a.gone is not installed here", "winner of exactly this problem"
+    for rows in (90, 110, 99, 101):
+        one = found[rows]
+        assert one is not None
+        assert (one.misses, one.choice.octaves > 3) == ((near,), True)
+    at, tuned = found[100], found[8]
+    assert at is not None
+    assert tuned is not None
+    assert (at.misses[0].startswith(own), tuned.choice.step, tuned.misses) == (True, "exact", ())
