@@ -20,6 +20,10 @@ class UnreachableDatabaseError(TuningDBError):
     """The database cannot be opened: no such server, no permission, a folder instead of a file, a bad URL."""
 
 
+class LostDatabaseError(UnreachableDatabaseError):
+    """A server that went away or does not answer, which may pass: it is being started again."""
+
+
 class CorruptedDatabaseError(TuningDBError):
     """The file is not a SQLite database, or is damaged."""
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from .errors import (
     BusyDatabaseError,
     CorruptedDatabaseError,
+    LostDatabaseError,
     ReadOnlyDatabaseError,
     TuningDBError,
     UnreachableDatabaseError,
@@ -75,17 +76,21 @@ def translated(shown: str, fault: BaseException | None) -> TuningDBError:
         return ReadOnlyDatabaseError(f"{shown} can only be read ({_first_line(fault)})", hint=_MOVE)
     if state in {"42501", "3F000"}:  # without any right to the schema the server says that there is none
         return TuningDBError(f"{shown} does not let this user do that ({_first_line(fault)})", hint=_GRANT)
-    if _lost(fault, state):
+    if _is_operational(fault) and (state is None or state[:2] in {"08", "28", "3D", "57"}):
         hint = f"check that the server runs and takes this user, or {_MOVE}"
-        return UnreachableDatabaseError(f"{shown} cannot be reached ({_first_line(fault)})", hint=hint)
+        kind = LostDatabaseError if state is None or state in _GOING or state[:2] == "08" else UnreachableDatabaseError
+        return kind(f"{shown} cannot be reached ({_first_line(fault)})", hint=hint)
     return TuningDBError(f"{shown}: {_first_line(fault)}")
 
 
-def _lost(fault: BaseException | None, state: str | None) -> bool:
-    """True if the server did not answer (no SQLSTATE), refused the login (28), lacks the database (3D) or went away."""
-    if type(fault).__name__ != "OperationalError" or isinstance(fault, sqlite3.Error):
-        return False
-    return state is None or state[:2] in {"08", "28", "3D", "57"}
+_GOING = frozenset({"57P01", "57P02", "57P03"})
+"""A server's states: it is shut down, it has crashed, it starts and takes nobody yet."""
+
+
+def _is_operational(fault: BaseException | None) -> bool:
+    """True for a driver's fault of the connection or the server; drivers have classes of their own for each state."""
+    names = {kind.__name__ for kind in type(fault).__mro__}
+    return "OperationalError" in names and not isinstance(fault, sqlite3.Error)
 
 
 def _first_line(fault: BaseException | None) -> str:

@@ -118,10 +118,13 @@ class Store:
 
         Where its problem, environment and regime have no winner yet it becomes the first, whatever ``previous`` says:
         that may be the winner under other software. False if another process published meanwhile: the decision is kept,
-        the winner stays, and the finals must be run against the new winner.
+        the winner stays, and the finals must be run against the new winner. A decision that is stored already is left
+        as it is, so a retry is harmless.
         """
         with self._opened.writing() as session:
             writing.require_run(session, run)
+            if writing.is_stored(session, decision):  # by an earlier call, whose answer was lost
+                return writing.is_winner(session, decision)
             identities = Identities(session, [], [(decision, finals)])
             number = writing.add_decision(session, identities, run, decision, finals)
             place = writing.place_of(identities.measured(decision), decision.protocol.regime)

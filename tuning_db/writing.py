@@ -57,6 +57,17 @@ def swap_winner(session: Session, place: Mapping[str, Any], decision_id: int, pr
     return _took(session, first.returning(WinnerRow.decision_id))
 
 
+def is_stored(session: Session, decision: Decision) -> bool:
+    """True if the decision, known by its uid, is in the database."""
+    return session.execute(select(DecisionRow.id).where(DecisionRow.uid == decision.uid)).first() is not None
+
+
+def is_winner(session: Session, decision: Decision) -> bool:
+    """True if a stored decision is the winner of its place."""
+    query = select(WinnerRow.decision_id).join(DecisionRow, WinnerRow.decision_id == DecisionRow.id)
+    return session.execute(query.where(DecisionRow.uid == decision.uid)).first() is not None
+
+
 def place_of(references: Mapping[str, Any], regime: str) -> dict[str, Any]:
     """The winner table's key for a decision that refers to these rows, by column."""
     return {name: references[name] for name in ("problem_id", "hardware_id", "software_id")} | {"regime": regime}

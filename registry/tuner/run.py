@@ -111,8 +111,9 @@ class TuningRun:
         self._settings = settings
         self._observe = observer
         self._protocol = TimingProtocol.of(device, settings.regime)
-        self._store = RunStore(store, device, self._protocol, {"problems": len(plans)})
-        self._crew = Crew(device, catalog.files, settings.limits, lambda text: observer(Note(text)))
+        note = lambda text: observer(Note(text))  # noqa: E731
+        self._store = RunStore(store, device, self._protocol, {"problems": len(plans)}, note)
+        self._crew = Crew(device, catalog.files, settings.limits, note)
         self._loop = SearchLoop(self._crew, device, self._protocol, self._store, observer)
         # runs side by side on one database must not try everything in the same order
         self._seeds = itertools.count(int(self._store.run[:7], 16))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..implementation import Implementation
 from ..problem import Problem
 from .jobs import Outcome
 from .measure.protocol import TimingProtocol
+from .patience import Patience
 from .planning.problems import ImplementationPlan, ProblemPlan
 from .planning.variants import artifact_hash
 
@@ -38,19 +39,27 @@ class _Seen:
 class RunStore:
     """One run's view of the store: reads known trials and winners, writes new ones. ``run`` is the run's uid."""
 
-    def __init__(self, store: Store, device: Device, protocol: TimingProtocol, details: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        device: Device,
+        protocol: TimingProtocol,
+        details: Mapping[str, Any],
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._store = store
+        self._patiently = Patience(tell)
         self.environment = Environment(device.hardware(), device.software())
         self._protocol = StoredProtocol(protocol.regime, protocol.details)
         self._fingerprints: dict[str, str] = {}
-        self.run = store.start_run(self.environment, details)
-        self._began, _ = store.newest_trial()
+        self.run = self._patiently(lambda: store.start_run(self.environment, details))
+        self._began, _ = self._patiently(store.newest_trial)
         self._newest = self._began
         self._seen: dict[ProblemKey, _Seen] = {}
 
     def end(self, details: Mapping[str, Any]) -> None:
         """Close the run's record."""
-        self._store.end_run(self.run, details)
+        self._patiently(lambda: self._store.end_run(self.run, details))
 
     def fingerprint(self, implementation: Implementation) -> str:
         """The implementation's fingerprint, hashed once a run."""
@@ -69,7 +78,7 @@ class RunStore:
             artifact_hash=_artifact_hash(plan, candidate),
             **{name: value for name, value in vars(outcome).items() if name != "seconds"},
         )
-        self._store.add_trials(self.run, [trial])
+        self._patiently(lambda: self._store.add_trials(self.run, [trial]))
         self._seen_of(trial.problem).uids.add(trial.uid)
         return trial.uid
 
@@ -84,7 +93,7 @@ class RunStore:
 
     def has_news(self) -> bool:
         """Whether another run has stored a trial of any problem since the last call; reads an index only."""
-        self._newest, others = self._store.newest_trial(self._newest, self.run)
+        self._newest, others = self._patiently(lambda: self._store.newest_trial(self._newest, self.run))
         return others
 
     def news(self, plan: ProblemPlan) -> list[tuple[Candidate, Trial]]:
@@ -95,7 +104,9 @@ class RunStore:
         problem = problem_key(plan.op, plan.problem)
         seen = self._seen_of(problem)
         since = max(seen.began, seen.newest - _LATE_ROWS)
-        seen.newest, found = self._store.trials_since(since, problem, self.environment, self._protocol)
+        seen.newest, found = self._patiently(
+            lambda: self._store.trials_since(since, problem, self.environment, self._protocol)
+        )
         lasting = [trial for trial in found if trial.uid not in seen.uids and trial.status in LASTING]
         seen.uids.update(trial.uid for trial in found)
         pairs = ((self._candidate(plan.choices, trial.candidate), trial) for trial in lasting)
@@ -106,9 +117,9 @@ class RunStore:
 
     def winner(self, op: Op, problem: Problem) -> Decision | None:
         """The stored decision for this problem on this hardware and software."""
-        found = self._store.winner(
-            problem_key(op, problem), self.environment.hardware, self.environment.software, self._protocol.regime
-        )
+        hardware, software = self.environment.hardware, self.environment.software
+        key, regime = problem_key(op, problem), self._protocol.regime
+        found = self._patiently(lambda: self._store.winner(key, hardware, software, regime))
         if found is None or dict(found.environment.software) != dict(self.environment.software):
             return None
         return found
@@ -121,7 +132,8 @@ class RunStore:
         if decision is None:
             return None
         candidate = self._candidate((*plan.choices, *plan.others), decision.candidate)
-        tried = self._store.trial(decision.trial_uid) if candidate is not None and decision.trial_uid else None
+        uid = decision.trial_uid if candidate is not None else None
+        tried = self._patiently(lambda: self._store.trial(uid)) if uid else None
         return candidate if candidate is None or tried is None or _same_kernels(plan, candidate, tried) else None
 
     def neighbours(self, plan: ProblemPlan) -> list[tuple[Mapping[str, Any], Candidate]]:
@@ -130,12 +142,14 @@ class RunStore:
         A winner whose source has changed since is still a good seed.
         """
         key = problem_key(plan.op, plan.problem)
-        decisions = self._store.winners(
-            op=plan.op.name,
-            op_version=plan.op.version,
-            static_key=key.static_key,
-            hardware=self.environment.hardware,
-            regime=self._protocol.regime,
+        decisions = self._patiently(
+            lambda: self._store.winners(
+                op=plan.op.name,
+                op_version=plan.op.version,
+                static_key=key.static_key,
+                hardware=self.environment.hardware,
+                regime=self._protocol.regime,
+            )
         )
         pairs = (
             (decision.problem.dims, self._candidate(plan.choices, decision.candidate, same_source=False))
@@ -145,7 +159,7 @@ class RunStore:
 
     def publish(self, decision: Decision, finals: Sequence[Final]) -> bool:
         """Store a decision; False when another process has published since ``decision.previous`` was read."""
-        return self._store.publish(self.run, decision, finals)
+        return self._patiently(lambda: self._store.publish(self.run, decision, finals))
 
     def decision(self, plan: ProblemPlan, candidate: Candidate, **fields: Any) -> Decision:
         """A decision of this run."""

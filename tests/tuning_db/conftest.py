@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,13 @@ def make() -> Make:
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[str]:
     """The folder of a running server's socket; it listens nowhere else."""
+    with cluster() as folder, serving(folder):
+        yield str(folder)
+
+
+@contextmanager
+def cluster() -> Iterator[Path]:
+    """The folder of a new server that does not run yet."""
     if not (BINARIES / "initdb").exists():
         pytest.skip(f"PostgreSQL 15 is not installed ({BINARIES})")
     pytest.importorskip("psycopg", reason="the postgresql extra is not installed")
@@ -75,26 +83,29 @@ def postgresql_server() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="pg", dir=_reached_by_server()))
     if ROOT:
         os.chown(folder, 65534, 65534)
-    data, log = folder / "data", (folder / "log").open("w")
-    subprocess.run(
-        [*AS_NOBODY, BINARIES / "initdb", "-D", data, "-A", "trust", "-U", "tuner", "--no-sync", "-E", "UTF8"],
-        check=True,
-        cwd=folder,
-        stdout=log,
-        stderr=log,
-    )
+    make = [BINARIES / "initdb", "-D", folder / "data", "-A", "trust", "-U", "tuner", "--no-sync", "-E", "UTF8"]
+    try:
+        with (folder / "log").open("w") as log:
+            subprocess.run([*AS_NOBODY, *make], check=True, cwd=folder, stdout=log, stderr=log)
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[None]:
+    """The server of a cluster runs; at the end it is killed as by a crash."""
     settings = ["listen_addresses=", f"unix_socket_directories={folder}", "fsync=off", "max_connections=60"]
     options = [part for setting in settings for part in ("-c", setting)]
-    command = [*AS_NOBODY, BINARIES / "postgres", "-D", data, *options]
-    server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
-    try:
-        _wait_for(folder, server)
-        yield str(folder)
-    finally:
-        server.send_signal(signal.SIGQUIT)  # at once: nothing in it is to be kept
-        server.wait(30)
-        log.close()
-        shutil.rmtree(folder)
+    command = [*AS_NOBODY, BINARIES / "postgres", "-D", folder / "data", *options]
+    with (folder / "log").open("a") as log:
+        server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+        try:
+            _wait_for(folder, server)
+            yield
+        finally:
+            server.send_signal(signal.SIGQUIT)  # at once: nothing in it is to be kept
+            server.wait(30)
 
 
 def _reached_by_server() -> Path:

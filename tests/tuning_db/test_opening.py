@@ -14,6 +14,7 @@ import pytest
 
 from tuning_db import (
     CorruptedDatabaseError,
+    Environment,
     ForeignDatabaseError,
     MissingDatabaseError,
     NewerSchemaError,
@@ -215,6 +216,12 @@ def test_a_server_that_only_lets_us_read_is_told(postgresql_url: str, make: Any)
             store.start_run(make.environment)
 
 
+def started(url: str, environment: Environment) -> str:
+    with Store.open(url) as store:
+        assert store.trials() == []
+        return store.start_run(environment)
+
+
 def test_a_user_who_lacks_a_right_is_told_which_grants_help(postgresql_url: str, make: Any) -> None:
     from sqlalchemy import create_engine, text
 
@@ -226,12 +233,8 @@ def test_a_user_who_lacks_a_right_is_told_which_grants_help(postgresql_url: str,
     theirs = postgresql_url.replace("://tuner@", f"://{name}@")
     try:
         for grant in ("USAGE ON SCHEMA public", "SELECT ON ALL TABLES IN SCHEMA public", ""):
-            with (
-                pytest.raises(TuningDBError, match="does not let this user do that") as told,
-                Store.open(theirs) as store,
-            ):
-                store.trials()
-                store.start_run(make.environment)
+            with pytest.raises(TuningDBError, match="does not let this user do that") as told:
+                started(theirs, make.environment)
             assert "GRANT SELECT, INSERT, UPDATE ON ALL TABLES" in told.value.hint
             if grant:
                 with owner.connect() as connection:

@@ -1,0 +1,44 @@
+"""Waiting for a database that went away for a while: a server that is started again takes seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from tuning_db import LostDatabaseError
+
+_Answer = TypeVar("_Answer")
+
+PATIENCE_S = 60.0
+"""How long a database may be away before a run ends for it."""
+
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
+
+
+class Patience:
+    """Asks again for what a lost database did not answer; ``tell`` gets a line each time that it goes away.
+
+    What is asked must be harmless to ask twice: a server may have done it before it went away.
+    """
+
+    def __init__(self, tell: Callable[[str], None] = lambda _: None, seconds: float = PATIENCE_S) -> None:
+        self._tell = tell
+        self._seconds = seconds
+
+    def __call__(self, ask: Callable[[], _Answer]) -> _Answer:
+        """The answer. Raises LostDatabaseError for a database that stays away."""
+        until, pause = 0.0, _FIRST_PAUSE_S
+        while True:
+            try:
+                return ask()
+            except LostDatabaseError as fault:
+                now = time.monotonic()
+                if not until:
+                    until = now + self._seconds
+                    self._tell(f"{fault.message}; trying again for {self._seconds:.0f} s")
+                if now + pause > until:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
