@@ -2,7 +2,7 @@
 
 Three ways, the first that works: the C launcher inside a compiled kernel with addresses as integers (0.5 to 0.6 µs),
 the compiled kernel's own call (1.2 to 1.5 µs), the JIT function's (7 to 8 µs). The first is trusted only after one
-launch in this process has written the right numbers.
+launch in this process has written the right numbers, and in the versions of Triton that it was tried with.
 """
 
 from __future__ import annotations
@@ -236,12 +236,24 @@ def _arguments(place: int, launch: BoundLaunch, operands: Operands) -> Iterator[
             yield f"k_value_{place}_{number}"
 
 
+TRIED = frozenset({(3, 6), (3, 7), (3, 8), (3, 9)})
+"""Versions of Triton whose C launcher was tried with the arguments that ``_direct_call`` gives. In a version that gives
+one of them another meaning nothing would raise: any other is launched through the compiled kernel's own call."""
+
+
+def was_tried(version: str) -> bool:
+    """Whether the C launcher of that version of Triton is among those ``TRIED``."""
+    numbers = version.split(".")[:2]
+    return all(map(str.isdecimal, numbers)) and tuple(map(int, numbers)) in TRIED
+
+
 def _has_known_launcher(kernel: Any) -> bool:
     """Whether the launcher is the one whose arguments ``_direct_call`` knows. Loads the kernel."""
     launcher = kernel.run
     wanted = ("launch", "launch_cooperative_grid", "launch_pdl", "global_scratch_size", "num_ctas")
     return (
-        type(launcher).__name__ == "CudaLauncher"
+        was_tried(triton.__version__)
+        and type(launcher).__name__ == "CudaLauncher"
         and all(hasattr(launcher, name) for name in wanted)
         and not getattr(launcher, "profile_scratch_size", 0)
         and not getattr(launcher, "gsan_enabled", False)
