@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
@@ -160,10 +161,20 @@ def _cpu() -> Device:
         name=_cpu_name(),
         architecture=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         multiprocessors=_usable_cores(),
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory_bytes=physical_memory_bytes(),
         l2_bytes=_last_level_cache_bytes(),
         warp_size=1,
     )
+
+
+def physical_memory_bytes() -> int:
+    """The memory of this machine; 0 where the system does not tell."""
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    windows = getattr(ctypes, "windll", None)
+    kibibytes = ctypes.c_ulonglong()
+    told = windows is not None and windows.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kibibytes))
+    return kibibytes.value << 10 if told else 0
 
 
 def _cpu_name() -> str:

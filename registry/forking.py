@@ -21,10 +21,16 @@ def renewed_in_child(owner: Any, name: str, make: Callable[[], _Value]) -> _Valu
     return make()
 
 
+def call_in_child(function: Callable[[], Any]) -> None:
+    """Call ``function`` in each child forked later. Windows forks none."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+
+
 def _renew_all() -> None:
     for owner, values in list(_renewed.items()):
         for name, make in values.items():
             setattr(owner, name, make())
 
 
-os.register_at_fork(after_in_child=_renew_all)
+call_in_child(_renew_all)

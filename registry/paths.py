@@ -69,6 +69,8 @@ def _private(folder: Path) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise CacheError(f"{folder} is not a folder", hint="remove it, or set KERNEL_REGISTRY_CACHE")
+    if not hasattr(os, "getuid"):
+        return  # Windows, where a user's folders are nobody else's to write to
     if found.st_uid != os.getuid():
         raise CacheError(
             f"{folder} belongs to user {found.st_uid}, not to you ({os.getuid()})",

@@ -167,4 +167,5 @@ def _after_fork() -> None:
         engine.dispose(close=False)
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)

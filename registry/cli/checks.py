@@ -197,6 +197,7 @@ def prepared_check() -> Check:
 def plugin_checks() -> Iterator[Check]:
     """One check for all plugins without fault, and one for each plugin that has one."""
     from ..discovery.catalog import Catalog
+    from ..discovery.loading import LACKS
     from .plugins import state
 
     with warnings.catch_warnings():
@@ -212,8 +213,9 @@ def plugin_checks() -> Iterator[Check]:
     yield Check("plugins", OK if count else FAULT, f"{names}: {text.plural(count, 'implementation')}")
     for report in reports:
         if report not in well:
-            advice = "upgrade or uninstall it, or block it with KERNEL_REGISTRY_BLOCK" if report.fault else ""
-            yield Check("plugin", FAULT if report.fault else ABSENT, f"{report.name}: {state(report)}", advice)
+            faulty = bool(report.fault) and not report.fault.startswith(LACKS)
+            advice = "upgrade or uninstall it, or block it with KERNEL_REGISTRY_BLOCK" if faulty else ""
+            yield Check("plugin", FAULT if faulty else ABSENT, f"{report.name}: {state(report)}", advice)
 
 
 def shadow_check(folder: Path) -> Check:

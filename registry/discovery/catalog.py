@@ -19,7 +19,7 @@ from ..implementation import Implementation
 from .backward_check import check_backward_ops
 from .hooks import DEFINES, PROJECT, defines
 from .inventory import Inventory
-from .loading import GUARDED, attach, called, describe, import_file
+from .loading import GUARDED, LACKS, attach, called, describe, import_file, missing_package
 from .plugin import DISTRIBUTION, Faults, Hook, Permissions, Plugin, PluginReport
 from .registration import check_implementation_of
 
@@ -229,7 +229,10 @@ class Catalog:
         try:
             return called(hook, what)
         except InvalidDefinitionError as fault:
-            self._faults.of(plugin, fault.message, fault.__cause__)
+            lacking = missing_package(fault.__cause__)
+            text = f"{LACKS} {lacking}, which is not installed" if lacking else fault.message
+            if text not in plugin.faults:  # the hook of every op tells of a package that is not there
+                self._faults.of(plugin, text, fault.__cause__)
             return ()
 
     def _report_misspelt(self, plugin: Plugin) -> None:

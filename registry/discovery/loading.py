@@ -59,6 +59,21 @@ def called(hook: Hook, what: str) -> tuple[Any, ...]:
         raise InvalidDefinitionError(f"{what}: {describe(fault)}") from fault
 
 
+LACKS = "it needs"
+"""Begins the fault of a plugin that lacks a package, which is none where that package cannot be: Triton on Windows."""
+
+
+def missing_package(fault: BaseException | None) -> str:
+    """The package that is not installed, where that is what an import failed for; else ""."""
+    if not isinstance(fault, ModuleNotFoundError) or not fault.name:
+        return ""
+    package = fault.name.partition(".")[0]
+    try:
+        return "" if importlib.util.find_spec(package) else package
+    except ImportError:
+        return package
+
+
 def describe(fault: BaseException) -> str:
     """An exception in one line: its type, its text, and file and line of the innermost frame."""
     text = " ".join(str(fault).split())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from ..device import physical_memory_bytes
 from ..errors import InvalidArgumentError
 
 DEFAULT_TRIALS = 64
@@ -85,7 +85,7 @@ class Limits:
 
 def usable_memory_bytes() -> int:
     """Physical memory, or the control group's limit where that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = physical_memory_bytes()
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
             total = min(total, int(Path(path).read_text()))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ from ..correctness.tolerance_check import refuse_blind
 from ..device import Device
 from ..discovery.catalog import Catalog
 from ..dispatch.plans.plan import Candidate
-from ..errors import StoreError
+from ..errors import RegistryError, StoreError
 from ..paths import check_room
 from ..problem import Problem
 from .decide.finals import Finals
@@ -67,6 +69,7 @@ def tune(  # noqa: PLR0913  (an option each)
     an implementation that was added by a call in this process alone. Raises CacheError, before anything is measured or
     when it comes to that, where compilers cannot write; what was measured is stored.
     """
+    _check_system()
     check_room()
     try:
         with spawning.kept(preloading.ENTRY):
@@ -80,6 +83,15 @@ def tune(  # noqa: PLR0913  (an option each)
                 return TuningRun(plans, catalog, device, store, settings, observer, counts or {}).run()
     except TuningDBError as fault:
         raise StoreError(fault.message, hint=fault.hint) from fault
+
+
+def _check_system() -> None:
+    """Raise RegistryError where the processes of a run cannot be started and ended as they must be."""
+    if not hasattr(os, "killpg"):
+        raise RegistryError(
+            f"tune needs a POSIX system, whose processes it can group and end; {platform.system()} has no os.killpg",
+            hint="tune on Linux or in WSL",
+        )
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ...errors import CacheError, CompileError
+from ...forking import call_in_child
 from ...paths import cache_folder
 from ...problem import canonical_json
 from ..compiler_environment import host_compiler
@@ -174,7 +175,7 @@ class _Loaded:
 
 
 _LOADED = _Loaded()
-os.register_at_fork(after_in_child=_LOADED.after_fork)
+call_in_child(_LOADED.after_fork)
 
 
 def load(path: str) -> ctypes.CDLL:

@@ -19,6 +19,7 @@ import torch
 from ...api_checks import file_of
 from ...device import Device
 from ...errors import RegistryError
+from ...forking import call_in_child
 from ...problem import Problem
 from ..warning import DispatchWarning
 from . import recording_file
@@ -189,4 +190,4 @@ def _after_fork() -> None:
         recorder.in_forked_child()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+call_in_child(_after_fork)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -17,6 +16,11 @@ from typing import Any
 from ...contract import COUNT
 from ...errors import RegistryError, ShapesFileError
 from ...problem import Problem, Value, canonical_json
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 MOST_PROBLEMS = 10_000
 """Of one recording. What it adds to a file beyond so many is left out, and the file says so."""
@@ -213,7 +217,10 @@ def _scratch(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One writer at a time; where the file system knows no locks, the last of two at once wins."""
+    """One writer at a time; where the system or the file system knows no such locks, the last of two at once wins."""
+    if fcntl is None:
+        yield
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):

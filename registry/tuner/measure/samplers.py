@@ -10,7 +10,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from resource import RUSAGE_SELF, getrusage
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -183,4 +182,6 @@ def no_collection() -> Iterator[None]:
 
 
 def _preemptions() -> int:
+    from resource import RUSAGE_SELF, getrusage  # not on Windows, which imports this module too
+
     return getrusage(RUSAGE_SELF).ru_nivcsw

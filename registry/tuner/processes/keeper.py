@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import json
 import os
-import resource
 import selectors
 import signal
 import socket
@@ -396,6 +395,8 @@ def _wake_on_child(selector: selectors.BaseSelector) -> None:
 
 def main() -> None:
     """``keeper.py SOCKET PARENT [MODULE[:FUNCTION] ...]``."""
+    import resource  # Windows has none, and imports this module too
+
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # crashes are expected
     library = ctypes.CDLL(None, use_errno=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import gc
 import importlib
 import mmap
@@ -120,6 +119,8 @@ def _run(message: dict[str, Any], channel: int, log: int) -> None:
         os.dup2(log, 2)
         os.close(log)
         # where a stranger's code that writes to small numbers does not find it
+        import fcntl
+
         high = fcntl.fcntl(channel, fcntl.F_DUPFD_CLOEXEC, _HIGH_DESCRIPTOR)
         os.close(channel)
         _await_adoption(message["keeper"])

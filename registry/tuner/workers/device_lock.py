@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import socket
@@ -14,6 +13,11 @@ from ...device import Device
 from ...errors import RegistryError
 from ...paths import cache_folder
 from ..measure.nvml import identity_of
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 class DeviceLock:
@@ -55,6 +59,8 @@ class DeviceLock:
 
 
 def _files(name: str) -> tuple[int, int] | None:
+    if fcntl is None:
+        return None
     with contextlib.suppress(OSError, RegistryError):
         folder = cache_folder("locks")
         queue, device = (_opened(folder / f"{name}.{end}") for end in ("queue", "device"))
