@@ -53,17 +53,26 @@ class DeviceClock:
         self._stream = torch.cuda.current_stream()
         self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def time(self, works: Sequence[Callable[[], object]]) -> list[Sample]:
-        """The µs that each piece of work takes, queued one right after the other behind one head start."""
+    def time(
+        self, works: Sequence[Callable[[], object]], between: Callable[[int], object] | None = None
+    ) -> list[Sample]:
+        """The µs that each piece of work takes, queued one right after the other behind one head start.
+
+        ``between(number)`` enqueues what comes before that piece of work and is not timed.
+        """
         while len(self._pairs) < len(works):
             self._pairs.append((_Event(enable_timing=True), _Event(enable_timing=True)))
         pairs, stream = self._pairs[: len(works)], self._stream
         ahead = []
         with no_collection():
             _set_stream(stream)
+            if between is not None:
+                between(0)
             if not self.waits:
                 _sleep(int(self._head_start_us * _CYCLES_PER_US))
-            for (start, end), work in zip(pairs, works, strict=True):
+            for number, ((start, end), work) in enumerate(zip(pairs, works, strict=True)):
+                if number and between is not None:
+                    between(number)
                 _record(start, stream)
                 work()
                 _record(end, stream)
@@ -151,7 +160,12 @@ class GraphSampler(Sampler):
         return f"graph{self._turn.suffix}"
 
     def take(self, count: int) -> list[Sample]:
-        return self._turn.per_launch(self._clock.time([self._graph.replay] * count))
+        copies = range(self._turn.copies)
+
+        def between(number: int) -> None:
+            self.between(copies, last=number == count - 1)
+
+        return self._turn.per_launch(self._clock.time([self._graph.replay] * count, between))
 
     def replay(self) -> None:
         self._clock.time([self._graph.replay])
@@ -177,7 +191,10 @@ class BacklogSampler(Sampler):
         return "host" if self._clock.waits else f"backlog{self._turn.suffix}"
 
     def take(self, count: int) -> list[Sample]:
-        return self._turn.per_launch([self._clock.time([self._turn])[0] for _ in range(count)])
+        copies = range(self._turn.copies)
+        return self._turn.per_launch(
+            [self._clock.time([self._turn], lambda _: self.between(copies))[0] for _ in range(count)]
+        )
 
     def replay(self) -> None:
         self._clock.time([self._turn])
@@ -191,6 +208,7 @@ class LaunchRound:
         self._reads = flush.reads if flush else [_nothing]
         self._baseline = baseline
         self.launches = len(turn) * len(self._reads)
+        self.copies = len(set(turn))
         self.suffix = "+flush" if flush else ""
 
     def __call__(self) -> None:
@@ -223,7 +241,12 @@ class SingleSampler(LaunchSampler):
         """Nothing: the first look has warmed up launches as long as these."""
 
     def take(self, count: int) -> list[Sample]:
-        return self._clock.time(self._turn(count))
+        places = self._turn(count)
+
+        def between(number: int) -> None:
+            self.between([places[number]], last=number == count - 1)
+
+        return self._clock.time([self._launches[place] for place in places], between)
 
     def replay(self) -> None:
         self._clock.time(self._launches)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import secrets
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 
 from ...arguments.schema import tensors_in, with_tensors
 from ...problem import TensorSpec
+from .secret_elements import SecretElements
 from .stack import Stack
 
 
@@ -24,6 +27,13 @@ class Rotation:
         }
         self.copies: list[tuple[Any, ...]] = [self._copy(values, number) for number in range(count)]
         self._shown = self._announced = ""
+        device = next((stack.bits.device for stack in self._all), None)
+        # one of its own: a candidate may seed torch's
+        generator = None if device is None else torch.Generator(device).manual_seed(secrets.randbits(60))
+        self._secret = {
+            place: [SecretElements(stack, generator) for stack in stacks] if generator else []
+            for place, stacks in self._stacks.items()
+        }
 
     def _copy(self, values: tuple[Any, ...], number: int) -> tuple[Any, ...]:
         stacks = iter(self._all)
@@ -40,14 +50,36 @@ class Rotation:
         No version counter moves: an implementation that remembers results by address and version must not notice.
         """
         if name == self._shown:
+            self.restore()
             return
+        self._forget()
         self._shown = name
         for stack, tensor in zip(self._all, tensors_in(values), strict=True):
             stack.write(tensor)
 
+    def change(self, places: Iterable[int]) -> None:
+        """Change one element of every floating tensor at these places, in each copy another, chosen at random.
+
+        The elements of the change before are put back first. No version counter moves.
+        """
+        self.restore()
+        for place in places:
+            for elements in self._secret.get(place, ()):
+                elements.change()
+
+    def restore(self) -> None:
+        """Put back what ``change`` has changed."""
+        for elements in itertools.chain.from_iterable(self._secret.values()):
+            elements.restore()
+
+    def _forget(self) -> None:
+        for elements in itertools.chain.from_iterable(self._secret.values()):
+            elements.forget()
+
     def spoil(self) -> None:
         """Overwrite every copy with values that give wrong results: NaN, and 0 where a number may be an index."""
         self._shown = ""
+        self._forget()
         for stack in self._all:
             tensor = stack.tensors[0]
             stack.write(torch.full_like(tensor, torch.nan if tensor.is_floating_point() else 0))
@@ -75,6 +107,7 @@ class Rotation:
     def poison(self, places: Iterable[int]) -> None:
         """Poison the tensors at these places, which are no lists, and the margins beside them."""
         self._shown = ""
+        self._forget()
         for place in places:
             self._stacks[place][0].poison()
 

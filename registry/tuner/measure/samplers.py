@@ -11,16 +11,35 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from .protocol import TimingProtocol
 
 Enqueue = Callable[[], object]
 """Launch the candidate once on one of the rotating buffers."""
 
+
+class Between(Protocol):
+    """Called before each sample, outside of what is timed, with the copies that it launches on.
+
+    ``last``: nothing has to be enqueued quickly after the sample, as the next one behind the same head start has to.
+    """
+
+    def __call__(self, copies: Sequence[int], *, last: bool = True) -> None:
+        """Do what has to be done before the sample."""
+
+
+def nothing_between(copies: Sequence[int], *, last: bool = True) -> None:
+    """Before samples on inputs that stay as they are, as those of the copy floor."""
+
+
 _EVICTING = 8
 """A working set of so many times the cache leaves nothing of its beginning in the cache."""
 _MOST_CALLS = 1000
+_FEWEST_CALLS = 16
+"""Launches between two readings of the clock, which take 0.1 µs."""
+_WARM_CALLS = 1
+"""Launches before the first reading, on the copies that come last: after other code the first takes 1 µs longer."""
 _RETAKES = 2
 _LONG_US = 100_000.0
 """A sample that lasts so long is not taken again: on a CPU none of this length is without a preemption, and a
@@ -39,6 +58,7 @@ class Sampler(ABC):
 
     refused = ""
     """Why the launches could not be captured, "" where they were or where that was not tried."""
+    between: Between = staticmethod(nothing_between)
 
     copies = 0
     """How many of the rotating copies, the first ones, are launched on; ``sampler_for`` says it."""
@@ -57,7 +77,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def replay(self) -> None:
-        """Launch on every copy at least once, exactly as samples do."""
+        """Launch on every copy at least once, exactly as samples do, with nothing between."""
 
     def cover(self) -> None:  # noqa: B027 - a sample of most covers all copies
         """Launch on the copies that no sample has reached yet, so that every output is there to be judged."""
@@ -92,11 +112,11 @@ class LaunchSampler(Sampler):
         self._launches = launches
         self._next = launched
 
-    def _turn(self, count: int) -> list[Enqueue]:
-        """The next ``count`` launches."""
+    def _turn(self, count: int) -> list[int]:
+        """The copies of the next ``count`` launches."""
         places = range(self._next, self._next + count)
         self._next += count
-        return [self._launches[place % len(self._launches)] for place in places]
+        return [place % len(self._launches) for place in places]
 
     def cover(self) -> None:
         for launch in self._launches[self._next :]:
@@ -123,7 +143,8 @@ class ScreenedSampler(LaunchSampler):
 class ClockSampler(LaunchSampler):
     """perf_counter_ns around calls that return when they are done (CPU).
 
-    A sample during which the process lost a core to another one is not clean.
+    A sample adds up several rounds over the copies. A sample during which the process lost a core to another one is not
+    clean.
     """
 
     how = "perf_counter"
@@ -137,18 +158,27 @@ class ClockSampler(LaunchSampler):
 
     def take(self, count: int) -> list[Sample]:
         with no_collection():
-            return [self._timed(self._count) for _ in range(count)]
+            return [self._timed(self._count, self.between) for _ in range(count)]
 
     def replay(self) -> None:
-        self._timed(max(self._count, len(self._launches)))
+        with no_collection():
+            self._timed(max(self._count, len(self._launches)), nothing_between)
 
-    def _timed(self, count: int) -> Sample:
-        turn = self._turn(count)
+    def _timed(self, count: int, between: Between) -> Sample:
+        elapsed, left = 0, count
         lost = _preemptions()
-        start = perf_counter_ns()
-        for launch in turn:
-            launch()
-        elapsed = perf_counter_ns() - start
+        while left:
+            # one hot copy is not left after every launch: reading the clock takes as long as a short one
+            places = self._turn(min(left, max(len(self._launches), _FEWEST_CALLS)))
+            turn = [self._launches[place] for place in places]
+            between(places)
+            for launch in turn[-_WARM_CALLS:] if len(turn) >= _FEWEST_CALLS else ():
+                launch()
+            start = perf_counter_ns()
+            for launch in turn:
+                launch()
+            elapsed += perf_counter_ns() - start
+            left -= len(turn)
         return Sample(elapsed / 1e3 / count, _preemptions() == lost)
 
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ...correctness.bits import WORD, as_bits, as_words, disturb
+from ...correctness.bits import WORD, as_bits, as_words
 from ...correctness.poisoned_layouts import Poison
 from ...problem import TensorSpec
 
@@ -31,6 +31,7 @@ class Stack:
         steps = zip(spec.shape, spec.strides, strict=True)
         self._span = 0 if spec.numel == 0 else sum((size - 1) * stride for size, stride in steps) + 1
         self._pitch = math.ceil(self._span / self._margin) * self._margin + self._margin
+        self._spec = spec
         self._base = torch.empty(count * self._pitch + self._margin, dtype=spec.dtype, device=spec.device)
         self._count = count
         self._all = self._base.as_strided((count, *spec.shape), (self._pitch, *spec.strides), self._margin)
@@ -48,13 +49,33 @@ class Stack:
         word, _ = self._poisons[0]
         self._words.fill_(word)
 
-    def disturb(self, start: int) -> None:
-        """Change a few elements, at equal places in each tensor (``bits.disturb``). Tensors with holes are poisoned."""
-        if not self._all[0].is_contiguous():
-            self.poison()
-            return
-        shape = self._count, self._all[0].numel()
-        disturb(self._base.as_strided(shape, (self._pitch, 1), self._margin), start)
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the tensors."""
+        return self._base.dtype
+
+    @property
+    def numel(self) -> int:
+        """Elements of one tensor."""
+        return self._spec.numel
+
+    @property
+    def bits(self) -> torch.Tensor:
+        """The allocation as one row of integers: a complex number is two. Writing to it moves no tensor's version."""
+        return self._bits.view(-1)
+
+    def places(self, steps: int, generator: torch.Generator) -> torch.Tensor:
+        """Places in ``bits``, drawn at random: ``steps`` times one element of each tensor, of shape (steps, count)."""
+        device = self._base.device
+        found = torch.arange(self._count, device=device).mul_(self._pitch).add_(self._margin).repeat(steps, 1)
+        for size, stride in zip(self._spec.shape, self._spec.strides, strict=True):
+            found += stride * torch.randint(size, found.shape, generator=generator, device=device)
+        return found.mul_(self._bits.numel() // self._base.numel())
+
+    def some(self, most: int) -> torch.Tensor:
+        """``bits`` of at most that many elements, evenly spread over the first tensor."""
+        first = self.bits[self._margin : self._margin + self._span]
+        return first[:: max(1, -(-self._span // most))]
 
     def write(self, value: torch.Tensor) -> None:
         """Copy ``value``, of the stack's shape and dtype, into every tensor."""

@@ -21,6 +21,7 @@ from ...problem import Arguments, Problem
 from ..measure.protocol import TimingProtocol
 from ..measure.rotation import Rotation
 from ..measure.samplers import copies_of
+from ..planning.twin import twin_of
 
 PARTLY, PARTLY_AGAIN = "partly other", "partly other again"
 """Kinds of inputs that timed copies are overwritten with: the timed kind with a few changed elements, others for each.
@@ -135,6 +136,22 @@ class Session:
         mixed = with_tensors(values, lambda tensor: _mixed(tensor, next(other), generator, number))
         reference = self._reference_of_mixture(mixed) if self._mixable is None else None
         return self._make(kind, mixed if self._mixable else others, reference)
+
+    @property
+    def is_mixable(self) -> bool:
+        """Whether inputs of which some numbers are of another draw are still inputs that the op makes sense of."""
+        if self._mixable is None:
+            # of a problem whose reference takes long a smaller one tells
+            if self.twin is None:
+                self.case(PARTLY)
+            else:
+                self._mixable = Session(self.op, self.twin, self.device, self.protocol, self._seed).is_mixable
+        return bool(self._mixable)
+
+    @cached_property
+    def twin(self) -> Problem | None:
+        """The problem's twin, if it has one."""
+        return twin_of(self.op, self.problem)
 
     def _reference_of_mixture(self, mixed: tuple[Any, ...]) -> Tensors | None:
         """The reference of the mixture, None where it fails or is not finite; ``_mixable`` remembers which."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,23 +17,30 @@ from ...correctness.output_faults import output_faults, overlap, plain_fault, po
 from ...dispatch.plans.plan import Plan
 from ...implementation import Tensors
 from ..measure.samplers import Enqueue
+from ..measure.secret_elements import FlippedElements
 from ..measure.stack import Stack
+from .between_samples import BetweenSamples
 from .session import InputCase, Session
 from .verdicts import Checks, WrongError
-
-_STARTS = 2**16
-"""Seeds of ``disturb``, far more than there are different disturbances."""
 
 LATE = "it was not ready when it was read: work on another stream or thread has to be waited for"
 
 
 class TimedPlan:
-    """One launch a rotating copy, each with outputs and scratch of its own. The outputs are poisoned at first."""
+    """One launch a rotating copy, each with outputs and scratch of its own. The outputs are poisoned at first.
 
-    def __init__(self, plan: Plan, session: Session) -> None:
+    ``between`` is to be called before each sample. ``judged``: whether some samples are judged, which needs the
+    reference.
+    """
+
+    def __init__(self, plan: Plan, session: Session, *, judged: bool = True) -> None:
         self._plan = plan
         self._session = session
         self._functional = plan.candidate.implementation.returns_outputs
+        self._judged = judged and session.is_roomy and not session.op.parsed.mutates
+        # without a twin the question costs a reference, which times alone are not worth
+        asked = judged or session.twin is not None
+        self._changeable = self._places() if asked and session.is_mixable else ()
         self._prepared: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Prepared tensors of one copy, chosen at random, each with a copy from when it was made."""
         self.show(session.timed_kind, session.values(session.timed_kind))
@@ -44,6 +52,34 @@ class TimedPlan:
             tuple(stack.tensors[copy] for stack in self._stacks) for copy in range(len(copies))
         ]
         self.launches: list[Enqueue] = [self._launch(copy, values) for copy, values in enumerate(copies)]
+        self.between = self._between()
+
+    def _between(self) -> BetweenSamples:
+        session = self._session
+        generator = torch.Generator(session.device.torch).manual_seed(secrets.randbits(60))
+        outputs = [FlippedElements(stack, generator) for stack in self._stacks]
+        case = session.case(session.timed_kind) if self._judged else None
+        return BetweenSamples(
+            session.rotation, self._changeable, outputs, None if case is None else partial(self._holding, case)
+        )
+
+    def _places(self) -> tuple[int, ...]:
+        """Places of the arguments of which an element may change: not what is prepared, which would be made anew."""
+        session = self._session
+        kept = session.op.weights if self._plan.prepared else frozenset()
+        names = session.op.parsed.names
+        return tuple(place for place in session.unmutated if names[place] not in kept)
+
+    def _holding(self, case: InputCase, copies: Sequence[int]) -> list[torch.Tensor]:
+        """Whether the outputs of these copies are right; raises WrongError for those that are no plain tensors."""
+        if self._functional:
+            self._check_returned([self.outputs[copy] for copy in copies], "while it was timed")
+        results = self._session.op.results
+        return _holding(case, [results(self.outputs[copy], self._session.rotation.copies[copy]) for copy in copies])
+
+    def change_inputs(self) -> None:
+        """Change one element of each floating input that may change, in each copy another; ``show`` puts them back."""
+        self._session.rotation.change(self._changeable)
 
     def keep(self, copies: int) -> None:
         """Launch on the first ``copies`` alone from now on: of a slow kernel no more can be timed."""
@@ -74,13 +110,8 @@ class TimedPlan:
         self._poison_returned()
 
     def disturb(self) -> None:
-        """Change some elements of the outputs, which are chosen at random, to other plausible values.
-
-        Outputs that were returned or have holes are poisoned instead.
-        """
-        start = secrets.randbelow(_STARTS)
-        for stack in self._stacks:
-            stack.disturb(start)
+        """Change one element of each output, chosen at random. Outputs that were returned are poisoned instead."""
+        self.between.change_outputs()
         self._poison_returned()
 
     def _poison_returned(self) -> None:
@@ -100,18 +131,21 @@ class TimedPlan:
                 "two calls on inputs at one address return the same memory: the second overwrites the first's result",
             )
 
-    def check_first(self, checks: Checks, case: InputCase, when: str) -> None:
-        """Check the first copy's results; samples need not have reached the other copies."""
-        self._check(checks, case, when, range(1))
-
     def check(self, checks: Checks, case: InputCase, when: str) -> None:
         """Check every copy's results for that case. ``when`` begins the message of a fault."""
-        self._check(checks, case, when, range(len(self.outputs)))
+        if self._functional:
+            self._check_returned(self.outputs, when)
+        op, rotation = self._session.op, self._session.rotation
+        judged = list(map(op.results, self.outputs, rotation.copies))
+        # one copy within bounds is enough where all copies must be equal
+        closely = judged[:1] if self._plan.candidate.implementation.deterministic else judged
+        # who is right by the time of the closer look was late
+        late = f"{when}: {LATE}"
+        checks.add(_holding(case, closely), "wrong_result", lambda: self._why(case, judged, when) or late)
         changed = [having_same_bits(tensor, was) for tensor, was in self._prepared]
         checks.add(changed, "wrong_result", f"{when}: it changes a tensor that prepare() made")
         if self._plan.candidate.implementation.deterministic:
-            differ = f"{when}: it gives other bits at other addresses for the same inputs, and does not say so"
-            checks.add(self._agree(), "nondeterministic", differ)
+            checks.add(self._agree(), "nondeterministic", partial(self._why_differing, case, judged, when))
 
     def check_margins(self, checks: Checks) -> None:
         """Check that nothing was written beside outputs and scratch since they were poisoned."""
@@ -137,15 +171,6 @@ class TimedPlan:
             outputs[place] = as_tuple(run((), extended, scratch))
 
         return keep if self._functional else write
-
-    def _check(self, checks: Checks, case: InputCase, when: str, copies: range) -> None:
-        if self._functional:
-            self._check_returned(self.outputs[: len(copies)], when)
-        op, rotation = self._session.op, self._session.rotation
-        judged = [op.results(self.outputs[copy], rotation.copies[copy]) for copy in copies]
-        # one copy within bounds is enough where all copies must be equal
-        closely = judged[:1] if self._plan.candidate.implementation.deterministic else judged
-        checks.add(_holding(case, closely), "wrong_result", lambda: self._why(case, judged, when))
 
     def _check_returned(self, returned: Sequence[Tensors], when: str) -> None:
         """Check that the outputs of every call have the right specs and share no memory; raises WrongError."""
@@ -177,12 +202,17 @@ class TimedPlan:
             for output, expected in zip(outputs, first, strict=True)
         ]
 
+    def _why_differing(self, case: InputCase, judged: Sequence[Tensors], when: str) -> str:
+        """The message for copies that differ though each is right; raises WrongError where one is not."""
+        if fault := self._why(case, judged, when):
+            raise WrongError("wrong_result", fault)
+        return f"{when}: it gives other bits at other addresses for the same inputs, and does not say so"
+
     def _why(self, case: InputCase, judged: Sequence[Tensors], when: str) -> str:
         for results in judged:
             if fault := self._session.judge(case, results):
                 return f"{when}: {fault}"
-        # right now, though it was not when the flag was made
-        return f"{when}: {LATE}" if all(bool(flag) for flag in _holding(case, judged)) else ""
+        return ""
 
 
 def _holding(case: InputCase, judged: Sequence[Tensors]) -> list[torch.Tensor]:

@@ -129,7 +129,7 @@ class Worker:
         for place, entrant in enumerate(job.entrants):
             announce("load")
             try:
-                entries[place] = self._entry(entrant, session, protocol)
+                entries[place] = self._entry(entrant, session, protocol, judged=job.verify)
             except BaseException as fault:  # as in trial: one entrant's fault is not the block's
                 faults[place] = ": ".join(status_of(fault))
             if breach := self.trust.breach():
@@ -137,12 +137,12 @@ class Worker:
                 faults[place] = f"error: {breach}"
         return entries, faults
 
-    def _entry(self, entrant: Entrant, session: Session, protocol: TimingProtocol) -> _Entry:
+    def _entry(self, entrant: Entrant, session: Session, protocol: TimingProtocol, *, judged: bool) -> _Entry:
         if entrant.role == "floor":
             entry = _Entry(_copy_sampler(session, protocol))
         else:
             plan = self._plan(session, entrant)
-            timed = TimedPlan(plan, session)
+            timed = TimedPlan(plan, session, judged=judged)
             entry = _Entry(self._sampler(plan, timed, session, protocol), timed)
         entry.sampler.warm_up(protocol.warmup_us)
         return entry
@@ -178,6 +178,7 @@ class Worker:
             device=self._device,
             best_us=best_us,
         )
+        sampler.between = timed.between
         if sampler.refused:
             self._uncapturable.add(name)
         timed.keep(sampler.copies)

@@ -1,0 +1,86 @@
+"""Changes what a candidate meets from sample to sample, and judges the outputs that some of the samples left.
+
+A check that follows timing is a run that a candidate may tell from a timed one: by the call before it, by the time of
+day, by a setting of the process. The samples themselves are therefore judged, some of them, chosen at random.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from random import Random
+
+from ..measure.rotation import Rotation
+from ..measure.secret_elements import FlippedElements
+from .verdicts import Checks, Flags
+
+_WAIT = 12
+"""Samples from one that is judged to the next at most: a judged one meets inputs that came before."""
+_MOST = 8
+"""Judged samples of a candidate at most."""
+_WRONG = (
+    "a sample left a wrong output, after one element in each of its inputs and outputs had been changed: it skips work"
+    " where it finds what it remembers, or where it is timed, or it returns before its work is done"
+)
+
+Judge = Callable[[Sequence[int]], Flags]
+"""Whether the outputs that belong to these copies are right for the inputs that are shown."""
+
+
+class BetweenSamples:
+    """Called before each sample, outside of what is timed, with the copies that are launched on next.
+
+    One element of each floating input, and one of each output, are others than before, in every copy and at random
+    places. A sample that is going to be judged finds the inputs whose reference is known: there the elements that were
+    changed before are put back.
+
+    ``judge``: None where no reference is known.
+    """
+
+    def __init__(
+        self,
+        rotation: Rotation,
+        inputs: Collection[int],
+        outputs: Sequence[FlippedElements],
+        judge: Judge | None,
+    ) -> None:
+        self._rotation = rotation
+        self._inputs = inputs
+        self._outputs = outputs
+        self._judge = judge
+        self._left = _MOST
+        self._drawn = Random(secrets.randbits(64)).randrange
+        self._wait = self._drawn(_WAIT)
+        self._next: Sequence[int] = ()
+        self._checks = Checks()
+
+    def __call__(self, copies: Sequence[int], *, last: bool = True) -> None:
+        """``last``: the sample is followed by nothing that may not be kept waiting, so that it may be judged."""
+        self._judge_now()
+        self._wait -= 1
+        if last and self._judge and self._left and self._wait <= 0:
+            self._left -= 1
+            self._wait = self._drawn(_WAIT)
+            self._next = copies
+            self._rotation.restore()
+        else:
+            self._rotation.change(self._inputs)
+        self.change_outputs()
+
+    def change_outputs(self) -> None:
+        """Change one element of every output."""
+        for elements in self._outputs:
+            elements.change()
+
+    def settle(self) -> None:
+        """Put the inputs back, and read the verdicts; raises WrongError."""
+        self._judge_now()
+        self._rotation.restore()
+        self._checks.settle()
+
+    def _judge_now(self) -> None:
+        if self._next and self._judge:
+            # the last one first: a result that is late is not there yet
+            chosen = {self._next[-1]: None, secrets.choice(self._next): None}
+            self._next = ()
+            self._checks.add(self._judge(list(chosen)), "wrong_result", _WRONG)

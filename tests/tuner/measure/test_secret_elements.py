@@ -1,0 +1,121 @@
+"""Elements that change from sample to sample: one in each tensor, within what it holds, and put back exactly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from registry.problem import TensorSpec
+from registry.tuner.measure.rotation import Rotation
+from registry.tuner.measure.secret_elements import FlippedElements, SecretElements
+from registry.tuner.measure.stack import Stack
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn)
+OTHERS = (torch.int32, torch.bool, torch.complex64)
+LAYOUTS = (((3, 5), (5, 1)), ((4, 8), (8, 1)), ((3, 5), (10, 2)), ((4, 5), (0, 1)), ((0, 5), (5, 1)), ((), ()))
+COUNT = 3
+
+
+def filled(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Stack, torch.Tensor]:
+    stack = Stack(TensorSpec(shape, dtype, strides), COUNT)
+    value = torch.randn(200, generator=torch.Generator().manual_seed(1)).to(dtype).as_strided(shape, strides)
+    stack.write(value)
+    return stack, value
+
+
+def changed(stack: Stack, value: torch.Tensor) -> list[int]:
+    """Elements of each tensor that are not those of ``value``."""
+    return [int((tensor.double() != value.double()).sum()) for tensor in stack.tensors]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("shape", "strides"), LAYOUTS)
+def test_each_change_is_one_element_of_each_tensor_and_goes_back(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    stack, value = filled(dtype, shape, strides)
+    elements = SecretElements(stack, torch.Generator().manual_seed(2))
+    # an element of an expanded tensor is one of every row, and one number alone has no other to become
+    most = shape[0] if strides == (0, 1) else 1
+    versions = [tensor._version for tensor in stack.tensors]
+    for _ in range(70):
+        elements.change()
+        assert all(count <= most for count in changed(stack, value))
+        assert bool(stack.margins_untouched())
+        if value.numel() > 1:
+            assert any(changed(stack, value))
+            extremes = {float(value.double().min()), float(value.double().max())}
+            new = torch.stack([tensor.double() for tensor in stack.tensors])
+            assert set(new[new != value.double().expand_as(new)].tolist()) <= extremes
+    elements.restore()
+    assert bool(stack.holds(value))
+    assert [tensor._version for tensor in stack.tensors] == versions
+
+
+@pytest.mark.parametrize("dtype", OTHERS)
+def test_what_is_no_floating_number_stays(dtype: torch.dtype) -> None:
+    stack, value = filled(dtype, (3, 5), (5, 1))
+    SecretElements(stack, torch.Generator()).change()
+    assert bool(stack.holds(value))
+
+
+def test_numbers_that_are_not_finite_are_no_extremes() -> None:
+    stack = Stack(TensorSpec.contiguous((6,), torch.float32), COUNT)
+    value = torch.tensor([torch.nan, -torch.inf, 1.0, 2.0, torch.inf, 3.0])
+    stack.write(value)
+    elements = SecretElements(stack, torch.Generator().manual_seed(3))
+    seen = set()
+    for _ in range(100):
+        elements.change()
+        for tensor in stack.tensors:
+            seen |= {float(new) for new, old in zip(tensor, value, strict=True) if new != old and not new.isnan()}
+    assert seen == {1.0, 3.0}
+
+
+def test_places_differ_from_tensor_to_tensor_and_reach_every_element() -> None:
+    stack, value = filled(torch.float32, (4, 8), (8, 1))
+    elements = SecretElements(stack, torch.Generator().manual_seed(4))
+    reached = torch.zeros(COUNT, 4, 8, dtype=torch.bool)
+    together = 0
+    for _ in range(600):
+        elements.change()
+        found = torch.stack([tensor != value for tensor in stack.tensors])
+        together += bool((found[0] & found[1] & found[2]).any())
+        reached |= found
+    assert bool(reached.all())
+    assert together < 30
+
+
+def test_what_is_overwritten_meanwhile_is_not_put_back() -> None:
+    rotation = Rotation((torch.zeros(10), 3.0), COUNT)
+    rotation.show("rising", (torch.arange(10.0), 3.0))
+    for _ in range(3):
+        rotation.change([0, 1])
+        assert not all(bool(flag) for flag in rotation.unchanged((torch.arange(10.0), 3.0), [0]).values())
+        rotation.show("falling", (-torch.arange(10.0), 3.0))
+        assert bool(rotation.unchanged((-torch.arange(10.0), 3.0), [0])[0])
+        rotation.change([0])
+        rotation.show("falling", (-torch.arange(10.0), 3.0))
+        assert bool(rotation.unchanged((-torch.arange(10.0), 3.0), [0])[0])
+        rotation.spoil()
+        rotation.restore()
+        assert all(bool(copy[0].isnan().all()) for copy in rotation.copies)
+        rotation.show("rising", (torch.arange(10.0), 3.0))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *OTHERS])
+@pytest.mark.parametrize(("shape", "strides"), LAYOUTS[:3])
+def test_a_flipped_element_is_another_plausible_number(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    stack, value = filled(dtype, shape, strides)
+    FlippedElements(stack, torch.Generator().manual_seed(5)).change()
+    assert bool(stack.margins_untouched())
+    for tensor in stack.tensors:
+        differ = tensor.contiguous().view(torch.uint8) != value.contiguous().view(torch.uint8)
+        assert 0 < int(differ.view(value.numel(), -1).any(1).sum()) == 1
+        if dtype in FLOATS:
+            assert bool(tensor.double().isfinite().all())
+            ratio = (tensor.double() / value.double()).abs()
+            assert float(ratio.max()) <= 4.0
+            assert float(ratio.min()) >= 0.25

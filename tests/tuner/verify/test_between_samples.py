@@ -1,0 +1,99 @@
+"""Between samples inputs and outputs change, and some samples are judged on the inputs whose reference is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from registry.contracts import SQUARE, VECTOR_ADD
+from registry.tuner.measure.samplers import Sampler
+from registry.tuner.verify.between_samples import _MOST
+from registry.tuner.verify.session import Session
+from registry.tuner.verify.timed import TimedPlan
+from registry.tuner.verify.verify import WrongError
+
+from ..going_through import CPU, PROTOCOL, Custom, timed_on
+
+
+def session_of(n: int = 5001) -> Session:
+    return Session(SQUARE, SQUARE.problem_of({"n": n, "dtype": "float32"}), CPU, PROTOCOL, 7)
+
+
+def timed_with(session: Session, function: Callable[..., Any]) -> tuple[TimedPlan, Sampler]:
+    timed, sampler = timed_on(session, Custom(session.op.name, function), {})
+    sampler.between = timed.between
+    return timed, sampler
+
+
+def test_a_launch_never_meets_the_inputs_and_the_output_that_it_left() -> None:
+    session, met = session_of(), dict[int, list[torch.Tensor]]()
+    again = list[bool]()
+
+    def square(y: torch.Tensor, x: torch.Tensor) -> None:
+        before = met.get(x.data_ptr())
+        if before is not None:
+            again.append(torch.equal(before[0], x) and torch.equal(before[1], y))
+        torch.mul(x, x, out=y)
+        met[x.data_ptr()] = [x.clone(), y.clone()]
+
+    timed, sampler = timed_with(session, square)
+    again.clear()
+    sampler.take(20)
+    # but for the last copy, which is launched on once more before each round, to warm up
+    assert sum(again) <= len(again) / len(timed.launches) + 1
+    assert len(again) > 100
+    timed.between.settle()
+
+
+def test_who_skips_while_it_is_timed_is_found_although_every_check_afterwards_finds_it_right() -> None:
+    skips = False
+
+    def square(y: torch.Tensor, x: torch.Tensor) -> None:
+        if not skips:
+            torch.mul(x, x, out=y)
+
+    timed, sampler = timed_with(session_of(), square)
+    sampler.take(3)
+    timed.between.settle()
+    skips = True
+    sampler.take(20)
+    skips = False
+    with pytest.raises(WrongError, match="a sample left a wrong output"):
+        timed.between.settle()
+
+
+def test_a_few_samples_are_judged_and_what_is_right_passes() -> None:
+    session = session_of()
+    timed, sampler = timed_with(session, lambda y, x: torch.mul(x, x, out=y))
+    between, judged = timed.between, list[Sequence[int]]()
+    judge = between._judge
+    assert judge is not None
+    between._judge = lambda copies: judged.append(copies) or judge(copies)  # type: ignore[func-returns-value]
+    sampler.take(100)
+    between.settle()
+    assert len(judged) == _MOST
+    assert {copy for copies in judged for copy in copies} <= set(range(len(timed.launches)))
+    assert bool(session.rotation.unchanged(session.case("normal").pristine, [0])[0])
+
+
+def test_without_a_reference_nothing_is_judged() -> None:
+    session = session_of()
+    timed = TimedPlan(timed_with(session, lambda y, x: None)[0]._plan, session, judged=False)
+    for _ in range(100):
+        timed.between(range(3))
+    timed.between.settle()
+
+
+def test_the_first_of_several_copies_may_be_the_only_one_that_is_launched_on() -> None:
+    op = VECTOR_ADD
+    session = Session(op, op.problem_of({"n": 300_001, "dtype": "float32"}), CPU, PROTOCOL, 7)
+    timed, sampler = timed_with(session, lambda out, x, y: torch.add(x, y, out=out))
+    for _ in range(60):
+        for copy in range(len(timed.launches)):
+            timed.between([copy])
+            timed.launches[copy]()
+    timed.between.settle()
+    assert sampler.how == "perf_counter"
