@@ -198,6 +198,21 @@ class Contest:
             return ""
         return f"its finals were disturbed: {decided:.4g} µs for what took {searched:.4g} µs in the search"
 
+    def too_fast(self, name: str) -> str:
+        """Why the finals of an entrant cannot be believed beside its search: it did less work; "" when they can.
+
+        The machine may have been disturbed during the search, which the other entrants then show, too.
+        """
+        met = [key for key in self.candidates if any(key in block for block in self.blocks)]
+        times = {key: (median_of(key, self.blocks), self.findings.median_us(key)) for key in met}
+        ratios = {key: decided / searched for key, (decided, searched) in times.items() if searched}
+        others = [ratio for key, ratio in ratios.items() if key != name and key not in self.refused]
+        limit = DISTURBED[self.findings.plan.device.type]
+        if name not in ratios or not others or ratios[name] * limit > min(1.0, statistics.median(others)):
+            return ""
+        decided, searched = times[name]
+        return f"{decided:.4g} µs in the finals for what took {searched:.4g} µs in the search, unlike the others"
+
     def baselines(self, winner: Candidate) -> dict[str, float]:
         """Name of each other implementation -> its best candidate's time over the winner's.
 

@@ -191,6 +191,7 @@ class Finals:
         if not contest.complete:
             mishap = self._mishaps.get(contest.findings.plan.problem, "")
             return self._undecided(contest, "no finals block was completed" + (f" ({mishap})" if mishap else ""))
+        self._refuse_too_fast(contest)
         if wrong := contest.refused.get(contest.incumbent.key):
             return self._undecided(contest, f"its incumbent is wrong ({wrong})")
         verdict = judge(contest.incumbent.key, contest.challenged_by, contest.blocks, noise)
@@ -205,6 +206,13 @@ class Finals:
                 met = replace(met, stored=False)
             return result_of(findings.plan, decision, decision.verdict, findings.statuses, met, why_out)
         return self._overtaken(contest, decision, contest.candidates[verdict.winner], last=last)
+
+    def _refuse_too_fast(self, contest: Contest) -> None:
+        """Refuse challengers that did less in the finals than in the search; that the incumbent stays is no risk."""
+        for name in contest.challenged_by:
+            if fault := contest.too_fast(name):
+                self._observe(Note(f"{contest.findings.plan.problem}: {name} is out of the finals: {fault}"))
+                contest.refused[name] = fault
 
     def _overtaken(self, contest: Contest, decision: Decision, winner: Candidate, *, last: bool) -> Result | None:
         """Another run has published: agree with it, or meet its winner in finals that are still to be held (None)."""

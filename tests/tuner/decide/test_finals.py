@@ -573,3 +573,24 @@ def test_without_a_pre_final_nobody_enters_who_is_far_behind_in_the_search(
 
 def entered(job: BlockJob, times: Mapping[str, float]) -> list[float]:
     return [times[label(entrant)] for entrant in job.entrants if entrant.role != "floor"]
+
+
+def test_who_is_far_faster_in_the_finals_than_in_the_search_does_not_win(
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
+) -> None:
+    """Unlike the others it then does less there; where all are faster, the search was disturbed."""
+    searched_us = {**HONEST, "honest 2": 102.0, "chatters": 103.0}
+    times = {**searched_us, "chatters": 103.0 / (DISTURBED["cpu"] + 0.1)}
+    result, events, _ = decide(planned, recorders(), Bench(times), searched_us)
+    assert result.implementation == "rogue.honest"
+    (told,) = [event.message for event in events if isinstance(event, Note) and "out of the finals" in event.message]
+    assert "20.2 µs in the finals for what took 103 µs in the search" in told
+
+
+def test_finals_in_which_everybody_is_faster_are_believed(
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
+) -> None:
+    searched_us = {name: us * (DISTURBED["cpu"] + 1) for name, us in HONEST.items()}
+    result, events, _ = decide(planned, recorders(), Bench({**HONEST, "chatters": 80.0}), searched_us)
+    assert result.implementation == "rogue.chatters"
+    assert not any(isinstance(event, Note) and "out of the finals" in event.message for event in events)
