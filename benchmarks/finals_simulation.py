@@ -1,6 +1,6 @@
 """False wins and missed gains of the decision rule, on the noise of real finals with a known truth. No GPU needed.
 
-    python -m benchmarks.finals_simulation [--decisions 960] [--problems 24 12 1] [--seed 0]
+    python -m benchmarks.finals_simulation [--decisions 960] [--noisy 2400] [--problems 24 12 1] [--seed 0]
         [--write benchmarks/results/h200]
 
 A simulated run is a batch of problems of the durations that were measured, or one problem alone; of runs before
@@ -20,7 +20,11 @@ Shifts are made smaller by what the rounds alone explain of their spread.
 Then ``blocks_of_each``, ``observed``, ``fastest`` and ``judge`` of registry.tuner.decide.judge do what they do in a
 run. A false win: a challenger that is no better replaces the incumbent. A missed gain: of the challengers one is 2%
 faster, and it does not win. More than three challengers meet in a pre-final, of which two go on and the default joins
-them. In the last table there are as many blocks as it says, whatever a run would hold.
+them. In the table by blocks there are as many blocks as it says, whatever a run would hold.
+
+The last table is of problems that are noisier than their batch (``finals_noisy``): how often a challenger that is no
+better wins, how often the interval of its ratio to the incumbent holds the true one, and how often the interval for a
+new measurement holds what another process and method then find.
 """
 
 from __future__ import annotations
@@ -35,13 +39,10 @@ import numpy as np
 
 from registry.tuner.decide.judge import (
     BLOCKS,
-    FINALISTS,
-    INCUMBENT_COPY,
     MOST_BLOCKS,
     ROUNDS,
     USUAL_IS_KNOWN,
     blocks_of_each,
-    fastest,
     judge,
     observed,
 )
@@ -49,123 +50,16 @@ from registry.tuner.decide.noise import Noise
 
 from .arguments import output_folder
 from .finals_noise import Measured, load
+from .finals_noisy import table_by_shift
+from .finals_world import BETTER, DEFAULT, INCUMBENT, KINDS, MOST_IN_FINALS, World, finals
 
 GAIN = 1.02
 PROBLEMS = 24
 TOGETHER = (PROBLEMS, 12, 1)
 ENTERING = (1, 2, 3, 8)
-KINDS = ("twin", "real")
-_INCUMBENT, _BETTER, _DEFAULT = "incumbent", "better", "default"
-_MOST_IN_FINALS = FINALISTS + 1
 _SHORT_US, _LONG_US = 10.0, 200.0
 _KNOWN = 20
 """Different noises of earlier runs that simulated runs take in turn."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """One measured problem, ready to be drawn from: log ratios to the incumbent, of shape (3 blocks, rounds)."""
-
-    us: float
-    twin: np.ndarray
-    challengers: tuple[np.ndarray, ...]
-
-    @classmethod
-    def of(cls, measured: Measured) -> Source:
-        """From times in µs."""
-        incumbent = np.array(measured.incumbent[:BLOCKS])
-        challengers = tuple(np.log(np.array(blocks[:BLOCKS]) / incumbent) for blocks in measured.challengers)
-        return cls(float(np.median(incumbent)), np.log(np.array(measured.copy[:BLOCKS]) / incumbent), challengers)
-
-
-class World:
-    """Where noise is drawn from: the finals that were measured."""
-
-    def __init__(self, finals: Sequence[Measured], seed: int, rounds: int = ROUNDS) -> None:
-        self.draw = np.random.default_rng(seed)
-        self.rounds = rounds
-        self.sources = [Source.of(one) for one in finals if len(one.incumbent) >= BLOCKS and one.challengers]
-        self._near = {
-            one.us: [other for other in self.sources if abs(math.log10(one.us / other.us)) <= 0.5]
-            for one in self.sources
-        }
-        spreads = {
-            (kind, one.us): [_spread(series) for series in _series(kind, one)] for one in self.sources for kind in KINDS
-        }
-        self._shares = {
-            (kind, us): _process_share([spread for one in near for spread in spreads[kind, one.us]])
-            for us, near in self._near.items()
-            for kind in KINDS
-        }
-
-    def ratios(self, kind: str, us: float, blocks: int = BLOCKS) -> np.ndarray:
-        """Log ratios to an incumbent of that duration of a challenger as fast as it, shape (blocks, rounds)."""
-        near = self._near[us]
-        other = near[self.draw.integers(len(near))]
-        series = _series(kind, other)
-        measured = series[self.draw.integers(len(series))]
-        medians = _medians(measured)
-        if kind == "twin":
-            shifts = self._twin_shifts(medians, blocks)
-        else:
-            shifts = self.draw.normal(0.0, medians.std(ddof=1), blocks)
-        residuals = (measured - medians[:, None])[self.draw.integers(BLOCKS, size=blocks)]
-        drawn = np.stack([self.draw.choice(block, self.rounds) for block in residuals])
-        shifted: np.ndarray = drawn + shifts[:, None] * self._shares[kind, us]
-        return shifted
-
-    def _twin_shifts(self, medians: np.ndarray, blocks: int) -> np.ndarray:
-        measured = self.draw.permutation(medians)[:blocks] * self.draw.choice((-1, 1))
-        more = max(0, blocks - len(medians))
-        further = self.draw.choice(medians, more) * self.draw.choice((-1, 1), more)
-        return np.append(measured, further)
-
-
-def _series(kind: str, source: Source) -> tuple[np.ndarray, ...]:
-    return (source.twin,) if kind == "twin" else source.challengers
-
-
-def _medians(values: np.ndarray) -> np.ndarray:
-    """The median of each row; for short rows sorting takes a fifth of the time of ``np.median``."""
-    ordered, middle = np.sort(values, axis=1), values.shape[1] - 1
-    found: np.ndarray = (ordered[:, middle // 2] + ordered[:, (middle + 1) // 2]) / 2
-    return found
-
-
-def _spread(series: np.ndarray) -> tuple[float, float]:
-    """The variance of the block medians, and what of it the rounds alone explain (by resampling them)."""
-    draw = np.random.default_rng(0)
-    explained = [np.var(_medians(draw.choice(block, (200, len(block))))) for block in series]
-    return float(np.var(_medians(series), ddof=1)), float(np.mean(explained))
-
-
-def _process_share(spreads: Sequence[tuple[float, float]]) -> float:
-    """The part of the spread of block medians, as a factor of it, that is left to the processes."""
-    total, explained = np.mean(spreads, axis=0)
-    return math.sqrt(max(0.0, 1 - float(explained / total)))
-
-
-Blocks = list[dict[str, list[float]]]
-
-
-def finals(world: World, us: float, kind: str, truth: Mapping[str, float], count: int) -> tuple[list[str], Blocks]:
-    """The challengers (of name -> true ratio to the incumbent) that reach the finals, and the ``count`` blocks they
-    meet in."""
-    names = list(truth)
-    if len(names) > _MOST_IN_FINALS:
-        names = fastest({name: _times(us * truth[name], world.ratios(kind, us, 1))[0] for name in names})
-        names += [_DEFAULT] if _DEFAULT not in names else []
-    times = {
-        _INCUMBENT: [[us] * world.rounds] * count,
-        INCUMBENT_COPY: _times(us, world.ratios("twin", us, count)),
-        **{name: _times(us * truth[name], world.ratios(kind, us, count)) for name in names},
-    }
-    return names, [{name: blocks[number] for name, blocks in times.items()} for number in range(count)]
-
-
-def _times(us: float, ratios: np.ndarray) -> list[list[float]]:
-    times: list[list[float]] = (us * np.exp(ratios)).tolist()
-    return times
 
 
 @dataclass(frozen=True)
@@ -215,14 +109,14 @@ class Tally:
 def simulate(world: World, setting: Setting, kind: str, entering: int, *, gain: bool, runs: int) -> Tally:
     """Decide what ``setting`` says, ``runs`` times, with ``entering`` challengers each."""
     tally = Tally()
-    names = [_BETTER if gain else "one", _DEFAULT, *(f"other {place}" for place in range(entering))][:entering]
-    truth = {name: 1 / GAIN if name == _BETTER else 1.0 for name in names}
+    names = [BETTER if gain else "one", DEFAULT, *(f"other {place}" for place in range(entering))][:entering]
+    truth = {name: 1 / GAIN if name == BETTER else 1.0 for name in names}
     known = [_noise_of_long_ones(world, kind, truth) for _ in range(_KNOWN)] if setting.elsewhere else [Noise()]
     for run in range(runs):
         for us, blocks, winner in _decided_together(world, setting, kind, truth, known[run % len(known)]):
             tally.durations.append(us)
             tally.blocks.append(blocks)
-            tally.wrong.append(winner != _BETTER if gain else winner != _INCUMBENT)
+            tally.wrong.append(winner != BETTER if gain else winner != INCUMBENT)
     return tally
 
 
@@ -233,15 +127,15 @@ def _decided_together(
     durations = setting.durations(world)
     counts = setting.blocks_of(durations, known)
     held = [finals(world, us, kind, truth, count) for us, count in zip(durations, counts, strict=True)]
-    noise = sum((observed(_INCUMBENT, challengers, blocks) for challengers, blocks in held), known)
+    noise = sum((observed(INCUMBENT, challengers, blocks) for challengers, blocks in held), known)
     for us, count, (challengers, blocks) in zip(durations, counts, held, strict=True):
-        yield us, count, judge(_INCUMBENT, challengers, blocks, noise).winner
+        yield us, count, judge(INCUMBENT, challengers, blocks, noise).winner
 
 
 def _noise_of_long_ones(world: World, kind: str, truth: Mapping[str, float]) -> Noise:
     among = [one.us for one in world.sources if one.us > _LONG_US]
     held = [finals(world, us, kind, truth, BLOCKS) for us in world.draw.choice(among, USUAL_IS_KNOWN).tolist()]
-    return sum((observed(_INCUMBENT, challengers, blocks) for challengers, blocks in held), Noise())
+    return sum((observed(INCUMBENT, challengers, blocks) for challengers, blocks in held), Noise())
 
 
 _DECADES = ((0.0, 10.0), (10.0, 100.0), (100.0, math.inf))
@@ -278,7 +172,7 @@ BY_BLOCKS = (
 def table_by_blocks(measured: Sequence[Measured], seed: int, decisions: int) -> list[str]:
     """What each number of blocks comes to, where much and where little is known of noise."""
     lines = [
-        f"By the number of blocks; real noise, {_MOST_IN_FINALS} entering; {decisions} decisions a figure",
+        f"By the number of blocks; real noise, {MOST_IN_FINALS} entering; {decisions} decisions a figure",
         "",
         "| | blocks | false wins | missed 2% gains |",
         "| --- | ---: | ---: | ---: |",
@@ -286,7 +180,7 @@ def table_by_blocks(measured: Sequence[Measured], seed: int, decisions: int) -> 
     for setting in BY_BLOCKS:
         world, runs = World(measured, seed), math.ceil(decisions / setting.problems)
         rates = [
-            simulate(world, setting, "real", _MOST_IN_FINALS, gain=gain, runs=runs).rate() for gain in (False, True)
+            simulate(world, setting, "real", MOST_IN_FINALS, gain=gain, runs=runs).rate() for gain in (False, True)
         ]
         lines.append(f"| {setting} | {setting.blocks} | " + " | ".join(f"{100 * rate:.1f}%" for rate in rates) + " |")
     return lines
@@ -296,13 +190,14 @@ def main() -> None:
     """Print the figures, and write them if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--decisions", type=int, default=40 * PROBLEMS, help="a figure")
+    parser.add_argument("--noisy", type=int, default=100 * PROBLEMS, help="decisions a row of the table by shift")
     parser.add_argument("--problems", type=int, nargs="+", default=TOGETHER, help="decided together, a table each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", type=output_folder, metavar="FOLDER")
     options = parser.parse_args()
     environment, measured = load()
     lines = [
-        f"$ python -m benchmarks.finals_simulation --decisions {options.decisions} "
+        f"$ python -m benchmarks.finals_simulation --decisions {options.decisions} --noisy {options.noisy} "
         f"--problems {' '.join(map(str, options.problems))} --seed {options.seed}",
         "",
         f"Noise of the finals of {len(World(measured, 0).sources)} problems, measured on: {json.dumps(environment)}",
@@ -311,6 +206,7 @@ def main() -> None:
         # every table begins with the same seed, so that each can be made alone
         lines += ["", *table(World(measured, options.seed), options.decisions, problems)]
     lines += ["", *table_by_blocks(measured, options.seed, options.decisions)]
+    lines += ["", *table_by_shift(measured, options.seed, options.noisy)]
     print("\n".join(lines))
     if options.write:
         (options.write / "finals_simulation.md").write_text("\n".join(lines) + "\n")

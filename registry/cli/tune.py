@@ -36,6 +36,13 @@ Seconds = Annotated[
     float | None,
     typer.Option("--budget", metavar="SECONDS", parser=number, help="At most so long searching each problem."),
 ]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(
+        "--time-limit", metavar="SECONDS", parser=number,
+        help="At most about so long for the whole run; the same command goes on later.",
+    ),
+]  # fmt: skip
 Trials = Annotated[
     int | None,
     typer.Option("--trials", metavar="N", parser=whole_number, help="At most so many candidates for each problem."),
@@ -64,6 +71,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     db: Database = None,
     budget: Seconds = None,
     trials: Trials = None,
+    time_limit: TimeLimit = None,
     plugin: Plugins = None,
     dry_run: DryRun = False,
     retune: Retune = False,
@@ -73,11 +81,12 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     """Find the fastest right candidate for each problem, and remember it.
 
     Every candidate is verified against a float64 reference before it is timed. Ctrl-C keeps what was measured.
-    Exit codes: 0 all decided, 1 some problem has no winner (no candidate was right, or its finals decided nothing),
-    2 bad input, 130 interrupted.
+    Exit codes: 0 all decided, 1 some problem has no winner (no candidate was right, its finals decided nothing, or the
+    time limit left it out), 2 bad input, 130 interrupted.
     """
     _check_positive("--budget", budget)
     _check_positive("--trials", trials)
+    _check_positive("--time-limit", time_limit)
     ops, names = split("--op", op), split("--implementations", implementations)
     from ..tuner.processes import spawning
     from ..tuner.workers import preloading
@@ -93,7 +102,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
             return
         from ..tuner import run
 
-        limits = run.Budget(seconds=budget, trials=trials)
+        limits = run.Budget(seconds=budget, trials=trials, run_seconds=time_limit)
         with _display(json) as display:
             results = run.tune(
                 told.all, catalog=catalog, device=there, database=db, budget=limits, implementations=names,
@@ -126,7 +135,8 @@ def _display(json: bool) -> Display:
 def _exit_code(results: tuple[Result, ...], display: Display) -> int:
     if display.ended is not None and display.ended.interrupted:
         return application.INTERRUPTED
-    return UNDECIDED if any(result.verdict == "none" for result in results) else 0
+    timed_out = display.ended is not None and display.ended.timed_out
+    return UNDECIDED if timed_out or any(result.verdict == "none" for result in results) else 0
 
 
 def new_tune_app() -> typer.Typer:

@@ -109,6 +109,22 @@ class FinalsStarted:
 
 
 @dataclass(frozen=True)
+class BlockStarted:
+    """Block ``number`` of ``blocks`` of the finals begins: a fresh process times the finalists of ``problems``."""
+
+    number: int
+    blocks: int
+    problems: int
+
+
+@dataclass(frozen=True)
+class SecondsLeft:
+    """An estimate of the seconds until the run is over, from its pace so far."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
 class ProblemDecided:
     """A problem's finals are over: its winner was stored or kept, or it has none."""
 
@@ -146,7 +162,7 @@ class RunEnded:
     ``worker_share`` is the part of the time that this makes, ``kernel_share`` that in which a kernel ran, as the driver
     tells; those that hold launches back count (None where nobody can tell). ``compile_seconds``: summed over the
     compiling processes, by backend, e.g. ``inductor`` for torch.compile. ``saving`` is there when the problems had
-    counts.
+    counts. ``timed_out``: the time limit was reached, and ``undecided`` problems were left out.
     """
 
     seconds: float
@@ -159,7 +175,19 @@ class RunEnded:
     compile_seconds: Mapping[str, float] = field(default_factory=dict)
     saving: Saving | None = None
     warming_up_s: float = 0.0
+    timed_out: bool = False
 
 
-Event = RunStarted | ProblemSkipped | ProblemStarted | TrialDone | FinalsStarted | ProblemDecided | Note | RunEnded
+Event = (
+    RunStarted
+    | ProblemSkipped
+    | ProblemStarted
+    | TrialDone
+    | SecondsLeft
+    | FinalsStarted
+    | BlockStarted
+    | ProblemDecided
+    | Note
+    | RunEnded
+)
 Observer = Callable[[Event], None]

@@ -22,6 +22,9 @@ _STEPS = frozenset({"start", "compile", "wait", "load", "verify", "measure"})
 class Budget:
     """Limits of one problem's search: ``seconds`` of the device, ``trials`` measured. None takes the default.
 
+    ``run_seconds``: so long may the whole run take. Searches end in time for their finals, and problems that are not
+    begun by then are left out.
+
     A search that was given no number of trials also ends when it has settled, see ``Searcher.settled``, and after
     ``cap`` trials at the latest.
     """
@@ -29,10 +32,13 @@ class Budget:
     seconds: float | None = None
     trials: int | None = None
     cap: int = DEFAULT_TRIALS
+    run_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.seconds is not None and not self.seconds > 0:
             raise InvalidArgumentError(f"budget: {self.seconds} seconds a problem", hint="expected more than 0")
+        if self.run_seconds is not None and not self.run_seconds > 0:
+            raise InvalidArgumentError(f"time limit: {self.run_seconds} seconds", hint="expected more than 0")
         if self.trials is not None and self.trials < 1:
             raise InvalidArgumentError(f"budget: {self.trials} trials a problem", hint="expected 1 or more")
 

@@ -24,7 +24,18 @@ from .decide.finals import Finals
 from .decide.machine_noise import aa_job, aa_of, default_job, earlier_noise
 from .decide.noise import Noise
 from .decide.results import result_of
-from .events import Note, Observer, ProblemDecided, ProblemSkipped, Result, RunEnded, RunStarted
+from .events import (
+    BlockStarted,
+    Event,
+    Note,
+    Observer,
+    ProblemDecided,
+    ProblemSkipped,
+    Result,
+    RunEnded,
+    RunStarted,
+    SecondsLeft,
+)
 from .jobs import BlockJob
 from .limits import Budget, Limits
 from .measure.protocol import REGIME, TimingProtocol
@@ -33,9 +44,11 @@ from .planning.problems import ProblemPlan, check_shared
 from .planning.problems import plan as plan_problems
 from .planning.weights import default_us, weigh
 from .processes import spawning
+from .search.findings import Findings
 from .search.loop import SearchLoop
 from .search.state import SearchState
 from .storing import RunStore
+from .time_left import TimeLeft
 from .workers import preloading
 from .workers.crew import Crew
 
@@ -131,6 +144,7 @@ class TuningRun:
         self._seeds = itertools.count(int(self._store.run[:7], 16))
         self._results: list[Result] = []
         self._phases: dict[str, float] = {}
+        self._left = TimeLeft(0, None)
         self._noise = Noise()
         self._noise_block = 0
         self._earlier_noise = earlier_noise(store, self._store.environment)
@@ -144,10 +158,13 @@ class TuningRun:
         left = set(problems) - {plan.problem for plan in known}
         todo = [plan for plan in self._plans if plan.problem in left and not self._skip(plan)]
         interrupted = False
+        self._left = TimeLeft(len(todo), self._settings.budget.run_seconds)
         try:
             self._begin_noise(aa_job(todo, self._protocol))
             batches = self._weights.batches(todo)
             for number, batch in enumerate(batches, 1):
+                if self._left.out_of_time((), ()):
+                    break
                 self._tune(batch, first=number == 1, last=number == len(batches))
         except KeyboardInterrupt:
             interrupted = True
@@ -165,6 +182,7 @@ class TuningRun:
             crew.seconds, crew.worker_seconds, self._loop.trials, interrupted, undecided,
             crew.worker_share(_WARMING_UP_S), crew.kernel_share(_WARMING_UP_S),
             dict(crew.compiler.seconds), self._weights.saving(self._results), _WARMING_UP_S,
+            self._left.timed_out and undecided > 0,
         )  # fmt: skip
         self._store.end(
             {
@@ -200,22 +218,43 @@ class TuningRun:
         ``last`` batch no worker is needed.
         """
         self._crew.start_worker()
+        self._left.batch_begins()
         with self._timed("search_seconds"):
             if self._device.type == "cpu":
                 self._end_noise()  # before anything compiles: both want the same cores
-            searched = self._loop.run(plans, self._begin)
+            searched = self._loop.run(plans, self._begin, self._out_of_time)
             self._end_noise()
+            # a search that was stopped before anything was right is left out: it has decided nothing
+            searched = [search for search in searched if not search.stopped or search.findings.incumbent()]
             self._loop.build(searched)
             finished = [search.findings for search in searched]
-            if first:
+            if first and not self._left.timed_out:
                 self._begin_noise(default_job(finished, self._protocol))
                 self._end_noise()
-        finals = Finals(self._store, self._protocol, self._observe, self._noise, self._earlier_noise)
+        self._left.finals_begin(len(finished))
+        finals = Finals(self._store, self._protocol, self._in_finals(finished), self._noise, self._earlier_noise)
         with self._timed("finals_seconds"):
             for result in finals.run(finished, self._crew, dismiss=last):
                 self._results.append(result)
                 self._observe(ProblemDecided(result))
         self._noise = finals.noise
+        self._left.finals_end(len(finished))
+
+    def _out_of_time(self, over: Sequence[SearchState], active: Sequence[SearchState]) -> bool:
+        seconds = self._left.in_search(over, active)
+        if seconds is not None:
+            self._observe(SecondsLeft(seconds))
+        return self._left.out_of_time(over, active)
+
+    def _in_finals(self, searched: Sequence[Findings]) -> Observer:
+        """The observer of a batch's finals: with each block it is told the time left, too."""
+
+        def observe(event: Event) -> None:
+            self._observe(event)
+            if isinstance(event, BlockStarted):
+                self._observe(SecondsLeft(self._left.in_finals(event.number, event.blocks, searched)))
+
+        return observe
 
     def _begin_noise(self, job: BlockJob | None) -> None:
         """Have the worker time twin entrants, whose ratios show the machine's noise."""

@@ -11,24 +11,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import finals_simulation
+from benchmarks import finals_noisy, finals_simulation
 from benchmarks.finals_noise import Measured, extract, load
+from benchmarks.finals_noisy import simulate_noisy
 from benchmarks.finals_simulation import (
     ALONE,
     BY_BLOCKS,
     TOGETHER_24,
     Setting,
-    Source,
-    World,
     simulate,
     table,
     table_by_blocks,
 )
+from benchmarks.finals_world import Source, World
 from registry.tuner.decide.judge import BLOCKS, MOST_BLOCKS, ROUNDS
 from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Protocol, Store
 
-FALSE_WINS, MISSED_GAINS = 0.025, 0.16
-"""What docs/tuning.md promises with some room: it has 1.2% and 13.0% at most, of three that enter."""
+FALSE_WINS, MISSED_GAINS = 0.025, 0.32
+"""What docs/tuning.md promises with some room: it has 1.7% and 26.5% at most, of three that enter."""
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +69,25 @@ def test_each_number_of_blocks_has_its_line(measured: Sequence[Measured], monkey
     lines = table_by_blocks(measured, 0, 1)
     assert len(lines) == 4 + 2
     assert lines[-1].startswith(f"| 1 below 10 µs alone, after 24 above 200 µs | {MOST_BLOCKS} | ")
+
+
+def test_each_shift_has_six_rows_of_a_problem_noisier_than_its_batch(
+    measured: Sequence[Measured], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finals_noisy, "SHIFTS", (0.02,))
+    monkeypatch.setattr(finals_noisy, "_BATCHES", 1)
+    lines = finals_noisy.table_by_shift(measured, 0, 2)
+    assert lines[0] == "A problem noisier than its batch; 2 decisions a row"
+    assert len(lines) == 4 + 6
+    assert lines[-1].startswith("| 2% | alone | 3 | ")
+
+
+@pytest.mark.parametrize("shift", [0.01, 0.05])
+def test_a_noisy_problem_beside_usual_ones_is_decided_rightly(measured: Sequence[Measured], shift: float) -> None:
+    found = simulate_noisy(World(measured, 5), 23, 3, shift, 250)
+    assert found.false_wins <= FALSE_WINS
+    assert found.holds >= 0.94
+    assert found.holds_elsewhere >= 0.94
 
 
 def test_finals_have_the_blocks_of_a_run_unless_told(measured: Sequence[Measured]) -> None:

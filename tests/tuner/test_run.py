@@ -15,7 +15,18 @@ from registry.errors import StoreError, UnknownNameError
 from registry.problem import Problem
 from registry.tuner.decide.judge import MOST_BLOCKS
 from registry.tuner.decide.noise import PAIRS_PER_DECADE
-from registry.tuner.events import Event, Note, ProblemDecided, ProblemSkipped, Result, RunEnded, RunStarted, TrialDone
+from registry.tuner.events import (
+    BlockStarted,
+    Event,
+    Note,
+    ProblemDecided,
+    ProblemSkipped,
+    Result,
+    RunEnded,
+    RunStarted,
+    SecondsLeft,
+    TrialDone,
+)
 from registry.tuner.jobs import BlockJob
 from registry.tuner.limits import Limits
 from registry.tuner.run import Budget, tune
@@ -133,6 +144,37 @@ def test_slow_kernels_are_decided_within_about_their_budget(
         rows = [final for final in store.finals(winner.uid) if final.role != "floor"]
     assert {row.block for row in rows} == set(range(MOST_BLOCKS))
     assert sum(row.us for row in rows) <= 1.5 * 10e6
+
+
+def test_a_time_limit_decides_what_was_begun_and_the_same_run_goes_on_later(
+    rogues: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROGUE_NAPS", "0.001")
+    problems = tuple(Problem("square", {"n": n, "dtype": "float32"}) for n in range(20_001, 20_009))
+
+    def limited(seconds: float | None) -> tuple[tuple[Result, ...], list[Event]]:
+        events: list[Event] = []
+        results = tune(
+            problems, catalog=rogues, device=CPU, database=str(tmp_path / "run.db"),
+            budget=Budget(trials=2, run_seconds=seconds), implementations=["rogue.naps"], observer=events.append,
+        )  # fmt: skip
+        return results, events
+
+    first, events = limited(0.5)
+    ended = events[-1]
+    assert isinstance(ended, RunEnded)
+    assert ended.timed_out
+    assert ended.undecided == len(problems) - len(first) > 0
+    again, events = limited(None)
+    assert {result.problem for result in again} == set(problems)
+    assert {result.problem: result.config for result in first}.items() <= {
+        result.problem: result.config for result in again
+    }.items()
+    ended = events[-1]
+    assert isinstance(ended, RunEnded)
+    assert (ended.timed_out, ended.undecided) == (False, 0)
+    assert [event for event in events if isinstance(event, SecondsLeft)]
+    assert [event.number for event in events if isinstance(event, BlockStarted)] == list(range(1, MOST_BLOCKS))
 
 
 def test_an_interrupted_run_keeps_what_it_measured_and_goes_on_later(rogues: Catalog, tmp_path: Path) -> None:

@@ -90,6 +90,12 @@ def run_lines(ended: RunEnded, problems: int, skipped: int) -> Iterable[str]:
         yield f"torch.compile's own compilation: {text.duration(ended.compile_seconds[TORCH_COMPILE])}"
     if ended.saving is not None:
         yield saving_line(ended.saving)
+    if ended.timed_out:
+        yield (
+            f"the time limit is reached: what was decided is stored, "
+            f"{text.plural(ended.undecided, 'problem')} left out; "
+            "the same command goes on from here"
+        )
     if ended.interrupted:
         yield (
             f"interrupted: every finished trial is kept, {text.plural(ended.undecided, 'problem')} undecided; "

@@ -107,12 +107,16 @@ class PlainLines(Display):
         super().__init__()
         self._say = say
         self._last = time.monotonic()
+        self._left = ""
 
     def show(self, event: events.Event) -> None:
+        if isinstance(event, events.SecondsLeft):
+            self._left = f"; {_run_left(event)}"
+            return
         if isinstance(event, events.TrialDone):
             if time.monotonic() - self._last < SECONDS_BETWEEN_LINES:
                 return
-            self._say(_trial_line(event))
+            self._say(_trial_line(event) + self._left)
         elif line := _line(event):
             self._say(line)
         self._last = time.monotonic()
@@ -129,10 +133,11 @@ class LiveDisplay(Display):
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
             TextColumn("{task.fields[tried]}"),
             console=self._console,
         )
-        self._task = self._bar.add_task("problems decided", total=None, tried="")
+        self._task = self._bar.add_task("problems decided", total=None, tried="", left="")
         self._statuses: Counter[str] = Counter()
         self._searched: dict[Problem, events.TrialDone] = {}
         self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self._render)
@@ -153,6 +158,8 @@ class LiveDisplay(Display):
                 self._statuses[event.status] += 1
                 self._bar.update(self._task, tried=_tried(self._statuses))
                 return
+            case events.SecondsLeft():
+                self._bar.update(self._task, left=_run_left(event))
             case events.RunStarted():
                 self._bar.update(self._task, total=len(event.problems) - len(event.known))
             case events.ProblemDecided():
@@ -207,12 +214,18 @@ def _line(event: events.Event) -> str:  # noqa: PLR0911  (one return an event)
             return f"{text.named(event.problem)}: {text.plural(event.candidates, 'candidate')}"
         case events.FinalsStarted():
             return f"finals: {text.plural(event.problems, 'problem')}, each in up to {event.blocks} fresh processes"
+        case events.BlockStarted():
+            return f"finals: block {event.number} of {event.blocks}, {text.plural(event.problems, 'problem')}"
         case events.ProblemDecided():
             return _decided(event.result)
         case events.Note():
             return f"note: {event.message}"
         case _:
             return ""
+
+
+def _run_left(event: events.SecondsLeft) -> str:
+    return f"about {text.duration(event.seconds)} of the run left"
 
 
 def _started(event: events.RunStarted) -> str:

@@ -10,7 +10,7 @@ from tuning_db import Decision, Final
 
 from ...dispatch.plans.plan import Candidate
 from ...problem import Problem
-from ..events import FinalsStarted, Note, Observer, Result
+from ..events import BlockStarted, FinalsStarted, Note, Observer, Result
 from ..jobs import Answer, BlockJob, Entrant, TimedBlock
 from ..limits import PRE_FINALISTS
 from ..measure.protocol import TimingProtocol
@@ -93,6 +93,8 @@ class Finals:
         self.prepare(searched, runner)
         for attempt in range(1, ATTEMPTS + 1):
             for number in range(self.blocks):
+                taking_part = sum(number < contest.wanted for contest in self._contests)
+                self._observe(BlockStarted(number + 1, self.blocks, taking_part))
                 runner.replace_worker(last=number == self.blocks - 1)
                 self.block(number, runner)
             if dismiss:

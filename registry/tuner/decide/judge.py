@@ -14,7 +14,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from .noise import Noise, Pair, same_decade
+from .noise import Noise, Pair, Prior, same_decade
+from .spread import moderated, spread_of
 from .student_t import t_quantile
 
 BLOCKS = 3
@@ -23,8 +24,8 @@ FEW_TELL, USUAL_IS_KNOWN = 4, 24
 """Numbers of finals that show what noise is usual: below the first a problem has five blocks, below the second four,
 from there on three.
 
-With three challengers of which one is 2% faster, 24 problems together miss 11.5% in three blocks, 12 of them 15.6% and
-one alone 24.2%. One alone misses 14.5% in four blocks and 10.5% in five
+With three challengers of which one is 2% faster, 24 problems together miss 24.0% in three blocks, 12 of them 25.4% and
+one alone 28.1%. One alone misses 16.7% in four blocks and 12.7% in five
 (benchmarks/results/h200/finals_simulation.md)."""
 ROUNDS = 24
 PRE_ROUNDS = 10
@@ -44,6 +45,8 @@ for rms_norm(8192 x 8192), where the first launch after an idle device costs one
 _Z = statistics.NormalDist().inv_cdf
 _RESAMPLES = 1000
 _CLIP = 0.1
+_CLIPPED = 6.0
+"""Standard deviations of a noisy problem's log ratios that are left unclipped: more than its interval is wide."""
 
 Times = Mapping[str, Sequence[float]]
 """One block: entrant -> its time in µs in each round. Rounds pair up by index."""
@@ -96,7 +99,7 @@ def blocks_of_each(durations: Sequence[float], known: Noise) -> list[int]:
 
     All finals that are held together, and known ones of similar durations, show what noise is usual. A problem with
     fewer than ``FEW_TELL`` finals in its own decade has the most blocks: for a problem below 10 µs after 24 above
-    200 µs, three blocks have 2.4% false wins and five 1.6%, and miss 19.2% and 9.2% of the gains of 2%.
+    200 µs, three blocks miss 46.0% of the gains of 2% and five 20.8%.
     """
     usual = blocks_for(len(durations) + known.finals_like(durations))
     told_by = [sum(same_decade(us, other) for other in durations) + known.finals_like([us]) for us in durations]
@@ -137,9 +140,9 @@ def time_ratio(
 ) -> Ratio:
     """``one``'s time over ``other``'s: the wider of a bootstrap within blocks and a t interval over blocks.
 
-    The variance over blocks is moderated by what is usual in ``noise``. ``elsewhere``: where another process with
-    another method of timing is expected to find the ratio, instead of the mean of all processes with this one.
-    ``clip`` limits log ratios.
+    The variance over blocks is moderated by what is usual in ``noise`` and for this problem's entrants. ``elsewhere``:
+    where another process with another method of timing is expected to find the ratio, instead of the mean of all
+    processes with this one. ``clip`` limits log ratios.
     """
     common = [block for block in blocks if {one, other} <= block.keys()]
     logs = [np.log(np.asarray(block[one]) / np.asarray(block[other])).clip(-clip, clip) for block in common]
@@ -148,7 +151,8 @@ def time_ratio(
     # of ten values statistics.median takes a tenth of the time of numpy's
     medians = np.array([statistics.median(values.tolist()) for values in logs])
     centre, mean = float(np.median(medians)), float(medians.mean())
-    reach = _reach(medians, median_of(other, common), alpha, noise, elsewhere=elsewhere)
+    usual = noise.prior(median_of(other, common))
+    reach = _reach(medians, usual, spread_of(common, other), alpha, elsewhere=elsewhere)
     low, high = _bootstrap(logs, alpha)
     low, high = min(low, mean - reach, centre), max(high, mean + reach, centre)
     return Ratio(math.exp(centre), math.exp(low), math.exp(high))
@@ -160,7 +164,8 @@ def _clear_ratio(one: str, other: str, blocks: Sequence[Times], alpha: float, no
     An interval grows with the spread of the gain itself: three blocks that show a gain of 46, 5 and 36 leave no doubt
     about who is faster, but much about by how much.
     """
-    clipped = time_ratio(one, other, blocks, alpha, noise, clip=_CLIP)
+    clip = max(_CLIP, _CLIPPED * math.sqrt(spread_of([block for block in blocks if one in block], other)))
+    clipped = time_ratio(one, other, blocks, alpha, noise, clip=clip)
     value = block_ratio(one, other, blocks)
     return clipped if value is None else replace(clipped, value=value)
 
@@ -221,15 +226,13 @@ def _block_medians(one: str, other: str, blocks: Sequence[Times]) -> list[float]
     return [statistics.median(values.tolist()) for values in logs]
 
 
-def _reach(medians: np.ndarray, us: float, alpha: float, noise: Noise, *, elsewhere: bool) -> float:
+def _reach(medians: np.ndarray, usual: Prior, spread: float, alpha: float, *, elsewhere: bool) -> float:
     """Half the width of the t interval, 0 where no variance is known; ``elsewhere`` adds the methods' deviation."""
-    own, prior = len(medians) - 1, noise.prior(us)
-    freedom = own + prior.freedom
     methods = _Z(1 - alpha / 2) * _METHODS if elsewhere else 0.0
+    squares = float(((medians - medians.mean()) ** 2).sum())
+    variance, freedom = moderated(squares, len(medians) - 1, usual, spread)
     if freedom < 1:
         return methods
-    squares = float(((medians - medians.mean()) ** 2).sum())
-    variance = (squares + prior.freedom * prior.variance) / freedom
     reach = t_quantile(1 - alpha / 2, freedom) * math.sqrt(variance * (1 / len(medians) + elsewhere))
     return math.hypot(reach, methods)
 

@@ -31,6 +31,9 @@ _REMEMBERED = 512
 Begin = Callable[[ProblemPlan, Sequence[SearchState]], SearchState]
 """Makes a problem's search, given the searches that are over: the winners of its neighbours are its seeds."""
 
+OutOfTime = Callable[[Sequence[SearchState], Sequence[SearchState]], bool]
+"""Whether searches must end now, given those that are over and those that go on."""
+
 
 @dataclass(frozen=True)
 class _Ready:
@@ -64,11 +67,20 @@ class SearchLoop:
         self.trials = 0
         self._hear_at = 0.0
 
-    def run(self, plans: Sequence[ProblemPlan], begin: Begin) -> list[SearchState]:
-        """Search all problems; returns the searches in the order in which they ended."""
+    def run(
+        self, plans: Sequence[ProblemPlan], begin: Begin, out_of_time: OutOfTime = lambda *_: False
+    ) -> list[SearchState]:
+        """Search all problems; returns the searches in the order in which they ended.
+
+        When it is ``out_of_time`` the searches that have begun are ended, and the other problems are left out.
+        """
         queue = collections.deque(plans)
         over: list[SearchState] = []
         while queue or self._active:
+            if out_of_time(over, self._active):
+                queue.clear()
+                for search in self._active:
+                    search.stop()
             while queue and len(self._active) < _ACTIVE_PROBLEMS:
                 self._begin(begin(queue.popleft(), over))
             self._advance()

@@ -29,6 +29,7 @@ class SearchState:
         self.on_device = 0
         self.done = 0
         self.seconds = 0.0
+        self.stopped = False
         self._budget = budget
         # a stored winner is tried beside the budget and the wanted implementations: it has to be beaten
         self._most = budget.most_trials + (stored is not None)
@@ -51,9 +52,13 @@ class SearchState:
         """Whether nothing is in flight and nothing is left to ask."""
         return not self.waiting and self.on_device == 0 and self._may_ask == 0
 
+    def stop(self) -> None:
+        """End the search: what the worker has already is still learnt, nothing else is tried."""
+        self.stopped = True
+
     @property
     def _out_of_time(self) -> bool:
-        return self.seconds >= self._budget.device_seconds
+        return self.stopped or self.seconds >= self._budget.device_seconds
 
     @property
     def settled(self) -> bool:
@@ -105,7 +110,7 @@ class SearchState:
         if self.findings.knows(candidate):
             return True
         if self.findings.must_try(candidate):
-            return False
+            return self.stopped
         if self._out_of_time:
             return True
         # where all has been proposed, only these candidates are left; and each implementation gets a measurement

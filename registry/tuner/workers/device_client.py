@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ...device import Device
@@ -17,12 +19,15 @@ from ..limits import Limits
 from ..measure import nvml
 from ..processes.channels import MOST_FAILED_STARTS, forget, send, settle
 from ..processes.process import Child, Message
+from .device_lock import holder_of
 from .lost import NONSENSE, failed
 
 _IN_FLIGHT = 3
 """Jobs that are sent ahead, so that the worker need not wait while the run stores a trial and chooses the next."""
 
 _DEVICE_FREE_S = 5.0
+_LONG_WAIT_S = 5.0
+"""A wait for another run's trial is shorter, and is not told."""
 
 
 class DeviceWorker:
@@ -46,6 +51,8 @@ class DeviceWorker:
         self._jobs: collections.deque[TrialJob | BlockJob] = collections.deque()
         self._failed_starts = 0
         self._step = ""
+        self._told = False
+        """Whether the user knows of the present wait."""
         self._spawn()
 
     @property
@@ -80,6 +87,9 @@ class DeviceWorker:
             self._replace(Outcome("timeout", f"{self._step} took more than {self._limits.seconds(self._step):g} s"))
         elif self._child.ended() is not None:
             self._readable(gone=True)
+        elif self._step == "wait" and not self._told and time.monotonic() - self._entered > _LONG_WAIT_S:
+            self._told = True
+            self._note(_why_waiting(self._device))
 
     def dismiss(self) -> None:
         """Let the process end by itself; ``close`` has to follow."""
@@ -104,8 +114,9 @@ class DeviceWorker:
     def _enter(self, step: str) -> None:
         if not self._busy or self._step == "wait":
             self._job_began = time.monotonic()
-        self._step = step
-        self._deadline = time.monotonic() + self._limits.seconds(step)
+        self._told = self._told and self._step == step
+        self._step, self._entered = step, time.monotonic()
+        self._deadline = self._entered + self._limits.seconds(step)
 
     def _send(self) -> None:
         while self._ready and self._sent < min(len(self._jobs), _IN_FLIGHT):
@@ -173,6 +184,19 @@ class DeviceWorker:
         gpu = nvml.gpu_of(self._device)
         if gpu is not None and not gpu.wait_until_gone(self._child.pid, _DEVICE_FREE_S):
             self._note(f"{self._device} still lists process {self._child.pid}, which has ended")
+
+
+def _why_waiting(device: Device) -> str:
+    """The process that the device is waited for, and what to do where it is stopped."""
+    holder = holder_of(device)
+    if holder is None:
+        return f"waiting for {device}, which another run holds"
+    told = f"waiting for {device}, which process {holder} holds"
+    with contextlib.suppress(OSError):
+        # the state follows the name, which is in brackets and may hold anything
+        if Path(f"/proc/{holder}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}:
+            return f"{told}; that process is stopped: kill -CONT {holder} lets it go on, kill {holder} ends it"
+    return told
 
 
 def _answer(message: Mapping[str, Any]) -> Answer:

@@ -22,14 +22,14 @@ except ImportError:  # Windows
 
 class DeviceLock:
     """Two files under the cache folder's ``locks``, locked with ``flock``: the kernel frees them when the holder dies.
+    The holder writes its id into ``.device``.
 
     A process locks ``.queue`` first and keeps it until it has locked ``.device``, so that a process which comes back at
     once finds the queue held, and two runs take turns.
     """
 
     def __init__(self, device: Device) -> None:
-        name = hashlib.sha256(f"{socket.gethostname()} {identity_of(device)}".encode()).hexdigest()[:24]
-        self._files = _files(f"{device.type}-{name}")
+        self._files = _files(device)
 
     @contextlib.contextmanager
     def held(self, waiting: Callable[[], None]) -> Iterator[None]:
@@ -46,6 +46,8 @@ class DeviceLock:
             _take(device, waiting)
         finally:
             fcntl.flock(queue, fcntl.LOCK_UN)
+        os.ftruncate(device, 0)
+        os.pwrite(device, str(os.getpid()).encode(), 0)
         try:
             yield
         finally:
@@ -58,13 +60,24 @@ class DeviceLock:
         self._files = None
 
 
-def _files(name: str) -> tuple[int, int] | None:
+def holder_of(device: Device) -> int | None:
+    """The id of the process that holds the device, or held it last; None where nobody has said so."""
+    with contextlib.suppress(OSError, RegistryError, ValueError):
+        return int(_path(device, "device").read_text())
+    return None
+
+
+def _path(device: Device, end: str) -> Path:
+    name = hashlib.sha256(f"{socket.gethostname()} {identity_of(device)}".encode()).hexdigest()[:24]
+    return cache_folder("locks") / f"{device.type}-{name}.{end}"
+
+
+def _files(device: Device) -> tuple[int, int] | None:
     if fcntl is None:
         return None
     with contextlib.suppress(OSError, RegistryError):
-        folder = cache_folder("locks")
-        queue, device = (_opened(folder / f"{name}.{end}") for end in ("queue", "device"))
-        return queue, device
+        queue, held = (_opened(_path(device, end)) for end in ("queue", "device"))
+        return queue, held
     return None
 
 

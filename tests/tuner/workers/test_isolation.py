@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
+import signal
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,8 +20,10 @@ from registry.tuner.jobs import Answer, BlockJob, Entrant, Outcome, TrialJob
 from registry.tuner.limits import Limits
 from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.processes import spawning
+from registry.tuner.workers import device_client
 from registry.tuner.workers.compile_pool import CompilePool
 from registry.tuner.workers.device_client import DeviceWorker
+from registry.tuner.workers.device_lock import DeviceLock
 
 FAULTY = Path(__file__).parents[1] / "faulty.py"
 CPU = Device.of("cpu")
@@ -218,3 +223,38 @@ class Compiled(Implementation):
 def square_implementations():
     return [Compiled()]
 """.replace("PLACE", str(FAULTY.parent))
+
+
+def test_a_long_wait_for_the_device_is_told_once_with_the_process_that_holds_it(
+    attempt: Try, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_client, "_LONG_WAIT_S", 0.2)
+    notes = Notes()
+    lock = DeviceLock(CPU)
+    with contextlib.ExitStack() as held:
+        held.enter_context(lock.held(lambda: pytest.fail("nobody else holds it")))
+        notes.heard = held.close
+        (outcome,) = attempt("none", notes=notes)
+    lock.close()
+    assert outcome.status == "ok"
+    assert notes == [f"waiting for {CPU}, which process {os.getpid()} holds"]
+
+
+class Notes(list[str]):
+    """Calls ``heard`` at each note."""
+
+    heard: Callable[[], None]
+
+    def append(self, note: str) -> None:
+        super().append(note)
+        self.heard()
+
+
+def test_a_stopped_process_that_holds_the_device_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as stopped:
+        monkeypatch.setattr(device_client, "holder_of", lambda device: stopped.pid)
+        assert device_client._why_waiting(CPU) == f"waiting for {CPU}, which process {stopped.pid} holds"
+        stopped.send_signal(signal.SIGSTOP)
+        os.waitpid(stopped.pid, os.WUNTRACED)
+        assert f"is stopped: kill -CONT {stopped.pid}" in device_client._why_waiting(CPU)
+        stopped.kill()

@@ -1,0 +1,102 @@
+"""An estimate of the time until a run is over, and when its searches have to end for a time limit to hold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from .decide.judge import MOST_BLOCKS, ROUNDS
+from .search.findings import Findings
+from .search.state import SearchState
+
+_SETUP_S, _START_S = 0.3, 2.0
+"""A problem's set-up in a block of finals, and the start of a block's process."""
+_SAMPLE_US = 200.0
+"""A sample of a short launch."""
+_ENTRANTS = 5
+_SAY_EVERY_S = 5.0
+_NEARLY = 0.95
+"""The most that a search that goes on counts for: its number of trials is a bound."""
+
+
+class TimeLeft:
+    """The time left of a run over so many ``problems``, which may take ``limit_s`` seconds (None: no limit)."""
+
+    def __init__(self, problems: int, limit_s: float | None) -> None:
+        self._began = time.monotonic()
+        self._problems = problems
+        self._limit_s = limit_s
+        self._searched = 0
+        self._search_s = 0.0
+        self._batch_began = self._began
+        self._finals_s = 0.0
+        self._decided = 0
+        self._say_at = self._began
+        self.timed_out = False
+
+    def batch_begins(self) -> None:
+        """The searches of a batch begin."""
+        self._batch_began = time.monotonic()
+
+    def finals_begin(self, searched: int) -> None:
+        """So many problems of the batch were searched."""
+        now = time.monotonic()
+        self._searched += searched
+        self._search_s += now - self._batch_began
+        self._batch_began = now
+
+    def finals_end(self, decided: int) -> None:
+        """So many problems of the batch were decided."""
+        self._decided += decided
+        self._finals_s += time.monotonic() - self._batch_began
+
+    def out_of_time(self, over: Sequence[SearchState], active: Sequence[SearchState]) -> bool:
+        """Whether the searches must end now, so that the finals of what was searched fit into the time limit."""
+        if self._limit_s is not None and not self.timed_out:
+            needed = finals_seconds([search.findings for search in (*over, *active)])
+            self.timed_out = time.monotonic() - self._began + needed >= self._limit_s
+        return self.timed_out
+
+    def in_search(self, over: Sequence[SearchState], active: Sequence[SearchState]) -> float | None:
+        """Seconds left, every few seconds; None in between, and before the first trial."""
+        now = time.monotonic()
+        part = sum(min(_NEARLY, search.done / max(1, search.candidates)) for search in active)
+        done = self._searched + len(over) + part
+        if now < self._say_at or not done:
+            return None
+        self._say_at = now + _SAY_EVERY_S
+        pace = (self._search_s + now - self._batch_began) / done
+        return self._limited(
+            (self._problems - done) * pace + self._finals_of(self._problems - self._decided, over, active)
+        )
+
+    def in_finals(self, number: int, blocks: int, searched: Sequence[Findings]) -> float:
+        """Seconds left when that block of a batch's finals begins."""
+        taken = time.monotonic() - self._batch_began
+        batch = taken / (number - 1) * (blocks - number + 1) if number > 1 else finals_seconds(searched)
+        others = self._problems - self._searched
+        pace = self._search_s / max(1, self._searched)
+        return self._limited(batch + others * (pace + (taken + batch) / max(1, len(searched))))
+
+    def _finals_of(self, problems: int, over: Sequence[SearchState], active: Sequence[SearchState]) -> float:
+        if self._decided:
+            return problems * self._finals_s / self._decided
+        known = [search.findings for search in (*over, *active)]
+        return problems * finals_seconds(known) / max(1, len(known))
+
+    def _limited(self, seconds: float) -> float:
+        if self._limit_s is None:
+            return seconds
+        return max(0.0, min(seconds, self._limit_s - (time.monotonic() - self._began)))
+
+
+def finals_seconds(searched: Sequence[Findings]) -> float:
+    """Roughly how long the finals of these problems take together, in as many blocks as there may be."""
+    right = [(findings, us) for findings in searched if (us := findings.best_us) is not None]
+    if not right:
+        return 0.0
+    rounds_s = sum(
+        min(findings.seconds, MOST_BLOCKS * ROUNDS * _ENTRANTS * max(us, _SAMPLE_US) / 1e6) for findings, us in right
+    )
+    looks_s = sum(MOST_BLOCKS * (_SETUP_S + _ENTRANTS * us / 1e6) for _, us in right)
+    return rounds_s + looks_s + MOST_BLOCKS * _START_S

@@ -1,0 +1,84 @@
+"""The time left of a run, by a clock that the test sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from registry.tuner import time_left
+from registry.tuner.time_left import TimeLeft, finals_seconds
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@dataclass
+class Found:
+    best_us: float | None = 100.0
+    seconds: float = 30.0
+
+
+@dataclass
+class Search:
+    done: int
+    candidates: int
+    findings: Any = field(default_factory=Found)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time_left, "time", SimpleNamespace(monotonic=clock.monotonic))
+    return clock
+
+
+def test_searches_that_took_ten_seconds_each_leave_ten_for_each_other_and_the_finals(clock: Clock) -> None:
+    left: Any = TimeLeft(10, None)
+    left.batch_begins()
+    over = [Search(8, 8), Search(8, 8)]
+    assert left.in_search([], [Search(0, 8)]) is None
+    clock.now += 25
+    seconds = left.in_search(over, [Search(4, 8)])
+    assert seconds == pytest.approx(7.5 * 10 + 10 * finals_seconds([Found()] * 3) / 3)  # type: ignore[list-item]
+    assert left.in_search(over, [Search(5, 8)]) is None, "not so soon again"
+
+
+def test_blocks_that_are_over_tell_how_long_the_others_take(clock: Clock) -> None:
+    left: Any = TimeLeft(4, None)
+    left.batch_begins()
+    clock.now += 40
+    left.finals_begin(4)
+    found = [Found()] * 4
+    assert left.in_finals(1, 5, found) == pytest.approx(finals_seconds(found))  # type: ignore[arg-type]
+    clock.now += 6
+    assert left.in_finals(3, 5, found) == pytest.approx(9.0)
+    clock.now += 9
+    left.finals_end(4)
+
+
+def test_searches_end_in_time_for_their_finals(clock: Clock) -> None:
+    left: Any = TimeLeft(4, 60.0)
+    left.batch_begins()
+    active = [Search(3, 8), Search(3, 8)]
+    needed = finals_seconds([search.findings for search in active])
+    clock.now += 59 - needed
+    assert not left.out_of_time([], active)
+    assert left.in_search([], active) <= 60
+    clock.now += 2
+    assert left.out_of_time([], active)
+    assert left.out_of_time([], []), "once and for all"
+    assert TimeLeft(4, None).out_of_time([], []) is False
+
+
+def test_finals_of_slow_problems_take_their_seconds_and_of_nothing_right_none() -> None:
+    slow, none = Found(best_us=2e6), Found(best_us=None)
+    assert finals_seconds([none]) == 0.0  # type: ignore[list-item]
+    assert finals_seconds([slow]) > 30.0  # type: ignore[list-item]
