@@ -22,10 +22,9 @@ except ImportError:  # Windows
 
 class DeviceLock:
     """Two files under the cache folder's ``locks``, locked with ``flock``: the kernel frees them when the holder dies.
-    The holder writes its id into ``.device``.
 
     A process locks ``.queue`` first and keeps it until it has locked ``.device``, so that a process which comes back at
-    once finds the queue held, and two runs take turns.
+    once finds the queue held, and two runs take turns. The holder writes its id into ``.device``.
     """
 
     def __init__(self, device: Device) -> None:
@@ -46,8 +45,9 @@ class DeviceLock:
             _take(device, waiting)
         finally:
             fcntl.flock(queue, fcntl.LOCK_UN)
-        os.ftruncate(device, 0)
-        os.pwrite(device, str(os.getpid()).encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk takes the note about the holder, not the lock
+            os.ftruncate(device, 0)
+            os.pwrite(device, str(os.getpid()).encode(), 0)
         try:
             yield
         finally:
