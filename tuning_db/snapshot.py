@@ -33,6 +33,9 @@ Row = tuple[Any, ...]
 Ask = Callable[[str, Mapping[str, Any]], list[Row]]
 """``ask(query, values)``: the rows of a query with named values."""
 
+LEARNT = "learnt_defaults"
+"""The name in a run's summary under which stands by op what the run has learnt."""
+
 UID, CANDIDATE, SOFTWARE, VERSION, DIMS, CREATED, BASELINES = range(7)
 """Columns of a winner's row: uid of the decision, number of candidate and of software, version of the op, and so on."""
 
@@ -78,7 +81,15 @@ _TRIALS = f"""
 
 _SOFTWARE = "SELECT id, CAST(identity AS TEXT) FROM software WHERE id IN ({})"
 
-_TABLES = frozenset({"candidate", "decision", "hardware", "implementation", "problem", "software", "winner"})
+_RUNS = """
+    SELECT run.id, CAST(run.summary AS TEXT)
+    FROM run JOIN hardware ON hardware.id = run.hardware_id
+    WHERE hardware.key = :hardware AND run.ended IS NOT NULL
+    ORDER BY run.ended DESC LIMIT 8
+"""
+"""The latest runs, of which a few may be of a version that learnt nothing."""
+
+_TABLES = frozenset({"candidate", "decision", "hardware", "implementation", "problem", "run", "software", "winner"})
 
 _MOST_NUMBERS = 500
 """Row numbers in one IN list."""
@@ -111,6 +122,8 @@ class Snapshot:
     rows: Sequence[Row] = ()
     candidates: Mapping[int, Row] = field(default_factory=dict)
     software: Mapping[int, Row] = field(default_factory=dict)
+    learnt: Any = None
+    """What the latest run that knows the op has learnt of it, as stored in its summary under ``LEARNT``."""
     _decoded: dict[tuple[str, int], Any] = field(default_factory=dict, repr=False, compare=False)
 
     def winner(self, place: int) -> StoredWinner:
@@ -167,8 +180,8 @@ def read_winners(
     """
     key = digest(plain_mapping(hardware, "hardware"))
     wanted = {"op": op, "regime": regime, "hardware": key}
-    rows, candidates, software = answered(database, seconds, lambda ask: _asked(ask, wanted))
-    return Snapshot(locate(database).shown, op, hardware, rows, candidates, software)
+    rows, candidates, software, learnt = answered(database, seconds, lambda ask: _asked(ask, wanted))
+    return Snapshot(locate(database).shown, op, hardware, rows, candidates, software, learnt)
 
 
 def read_runners(database: str | Path | None, uid: str, seconds: float) -> dict[str, CandidateKey]:
@@ -232,7 +245,7 @@ def within(seconds: float, shown: str, work: Callable[[], Result]) -> Result:
     return result  # type: ignore[return-value]
 
 
-_Found = tuple[list[Row], dict[int, Row], dict[int, Row]]
+_Found = tuple[list[Row], dict[int, Row], dict[int, Row], Any]
 
 
 def _of_file(place: Location, question: Callable[[Ask], Result], deadline: float) -> Result:
@@ -305,7 +318,17 @@ def _of_server(place: Location, question: Callable[[Ask], Result], deadline: flo
 def _asked(ask: Ask, wanted: Mapping[str, Any]) -> _Found:
     rows = ask(_WINNERS, wanted)
     candidates = {row[0]: row for row in _numbered(ask, _CANDIDATES, (row[CANDIDATE] for row in rows))}
-    return rows, candidates, {row[0]: row for row in _numbered(ask, _SOFTWARE, (row[SOFTWARE] for row in rows))}
+    software = {row[0]: row for row in _numbered(ask, _SOFTWARE, (row[SOFTWARE] for row in rows))}
+    return rows, candidates, software, _learnt(ask, wanted)
+
+
+def _learnt(ask: Ask, wanted: Mapping[str, Any]) -> Any:
+    for _, text in ask(_RUNS, {"hardware": wanted["hardware"]}):
+        summary = _parsed(text)
+        learnt = summary.get(LEARNT) if isinstance(summary, dict) else None
+        if isinstance(learnt, dict) and wanted["op"] in learnt:
+            return learnt[wanted["op"]]
+    return None
 
 
 def _numbered(ask: Ask, query: str, numbers: Iterable[Any]) -> Iterator[Row]:

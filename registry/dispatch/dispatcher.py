@@ -202,17 +202,18 @@ class Dispatcher:
             old = self._winners
             fresh = old.reread()
             changed = fresh.changed_since(old)
+            anew = changed > 0 or fresh.learnt_since(old)
             with self._lock, self.forcing.closed():
                 if self._winners is not old:
                     return 0  # configured anew meanwhile: nothing old is in memory any more
                 self._swapping = True
                 try:
                     self._winners = fresh
-                    for bound in self._bound.values() if changed else ():
+                    for bound in self._bound.values() if anew else ():
                         bound.clear()
                 finally:
                     self._swapping = False
-        if changed:
+        if anew:
             forget_prepared()
         return changed
 

@@ -11,6 +11,7 @@ tests/dispatch/test_shipped.py fails where one of them does not hold for the sou
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -28,6 +29,9 @@ from ..problem import canonical_json
 VARIABLE = "KERNEL_REGISTRY_SHIPPED"
 """Environment variable: ``0`` ignores shipped winners, ``1`` is the default; a folder replaces the package's."""
 
+
+DEFAULTS = "defaults.json"
+"""The file of rules for defaults, in the folder of shipped winners: a list of hardware with its rules by op."""
 
 _Winner = tuple[Decision, Mapping[str, CandidateKey]]
 """A winner, and the candidates that it was measured against, by implementation."""
@@ -60,9 +64,23 @@ def _winners(hardware: Mapping[str, Any], regime: str) -> tuple[_Winner, ...]:
     return _read(_wanted(), canonical_json(dict(hardware)), str(hardware.get("name", "")), regime)
 
 
+def learnt(hardware: Mapping[str, Any], op: str) -> tuple[Any, str] | None:
+    """The shipped rule for an op's default on this hardware, as JSON, and the name of the hardware it was learnt on.
+
+    That of exactly this hardware, else of another of the same type and architecture: a rule orders defaults, and is no
+    evidence of a time. Raises StoreError for a file that cannot be read.
+    """
+    rules = [] if ignored() else [one for one in _rules(_wanted()) if op in one["defaults"]]
+    like = [one for one in rules if _kind(one["hardware"]) == _kind(hardware)]
+    exact = [one for one in like if canonical_json(one["hardware"]) == canonical_json(dict(hardware))]
+    found = next(iter([*exact, *like]), None)
+    return None if found is None else (found["defaults"][op], str(found["hardware"].get("name")))
+
+
 def forget() -> None:
     """Forgets the files that were read: those in a folder of the user's may have changed."""
     _read.cache_clear()
+    _rules.cache_clear()
 
 
 def origin() -> str:
@@ -84,6 +102,11 @@ def file_name(hardware_name: str) -> str:
     return f"{re.sub(r'[^a-z0-9]+', '-', hardware_name.lower()).strip('-')}.jsonl"
 
 
+def _kind(hardware: Mapping[str, Any]) -> tuple[str, str]:
+    """The type and the architecture, of a CPU without its vector instructions: ``("cpu", "x86_64")``."""
+    return str(hardware.get("type")), next(iter(str(hardware.get("architecture")).split()), "")
+
+
 def _wanted() -> str:
     given = os.environ.get(VARIABLE, "").strip()
     return "" if given == "1" else os.path.expanduser(given)  # noqa: PTH111 - Path's raises for a user who is not there
@@ -91,6 +114,17 @@ def _wanted() -> str:
 
 def _folder(given: str) -> Traversable:
     return Path(given) if given else files(__name__)
+
+
+@lru_cache(maxsize=16)
+def _rules(folder: str) -> tuple[dict[str, Any], ...]:
+    file = _folder(folder).joinpath(DEFAULTS)
+    if not file.is_file():
+        return ()
+    try:
+        return tuple(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as fault:
+        raise StoreError(f"{file}: {fault}", hint=f"reinstall kernel-registry, or set {VARIABLE}=0") from fault
 
 
 @lru_cache(maxsize=16)

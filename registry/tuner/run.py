@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuning_db import Store, TuningDBError
+from tuning_db.snapshot import LEARNT
 
 from ..correctness.tolerance_check import refuse_blind
 from ..device import Device
@@ -21,6 +22,7 @@ from ..errors import RegistryError, StoreError
 from ..paths import check_room
 from ..problem import Problem
 from .decide.finals import Finals
+from .decide.learning import learnt_by
 from .decide.machine_noise import aa_job, aa_of, default_job, earlier_noise
 from .decide.noise import Noise
 from .decide.results import result_of
@@ -131,6 +133,7 @@ class TuningRun:
         counts: Mapping[Problem, int],
     ) -> None:
         self._plans = plans
+        self._catalog = catalog
         self._device = device
         self._database = store.url
         self._settings = settings
@@ -191,9 +194,17 @@ class TuningRun:
                 "compile_seconds": ended.compile_seconds, "noise": self._noise.details,
                 "blocks_seconds": crew.blocks,
                 **self._phases,
+                **self._learnt(),
             }
         )  # fmt: skip
         return ended
+
+    def _learnt(self) -> dict[str, Any]:
+        """What dispatch takes for a default where nothing tuned is near; it runs winners of the regime ``cold``."""
+        if self._settings.regime != REGIME:
+            return {}
+        ops = dict.fromkeys(plan.op for plan in self._plans)
+        return {LEARNT: learnt_by(self._store, ops, self._catalog, self._device)}
 
     def _known(self) -> list[ProblemPlan]:
         if self._settings.retune:

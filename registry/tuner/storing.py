@@ -8,6 +8,7 @@ from typing import Any
 
 from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Store, Trial
 from tuning_db import Protocol as StoredProtocol
+from tuning_db.snapshot import LEARNT
 
 from ..contract import Op
 from ..device import Device
@@ -22,6 +23,9 @@ from .planning.variants import artifact_hash
 
 LASTING = frozenset({"ok", "wrong_result", "nondeterministic", "compile_error", "out_of_resources", "unsupported"})
 """Statuses that a second trial would give again. A timeout, a crash or a full memory may have been bad luck."""
+
+_LATEST = 32
+"""Runs, the newest of which on this hardware tells what was learnt before."""
 
 _LATE_ROWS = 64
 """At most so many rows of a server's table become visible after a row with a greater number."""
@@ -156,6 +160,16 @@ class RunStore:
             for decision in decisions
         )
         return [(dims, candidate) for dims, candidate in pairs if candidate is not None]
+
+    def winners_of(self, op: Op) -> list[Decision]:
+        """The winners of all problems of an op on this hardware, newest first."""
+        return self._store.winners(op=op.name, hardware=self.environment.hardware, regime=self._protocol.regime)
+
+    def learnt(self) -> dict[str, Any]:
+        """By op what the latest run on this hardware has learnt of its default, see ``decide.learning``."""
+        hardware = dict(self.environment.hardware)
+        runs = (run for run in self._store.runs(_LATEST) if dict(run.environment.hardware) == hardware)
+        return next((dict(run.summary[LEARNT]) for run in runs if run.summary.get(LEARNT)), {})
 
     def publish(self, decision: Decision, finals: Sequence[Final]) -> bool:
         """Store a decision; False when another process has published since ``decision.previous`` was read."""

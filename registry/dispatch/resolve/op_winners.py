@@ -16,6 +16,7 @@ from tuning_db.snapshot import CANDIDATE, CREATED, UID, VERSION, Snapshot, Store
 from ... import shipped
 from ...contract import Op
 from ...problem import Problem
+from .learnt import LearntDefault
 from .neighbours import Neighbours, grouped, key_of, may_differ, sizes_of, unlike, values_of
 
 Winner = Decision | StoredWinner
@@ -58,6 +59,7 @@ class OpWinners:
     shipped: tuple[Decision, ...] = ()
     software: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     database: str | None = field(default=None, repr=False, compare=False)
+    learnt: LearntDefault | None = field(default=None, repr=False, compare=False)
     shipped_runners: Mapping[str, Mapping[str, CandidateKey]] = field(default_factory=dict, repr=False, compare=False)
     tell: Callable[[str], None] = field(default=lambda _: None, repr=False, compare=False)
     _groups: dict[tuple[str, ...], dict[Hashable, Neighbours | list[tuple[int, Any]]]] = field(

@@ -7,14 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...contract import Op
+from ...device import Device
 from ...discovery import answers
 from ...errors import UnsupportedError
 from ...implementation import Implementation
+from ...problem import Problem
+from ...space import Config
 from ..forcing import Forced
 from ..plans.plan import Candidate
 from .expected import Expectation, expected
+from .learnt import LearntDefault
 from .op_winners import Source, Winner, source_of
-from .questions import default_of, preference_of, refusals
+from .questions import asked, default_of, preference_of, refusals
 from .situation import Situation, shown_exact, shown_near, usable, violations
 
 Step = Literal["forced", "exact", "nearest", "default", "reference"]
@@ -148,12 +152,14 @@ def nearest_choice(situation: Situation, one: Expectation) -> Choice:
 
 
 def default_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
-    """Default candidates of whatever is supported, by declared preference; the first registered wins a tie.
+    """Default candidates of whatever is supported: by the learnt rule, then by declared preference.
 
-    Where only what was verified may run, torch's own functions alone, if the op says which implementation that is.
+    The first registered wins a tie. Where only what was verified may run, torch's own functions alone, if the op says
+    which implementation that is.
     """
-    problem, device = situation.problem, situation.device
-    ranked: list[tuple[float, Implementation]] = []
+    problem, device, learnt = situation.problem, situation.device, situation.winners.learnt
+    rank = {} if learnt is None else learnt.rank(problem.dims)
+    ranked: list[tuple[int, float, Implementation]] = []
     for implementation in situation.implementations:
         if situation.verified and implementation.name != torchs_own(situation.op):
             continue
@@ -163,13 +169,13 @@ def default_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]
         if isinstance(preference, str):
             misses.append(preference)
         else:
-            ranked.append((preference, implementation))
-    for preference, implementation in sorted(ranked, key=lambda pair: -pair[0]):
-        config = default_of(implementation, problem, device)
+            ranked.append((rank.get(implementation.name, len(rank)), -preference, implementation))
+    for _, preference, implementation in sorted(ranked, key=lambda one: one[:2]):
+        config = learnt_config(situation.winners.learnt, implementation, problem, device)
         if isinstance(config, str):
             misses.append(config)
         else:
-            choice = default_choice(preference, Candidate(implementation, config))
+            choice = default_choice(situation, -preference, Candidate(implementation, config))
             yield replace(choice, reason=UNVERIFIED) if situation.verified else choice
 
 
@@ -178,6 +184,30 @@ def torchs_own(op: Op) -> str:
     return op.baseline if op.baseline.startswith("torch.") else ""
 
 
-def default_choice(preference: float, candidate: Candidate) -> Choice:
+def learnt_config(
+    learnt: LearntDefault | None, implementation: Implementation, problem: Problem, device: Device
+) -> Config | str:
+    """The configuration that an implementation runs where nothing tuned is near, or why it has none.
+
+    The one with which it won nearest, where the learnt rule knows it and it is valid here; else its own default.
+    """
+    config = None if learnt is None else learnt.config(implementation.name, problem.dims)
+    if config is None:
+        return default_of(implementation, problem, device)
+    known = config
+    faults = asked(implementation, "space", lambda: implementation.space(problem, device).violations(known))
+    return default_of(implementation, problem, device) if faults else config
+
+
+def default_choice(situation: Situation, preference: float, candidate: Candidate) -> Choice:
     """The choice of a default candidate."""
-    return Choice("default", candidate, f"nothing tuned is near; preferred by heuristic ({preference:g})")
+    learnt, name, dims = situation.winners.learnt, candidate.implementation.name, situation.problem.dims
+    if learnt is None:
+        return Choice("default", candidate, f"nothing tuned is near; preferred by heuristic ({preference:g})")
+    if name in learnt.rank(dims):
+        reason = f"nothing tuned is near; {learnt.reason(dims, name)}"
+    else:
+        reason = f"nothing tuned is near; preferred by heuristic ({preference:g})"
+    if (known := learnt.config(name, dims)) is not None and known == candidate.config:
+        reason += f"; its configuration won in the most similar of {learnt.problems} problems, {learnt.where}"
+    return Choice("default", candidate, reason)

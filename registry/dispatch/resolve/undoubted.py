@@ -19,9 +19,9 @@ from ..plans.records import changed
 from .expected import Expectation, expected
 from .neighbours import octaves_between, sizes_of
 from .op_winners import Source, Winner
-from .questions import default_of, preference_of, refusals
+from .questions import preference_of, refusals
 from .remembered import Remembered
-from .resolution import Choice, default_choice, exact_choice, nearest_choice
+from .resolution import Choice, default_choice, exact_choice, learnt_config, nearest_choice
 from .situation import Situation, shown_exact, standing_of
 from .spans import Spans
 
@@ -44,7 +44,7 @@ class Undoubted:
         op, device = situation.op, situation.device
         self._situation = situation
         self._untuned = situation.winners.is_empty
-        self._defaults = [_Default(each, device, op.dynamic) for each in situation.implementations]
+        self._defaults = [_Default(each, situation) for each in situation.implementations]
         self._default = Remembered(self._best_default, op.dynamic)
         self._usable: dict[int, _Usable] = {}
         self._nearest: dict[Hashable, _Usable] = {}
@@ -150,29 +150,34 @@ class Undoubted:
 
     def _best_default(self, problem: Problem) -> Found | None:
         """The first of ``default_choices``; None where an implementation fails to answer."""
+        learnt = self._situation.winners.learnt
+        rank = {} if learnt is None else learnt.rank(problem.dims)
         best: _Default | None = None
-        highest = -math.inf
+        least = math.inf, math.inf
         for default in self._defaults:
             if not default.refused.of(problem):
                 preference = default.preference.of(problem)
                 if isinstance(preference, str):
                     return None
-                if best is None or preference > highest:
-                    best, highest = default, preference
+                place = rank.get(default.implementation.name, len(rank)), -preference
+                if best is None or place < least:
+                    best, least = default, place
         config = "nothing can run it" if best is None else best.config.of(problem)
         if best is None or isinstance(config, str):
             return None
-        return Found(default_choice(highest, Candidate(best.implementation, config)), best.narrow.of(problem))
+        choice = default_choice(self._situation.of(problem), -least[1], Candidate(best.implementation, config))
+        return Found(choice, best.narrow.of(problem))
 
 
 class _Default:
     """What one implementation answers about problems."""
 
-    def __init__(self, implementation: Implementation, device: Device, dynamic: frozenset[str]) -> None:
+    def __init__(self, implementation: Implementation, situation: Situation) -> None:
+        device, learnt, dynamic = situation.device, situation.winners.learnt, situation.op.dynamic
         self.implementation = implementation
         self.refused = Remembered(lambda problem: bool(refusals(implementation, problem, device)), dynamic)
         self.preference = Remembered(lambda problem: preference_of(implementation, problem, device), dynamic)
-        self.config = Remembered(lambda problem: default_of(implementation, problem, device), dynamic)
+        self.config = Remembered(lambda problem: learnt_config(learnt, implementation, problem, device), dynamic)
         self.narrow = Remembered(lambda problem: _is_narrow(implementation, problem, device), dynamic)
 
 

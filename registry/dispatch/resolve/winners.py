@@ -17,6 +17,7 @@ from ...errors import StoreError
 from ...forking import renewed_in_child
 from ...problem import canonical_json
 from ..warning import tell_caller
+from .learnt import LearntDefault, learnt_from
 from .op_winners import SECONDS, OpWinners
 
 REGIME = "cold"
@@ -85,16 +86,22 @@ class Winners:
             changed += len({problem for problem, _ in found.ranking(op).items() ^ was.ranking(op).items()})
         return changed
 
+    def learnt_since(self, old: Winners) -> bool:
+        """Whether the rule for an op's default is another than that of ``old``."""
+        return any(found.learnt != old._loaded.get(key, OpWinners()).learnt for key, found in self._loaded.items())
+
     def _read(self, op: Op, device: Device) -> OpWinners:
         stored, fault = self._own(op, device)
         ours, damage = _shipped(op, device)
         runners = shipped.runners(device.hardware(), REGIME) if ours else {}
+        learnt, unread = _learnt(op, device, stored)
         return OpWinners(
             stored,
-            "; ".join(filter(None, (fault, damage))),
+            "; ".join(filter(None, (fault, damage, unread))),
             ours,
             device.software(),
             self.database,
+            learnt,
             {one.uid: runners[one.uid] for one in ours if one.uid in runners},
             partial(self._warn, "a winner is skipped"),
         )
@@ -122,3 +129,18 @@ def _shipped(op: Op, device: Device) -> tuple[tuple[Decision, ...], str]:
         return tuple(one for one in shipped.shipped(device.hardware(), REGIME) if one.problem.op == op.name), ""
     except (StoreError, ImportError) as fault:
         return (), str(fault)
+
+
+def _learnt(op: Op, device: Device, stored: Snapshot) -> tuple[LearntDefault | None, str]:
+    """The rule for the op's default: the user's, else one that is shipped; and why it cannot be read."""
+    try:
+        if stored.learnt is not None:
+            own = learnt_from(stored.learnt, f"learnt on this {device.type} by tune")
+            if own.version == op.version:
+                return own, ""
+        found = shipped.learnt(device.hardware(), op.name)
+        where = "" if found is None else f"learnt on {found[1]}, shipped with {shipped.origin()}"
+        rule = None if found is None else learnt_from(found[0], where)
+        return rule if rule is not None and rule.version == op.version else None, ""
+    except StoreError as fault:
+        return None, fault.message

@@ -1,0 +1,90 @@
+"""The rules for defaults that come with the package, fitted to winners, and how good they are on other problems.
+
+    python -m benchmarks.learnt_defaults --winners registry/shipped/nvidia-h200.jsonl --gpu h200 \\
+        --winners cpu.jsonl [--write registry/shipped/defaults.json]
+
+Each file is an export of winners (``registry export --winners-only``). ``--gpu`` names the GPU of files that were not
+measured on this machine: fitting asks implementations what they declare for it. The table shows the time of the
+default over the fastest implementation's, as a geometric mean: of the rule (five-fold cross-validation) and of what is
+declared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from registry import Device
+from registry.discovery.catalog import Catalog
+from registry.problem import canonical_json
+from registry.tuner.decide.learning import fit, held_out, samples_of
+from tuning_db import Decision
+from tuning_db.exchange import parse
+
+GPUS = {
+    "h200": Device(
+        type="cuda", index=0, name="NVIDIA H200", architecture="sm_90", multiprocessors=132,
+        memory_bytes=150_323_855_360, l2_bytes=62_914_560, shared_bytes=232_448, registers=65_536,
+    ),
+}  # fmt: skip
+"""GPUs as ``Device.of`` describes them."""
+
+
+def winners(file: Path) -> list[Decision]:
+    """The decisions of an export that are winners."""
+    with file.open(encoding="utf-8") as lines:
+        parsed = parse(lines)
+    winning = {content.decision for _, content in parsed.winners}
+    return [content.decision for _, content in parsed.decisions if content.decision.uid in winning]
+
+
+def rules(decisions: Sequence[Decision], device: Device, catalog: Catalog) -> tuple[dict[str, Any], list[str]]:
+    """By op its rule as JSON, and the lines of the table."""
+    found: dict[str, Any] = {}
+    lines = []
+    for name in sorted({one.problem.op for one in decisions}):
+        op, implementations = catalog.op(name), catalog.implementations(name)
+        own = [one for one in decisions if one.problem.op == name]
+        rule = fit(op, own, implementations, device)
+        if rule is None:
+            lines.append(f"| {name} | {len(own)} | | | too few |")
+            continue
+        found[name] = rule.plain()
+        learnt, declared = (math.exp(loss) for loss in held_out(op, samples_of(op, own, implementations, device)))
+        configs = ", ".join(f"{len(known)} configurations of {each}" for each, known in rule.configs.items())
+        tree = json.dumps(rule.plain()["tree"])
+        lines.append(f"| {name} | {rule.problems} | {declared:.3f} | {learnt:.3f} | `{tree:.160}` {configs} |")
+    return found, lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fit, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--winners", type=Path, action="append", required=True, help="an export; may be repeated")
+    parser.add_argument("--gpu", choices=sorted(GPUS), help="the GPU of files that were not measured on this machine")
+    parser.add_argument("--write", type=Path, help="the file of rules")
+    options = parser.parse_args(arguments)
+    catalog, records = Catalog(), []
+    for file in options.winners:
+        decisions = winners(file)
+        here = decisions[0].environment.hardware
+        decisions = [one for one in decisions if canonical_json(one.environment.hardware) == canonical_json(here)]
+        device = GPUS[options.gpu] if here["type"] == "cuda" and options.gpu else Device.of(str(here["type"]))
+        found, lines = rules(decisions, device, catalog)
+        print(f"\n{here['name']}, {len(decisions)} winners of {file.name}\n")
+        print("| op | problems | declared over fastest | rule over fastest, held out | rule |\n" + "|" + " --- |" * 5)
+        print("\n".join(lines))
+        records.append({"hardware": dict(here), "defaults": found})
+    if options.write:
+        text = ",\n".join(json.dumps(record, sort_keys=True) for record in records)
+        options.write.write_text(f"[\n{text}\n]\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
