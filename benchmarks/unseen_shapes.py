@@ -29,7 +29,6 @@ import torch
 
 import registry
 from registry import Device, Op, Problem, shipped
-from registry.backends.inductor import InductorImplementation
 from registry.dispatch.plans.plan import Candidate, build
 from tuning_db import Decision, Store
 
@@ -116,8 +115,7 @@ def measure(unseen: Unseen, own: Decision, seen: Sequence[Decision], device: Dev
     calls: dict[str, Call] = {}
     faults: dict[str, str] = {}
     first: dict[str, str] = {}
-    keys = {name: _key(name, candidate) for name, candidate in candidates.items()}
-    _compile_for_any_size(unseen, candidates[NEAREST], device)
+    keys = {name: candidate.key for name, candidate in candidates.items()}
     for name, candidate in candidates.items():
         if first.setdefault(keys[name], name) == name:
             try:
@@ -144,24 +142,6 @@ def measure(unseen: Unseen, own: Decision, seen: Sequence[Decision], device: Dev
         faults=faults,
         misses=told.misses,
     )
-
-
-def _compile_for_any_size(unseen: Unseen, candidate: Candidate, device: Device) -> None:
-    """Run other sizes first, as a program that has met some has: the first would have a kernel of its own."""
-    if not isinstance(candidate.implementation, InductorImplementation):
-        return
-    (name,) = unseen.op.dynamic
-    generator = torch.Generator(device.torch)
-    for more in (1, 2):
-        problem = unseen.op.problem_of({**unseen.problem.dims, name: int(unseen.problem.dims[name]) + more})
-        values = unseen.op.inputs(problem, unseen.op.kinds[0], generator)
-        build(unseen.op, candidate, problem, unseen.op.arguments(values), device, untuned=True)(*values)
-
-
-def _key(name: str, candidate: Candidate) -> str:
-    """Equal for what is the same kernel: torch.compile's is compiled for a tuned problem, and shared by others."""
-    shared = name != OWN and isinstance(candidate.implementation, InductorImplementation)
-    return f"{candidate.key} for any size" if shared else candidate.key
 
 
 def _candidates(unseen: Unseen, own: Decision, seen: Sequence[Decision]) -> dict[str, Candidate]:
@@ -206,14 +186,15 @@ def _dynamic(op: Op, decision: Decision) -> str:
 def raced(calls: Mapping[str, Call], unseen: Unseen, device: Device) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Times by contestant, and why some have none."""
     if device.type == "cpu":
-        return _in_turns(calls, unseen.values), {}
+        return in_turns(calls, unseen.values), {}
     race = Race(calls, unseen.values, unseen.op.floor(unseen.problem).bytes)
     times = race.times(ROUNDS)
     race.close()
     return times, race.faults
 
 
-def _in_turns(calls: Mapping[str, Call], values: tuple[Any, ...]) -> dict[str, list[float]]:
+def in_turns(calls: Mapping[str, Call], values: tuple[Any, ...]) -> dict[str, list[float]]:
+    """Times by contestant, by the clock, in turns."""
     order, shuffle = list(calls), random.Random(0)
     times: dict[str, list[float]] = {name: [] for name in order}
     for each in range(ROUNDS + 3):

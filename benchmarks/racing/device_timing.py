@@ -22,9 +22,18 @@ _FLUSH = "the flush alone"
 
 
 class Race:
-    """Contestants on one problem. ``faults`` says why some do not take part."""
+    """Contestants on one problem. ``faults`` says why some do not take part.
 
-    def __init__(self, contestants: Mapping[str, Call], values: tuple[Any, ...], working_set: int) -> None:
+    Each is called on every copy of the inputs before it is captured; ``before`` names other calls for some.
+    """
+
+    def __init__(
+        self,
+        contestants: Mapping[str, Call],
+        values: tuple[Any, ...],
+        working_set: int,
+        before: Mapping[str, Call] | None = None,
+    ) -> None:
         cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self.copies = [_copy(values) for _ in range(min(_MOST_COPIES, 2 + 3 * cache // max(working_set, 1)))]
         self.flushed = working_set * len(self.copies) < 3 * cache
@@ -34,7 +43,7 @@ class Race:
         self._kept: list[Any] = []
         for name, call in contestants.items():
             try:
-                self._graphs[name] = self._capture(call)
+                self._graphs[name] = self._capture(call, (before or {}).get(name, call))
             except Exception as fault:  # a peer that cannot run this problem is a row that says so
                 self.faults[name] = f"{type(fault).__name__}: {fault}".splitlines()[0][:160]
                 torch.cuda.synchronize()
@@ -76,10 +85,10 @@ class Race:
         end.synchronize()
         return float(start.elapsed_time(end)) * 1e3
 
-    def _capture(self, call: Call | None) -> torch.cuda.CUDAGraph:
-        if call is not None:
+    def _capture(self, call: Call | None, before: Call | None = None) -> torch.cuda.CUDAGraph:
+        if before is not None:
             for values in self.copies:  # every one: a weight is prepared at its first call
-                call(*values)
+                before(*values)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

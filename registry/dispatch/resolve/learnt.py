@@ -55,7 +55,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Known:
+class WinningConfig:
     """A configuration that won, and the dimensions of the problem where it did."""
 
     dims: Mapping[str, Value]
@@ -83,7 +83,7 @@ class LearntDefault:
     version: int
     problems: int
     tree: Split | Leaf
-    configs: Mapping[str, tuple[Known, ...]] = field(default_factory=dict)
+    configs: Mapping[str, tuple[WinningConfig, ...]] = field(default_factory=dict)
     where: str = ""
 
     def config(self, name: str, dims: Mapping[str, Value]) -> Config | None:
@@ -127,7 +127,7 @@ def learnt_from(given: Any, where: str) -> LearntDefault:
     """The rule that ``plain`` has written. Raises StoreError for anything else."""
     try:
         configs = {
-            str(name): tuple(Known(_mapping(one["dims"]), _mapping(one["config"])) for one in known)
+            str(name): tuple(WinningConfig(_mapping(one["dims"]), _mapping(one["config"])) for one in known)
             for name, known in given["configs"].items()
         }
         return LearntDefault(int(given["version"]), int(given["problems"]), _node(given["tree"], 0), configs, where)

@@ -15,7 +15,7 @@ from ...contract import Op
 from ...device import Device
 from ...discovery import answers
 from ...discovery.catalog import Catalog
-from ...dispatch.resolve.learnt import Known, Leaf, LearntDefault, Split
+from ...dispatch.resolve.learnt import Leaf, LearntDefault, Split, WinningConfig
 from ...implementation import Implementation
 from ...problem import Value
 from ..storing import RunStore
@@ -45,7 +45,7 @@ Losses = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Sample:
+class DecidedLosses:
     """A decided problem: its dimensions, and by implementation the logarithm of its default's time over the fastest.
 
     ``DECLARED`` stands for the implementation that is declared best for the problem.
@@ -82,7 +82,7 @@ def fit(
     return LearntDefault(op.version, len(samples), tree, configs, where)
 
 
-def held_out(op: Op, samples: Sequence[Sample]) -> tuple[float, float]:
+def held_out(op: Op, samples: Sequence[DecidedLosses]) -> tuple[float, float]:
     """Mean losses of the rule's choices and of the declared ones, each in problems that the rule was not fitted to."""
     learnt, declared = [], []
     for fold in range(_FOLDS):
@@ -100,7 +100,7 @@ def held_out(op: Op, samples: Sequence[Sample]) -> tuple[float, float]:
 
 def samples_of(
     op: Op, decisions: Sequence[Decision], implementations: Sequence[Implementation], device: Device
-) -> list[Sample]:
+) -> list[DecidedLosses]:
     """What decisions say about defaults.
 
     The finals time each implementation's best configuration, and the default of the one that is declared best. Where
@@ -127,11 +127,11 @@ def samples_of(
         if default in losses:
             losses[DECLARED] = losses[default]
         if losses:
-            found.append(Sample(dict(one.problem.dims), losses))
+            found.append(DecidedLosses(dict(one.problem.dims), losses))
     return found
 
 
-def ranked(samples: Sequence[Sample]) -> list[tuple[str, float]]:
+def ranked(samples: Sequence[DecidedLosses]) -> list[tuple[str, float]]:
     """(implementation, mean loss) of all that were timed, best first; one that was not has the worst loss there."""
     names = dict.fromkeys(name for sample in samples for name in sample.losses)
     means = {
@@ -158,10 +158,10 @@ def _declared(op: Op, decision: Decision, implementations: Sequence[Implementati
     return max(able)[2] if able else ""
 
 
-def _grown(op: Op, samples: Sequence[Sample], depth: int) -> Split | Leaf:
+def _grown(op: Op, samples: Sequence[DecidedLosses], depth: int) -> Split | Leaf:
     ranking = ranked(samples)
     leaf = Leaf(tuple((name, math.exp(loss)) for name, loss in ranking[: _ahead(ranking)]), len(samples))
-    best: tuple[float, Split, list[Sample], list[Sample]] | None = None
+    best: tuple[float, Split, list[DecidedLosses], list[DecidedLosses]] | None = None
     whole = ranking[0][1] * len(samples)
     for split in _questions(op, samples) if depth else ():
         yes = [one for one in samples if split.holds(one.dims)]
@@ -177,7 +177,9 @@ def _grown(op: Op, samples: Sequence[Sample], depth: int) -> Split | Leaf:
     return Split(split.dim, split.bound, _grown(op, yes, depth - 1), _grown(op, no, depth - 1))
 
 
-def _known(op: Op, decisions: Sequence[Decision], implementation: Implementation, device: Device) -> tuple[Known, ...]:
+def _known(
+    op: Op, decisions: Sequence[Decision], implementation: Implementation, device: Device
+) -> tuple[WinningConfig, ...]:
     """The configurations with which an implementation won, where they beat its own defaults; else none.
 
     Each of its problems is asked which of both is what won there or was as fast: the default, or the configuration
@@ -194,7 +196,7 @@ def _known(op: Op, decisions: Sequence[Decision], implementation: Implementation
             default = answers.default_config(implementation, op.problem_of(dims), device)
         except Exception:
             continue
-        nearest = min(far, key=lambda each: Known(each.problem.dims, {}).octaves(dims))
+        nearest = min(far, key=lambda each: WinningConfig(each.problem.dims, {}).octaves(dims))
         own += _as_fast(one, default)
         others += _as_fast(one, nearest.candidate.config)
     return _condensed(won) if others > own else ()
@@ -207,13 +209,13 @@ def _as_fast(decision: Decision, config: Mapping[str, Value]) -> bool:
     return dict(config) == dict(candidate.config) or {f"{name}={value}" for name, value in config.items()} in tied
 
 
-def _condensed(won: Sequence[Decision]) -> tuple[Known, ...]:
+def _condensed(won: Sequence[Decision]) -> tuple[WinningConfig, ...]:
     """The winners' configurations without those that their neighbours suggest anyway."""
-    kept: list[Known] = []
+    kept: list[WinningConfig] = []
     for one in won:
         dims, config = dict(one.problem.dims), dict(one.candidate.config)
         if not kept or min(kept, key=lambda each: each.octaves(dims)).config != config:
-            kept.append(Known(dims, config))
+            kept.append(WinningConfig(dims, config))
     return tuple(kept[:MOST_CONFIGS])
 
 
@@ -222,7 +224,7 @@ def _ahead(ranking: Sequence[tuple[str, float]]) -> int:
     return next((place for place, (name, _) in enumerate(ranking) if name == DECLARED), len(ranking))
 
 
-def _questions(op: Op, samples: Sequence[Sample]) -> Iterator[Split]:
+def _questions(op: Op, samples: Sequence[DecidedLosses]) -> Iterator[Split]:
     """Questions that tell some of the samples apart; of numbers a bound is the mean of two logarithms."""
     none = Leaf((), 0)
     for dim in sorted(op.dynamic | op.static):

@@ -11,7 +11,7 @@ import torch
 
 from registry import Device, DispatchWarning, shipped
 from registry.dispatch.dispatcher import Dispatcher
-from registry.dispatch.resolve.learnt import Known, Leaf, LearntDefault, Split, learnt_from
+from registry.dispatch.resolve.learnt import Leaf, LearntDefault, Split, WinningConfig, learnt_from
 from registry.dispatch.resolve.resolution import choices
 from registry.dispatch.resolve.undoubted import Undoubted
 from registry.errors import StoreError
@@ -26,9 +26,9 @@ RULE = LearntDefault(
     ),
     {
         "a.few": (
-            Known({"rows": 4, "cols": 64, "dtype": "float32"}, {"block": 2}),
-            Known({"rows": 4, "cols": 4096, "dtype": "float32"}, {"block": 4}),
-            Known({"rows": 4, "cols": 32, "dtype": "float16"}, {"block": 64}),
+            WinningConfig({"rows": 4, "cols": 64, "dtype": "float32"}, {"block": 2}),
+            WinningConfig({"rows": 4, "cols": 4096, "dtype": "float32"}, {"block": 4}),
+            WinningConfig({"rows": 4, "cols": 32, "dtype": "float16"}, {"block": 64}),
         )
     },
 )
