@@ -177,7 +177,7 @@ def _comparison(implementation: Implementation, situation: Situation, choice: Ch
         if evidence is None:
             return "another one won"
         return _in_finals(implementation, situation, choice, evidence)
-    return f"nothing tuned is near, and {_less_preferred(implementation, situation)}"
+    return _less_preferred(implementation, situation)
 
 
 def _less_preferred(implementation: Implementation, situation: Situation) -> str:
@@ -185,11 +185,13 @@ def _less_preferred(implementation: Implementation, situation: Situation) -> str
     learnt, dims = situation.winners.learnt, situation.problem.dims
     rank = {} if learnt is None else learnt.rank(dims)
     if learnt is not None and implementation.name in rank:
-        return f"it took {learnt.reason(dims, implementation.name)}"
+        return f"nothing tuned is near, and it took {learnt.reason(dims, implementation.name)}"
     if rank:
-        return "its default was slower in the problems that the choice was learnt from"
+        return "nothing tuned is near, and its default was slower in the problems that the choice was learnt from"
     preference = preference_of(implementation, situation.problem, situation.device)
-    return preference if isinstance(preference, str) else f"its heuristic preference is only {preference:g}"
+    if isinstance(preference, str):
+        return preference
+    return f"nothing tuned is near, and its heuristic preference is only {preference:g}"
 
 
 def _is_about(decision: Decision | None, problem: Problem | None) -> bool:
