@@ -41,7 +41,7 @@ class Undoubted:
     """
 
     def __init__(self, situation: Situation) -> None:
-        op, device = situation.op, situation.device
+        op = situation.op
         self._situation = situation
         self._untuned = situation.winners.is_empty
         self._defaults = [_Default(each, situation) for each in situation.implementations]
