@@ -13,10 +13,12 @@ import ctypes
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -98,6 +100,8 @@ class Keeper:
     def __init__(self, client: socket.socket, modules: Sequence[str] = ()) -> None:
         self._client = client
         self._modules = modules
+        # what a compiler leaves behind that is killed goes with it, see the end of run()
+        self._temporary = _temporary_folder()
         self._selector = selectors.DefaultSelector()
         self._kept: dict[int, Kept] = {}
         self._pids: dict[int, Kept] = {}
@@ -132,8 +136,10 @@ class Keeper:
         for _ in range(100):
             self._sweep()
             if not _reap_any():
-                return
+                break
             time.sleep(0.01)
+        if self._temporary:
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
     # requests
 
@@ -143,6 +149,8 @@ class Keeper:
             self._running = False
         elif message["do"] == "start":
             channel, log, status = descriptors
+            if self._temporary:
+                message["extra"] = {"TMPDIR": self._temporary, **message["extra"]}
             kept = Kept(message, channel, log, status)
             self._kept[message["id"]] = kept
             self._queue.append(kept)
@@ -352,6 +360,14 @@ def _may_fork(request: dict[str, Any]) -> bool:
     given = request["environment"]
     names = {name for name in {*given, *os.environ} if name.startswith(LOADED_WITH) and not name.endswith("_DIR")}
     return not request.get("fresh") and all(given.get(name) == os.environ.get(name) for name in names)
+
+
+def _temporary_folder() -> str:
+    """A new folder for temporary files; "" where none can be made, so that children use the system's."""
+    try:
+        return tempfile.mkdtemp(prefix="kernel-registry-")
+    except OSError:
+        return ""
 
 
 def _kill_group(pid: int) -> None:

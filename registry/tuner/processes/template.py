@@ -19,6 +19,7 @@ import random
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -156,6 +157,7 @@ def _take_over(message: dict[str, Any]) -> None:
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
     os.environ.update(wanted)
+    tempfile.tempdir = None  # found before, for the template
     sys.argv = [message["module"]]
 
 

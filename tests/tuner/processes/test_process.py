@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -271,3 +272,41 @@ def test_a_killed_keeper_is_replaced_and_a_killed_parent_takes_everything_along(
 
 def children(pid: int) -> set[int]:
     return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+COMPILING = (
+    "import subprocess, tempfile\n"
+    "    folder = Path(tempfile.gettempdir())\n"
+    "    subprocess.Popen(['c++', '-x', 'c++', '-c', '-', '-o', '/dev/null'], stdin=subprocess.PIPE)\n"
+    "    while not list(folder.glob('cc*')): time.sleep(0.01)\n"
+    "    parent.send({'left': [str(path) for path in folder.glob('cc*')]}); time.sleep(3600)"
+)
+KILLED = f"""
+import os, signal, sys, time
+from registry.tuner.processes import spawning
+from registry.tuner.processes.process import Child
+
+with spawning.kept():
+    child = Child("{ECHO}", fresh=sys.argv[1] == "True")
+    while not (messages := child.receive()[0]):
+        time.sleep(0.01)
+    print(*messages[0]["left"], flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@linux
+@WAYS
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_temporary_files_of_a_killed_compiler_are_removed(tmp_path: Path, fresh: bool) -> None:
+    write_echo(tmp_path, COMPILING)
+    command = [sys.executable, "-c", KILLED, str(fresh)]
+    done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=False, timeout=200)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = {Path(name).parent for name in done.stdout.split()}
+    assert left.name.startswith("kernel-registry-")
+    for _ in range(3000):
+        if not left.exists():
+            break
+        time.sleep(0.01)
+    assert not left.exists()
