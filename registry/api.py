@@ -80,7 +80,7 @@ def warmup(shapes: str | Path | Mapping[str, Wanted], *, device: Device | str | 
     return warm(dispatcher, [problem for found in wanted.values() for problem in found], _device(device))
 
 
-def tune(
+def tune(  # noqa: PLR0913  (an option each)
     op: str,
     problems: Wanted | str | Path,
     *,
@@ -90,12 +90,15 @@ def tune(
     implementations: Iterable[str] = (),
     retune: bool = False,
     database: str | Path | None = None,
+    sampler: str = "registry",
+    storage: str = "",
 ) -> tuple[Result, ...]:
     """Find and store the winners of problems of ``op``; from then on ``call`` runs them.
 
     ``problems``: mappings of dimensions, Problems, or a shapes file, by whose counts they are weighed. ``device``: the
     current GPU if there is one, else the CPU. ``budget`` in seconds and ``trials`` are per problem. ``database``: where
-    ``configure`` says, when None.
+    ``configure`` says, when None. ``sampler``: a built-in one ("registry", "tpe", "gp", "nsgaii", "random"), one that a
+    package registers, or ``module:name``. ``storage``: a file or URL in which Optuna keeps the searches, "" for none.
     Raises RegistryError for unknown names and dimensions before anything is measured.
     """
     from .tuner.run import Budget
@@ -123,6 +126,8 @@ def tune(
         implementations=names,
         retune=retune,
         counts=counts,
+        sampler=sampler,
+        storage=storage,
     )
     dispatcher.forget()
     return results

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,12 +23,13 @@ _ACTIVE_PROBLEMS = 6
 class Curve:
     """Regret after each trial, and where the search would have stopped of itself.
 
-    ``told`` counts the trials that other problems paid for.
+    ``told`` counts the trials that other problems paid for; ``cpu_s`` is what proposing and learning took of a core.
     """
 
     regrets: list[float] = field(default_factory=list)
     settled: int | None = None
     told: int = 0
+    cpu_s: float = 0.0
 
     def after(self, trials: int) -> float:
         """Regret after so many trials; a search that ran out of candidates stays where it was."""
@@ -54,6 +56,13 @@ class Running:
 
     def step(self) -> Candidate | None:
         """Answer one candidate and return it; None when it is over."""
+        began = time.thread_time()
+        try:
+            return self._step()
+        finally:
+            self.curve.cpu_s += time.thread_time() - began
+
+    def _step(self) -> Candidate | None:
         while len(self._waiting) < self._strategy.in_flight and self._asked < self._trials:
             candidate = self._strategy.ask()
             if candidate is None:

@@ -11,6 +11,8 @@ import optuna
 from registry.dispatch.plans.plan import Candidate
 from registry.tuner.planning.problems import ProblemPlan
 from registry.tuner.search.proposals import Searcher
+from registry.tuner.search.samplers.names import NamedSampler
+from registry.tuner.search.studies import Studies
 
 _MOST_INVALID = 50
 
@@ -139,6 +141,11 @@ def gp(plan: ProblemPlan, seed: int) -> Strategy:
 def ours(plan: ProblemPlan, seed: int) -> Strategy:
     """The default search, cold and alone. Nothing is exhausted, whatever its size."""
     return Ours(Searcher(plan, seed=seed, exhaust=0))
+
+
+def tpe_in_its_place(plan: ProblemPlan, seed: int) -> Strategy:
+    """``--sampler tpe``: TPE with the tuner's starts, no candidate twice, invalid suggestions snapped."""
+    return Ours(Searcher(plan, seed=seed, exhaust=0, studies=Studies(NamedSampler("tpe"))))
 
 
 def _everything(plan: ProblemPlan) -> list[Candidate]:

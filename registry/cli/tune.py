@@ -62,6 +62,21 @@ Retune = Annotated[
     bool, typer.Option("--retune", help="Also problems that have a winner here already; it is the one to beat.")
 ]
 
+Sampler = Annotated[
+    str,
+    typer.Option(
+        "--sampler", metavar="NAME",
+        help="What proposes candidates: registry, an Optuna sampler (tpe, gp, nsgaii, random), or module:name.",
+    ),
+]  # fmt: skip
+Storage = Annotated[
+    str,
+    typer.Option(
+        "--storage", metavar="FILE|URL",
+        help="Also keep the searches in this Optuna storage, for optuna-dashboard to show while they run.",
+    ),
+]  # fmt: skip
+
 
 def tune(  # noqa: PLR0913, PLR0917  (an option each)
     shapes: Shapes,
@@ -76,6 +91,8 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     dry_run: DryRun = False,
     retune: Retune = False,
     regime: Regime = "cold",
+    sampler: Sampler = "registry",
+    storage: Storage = "",
     json: Json = False,
 ) -> None:
     """Find the fastest right candidate for each problem, and remember it.
@@ -107,6 +124,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
             results = run.tune(
                 told.all, catalog=catalog, device=there, database=db, budget=limits, implementations=names,
                 retune=retune, regime=regime, observer=display, counts=told.counts,
+                sampler=sampler, storage=storage,
             )  # fmt: skip
     display.conclude(results)
     raise typer.Exit(_exit_code(results, display))

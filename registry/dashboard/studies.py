@@ -7,24 +7,23 @@ fields are user attributes.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from tuning_db import Trial
 
+from ..problem import canonical_json
 from ..report import formats
 from ..report.facts import Facts, ProblemFacts, Section
+from ..tuner.search.parameters import IMPLEMENTATION, Choice, choices, distributions, parameter, state_of
 
-IMPLEMENTATION = "implementation"
-
-_Choice = None | bool | int | float | str
+Offered = Mapping[str, CategoricalDistribution]
 
 
 def rebuild(facts: Facts) -> optuna.storages.InMemoryStorage:
@@ -64,8 +63,14 @@ def _study(storage: optuna.storages.InMemoryStorage, name: str, facts: ProblemFa
         study.set_metric_names(["median µs"])
     for key, value in _about(facts).items():
         study.set_user_attr(key, value)
-    distributions = _distributions(facts.trials)
-    study.add_trials(_frozen(number, trial, distributions) for number, trial in enumerate(facts.trials))
+    domains = _domains(facts.trials)
+    encoded = {
+        parameter(implementation, name): dict(zip(map(canonical_json, values), choices(values), strict=True))
+        for implementation, own in domains.items()
+        for name, values in own.items()
+    }
+    offered = distributions(domains)
+    study.add_trials(_frozen(number, trial, encoded, offered) for number, trial in enumerate(facts.trials))
 
 
 def _about(facts: ProblemFacts) -> Mapping[str, Any]:
@@ -82,34 +87,31 @@ def _about(facts: ProblemFacts) -> Mapping[str, Any]:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _parameters(trial: Trial) -> dict[str, _Choice]:
-    candidate = trial.candidate
-    config = {f"{candidate.implementation}.{name}": _choice(value) for name, value in candidate.config.items()}
-    return {IMPLEMENTATION: candidate.implementation, **config}
-
-
-def _choice(value: object) -> _Choice:
-    """``value`` if Optuna takes it for a choice, else its JSON."""
-    return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value, sort_keys=True)
-
-
-def _distributions(trials: Iterable[Trial]) -> dict[str, BaseDistribution]:
-    """Parameter -> its distribution over all values tried, in order; 1 and True are distinct by their text."""
-    seen: dict[str, dict[str, _Choice]] = {}
+def _domains(trials: Iterable[Trial]) -> dict[str, dict[str, list[Any]]]:
+    """The values tried of each parameter of each implementation, in order."""
+    tried: dict[str, dict[str, dict[str, Any]]] = {}
     for trial in trials:
-        for name, value in _parameters(trial).items():
-            seen.setdefault(name, {})[repr(value)] = value
-    return {name: CategoricalDistribution(_ordered(list(values.values()))) for name, values in seen.items()}
+        own = tried.setdefault(trial.candidate.implementation, {})
+        for name, value in trial.candidate.config.items():
+            own.setdefault(name, {})[canonical_json(value)] = value
+    return {
+        implementation: {name: _ordered(list(values.values())) for name, values in tried[implementation].items()}
+        for implementation in sorted(tried)
+    }
 
 
-def _ordered(values: Sequence[_Choice]) -> list[_Choice]:
+def _ordered(values: Sequence[Any]) -> list[Any]:
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    return sorted(values, key=(lambda value: (float(str(value)), "")) if numbers else (lambda value: (0.0, str(value))))
+    return sorted(values, key=None if numbers else str)
 
 
-def _frozen(number: int, trial: Trial, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
-    parameters = _parameters(trial)
-    state = _state(trial)
+def _frozen(number: int, trial: Trial, encoded: Mapping[str, Mapping[str, Choice]], offered: Offered) -> FrozenTrial:
+    candidate = trial.candidate
+    parameters: dict[str, Choice] = {IMPLEMENTATION: candidate.implementation}
+    for name, value in candidate.config.items():
+        own = parameter(candidate.implementation, name)
+        parameters[own] = encoded[own][canonical_json(value)]
+    state = state_of(trial.status, trial.median_us, trial.censored)
     return FrozenTrial(
         number=number,
         trial_id=number,
@@ -118,17 +120,11 @@ def _frozen(number: int, trial: Trial, distributions: Mapping[str, BaseDistribut
         datetime_start=trial.created - timedelta(seconds=_seconds(trial)),
         datetime_complete=trial.created,
         params=parameters,
-        distributions={name: distributions[name] for name in parameters},
+        distributions={name: offered[name] for name in parameters},
         user_attrs=_attributes(trial),
         system_attrs={},
         intermediate_values={},
     )
-
-
-def _state(trial: Trial) -> TrialState:
-    if trial.status != "ok" or trial.median_us is None:
-        return TrialState.FAIL
-    return TrialState.PRUNED if trial.censored else TrialState.COMPLETE
 
 
 def _seconds(trial: Trial) -> float:

@@ -8,8 +8,10 @@ import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from optuna.exceptions import StorageInternalError
 
 from tuning_db import Store, TuningDBError
 from tuning_db.snapshot import LEARNT
@@ -48,7 +50,10 @@ from .planning.weights import default_us, weigh
 from .processes import spawning
 from .search.findings import Findings
 from .search.loop import SearchLoop
+from .search.samplers.names import DEFAULT as SAMPLER
+from .search.samplers.names import NamedSampler
 from .search.state import SearchState
+from .search.studies import Studies, open_storage
 from .storing import RunStore
 from .time_left import TimeLeft
 from .workers import preloading
@@ -73,13 +78,18 @@ def tune(  # noqa: PLR0913  (an option each)
     retune: bool = False,
     observer: Observer = lambda _: None,
     counts: Mapping[Problem, int] | None = None,
+    sampler: str = SAMPLER,
+    storage: str = "",
 ) -> tuple[Result, ...]:
     """Search, verify, measure and decide each problem on ``device``; store every trial and the winners.
 
     Problems that have a valid winner for this hardware, software, regime and source are reported and left alone, unless
     ``retune``. Dispatch runs winners of the regime ``cold``. Ctrl-C ends the run in order: what was measured is stored.
     ``counts``: how often a program calls each problem; what takes most of its time is then tuned first, and longest.
-    Raises StoreError when the database cannot be used, UnknownNameError for an implementation that nobody has,
+    ``sampler`` names the sampler of the searches (see ``NamedSampler``); ``storage`` is where their Optuna studies are
+    kept beside the database (see ``open_storage``).
+    Raises StoreError when the database cannot be used, UnknownNameError for an implementation or sampler that nobody
+    has, InvalidArgumentError for a sampler or storage that cannot be used,
     InvalidDefinitionError for an op whose tolerance accepts a result that nobody computed, and PluginError for an op or
     an implementation that was added by a call in this process alone. Raises CacheError, before anything is measured or
     when it comes to that, where compilers cannot write; what was measured is stored.
@@ -88,16 +98,19 @@ def tune(  # noqa: PLR0913  (an option each)
     check_room()
     try:
         with spawning.kept(preloading.ENTRY):
+            studies = Studies(NamedSampler(sampler), open_storage(storage))
             plans = plan_problems(tuple(dict.fromkeys(problems)), catalog, device, implementations)
             for op in dict.fromkeys(plan.op for plan in plans):
                 refuse_blind(op)
             check_shared(plans, catalog)
             spawning.warm(*preloading.preloads_of(plans))
             with Store.open(database) as store:
-                settings = Settings(budget or Budget(), limits or Limits(), regime, retune)
+                settings = Settings(budget or Budget(), limits or Limits(), regime, retune, studies)
                 return TuningRun(plans, catalog, device, store, settings, observer, counts or {}).run()
     except TuningDBError as fault:
         raise StoreError(fault.message, hint=fault.hint) from fault
+    except StorageInternalError as fault:
+        raise StoreError(f"storage {storage!r}: {fault}", hint="what was measured is in the tuning database") from fault
 
 
 def _check_system() -> None:
@@ -111,12 +124,13 @@ def _check_system() -> None:
 
 @dataclass(frozen=True)
 class Settings:
-    """Budget and limits of a run, its regime, and whether problems with a winner are tuned again (``retune``)."""
+    """Budget, limits, regime and studies of a run; ``retune``: whether problems with a winner are tuned again."""
 
     budget: Budget
     limits: Limits
     regime: str
     retune: bool
+    studies: Studies
 
 
 class TuningRun:
@@ -143,6 +157,7 @@ class TuningRun:
         self._store = RunStore(store, device, self._protocol, {"problems": len(plans)}, note)
         self._crew = Crew(device, catalog.files, settings.limits, note)
         self._loop = SearchLoop(self._crew, device, self._protocol, self._store, observer)
+        self._studies = replace(settings.studies, run=self._store.run[:8])
         # runs side by side on one database must not try everything in the same order
         self._seeds = itertools.count(int(self._store.run[:7], 16))
         self._results: list[Result] = []
@@ -292,7 +307,7 @@ class TuningRun:
         seeds = seeds_of(plan, [*_tuned_in_this_run(plan, over), *self._store.neighbours(plan)])
         stored = self._store.valid(plan, self._store.winner(plan.op, plan.problem))
         budget = self._weights.budget(plan.problem, self._settings.budget)
-        search = SearchState(plan, budget, seeds, next(self._seeds), stored)
+        search = SearchState(plan, budget, seeds, next(self._seeds), stored, self._studies)
         if not self._settings.retune:
             for candidate, trial in self._store.known_trials(plan):
                 search.learn_stored(candidate, trial.status, trial.median_us, trial.censored, trial.uid)

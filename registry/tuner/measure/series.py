@@ -121,11 +121,7 @@ class Series:
 def reason_to_stop(samples: Sequence[float], elapsed_us: float, protocol: TimingProtocol, best_us: float | None) -> str:
     """``hopeless``, ``max_samples``, ``interval``, ``settled`` or ``limit``; "" to go on."""
     count = len(samples)
-    if (
-        best_us is not None
-        and protocol.min_censor <= count < protocol.min_samples
-        and min(samples) > protocol.hopeless * best_us
-    ):
+    if is_hopeless(samples, protocol, best_us):
         return HOPELESS
     if count >= protocol.max_samples:
         return "max_samples"
@@ -138,6 +134,12 @@ def reason_to_stop(samples: Sequence[float], elapsed_us: float, protocol: Timing
     if elapsed_us >= protocol.limit_us and count >= protocol.min_censor:
         return "limit"
     return ""
+
+
+def is_hopeless(samples: Sequence[float], protocol: TimingProtocol, best_us: float | None) -> bool:
+    """Whether the first samples are all so much slower than the best that more of them would be wasted."""
+    early = protocol.min_censor <= len(samples) < protocol.min_samples
+    return best_us is not None and early and min(samples) > protocol.hopeless * best_us
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:

@@ -1,20 +1,20 @@
-"""Every valid candidate of a problem by its number; a candidate itself is made when it is asked for."""
+"""Every valid candidate of a problem by its number, as Optuna's parameters, and as coordinates for a model."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import optuna
 from numpy.typing import NDArray
 
-from ...dispatch.plans.plan import Candidate
-from ...implementation import Implementation
 from ...points import Numbers, Points
-from ...space import Space
+from ...space import Config, Space
 from ..planning.problems import ProblemPlan
+from .parameters import IMPLEMENTATION, distributions, parameter
 
 Reals = NDArray[np.float64]
 
@@ -23,17 +23,12 @@ Reals = NDArray[np.float64]
 class Block:
     """The candidates of one implementation: numbers ``start`` to ``stop`` of the joint space are rows 0 and up here."""
 
-    implementation: Implementation
+    name: str
     space: Space
     points: Points
     start: int
     numbers: NDArray[np.integer[Any]]
     """Held here, so that they are found once."""
-
-    @property
-    def name(self) -> str:
-        """The implementation's name."""
-        return self.implementation.name
 
     @property
     def stop(self) -> int:
@@ -44,6 +39,11 @@ class Block:
     def size(self) -> int:
         """Candidates."""
         return len(self.points)
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the block's own parameters in a study."""
+        return [parameter(self.name, name) for name in self.space.domains]
 
     def places(self, number: int) -> list[int]:
         """Where the values of the candidate with that number stand in their domains."""
@@ -77,33 +77,31 @@ class Block:
 
 
 class JointSpace:
-    """The candidates of all supported implementations, numbered from 0 in the order of the plan."""
+    """The candidates of several implementations, by their names, numbered from 0 in the order given."""
 
-    def __init__(self, plan: ProblemPlan) -> None:
+    def __init__(self, spaces: Mapping[str, Space]) -> None:
         self.blocks: dict[str, Block] = {}
         self._length = 0
-        for choice in plan.supported:
-            implementation = choice.implementation
-            assert choice.space is not None
-            points = Points(choice.space)
-            block = Block(implementation, choice.space, points, self._length, points.numbers)
-            self.blocks[implementation.name] = block
+        for name, space in spaces.items():
+            points = Points(space)
+            self.blocks[name] = block = Block(name, space, points, self._length, points.numbers)
             self._length = block.stop
         self._list = list(self.blocks.values())
         self._stops = [block.stop for block in self._list]
+        self.distributions = distributions({name: space.domains for name, space in spaces.items()})
+
+    @classmethod
+    def of(cls, plan: ProblemPlan) -> JointSpace:
+        """The candidates of a problem's supported implementations."""
+        return cls({choice.implementation.name: choice.space for choice in plan.supported if choice.space is not None})
 
     def __len__(self) -> int:
         return self._length
 
-    def candidate(self, number: int) -> Candidate:
-        """The candidate with that number."""
-        block = self.block_of(number)
-        return Candidate(block.implementation, block.points[number - block.start])
-
-    def number(self, candidate: Candidate) -> int | None:
-        """The candidate's number, by its typed values; None for one that is not valid here."""
-        block = self.blocks.get(candidate.implementation.name)
-        row = None if block is None else block.points.row(candidate.config)
+    def number(self, name: str, config: Config) -> int | None:
+        """The number of a configuration of the named implementation, by its typed values; None: not valid here."""
+        block = self.blocks.get(name)
+        row = None if block is None else block.points.row(config)
         return None if block is None or row is None else block.start + row
 
     def block_of(self, number: int) -> Block:
@@ -118,6 +116,34 @@ class JointSpace:
         """The candidates of the implementation at exactly this L1 distance from a candidate, ascending."""
         block = self.block_of(number)
         return [block.start + row for row in block.points.near(block.places(number), distance)]
+
+    def parameters(self, number: int) -> dict[str, Any]:
+        """The candidate as parameters of a trial."""
+        block = self.block_of(number)
+        chosen = zip(block.parameters, block.places(number), strict=True)
+        return {IMPLEMENTATION: block.name, **{name: self.distributions[name].choices[place] for name, place in chosen}}
+
+    def number_of(self, parameters: Mapping[str, Any]) -> int | None:
+        """The number of the candidate with these parameters; None where one is missing or a constraint is broken."""
+        block = self.blocks.get(parameters.get(IMPLEMENTATION, ""))
+        if block is None or not parameters.keys() >= set(block.parameters):
+            return None
+        places = [self.distributions[name].choices.index(parameters[name]) for name in block.parameters]
+        return next((block.start + row for row in block.points.near(places, 0)), None)
+
+    def suggest(self, trial: optuna.Trial) -> tuple[str, dict[str, Any]]:
+        """The candidate of a running trial: an implementation's name, and a configuration, for an objective to time."""
+        block = self.blocks[_suggested(trial, IMPLEMENTATION, self.distributions)]
+        chosen = [(name, _suggested(trial, name, self.distributions)) for name in block.parameters]
+        values = [
+            domain[self.distributions[name].choices.index(choice)]
+            for (name, choice), domain in zip(chosen, block.space.domains.values(), strict=True)
+        ]
+        return block.name, dict(zip(block.space.domains, values, strict=True))
+
+
+def _suggested(trial: optuna.Trial, name: str, among: Mapping[str, optuna.distributions.CategoricalDistribution]) -> Any:
+    return trial.suggest_categorical(name, among[name].choices)
 
 
 def _ordered(values: Sequence[object]) -> bool:

@@ -237,7 +237,10 @@ class SearchLoop:
     def _learn(self, search: SearchState, candidate: Candidate, outcome: Outcome, *, shared: bool = False) -> None:
         plan = search.plan
         uid = self._store.trial(plan, candidate, outcome)
-        search.learn(candidate, outcome.status, outcome.median_us, outcome.censored, uid, asked=not shared)
+        search.learn(
+            candidate, outcome.status, outcome.median_us, outcome.censored, uid,
+            message=outcome.message, asked=not shared,
+        )  # fmt: skip
         self.trials += 1
         self._observe(
             TrialDone(

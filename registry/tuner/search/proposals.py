@@ -1,33 +1,20 @@
-"""Which candidate to try next, and when enough is known: one problem's joint space, each candidate at most once.
-
-After defaults, seeds and a few random candidates the arms take turns: the largest expected improvement under a model
-of the times, an untried neighbour of the best, and TPE's suggestion. The mix was chosen by replaying measured
-landscapes; docs/search.md has the evidence.
-"""
+"""Which candidate to try next, and when enough is known: one problem's Optuna study over its joint space."""
 
 from __future__ import annotations
 
-import collections
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-import numpy as np
+import optuna
+from optuna.trial import TrialState
 
 from ...dispatch.plans.plan import Candidate
-from ...space import MANY
 from ..planning.problems import ProblemPlan
-from .arms.arm import MakeArm
-from .arms.expected_improvement import ExpectedImprovement
-from .arms.neighbour import Neighbour
-from .arms.tpe import Tpe
 from .joint_space import JointSpace
-from .tried import Tried
-
-MIX: tuple[MakeArm, ...] = (
-    ExpectedImprovement, ExpectedImprovement, Neighbour, ExpectedImprovement, ExpectedImprovement, Tpe,
-)  # fmt: skip
-"""The arms of the search in the order of their turns, round and round. An arm is added by a file and an entry here."""
+from .parameters import state_of
+from .studies import Studies
 
 EXHAUST = 32
 """A space with at most so many candidates is tried whole, unless the user gave a number of trials."""
@@ -44,10 +31,10 @@ _PROMISE = 0.005
 
 
 class Searcher:
-    """Proposes candidates of one problem.
+    """Proposes candidates of one problem, each at most once: asks its study for them, and tells it of all trials.
 
     ``seeds`` are candidates worth an early try, best first (winners of neighbouring problems, a stale winner).
-    A space of at most ``exhaust`` candidates is tried whole. ``mix``: the arms in the order of their turns.
+    A space of at most ``exhaust`` candidates is tried whole.
     """
 
     def __init__(
@@ -57,16 +44,18 @@ class Searcher:
         seeds: Sequence[Candidate] = (),
         exhaust: int = EXHAUST,
         seed: int = 0,
-        mix: Sequence[MakeArm] = MIX,
+        studies: Studies | None = None,
     ) -> None:
-        self._space = JointSpace(plan)
-        self._tried = Tried(self._space)
-        self._random = random.Random(seed)
+        studies = studies or Studies()
+        self._implementations = {choice.implementation.name: choice.implementation for choice in plan.supported}
+        self._space = JointSpace.of(plan)
         self._exhaust = len(self._space) <= exhaust
-        self._starts = collections.deque(self._order_of_starts(plan, seeds))
-        arms = {make: make(self._tried, self._random, seed) for make in dict.fromkeys(mix)}
-        self._turns = tuple(arms[make] for make in mix)
-        self._turn = 0
+        starts = self._order_of_starts(plan, seeds, random.Random(seed))
+        self._sampler = studies.sampler.over(self._space, starts, seed)
+        self._tried = self._sampler.tried
+        self.study = studies.create(plan, self._sampler)
+        self._running: dict[int, optuna.Trial] = {}
+        self._asked: set[int] = set()
         self._since_gain = 0
 
     @property
@@ -78,81 +67,98 @@ class Searcher:
     def settled(self) -> bool:
         """Whether more trials are unlikely to gain anything that could be told from noise.
 
-        Never while starts are left, and never before everything was proposed where the space is tried whole.
+        Never while starts are left, and never before everything was proposed where the space is tried whole, or where
+        the sampler does not say what it expects to gain.
         """
         if self.size == 0:
             return True
-        if self._exhaust or self._starts or not self._tried.logs:
+        if self._exhaust or self._sampler.starting or not self._tried.logs:
             return False
         patience = max(_PATIENCE, math.isqrt(len(self._space)))
-        promise = min(arm.expected_gain for arm in self._turns)
-        return min(self._since_gain, self._turn) >= patience and promise < _PROMISE
+        return min(self._since_gain, self._sampler.proposed) >= patience and self._sampler.expected_gain < _PROMISE
 
     def ask(self, count: int) -> list[Candidate]:
         """Up to ``count`` candidates never proposed before; fewer, or none, when the space is exhausted."""
-        return [self._space.candidate(self._take()) for _ in range(min(count, self.size))]
+        return [self._ask() for _ in range(min(count, self.size))]
 
     def untried(self, candidate: Candidate) -> bool:
         """Whether the candidate is valid here and neither known nor being tried."""
-        return self._tried.is_untried(candidate)
+        number = self._number(candidate)
+        return number is not None and bool(self._tried.untried[number])
 
     def reserve(self, candidate: Candidate) -> None:
         """Do not propose this candidate: another problem's trial, or the run itself, has it tried."""
-        number = self._space.number(candidate)
-        if number is not None:
-            self._tried.begin(number, asked=False)
+        number = self._number(candidate)
+        if number is not None and number not in self._running:
+            self._begin(number)
 
-    def tell(self, candidate: Candidate, median_us: float | None) -> None:
-        """A candidate's time; None when it failed. A candidate that was not asked for is learnt too."""
-        number = self._space.number(candidate)
+    def tell(
+        self,
+        candidate: Candidate,
+        median_us: float | None,
+        *,
+        status: str = "ok",
+        censored: bool = False,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A trial's outcome, also of one that was not asked for. ``notes`` become attributes of the study's trial."""
+        number = self._number(candidate)
         if number is None:
             return
         best = min((log for other, log in self._tried.logs.items() if other != number), default=math.inf)
-        asked = self._tried.tell(number, median_us)
+        self._end(number, state_of(status, median_us, censored), median_us, notes or {})
         if self._tried.logs.get(number, math.inf) < best - _NOISE:
             self._since_gain = 0
         # trials that others paid for may bring news, but no news from them is no reason to stop
-        self._since_gain += asked
+        self._since_gain += number in self._asked
+        self._asked.discard(number)
 
-    def _order_of_starts(self, plan: ProblemPlan, seeds: Sequence[Candidate]) -> list[int]:
+    def _ask(self) -> Candidate:
+        trial = self.study.ask()
+        name, config = self._space.suggest(trial)
+        number = self._space.number(name, config)
+        assert number is not None  # a distinct sampler suggests valid candidates alone
+        self._running[number] = trial
+        self._asked.add(number)
+        self._tried.begin(number)
+        return Candidate(self._implementations[name], config)
+
+    def _begin(self, number: int) -> None:
+        """A trial of a candidate that the study did not choose."""
+        self.study.enqueue_trial(self._space.parameters(number))
+        trial = self._running[number] = self.study.ask()
+        self._space.suggest(trial)
+        self._tried.begin(number)
+
+    def _end(self, number: int, state: TrialState, median_us: float | None, notes: Mapping[str, Any]) -> None:
+        if number not in self._running:
+            self._begin(number)
+        trial = self._running.pop(number)
+        for name, value in notes.items():
+            trial.set_user_attr(name, value)
+        if state == TrialState.PRUNED and median_us is not None:
+            trial.report(median_us, step=0)
+        self.study.tell(trial, median_us if state == TrialState.COMPLETE else None, state=state)
+        self._tried.follow(self.study)
+
+    def _number(self, candidate: Candidate) -> int | None:
+        return self._space.number(candidate.implementation.name, candidate.config)
+
+    def _order_of_starts(self, plan: ProblemPlan, seeds: Sequence[Candidate], chance: random.Random) -> list[int]:
         """Implementations without a space, defaults, seeds that differ, random points; all the rest when exhausting."""
-        numbers = [number for default in plan.defaults() if (number := self._space.number(default)) is not None]
+        numbers = [number for default in plan.defaults() if (number := self._number(default)) is not None]
         starts = sorted(numbers, key=lambda number: self._space.block_of(number).size > 1)
         known = self._distinct(seeds)
-        count = len(self._space) if self._exhaust else max(_FEWEST_RANDOM, _RANDOM_STARTS - len(known))
-        if len(self._space) > MANY:  # too many for a list
-            return starts + known + self._random.sample(range(len(self._space)), min(count, len(self._space)))
-        rest = list(range(len(self._space)))
-        self._random.shuffle(rest)
-        return starts + known + rest[:count]
+        size = len(self._space)
+        count = size if self._exhaust else min(size, max(_FEWEST_RANDOM, _RANDOM_STARTS - len(known)))
+        return starts + known + chance.sample(range(size), count)
 
     def _distinct(self, seeds: Iterable[Candidate]) -> list[int]:
         """At most five seeds that are valid here, untried, and two steps or more from each other."""
         chosen: list[int] = []
-        for seed in seeds:
-            number = self._space.number(seed)
-            if number is None or not self._tried.untried[number] or len(chosen) == _SEEDS_KEPT:
+        for number in map(self._number, seeds):
+            if number is None or len(chosen) == _SEEDS_KEPT:
                 continue
             if not {number, *self._space.near(number, 1)} & set(chosen):
                 chosen.append(number)
         return chosen
-
-    def _take(self) -> int:
-        number = self._next_start()
-        if number is None:
-            number = self._propose()
-        self._tried.begin(number, asked=True)
-        return number
-
-    def _next_start(self) -> int | None:
-        while self._starts:
-            number = self._starts.popleft()
-            if self._tried.untried[number]:
-                return number
-        return None
-
-    def _propose(self) -> int:
-        arm = self._turns[self._turn % len(self._turns)]
-        self._turn += 1
-        number = arm.propose()
-        return int(self._random.choice(np.flatnonzero(self._tried.untried))) if number is None else number

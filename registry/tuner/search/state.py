@@ -10,6 +10,7 @@ from ..limits import Budget
 from ..planning.problems import ProblemPlan
 from .findings import Findings
 from .proposals import EXHAUST, Searcher
+from .studies import Studies
 from .waiting import Waiting, waiting_for
 
 
@@ -21,7 +22,13 @@ class SearchState:
     """
 
     def __init__(
-        self, plan: ProblemPlan, budget: Budget, seeds: Sequence[Candidate], seed: int, stored: Candidate | None = None
+        self,
+        plan: ProblemPlan,
+        budget: Budget,
+        seeds: Sequence[Candidate],
+        seed: int,
+        stored: Candidate | None = None,
+        studies: Studies | None = None,
     ) -> None:
         self.plan = plan
         self.findings = Findings(plan, seed, stored, budget.device_seconds)
@@ -34,7 +41,7 @@ class SearchState:
         # a stored winner is tried beside the budget and the wanted implementations: it has to be beaten
         self._most = budget.most_trials + (stored is not None)
         exhaust = EXHAUST if budget.trials is None else budget.trials
-        self._searcher = Searcher(plan, seeds=seeds, exhaust=exhaust, seed=seed)
+        self._searcher = Searcher(plan, seeds=seeds, exhaust=exhaust, seed=seed, studies=studies)
         self._has_settled = False
         self._known = 0
         self._started = time.monotonic()
@@ -137,11 +144,13 @@ class SearchState:
         censored: bool,
         uid: str,
         *,
+        message: str = "",
         asked: bool = True,
     ) -> None:
         """The outcome of a trial; one that this search has not ``asked`` for costs no budget."""
         self.done += asked
-        self._searcher.tell(candidate, median_us if status == "ok" else None)
+        notes = {"status": status, "uid": uid, **({"message": message} if message else {})}
+        self._searcher.tell(candidate, median_us, status=status, censored=censored, notes=notes)
         self.findings.learn(candidate, status, median_us, censored, uid)
         self.waiting = [waiting for waiting in self.waiting if waiting.candidate.key != candidate.key]
 

@@ -1,70 +1,73 @@
-"""Which candidates of a joint space are untried, being tried, or known by their time or failure."""
+"""Which candidates of a joint space are untried, being tried, or known by their time or failure: read from a study."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
+import optuna
+from optuna.trial import FrozenTrial, TrialState
 
-from ...dispatch.plans.plan import Candidate
 from .joint_space import JointSpace
 
 _BEST_KEPT = 3
+_ENQUEUED = "fixed_params"
 
 
 class Tried:
     """Every candidate of a joint space by its number, and what became of it.
 
-    ``untried[number]`` is true until the candidate is begun or told; ``pending`` are begun and not told, with whether
-    the search itself asked for them; ``logs`` are log times in µs; ``failed`` is a set in the order of telling.
-    ``told`` counts what was told, and ``changes`` lists in order what was begun (None) or told (log time, or infinity
-    for a failure): an arm that keeps a model of its own follows them.
+    ``untried[number]`` is true until a trial of the candidate begins; ``pending`` are begun and not over, ``logs`` are
+    logarithms of times in µs, also of trials that were pruned; ``failed`` is a set in the order of failing. ``told``
+    counts the trials that are over. The latest trial of a candidate counts.
     """
 
     def __init__(self, space: JointSpace) -> None:
         self.space = space
         self.untried = np.ones(len(space), dtype=bool)
         self.left = len(space)
-        self.pending: dict[int, bool] = {}
+        self.pending: dict[int, None] = {}
         self.logs: dict[int, float] = {}
         self.failed: dict[int, None] = {}
         self.told = 0
-        self.changes: list[tuple[int, float | None]] = []
+        self._begun: dict[int, int] = {}
+        self._over: set[int] = set()
 
     @property
     def best(self) -> float:
         """The smallest log time, infinity while there is none."""
         return min(self.logs.values(), default=math.inf)
 
-    def begin(self, number: int, *, asked: bool) -> None:
-        """The candidate is being tried: nobody else shall propose it. ``asked``: this search proposed it."""
-        if self.untried[number]:
-            self.untried[number] = False
-            self.left -= 1
-        if number in self.pending:
-            return
-        self.pending[number] = asked
-        if number not in self.logs and number not in self.failed:
-            self.changes.append((number, None))
+    def follow(self, study: optuna.Study) -> None:
+        """Take in what has become of the study's trials since the last time."""
+        for trial in study.get_trials(deepcopy=False):
+            if trial.number in self._over:
+                continue
+            if (number := self._begun.get(trial.number)) is None:
+                number = self.space.number_of(trial.params or trial.system_attrs.get(_ENQUEUED, {}))
+                if number is not None:
+                    self._begun[trial.number] = number
+                    self.begin(number)
+            if trial.state.is_finished():
+                self._over.add(trial.number)
+                if number is not None:
+                    self._end(number, trial)
 
-    def tell(self, number: int, median_us: float | None) -> bool:
-        """The candidate's time, None when it failed. Returns whether this search had proposed it."""
-        self.begin(number, asked=False)
-        asked = self.pending.pop(number)
-        self.logs.pop(number, None)
-        self.failed.pop(number, None)
-        if median_us is None or not 0 < median_us < math.inf:
+    def begin(self, number: int) -> None:
+        """The candidate is being tried: it is proposed no more."""
+        self.left -= int(self.untried[number])
+        self.untried[number] = False
+        self.pending[number] = None
+
+    def _end(self, number: int, trial: FrozenTrial) -> None:
+        for known in (self.pending, self.logs, self.failed):
+            known.pop(number, None)
+        us = None if trial.state == TrialState.FAIL else trial.value
+        if us is None or not 0 < us < math.inf:
             self.failed[number] = None
         else:
-            self.logs[number] = math.log(median_us)
+            self.logs[number] = math.log(us)
         self.told += 1
-        self.changes.append((number, self.logs.get(number, math.inf)))
-        return asked
-
-    def is_untried(self, candidate: Candidate) -> bool:
-        """Whether the candidate is valid here and neither known nor being tried."""
-        number = self.space.number(candidate)
-        return number is not None and bool(self.untried[number])
 
     def near_best(self, distance: int) -> list[int]:
         """Untried candidates at this L1 distance from one of the three fastest; some may be listed twice."""
@@ -72,3 +75,8 @@ class Tried:
         for centre in sorted(self.logs, key=lambda number: self.logs[number])[:_BEST_KEPT]:
             found += [number for number in self.space.near(centre, distance) if self.untried[number]]
         return found
+
+
+def is_enqueued(trial: FrozenTrial) -> bool:
+    """Whether the trial's parameters were given, so that no sampler is to choose them."""
+    return _ENQUEUED in trial.system_attrs

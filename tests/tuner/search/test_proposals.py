@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from optuna.trial import TrialState
 
 from registry.artifact import Built
 from registry.contracts import SOFTMAX
@@ -16,11 +17,9 @@ from registry.implementation import Implementation, Run
 from registry.problem import Problem
 from registry.space import Config, Space
 from registry.tuner.planning.problems import ImplementationPlan, ProblemPlan
-from registry.tuner.search.arms.arm import Arm, MakeArm
-from registry.tuner.search.arms.expected_improvement import ExpectedImprovement
-from registry.tuner.search.arms.neighbour import Neighbour
-from registry.tuner.search.arms.tpe import Tpe
-from registry.tuner.search.proposals import MIX, Searcher
+from registry.tuner.search.proposals import Searcher
+from registry.tuner.search.samplers.names import NamedSampler
+from registry.tuner.search.studies import Studies
 
 PROBLEM = Problem("softmax", {"rows": 64, "cols": 256, "dtype": "float32"})
 
@@ -192,7 +191,7 @@ def test_where_everything_fails_everything_is_proposed_once() -> None:
 
 def test_what_another_problem_tells_while_it_is_in_flight_is_not_told_twice_to_the_study() -> None:
     grid = Grid("acme.one", (5, 2, 3))
-    searcher = Searcher(a_plan(grid), exhaust=0, mix=(Tpe,))
+    searcher = Searcher(a_plan(grid), exhaust=0, studies=Studies(NamedSampler("tpe")))
     drive(searcher, 20)
     shared = Candidate(grid, {"a": 32, "b": 4, "c": 4})
     searcher.reserve(shared)
@@ -200,31 +199,43 @@ def test_what_another_problem_tells_while_it_is_in_flight_is_not_told_twice_to_t
     assert shared.key not in {candidate.key for candidate in searcher.ask(200)}
 
 
-class Last(Arm):
-    """An arm of the test's own: the untried candidate with the greatest number, every third time no opinion."""
-
-    def propose(self) -> int | None:
-        number = max(place for place, untried in enumerate(self.tried.untried) if untried)
-        return number if self.random.random() < 0.7 else None
-
-
-@pytest.mark.parametrize("arm", [*dict.fromkeys(MIX), Last])
-def test_every_arm_proposes_valid_candidates_once(arm: MakeArm) -> None:
+@pytest.mark.parametrize("name", ["registry", "tpe", "nsgaii", "random"])
+def test_every_sampler_proposes_valid_candidates_once_and_the_defaults_first(name: str) -> None:
     plan = a_plan(Grid("acme.one", (5, 2, 3)), Grid("acme.two", (1, 1, 6)))
-    told = drive(Searcher(plan, exhaust=0, mix=(arm,)), 40)
+    told = drive(Searcher(plan, exhaust=0, studies=Studies(NamedSampler(name))), 40)
     assert len({candidate.key for _, candidate in told}) == len(told) >= 40
+    assert {candidate.key for _, candidate in told[:2]} == {candidate.key for candidate in plan.defaults()}
+    assert all(candidate.config in candidate.implementation.space(PROBLEM, plan.device) for _, candidate in told)
 
 
-def test_an_arm_is_added_by_its_class_and_takes_its_turns() -> None:
+def test_the_study_holds_every_trial_as_it_ended() -> None:
     grid = Grid("acme.one", (5, 2, 3))
-    told = drive(Searcher(a_plan(grid), exhaust=0, mix=(*MIX, Last)), 80)
-    last = grid.space(PROBLEM, Device.of("cpu")).configs[-1]
-    assert last in [candidate.config for _, candidate in told], "which no other arm has a reason to try"
-    assert min(told, key=lambda pair: pair[0])[0] == 10.0
+    searcher = Searcher(a_plan(grid), exhaust=0)
+    timed, wrong, slow = searcher.ask(3)
+    stored = Candidate(grid, {"a": 2, "b": 2, "c": 2})
+    searcher.tell(timed, 12.0)
+    searcher.tell(wrong, None, status="wrong_result", notes={"status": "wrong_result", "message": "off"})
+    searcher.tell(slow, 90.0, censored=True)
+    searcher.tell(stored, 14.0)
+    searcher.reserve(Candidate(grid, {"a": 4, "b": 2, "c": 2}))
+    first, second, third, fourth, fifth = searcher.study.trials
+    assert [first.state, second.state, third.state] == [TrialState.COMPLETE, TrialState.FAIL, TrialState.PRUNED]
+    assert [first.value, third.value, fourth.value] == [12.0, 90.0, 14.0]
+    assert second.user_attrs["message"] == "off"
+    assert fourth.params["acme.one.a"] == 2
+    assert (fifth.state, fifth.params["acme.one.a"]) == (TrialState.RUNNING, 4)
+    assert searcher.study.best_trial.number == 0
 
 
-def test_the_arms_of_the_search_are_those_that_were_evaluated() -> None:
-    assert set(MIX) == {ExpectedImprovement, Neighbour, Tpe}
+def test_a_trial_that_is_told_again_counts_as_it_ended_last() -> None:
+    grid = Grid("acme.one", (5, 2, 3))
+    searcher = Searcher(a_plan(grid), exhaust=0)
+    (candidate,) = searcher.ask(1)
+    searcher.tell(candidate, None, status="timeout")
+    left = searcher.size
+    searcher.tell(candidate, 12.0)
+    assert searcher.size == left
+    assert [trial.state for trial in searcher.study.trials] == [TrialState.FAIL, TrialState.COMPLETE]
 
 
 def test_it_settles_well_before_everything_is_tried_and_on_the_best() -> None:
