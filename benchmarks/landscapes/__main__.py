@@ -32,7 +32,7 @@ MEAN_AT = 60
 NAMES = (
     "ours, together",
     "ours, alone",
-    "TPE in its place",
+    "--sampler tpe",
     "TPE",
     "GP",
     "random",

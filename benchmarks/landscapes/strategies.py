@@ -11,7 +11,7 @@ import optuna
 from registry.dispatch.plans.plan import Candidate
 from registry.tuner.planning.problems import ProblemPlan
 from registry.tuner.search.proposals import Searcher
-from registry.tuner.search.samplers.names import NamedSampler
+from registry.tuner.search.samplers.names import sampler_named
 from registry.tuner.search.studies import Studies
 
 _MOST_INVALID = 50
@@ -143,9 +143,9 @@ def ours(plan: ProblemPlan, seed: int) -> Strategy:
     return Ours(Searcher(plan, seed=seed, exhaust=0))
 
 
-def tpe_in_its_place(plan: ProblemPlan, seed: int) -> Strategy:
+def tuners_tpe(plan: ProblemPlan, seed: int) -> Strategy:
     """``--sampler tpe``: TPE with the tuner's starts, no candidate twice, invalid suggestions snapped."""
-    return Ours(Searcher(plan, seed=seed, exhaust=0, studies=Studies(NamedSampler("tpe"))))
+    return Ours(Searcher(plan, seed=seed, exhaust=0, studies=Studies(sampler_named("tpe"))))
 
 
 def _everything(plan: ProblemPlan) -> list[Candidate]:

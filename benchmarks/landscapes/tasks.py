@@ -9,13 +9,13 @@ from typing import Any
 from .format import Landscape
 from .replay import Replay
 from .replaying import Curve, alone, together
-from .strategies import Exhaustive, Random, Strategy, gp, ours, tpe, tpe_in_its_place
+from .strategies import Exhaustive, Random, Strategy, gp, ours, tpe, tuners_tpe
 
 BUDGET = 100
 
 ALONE: dict[str, Callable[..., Strategy]] = {
     "ours, alone": ours,
-    "TPE in its place": tpe_in_its_place,
+    "--sampler tpe": tuners_tpe,
     "TPE": tpe,
     "GP": gp,
     "random": Random,

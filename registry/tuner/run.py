@@ -51,7 +51,7 @@ from .processes import spawning
 from .search.findings import Findings
 from .search.loop import SearchLoop
 from .search.samplers.names import DEFAULT as SAMPLER
-from .search.samplers.names import NamedSampler
+from .search.samplers.names import sampler_named
 from .search.state import SearchState
 from .search.studies import Studies, open_storage
 from .storing import RunStore
@@ -86,10 +86,10 @@ def tune(  # noqa: PLR0913  (an option each)
     Problems that have a valid winner for this hardware, software, regime and source are reported and left alone, unless
     ``retune``. Dispatch runs winners of the regime ``cold``. Ctrl-C ends the run in order: what was measured is stored.
     ``counts``: how often a program calls each problem; what takes most of its time is then tuned first, and longest.
-    ``sampler`` names the sampler of the searches (see ``NamedSampler``); ``storage`` is where their Optuna studies are
+    ``sampler`` names the sampler of the searches (see ``sampler_named``); ``storage`` is where their Optuna studies are
     kept beside the database (see ``open_storage``).
-    Raises StoreError when the database cannot be used, UnknownNameError for an implementation or sampler that nobody
-    has, InvalidArgumentError for a sampler or storage that cannot be used,
+    Raises StoreError when the database cannot be used, UnknownNameError for an implementation that nobody has,
+    InvalidArgumentError for a sampler or a storage that cannot be used,
     InvalidDefinitionError for an op whose tolerance accepts a result that nobody computed, and PluginError for an op or
     an implementation that was added by a call in this process alone. Raises CacheError, before anything is measured or
     when it comes to that, where compilers cannot write; what was measured is stored.
@@ -98,7 +98,7 @@ def tune(  # noqa: PLR0913  (an option each)
     check_room()
     try:
         with spawning.kept(preloading.ENTRY):
-            studies = Studies(NamedSampler(sampler), open_storage(storage))
+            studies = Studies(sampler_named(sampler), open_storage(storage))
             plans = plan_problems(tuple(dict.fromkeys(problems)), catalog, device, implementations)
             for op in dict.fromkeys(plan.op for plan in plans):
                 refuse_blind(op)

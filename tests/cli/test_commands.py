@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store, Trial
 
@@ -186,3 +189,23 @@ def test_tune_ends_with_a_table_and_a_winner_in_the_database(command: Command, s
     assert "1 problem, 1 trial in " in told.out
     with Store.open(tmp_path / "new.db", create=False) as store:
         assert [winner.candidate.implementation for winner in store.winners(op="square")] == ["torch.native"]
+
+
+@pytest.mark.usefixtures("own_lock")
+def test_tune_takes_any_sampler_and_keeps_its_studies_where_it_is_told(
+    command: Command, shapes: Path, tmp_path: Path
+) -> None:
+    told = command(
+        "tune", "--shapes", shapes, "--device", "cpu", "--trials", "3", "--db", tmp_path / "new.db",
+        "--sampler", "tpe", "--storage", tmp_path / "studies.log",
+    )  # fmt: skip
+    assert told.code == 0, told
+    with Store.open(tmp_path / "new.db", create=False) as store:
+        stored = {trial.uid: trial.candidate.implementation for trial in store.trials(op="square")}
+    (study,) = optuna.study.get_all_study_summaries(JournalStorage(JournalFileBackend(str(tmp_path / "studies.log"))))
+    loaded = optuna.load_study(
+        study_name=study.study_name, storage=JournalStorage(JournalFileBackend(str(tmp_path / "studies.log")))
+    )
+    assert study.study_name.startswith("square(n=4096, dtype=float32), run ")
+    assert {trial.user_attrs["uid"]: trial.params["implementation"] for trial in loaded.trials} == stored
+    assert all(trial.state.is_finished() for trial in loaded.trials)

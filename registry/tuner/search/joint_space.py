@@ -133,17 +133,12 @@ class JointSpace:
 
     def suggest(self, trial: optuna.Trial) -> tuple[str, dict[str, Any]]:
         """The candidate of a running trial: an implementation's name, and a configuration, for an objective to time."""
-        block = self.blocks[_suggested(trial, IMPLEMENTATION, self.distributions)]
-        chosen = [(name, _suggested(trial, name, self.distributions)) for name in block.parameters]
-        values = [
-            domain[self.distributions[name].choices.index(choice)]
-            for (name, choice), domain in zip(chosen, block.space.domains.values(), strict=True)
-        ]
-        return block.name, dict(zip(block.space.domains, values, strict=True))
-
-
-def _suggested(trial: optuna.Trial, name: str, among: Mapping[str, optuna.distributions.CategoricalDistribution]) -> Any:
-    return trial.suggest_categorical(name, among[name].choices)
+        block = self.blocks[str(trial.suggest_categorical(IMPLEMENTATION, list(self.blocks)))]
+        config: dict[str, Any] = {}
+        for (name, values), own in zip(block.space.domains.items(), block.parameters, strict=True):
+            offered = self.distributions[own].choices
+            config[name] = values[offered.index(trial.suggest_categorical(own, offered))]
+        return block.name, config
 
 
 def _ordered(values: Sequence[object]) -> bool:

@@ -86,6 +86,7 @@ class SearchLoop:
             self._advance()
             for search in [search for search in self._active if search.over]:
                 self._active.remove(search)
+                search.close()
                 over.append(search)
                 self._cancel_compiling()
         return over

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ def distributions(domains: Domains) -> dict[str, CategoricalDistribution]:
 
 
 def state_of(status: str, median_us: float | None, censored: bool) -> TrialState:
-    """COMPLETE for a candidate that was timed, PRUNED where that was ended early, FAIL for one that is not right."""
-    if status != "ok" or median_us is None:
+    """COMPLETE for a candidate that was timed, PRUNED where that was ended early, FAIL for one without a time."""
+    if status != "ok" or median_us is None or not 0 < median_us < math.inf:
         return TrialState.FAIL
     return TrialState.PRUNED if censored else TrialState.COMPLETE

@@ -51,7 +51,7 @@ class Searcher:
         self._space = JointSpace.of(plan)
         self._exhaust = len(self._space) <= exhaust
         starts = self._order_of_starts(plan, seeds, random.Random(seed))
-        self._sampler = studies.sampler.over(self._space, starts, seed)
+        self._sampler = studies.sampler(self._space, starts=starts, seed=seed)
         self._tried = self._sampler.tried
         self.study = studies.create(plan, self._sampler)
         self._running: dict[int, optuna.Trial] = {}
@@ -112,6 +112,13 @@ class Searcher:
         # trials that others paid for may bring news, but no news from them is no reason to stop
         self._since_gain += number in self._asked
         self._asked.discard(number)
+
+    def close(self) -> None:
+        """End the trials of candidates that were asked for and dropped: nothing is being tried any more."""
+        for trial in self._running.values():
+            trial.set_user_attr("status", "dropped")
+            self.study.tell(trial, state=TrialState.FAIL)
+        self._running.clear()
 
     def _ask(self) -> Candidate:
         trial = self.study.ask()

@@ -18,7 +18,7 @@ class SearchState:
     """One problem's search between planning and finals; ``findings`` is what it has found.
 
     ``waiting`` candidates are not compiled yet, ``on_device`` counts those that the worker has or will get, ``done``
-    the trials of this run, ``seconds`` what they took of the worker.
+    the trials of this run, ``seconds`` what they took of the worker. ``study`` is Optuna's.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class SearchState:
         self._most = budget.most_trials + (stored is not None)
         exhaust = EXHAUST if budget.trials is None else budget.trials
         self._searcher = Searcher(plan, seeds=seeds, exhaust=exhaust, seed=seed, studies=studies)
+        self.study = self._searcher.study
         self._has_settled = False
         self._known = 0
         self._started = time.monotonic()
@@ -81,6 +82,10 @@ class SearchState:
             return None
         pace = (time.monotonic() - self._started) / self.done
         return max(0.0, min(pace * (self.candidates - self.done), self._budget.device_seconds - self.seconds))
+
+    def close(self) -> None:
+        """The search is over: its study ends, too."""
+        self._searcher.close()
 
     # asking
 

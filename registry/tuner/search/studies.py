@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage, get_storage
@@ -12,8 +12,8 @@ from optuna.storages.journal import JournalFileBackend
 
 from ...errors import InvalidArgumentError
 from ..planning.problems import ProblemPlan
-from .samplers import SlowPruner
-from .samplers.names import NamedSampler
+from .samplers import RegistrySampler, SlowPruner
+from .samplers.names import MakeSampler
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Studies:
     ``run`` tells the studies of several runs in one storage apart.
     """
 
-    sampler: NamedSampler = field(default_factory=NamedSampler)
+    sampler: MakeSampler = RegistrySampler
     storage: BaseStorage | None = None
     run: str = ""
 

@@ -18,7 +18,7 @@ from registry.problem import Problem
 from registry.space import Config, Space
 from registry.tuner.planning.problems import ImplementationPlan, ProblemPlan
 from registry.tuner.search.proposals import Searcher
-from registry.tuner.search.samplers.names import NamedSampler
+from registry.tuner.search.samplers.names import sampler_named
 from registry.tuner.search.studies import Studies
 
 PROBLEM = Problem("softmax", {"rows": 64, "cols": 256, "dtype": "float32"})
@@ -191,7 +191,7 @@ def test_where_everything_fails_everything_is_proposed_once() -> None:
 
 def test_what_another_problem_tells_while_it_is_in_flight_is_not_told_twice_to_the_study() -> None:
     grid = Grid("acme.one", (5, 2, 3))
-    searcher = Searcher(a_plan(grid), exhaust=0, studies=Studies(NamedSampler("tpe")))
+    searcher = Searcher(a_plan(grid), exhaust=0, studies=Studies(sampler_named("tpe")))
     drive(searcher, 20)
     shared = Candidate(grid, {"a": 32, "b": 4, "c": 4})
     searcher.reserve(shared)
@@ -202,7 +202,7 @@ def test_what_another_problem_tells_while_it_is_in_flight_is_not_told_twice_to_t
 @pytest.mark.parametrize("name", ["registry", "tpe", "nsgaii", "random"])
 def test_every_sampler_proposes_valid_candidates_once_and_the_defaults_first(name: str) -> None:
     plan = a_plan(Grid("acme.one", (5, 2, 3)), Grid("acme.two", (1, 1, 6)))
-    told = drive(Searcher(plan, exhaust=0, studies=Studies(NamedSampler(name))), 40)
+    told = drive(Searcher(plan, exhaust=0, studies=Studies(sampler_named(name))), 40)
     assert len({candidate.key for _, candidate in told}) == len(told) >= 40
     assert {candidate.key for _, candidate in told[:2]} == {candidate.key for candidate in plan.defaults()}
     assert all(candidate.config in candidate.implementation.space(PROBLEM, plan.device) for _, candidate in told)

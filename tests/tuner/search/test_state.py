@@ -115,6 +115,17 @@ def test_what_a_settled_search_still_has_in_the_queue_is_wanted_no_more() -> Non
     assert search.over
 
 
+def test_a_search_that_is_over_leaves_no_trial_of_its_study_running() -> None:
+    search = a_search(Budget())
+    dropped = search.ask(8)[0].candidate
+    search.waiting = [waiting for waiting in search.waiting if waiting.candidate.key != dropped.key]
+    finish(search)
+    search.close()
+    trials = search.study.trials
+    assert all(trial.state.is_finished() for trial in trials)
+    assert [trial.user_attrs["status"] for trial in trials].count("dropped") == 1
+
+
 def test_before_it_has_settled_everything_asked_for_is_wanted() -> None:
     search = a_search(Budget())
     asked = search.ask(4)
