@@ -21,6 +21,8 @@ _PREDICTING = 4
 _JITTER = 1e-6
 _MOVES = 0.4
 _OFFSET_VARIANCE = 1.0
+_TABLE = 16_384
+"""Candidates of whose features a table is kept: to make them for every covariance took a fifth of a proposal."""
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
@@ -30,6 +32,8 @@ class GaussianProcess:
     def __init__(self, block: Block, random: np.random.Generator) -> None:
         self._random = random
         self._features, self._owners = block.features, block.owners()
+        if block.size <= _TABLE:
+            self._features = block.features(np.arange(block.size)).__getitem__
         self._parameters = len(block.space.domains)
         self._particles = self._drawn(_PARTICLES)
         self._logs = self._prior(self._particles)
