@@ -123,8 +123,8 @@ class GaussianProcess:
             return np.zeros(shape), np.broadcast_to(spread[:, None], shape)
         root = np.linalg.cholesky(self._covariance(particles, seen, seen, noisy=True))
         cross = self._covariance(particles, seen, rows, noisy=False)
-        inverse = np.linalg.inv(root)  # of a small matrix; products with many columns are faster than solving for them
-        white, target = inverse @ cross, inverse @ values[:, :, None]
+        both = np.linalg.solve(root, np.concatenate([cross, values[:, :, None]], axis=2))
+        white, target = both[:, :, :-1], both[:, :, -1:]
         means = (white * target).sum(axis=1)
         variances = np.maximum(spread[:, None] - (white**2).sum(axis=1), 1e-8)
         return means, variances
