@@ -31,9 +31,8 @@ class GaussianProcess:
 
     def __init__(self, block: Block, random: np.random.Generator) -> None:
         self._random = random
-        self._features, self._owners = block.features, block.owners()
-        if block.size <= _TABLE:
-            self._features = block.features(np.arange(block.size)).__getitem__
+        self._block, self._owners = block, block.owners()
+        self._table = block.features(np.arange(block.size)) if block.size <= _TABLE else None
         self._parameters = len(block.space.domains)
         self._particles = self._drawn(_PARTICLES)
         self._logs = self._prior(self._particles)
@@ -99,6 +98,9 @@ class GaussianProcess:
         ladder = (np.arange(_PARTICLES) + self._random.random()) / _PARTICLES
         chosen = np.searchsorted(np.cumsum(weights / weights.sum()), ladder).clip(0, _PARTICLES - 1)
         self._particles, self._logs = self._particles[chosen], self._logs[chosen]
+
+    def _features(self, rows: Numbers) -> Reals:
+        return self._block.features(rows) if self._table is None else self._table[rows]
 
     def _covariance(self, particles: Reals, left: Numbers, right: Numbers, *, noisy: bool) -> Reals:
         inverse = np.exp(-particles[:, self._owners])
