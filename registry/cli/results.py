@@ -122,7 +122,7 @@ def _winner_row(winner: Decision, out: str, baseline: str) -> list[str]:
         winner.candidate.implementation,
         text.pairs(winner.candidate.config),
         text.microseconds(winner.median_us),
-        text.ratio(winner.fraction_of_floor),
+        text.of_floor(winner.fraction_of_floor),
         _interval(winner.default_ratio),
         text.ratio(winner.time_over(baseline)),
         text.ratio(winner.time_over(COMPILED)),

@@ -11,6 +11,7 @@ from . import text
 TORCH_COMPILE = "inductor"
 """The backend whose compile time is told separately: it is spent in torch.compile."""
 
+_WIDE = 4.0
 _CALLED = {"new": "new", "replaced": "replaced", "kept": "kept", "tie": "tied"}
 
 
@@ -44,12 +45,21 @@ def _row(result: Result) -> list[str]:
 
 
 def interval(result: Result) -> str:
-    """``1.40 (1.36 to 1.44)``: the incumbent's time over the winner's; a dash where it is not known."""
+    """``1.40 (1.36 to 1.44)``: the incumbent's time over the winner's; a dash where it is not known.
+
+    Where its upper end is more than four times its lower one, the ratio is not told: ``noise (0.80 to 282.00)``.
+    """
     if result.ratio is None:
         return "-"
     if result.low is None or result.high is None:
         return text.ratio(result.ratio)
-    return f"{text.ratio(result.ratio)} ({text.ratio(result.low)} to {text.ratio(result.high)})"
+    between = f"{text.ratio(result.low)} to {text.ratio(result.high)}"
+    return f"noise ({between})" if _is_noise(result) else f"{text.ratio(result.ratio)} ({between})"
+
+
+def _is_noise(result: Result) -> bool:
+    """Whether the interval is so wide that the ratio in it says nothing about by how much."""
+    return result.low is not None and result.high is not None and result.high > _WIDE * result.low
 
 
 def _candidate(implementation: str, config: Mapping[str, object]) -> str:
@@ -65,11 +75,16 @@ def _summary(decided: Sequence[Result]) -> str:
     """The counts of verdicts: ``3 new, 1 tied; 3 of 4 incumbents replaced, 1.03 to 2.70 times as fast``."""
     counts = Counter(_CALLED.get(result.verdict, result.verdict) for result in decided)
     told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    gains = sorted(result.ratio for result in decided if not _stays(result) and result.ratio is not None)
-    if not gains:
+    beaten = [result for result in decided if not _stays(result) and result.ratio is not None]
+    if not beaten:
         return f"{told}; every incumbent stays"
+    gains = sorted(result.ratio or 0.0 for result in beaten if not _is_noise(result))
+    told += f"; {len(beaten)} of {text.plural(len(decided), 'incumbent')} beaten"
+    if not gains:
+        return f"{told}, by how much is noise"
     times = text.ratio(gains[0]) if len(gains) == 1 else f"{text.ratio(gains[0])} to {text.ratio(gains[-1])}"
-    return f"{told}; {len(gains)} of {text.plural(len(decided), 'incumbent')} beaten, {times} times as fast"
+    unknown = f" ({len(beaten) - len(gains)} of them noise)" if len(gains) < len(beaten) else ""
+    return f"{told}, {times} times as fast{unknown}"
 
 
 def run_lines(ended: RunEnded, problems: int, skipped: int) -> Iterable[str]:

@@ -187,7 +187,7 @@ def _standing(trial: events.TrialDone) -> tuple[str, str, str, str]:
     return (
         f"{trial.done}/{trial.candidates}",
         text.microseconds(trial.best_us),
-        text.ratio(fraction),
+        text.of_floor(fraction),
         text.duration(trial.seconds_left),
     )
 
@@ -242,5 +242,5 @@ def _decided(result: events.Result) -> str:
     against = f", incumbent / winner {changes.interval(result)}" if result.ratio is not None else ""
     return (
         f"{problem}: {result.implementation} {text.pairs(result.config)}: {text.microseconds(result.median_us)} µs, "
-        f"{text.ratio(result.fraction_of_floor)} of floor{against}, {verdict} ({winners_table.statuses(result)})"
+        f"{text.of_floor(result.fraction_of_floor)} of floor{against}, {verdict} ({winners_table.statuses(result)})"
     )

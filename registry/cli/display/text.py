@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ...problem import Problem
 
+_BEYOND_A_COPY = 2.0
 _UNLIMITED = 10_000
 """Columns of a line in a pipe, where a wrapped table could not be cut or searched."""
 
@@ -70,6 +71,14 @@ def microseconds(value: float | None) -> str:
 def ratio(value: float | None) -> str:
     """Two decimals, or a dash."""
     return "-" if value is None else f"{value:.2f}"
+
+
+def of_floor(value: float | None) -> str:
+    """The part of a device copy's speed, or ``noise`` where it is beyond what any kernel reaches.
+
+    Other work has then kept the device busy while the copy was timed.
+    """
+    return "noise" if value is not None and value > _BEYOND_A_COPY else ratio(value)
 
 
 def duration(seconds: float | None) -> str:

@@ -46,7 +46,7 @@ def _row(result: Result) -> list[str]:
         result.implementation,
         text.pairs(result.config),
         text.microseconds(result.median_us),
-        text.ratio(result.fraction_of_floor),
+        text.of_floor(result.fraction_of_floor),
         text.ratio(speedup_over(result, result.baseline)),
         text.ratio(speedup_over(result, COMPILED)),
         with_reason(verdict(result.verdict, result.implementation, result.ties), result.reason),

@@ -251,3 +251,16 @@ def test_totals_tell_how_busy_the_device_was_and_torch_compile_apart() -> None:
     assert line == "1 problem, 1 trial in 2.0 s; the worker had a job for 1.0 s"
     told = list(run_lines(RunEnded(2.0, 1.0, 1, True, 3), 1, 0))
     assert "3 problems undecided" in told[-1]
+
+
+def test_what_nobody_can_believe_is_told_as_noise(capsys: pytest.CaptureFixture[str]) -> None:
+    wild = replace(FASTER, low=0.8, high=282.0, ratio=29.7, floor_us=900.0, median_us=2.0)
+    print_results([wild])
+    assert "noise" in capsys.readouterr().out
+    print_changes([wild])
+    shown = capsys.readouterr().out
+    assert "noise (0.80 to 282.00)" in shown
+    assert "29.7" not in shown
+    assert "1 of 1 incumbent beaten, by how much is noise" in shown
+    print_changes([FASTER, wild])
+    assert "times as fast (1 of them noise)" in capsys.readouterr().out
