@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tuning_db import Decision
+
 from ...implementation import Implementation
 from ..plans.plan import Candidate
 from .op_winners import Near, Source, Winner, source_of
@@ -70,17 +72,22 @@ def _of_sides(situation: Situation, sides: list[Near], misses: list[str]) -> Ite
             found = situation.named(name)
             if found is not None and found.transfers:
                 names.setdefault(name, found)
-    ranked = sorted(names, key=lambda name: _score(name, sides)) if len(names) > 1 else names
-    for name in ranked:
-        yield from _candidates(situation, names[name], sides)
+    offers = {name: list(_candidates(situation, each, sides)) for name, each in names.items()}
+    for name in sorted(names, key=lambda name: _score(name, sides, offers[name])):
+        yield from offers[name]
 
 
-def _score(name: str, sides: list[Near]) -> float:
-    """The logarithm of the time that the implementation is expected to take over the winners' times."""
+def _score(name: str, sides: list[Near], offered: list[Expectation]) -> float:
+    """The logarithm of the time that the implementation is expected to take over the winners' times.
+
+    Of an implementation whose best configuration is not known it is at least the time that a default took.
+    """
+    timed = any(one.over is not None for one in offered)
     total = sum(side.octaves for side in sides)
     near = 1.0 if len(sides) == 1 or not total else sides[1].octaves / total
     return sum(
-        weight * math.log(_over(side.decision, name)) for weight, side in zip((near, 1 - near), sides, strict=False)
+        weight * math.log(max(_over(side.decision, name), 0.0 if timed else _default_over(side.decision)))
+        for weight, side in zip((near, 1 - near), sides, strict=False)
     )
 
 
@@ -89,6 +96,12 @@ def _over(decision: Winner, name: str) -> float:
     if name == decision.candidate.implementation:
         return 1.0
     return decision.baselines.get(name) or max([1.0, *decision.baselines.values()])
+
+
+def _default_over(decision: Winner) -> float:
+    """The time of the declared default over the winner's, 0 where it is not known."""
+    ratio = decision.default_ratio if isinstance(decision, Decision) else None
+    return 0.0 if ratio is None else ratio.value
 
 
 def _candidates(situation: Situation, implementation: Implementation, sides: list[Near]) -> Iterator[Expectation]:
@@ -113,7 +126,9 @@ def _candidates(situation: Situation, implementation: Implementation, sides: lis
         config = _config(situation, implementation)
         if not isinstance(config, str):
             other = sides[1].decision if len(sides) > 1 else None
-            yield Expectation(Candidate(implementation, config), sides[0], None, other)
+            # without a parameter there is no other configuration than the one that was timed
+            over = None if config else sides[0].decision.baselines.get(name)
+            yield Expectation(Candidate(implementation, config), sides[0], over, other)
 
 
 def _config(situation: Situation, implementation: Implementation) -> dict[str, object] | str:

@@ -248,3 +248,26 @@ def test_a_captured_reference_is_told_once_with_the_remedy(
     with pytest.warns(DispatchWarning, match=r"reference is captured .* registry\.warmup") as warned:
         assert captured(dispatcher, 8) == captured(dispatcher, 9) == "reference"
     assert len(warned) == 1
+
+
+@pytest.mark.parametrize(
+    ("m", "expected"), [(128, "cuda.mma"), (192, "cuda.mma"), (512, "triton.gemm"), (2048, "triton.gemm")]
+)
+def test_shipped_winners_of_4_bit_products_between_tuned_lengths(
+    m: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks.learnt_defaults import GPUS
+    from registry.discovery.catalog import Catalog
+    from registry.dispatch.resolve.situation import Situation
+    from registry.dispatch.resolve.winners import Winners
+
+    monkeypatch.delenv("KERNEL_REGISTRY_SHIPPED")
+    catalog, device = Catalog(), GPUS["h200"]
+    op = catalog.op("gemm_int4")
+    dims = {"m": m, "n": 28672, "k": 4096, "group_size": 128, "bits": 4, "symmetric": False, "dtype": "bfloat16"}
+    winners = Winners().of(op, device)
+    problem = op.problem_of(dims)
+    first = next(choices(Situation(op, problem, device, catalog.implementations(op.name), winners), None, []))
+    assert first.step == "nearest"
+    assert first.candidate is not None
+    assert first.candidate.implementation.name == expected
