@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...contract import Op
 from ...dispatch.plans.plan import Candidate
@@ -16,6 +17,10 @@ from .problems import ProblemPlan
 _STATIC_WEIGHT = 2.0
 _OTHER = 3.0
 """Added for each value that is no number and differs, e.g. a dtype: a factor of 20 along a dynamic dimension."""
+
+
+_DIGITS = 9
+"""Of a sum of distances: sums that differ by rounding are equal, and the first problem is taken."""
 
 
 def distance(op: Op, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
@@ -42,17 +47,41 @@ def ordered(plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
 
 def _outwards(plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
     """Prim's order: each next plan is nearest to any plan before it; the first of equals."""
-    distances = np.array([[distance(one.op, one.problem.dims, two.problem.dims) for two in plans] for one in plans])
-    placed = [int(distances.sum(axis=1).argmin())]
-    nearest = distances[placed[0]].copy()
+    distances = Distances(plans[0].op, [plan.problem.dims for plan in plans])
+    total = [float(distances.of(number).sum()) for number in range(len(plans))]
+    placed = [int(np.argmin(np.round(total, _DIGITS)))]
+    nearest = distances.of(placed[0])
     while len(placed) < len(plans):
         nearest[placed] = math.inf
         placed.append(int(nearest.argmin()))
-        nearest = np.minimum(nearest, distances[placed[-1]])
+        nearest = np.minimum(nearest, distances.of(placed[-1]))
     return [plans[number] for number in placed]
 
 
+class Distances:
+    """The distances of problems of one op from each other: of a thousand problems there are a million."""
+
+    def __init__(self, op: Op, problems: Sequence[Mapping[str, Any]]) -> None:
+        names = list(dict.fromkeys(name for dims in problems for name in dims))
+        values: list[list[Any]] = [[dims.get(name) for name in names] for dims in problems]
+        logs = [[math.log(value) if _is_size(value) else math.nan for value in row] for row in values]
+        codes: dict[Any, int] = {}
+        kinds = [[codes.setdefault((type(value), value), len(codes)) for value in row] for row in values]
+        self._logs, self._kinds = np.array(logs).reshape(len(problems), -1), np.array(kinds).reshape(len(problems), -1)
+        self._weights = np.array([1.0 if name in op.dynamic else _STATIC_WEIGHT for name in names])
+
+    def of(self, number: int) -> NDArray[np.float64]:
+        """The distance of every problem from the one at ``number``, as ``distance`` is."""
+        apart = np.abs(self._logs - self._logs[number]) * self._weights
+        others = np.where(self._kinds == self._kinds[number], 0.0, _OTHER)
+        return np.asarray(np.where(np.isnan(apart), others, apart).sum(axis=1), dtype=np.float64)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and value is not True and value > 0
+
+
 def _along(dynamic: bool, one: Any, other: Any) -> float:
-    if isinstance(one, int) and isinstance(other, int) and not isinstance(one, bool) and min(one, other) > 0:
+    if _is_size(one) and _is_size(other):
         return (1.0 if dynamic else _STATIC_WEIGHT) * abs(math.log(one / other))
     return 0.0 if one == other and type(one) is type(other) else _OTHER

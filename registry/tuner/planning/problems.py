@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,11 +16,13 @@ from ...discovery.catalog import Catalog
 from ...dispatch.plans.plan import Candidate
 from ...errors import PluginError, UnknownNameError
 from ...implementation import Implementation
-from ...problem import Arguments, Problem
+from ...problem import Arguments, Problem, TensorSpec
 from ...space import Config, Space
 from .twin import twin_of
 
 _MEMORY_SHARE = 0.8
+_SCRATCHES = 2
+"""Times that a candidate's scratch is held: once for all timed launches, and once for a run beside them."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,21 @@ class ProblemPlan:
         """The problem's twin with the specs of its arguments; None for a problem that has no twin."""
         twin = twin_of(self.op, self.problem)
         return None if twin is None else (twin, arguments_of(self.op, twin))
+
+    @cached_property
+    def needed_bytes(self) -> int:
+        """Bytes that verification of the problem holds at once, scratch left out."""
+        return needed_bytes(self.op, self.problem)
+
+    def too_large(self, scratch: Iterable[TensorSpec]) -> str:
+        """Why the device has too little memory for a candidate with this scratch, "" if it has enough."""
+        held = _SCRATCHES * sum(spec.nbytes for spec in scratch)
+        if not held or self.needed_bytes + held <= _MEMORY_SHARE * self.device.memory_bytes:
+            return ""
+        return (
+            f"its scratch takes {held / _SCRATCHES / 2**30:.1f} GiB, beside {self.needed_bytes / 2**30:.1f} GiB that"
+            f" verification of the problem needs; {self.device.name} has {self.device.memory_bytes / 2**30:.0f} GiB"
+        )
 
     def defaults(self) -> list[Candidate]:
         """Every default; first the one that an untuned dispatch would run."""

@@ -154,6 +154,7 @@ class SearchLoop:
     def _push(self, search: SearchState, waiting: Waiting) -> None:
         """Queue the candidate for the device if all its variants are built, drop it if one failed."""
         failure = Failed("error", waiting.fault) if waiting.fault else None
+        failure = Failed("out_of_resources", waiting.misfit) if waiting.misfit else failure
         results, extra = self._results(waiting, waiting.variants), self._results(waiting, waiting.extra)
         failure = failure or next((result for result in results if isinstance(result, Failed)), None)
         if failure is None and all(results):

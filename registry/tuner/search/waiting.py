@@ -12,7 +12,8 @@ from ..planning.variants import variants_at
 
 @dataclass
 class Waiting:
-    """A candidate asked for whose variants are not all compiled. ``fault``: why the candidate has no launch at all.
+    """A candidate asked for whose variants are not all compiled. ``fault``: why the candidate has no launch at all;
+    ``misfit``: why the device has too little memory for it.
 
     ``extra``: variants that verification uses where they compile, and does without where they do not.
     """
@@ -21,12 +22,16 @@ class Waiting:
     variants: tuple[Variant, ...] = ()
     extra: tuple[Variant, ...] = ()
     fault: str = ""
+    misfit: str = ""
 
 
 def waiting_for(plan: ProblemPlan, candidate: Candidate) -> Waiting:
     """The candidate with its variants, and the twin's as ``extra``; a fault of its code is kept, not raised."""
     try:
-        variants = Draft.of(plan.op, candidate, plan.problem, plan.arguments, plan.device).variants()
+        draft = Draft.of(plan.op, candidate, plan.problem, plan.arguments, plan.device)
+        if misfit := plan.too_large(draft.signature.scratch.values()):
+            return Waiting(candidate, misfit=misfit)
+        variants = draft.variants()
         twins = variants_at(plan.op, candidate, *plan.twin, plan.device) if plan.twin is not None else None
         own = {variant.key for variant in variants}
         return Waiting(candidate, variants, tuple(variant for variant in twins or () if variant.key not in own))

@@ -27,7 +27,7 @@ LATE = "it was not ready when it was read: work on another stream or thread has 
 
 
 class TimedPlan:
-    """One launch a rotating copy, each with outputs and scratch of its own. The outputs are poisoned at first.
+    """One launch a rotating copy, each with outputs of its own; scratch is shared. Both are poisoned at first.
 
     ``between`` is to be called before each sample. ``judged``: whether some samples are judged, which needs the
     reference.
@@ -47,7 +47,8 @@ class TimedPlan:
         copies = session.rotation.copies
         specs = () if self._functional else plan.signature.outputs.values()
         self._stacks = tuple(Stack(spec, len(copies)) for spec in specs)
-        self._scratch = {name: Stack(spec, len(copies)) for name, spec in plan.signature.scratch.items()}
+        # one for all launches, as the allocator gives one to call after call: a workspace may take gigabytes
+        self._scratch = {name: Stack(spec, 1) for name, spec in plan.signature.scratch.items()}
         self.outputs: list[Tensors] = [
             tuple(stack.tensors[copy] for stack in self._stacks) for copy in range(len(copies))
         ]
@@ -159,7 +160,7 @@ class TimedPlan:
 
     def _launch(self, place: int, values: tuple[Any, ...]) -> Enqueue:
         plan, outputs = self._plan, self.outputs
-        scratch = tuple(stack.tensors[place] for stack in self._scratch.values())
+        scratch = tuple(stack.tensors[0] for stack in self._scratch.values())
         extended = plan.prepared.extend(values)
         run = plan.run
 

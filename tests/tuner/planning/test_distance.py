@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from registry.contracts import SOFTMAX
 from registry.device import Device
 from registry.dispatch.plans.plan import Candidate
 from registry.implementation import Implementation
-from registry.problem import Problem
-from registry.tuner.planning.distance import distance, ordered, seeds_of
+from registry.problem import Problem, Value
+from registry.tuner.planning.distance import Distances, distance, ordered, seeds_of
 from registry.tuner.planning.problems import ProblemPlan
 
 
@@ -55,3 +57,20 @@ def test_seeds_are_the_nearest_problems_and_each_once() -> None:
         (a_plan(1, 64).problem.dims, near),
     ]
     assert [seed.config["a"] for seed in seeds_of(a_plan(16, 64), tuned)] == [1, True]
+
+
+def test_distances_of_many_problems_are_those_of_each_pair() -> None:
+    sizes: list[Value] = [1, 7, 4096, 0, -3, True, False, 2.5, "none", "7"]
+    dims = [{"rows": rows, "cols": cols, "dtype": "float32"} for rows in sizes for cols in (*sizes, 64)]
+    many = Distances(SOFTMAX, dims)
+    for number in range(0, len(dims), 7):
+        found = many.of(number)
+        assert found.tolist() == pytest.approx([distance(SOFTMAX, dims[number], other) for other in dims])
+
+
+def test_a_thousand_problems_are_not_compared_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("registry.tuner.planning.distance._along", lambda *_: pytest.fail("a pair was compared"))
+    plans = [a_plan(1 + rows, 1024) for rows in range(1000)]
+    rows = [plan.problem.rows for plan in ordered(plans)]
+    assert sorted(rows) == list(range(1, 1001))
+    assert rows[0] in {500, 501}, "the middle"
