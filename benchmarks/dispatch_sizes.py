@@ -21,7 +21,8 @@ from registry.implementation import Run
 from registry.problem import Arguments
 from registry.space import Config
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store
-from tuning_db.exchange import DecisionLine, Parsed, RunLine, WinnerLine
+from tuning_db.exchange import DecisionLine, RunLine, WinnerLine
+from tuning_db.exchange import Line as ExchangeLine
 from tuning_db.records import Run as TuningRun
 from tuning_db.records import now
 
@@ -205,7 +206,7 @@ def _publish(database: Path, device: registry.Device, count: int) -> None:
     """Stores winners of ``count`` problems, each with 20 configs to choose from."""
     environment = Environment(device.hardware(), device.software())
     run = TuningRun("benchmark", environment, now())
-    parsed = Parsed(runs=[RunLine(run=run)])
+    lines: list[ExchangeLine] = [RunLine(run=run)]
     for each in range(count):
         decision = Decision(
             problem=ProblemKey(
@@ -218,10 +219,9 @@ def _publish(database: Path, device: registry.Device, count: int) -> None:
             floor_us=1.0,
             verdict="new",
         )
-        parsed.decisions.append((each, DecisionLine(run=run.uid, decision=decision)))
-        parsed.winners.append((each, WinnerLine(decision=decision.uid)))
+        lines += [DecisionLine(run=run.uid, decision=decision), WinnerLine(decision=decision.uid)]
     with Store.open(database) as store:
-        store.merge(parsed)
+        store.add_lines(enumerate(lines, 1))
 
 
 def lines(device: str, rounds: int) -> Iterator[Line]:

@@ -24,7 +24,7 @@ from registry.discovery.catalog import Catalog
 from registry.problem import canonical_json
 from registry.tuner.decide.learning import fit, held_out, samples_of
 from tuning_db import Decision
-from tuning_db.exchange import parse
+from tuning_db.exchange import DecisionLine, WinnerLine, lines
 
 GPUS = {
     "h200": Device(
@@ -37,29 +37,30 @@ GPUS = {
 
 def winners(file: Path) -> list[Decision]:
     """The decisions of an export that are winners."""
-    with file.open(encoding="utf-8") as lines:
-        parsed = parse(lines)
-    winning = {content.decision for _, content in parsed.winners}
-    return [content.decision for _, content in parsed.decisions if content.decision.uid in winning]
+    with file.open(encoding="utf-8") as stream:
+        contents = [content for _, content in lines(stream)]
+    winning = {content.decision for content in contents if isinstance(content, WinnerLine)}
+    decisions = (content.decision for content in contents if isinstance(content, DecisionLine))
+    return [decision for decision in decisions if decision.uid in winning]
 
 
 def rules(decisions: Sequence[Decision], device: Device, catalog: Catalog) -> tuple[dict[str, Any], list[str]]:
     """By op its rule as JSON, and the lines of the table."""
     found: dict[str, Any] = {}
-    lines = []
+    table = []
     for name in sorted({one.problem.op for one in decisions}):
         op, implementations = catalog.op(name), catalog.implementations(name)
         own = [one for one in decisions if one.problem.op == name]
         rule = fit(op, own, implementations, device)
         if rule is None:
-            lines.append(f"| {name} | {len(own)} | | | too few |")
+            table.append(f"| {name} | {len(own)} | | | too few |")
             continue
         found[name] = rule.plain()
         learnt, declared = (math.exp(loss) for loss in held_out(op, samples_of(op, own, implementations, device)))
         configs = ", ".join(f"{len(known)} configurations of {each}" for each, known in rule.configs.items())
         tree = json.dumps(rule.plain()["tree"])
-        lines.append(f"| {name} | {rule.problems} | {declared:.3f} | {learnt:.3f} | `{tree:.160}` {configs} |")
-    return found, lines
+        table.append(f"| {name} | {rule.problems} | {declared:.3f} | {learnt:.3f} | `{tree:.160}` {configs} |")
+    return found, table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,10 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         here = decisions[0].environment.hardware
         decisions = [one for one in decisions if canonical_json(one.environment.hardware) == canonical_json(here)]
         device = GPUS[options.gpu] if here["type"] == "cuda" and options.gpu else Device.of(str(here["type"]))
-        found, lines = rules(decisions, device, catalog)
+        found, table = rules(decisions, device, catalog)
         print(f"\n{here['name']}, {len(decisions)} winners of {file.name}\n")
         print("| op | problems | declared over fastest | rule over fastest, held out | rule |\n" + "|" + " --- |" * 5)
-        print("\n".join(lines))
+        print("\n".join(table))
         records.append({"hardware": dict(here), "defaults": found})
     if options.write:
         text = ",\n".join(json.dumps(record, sort_keys=True) for record in records)

@@ -1,7 +1,8 @@
 """Starts the commands ``tune`` and ``registry``.
 
-A package outside ``registry``, because importing ``registry`` imports torch, for seconds: Ctrl-C in them must end a
-command as it does later, with a line and exit code 130.
+A package outside ``registry``, because importing ``registry`` imports torch, for seconds and half a GiB: Ctrl-C in them
+must end a command as it does later, with a line and exit code 130, and commands that only read what is stored need none
+of it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def registry() -> None:
 def _start(program: str, module: str) -> None:
     try:
         keeper = _early_keeper([program, *sys.argv[1:]])
+        if keeper is None:
+            _import_late()
         main = import_module(module).main
         if keeper is not None:
             import_module("registry.tuner.processes.spawning").adopt(keeper)
@@ -50,6 +53,24 @@ def hear_no_more() -> None:
         except KeyboardInterrupt:  # another one, in between
             continue
         return
+
+
+def _import_late() -> None:
+    """Makes ``registry`` a package that imports its public names, and torch with them, when one is first asked for."""
+    spec = None if "registry" in sys.modules else find_spec("registry")
+    if spec is None or spec.loader is None:
+        return
+    package = sys.modules["registry"] = module_from_spec(spec)
+    loader = spec.loader
+
+    def asked(name: str) -> Any:
+        if name.startswith("__") and name != "__version__":
+            raise AttributeError(name)
+        del package.__dict__["__getattr__"]
+        loader.exec_module(package)
+        return getattr(package, name)
+
+    package.__dict__["__getattr__"] = asked
 
 
 def _early_keeper(words: Sequence[str]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import select, update
@@ -63,7 +64,7 @@ class Identities:
         )
         implementations = {_implementation_key(*pair): _implementation_values(*pair) for pair in candidates}
         self._implementations = self._ids(ImplementationRow, implementations)
-        self._candidates = self._ids(CandidateRow, {_candidate_key(*p): self._candidate(*p) for p in candidates})
+        self._candidates = self._ids(CandidateRow, {candidate_key(*p): self._candidate(*p) for p in candidates})
 
     def environment(self, environment: Environment) -> dict[str, int]:
         """The row numbers of an environment's hardware and software, by column."""
@@ -83,7 +84,7 @@ class Identities:
 
     def candidate(self, op: str, candidate: CandidateKey) -> int:
         """The row number of a candidate of ``op``."""
-        return self._candidates[_candidate_key(op, candidate)]
+        return self._candidates[candidate_key(op, candidate)]
 
     def _ids(self, row: type[Keyed], wanted: Mapping[str, Mapping[str, Any]]) -> Ids:
         # a problem is not known by its key alone: an op may have changed which of its dimensions are static
@@ -115,8 +116,9 @@ def chunks(keys: Iterable[str]) -> Iterable[list[str]]:
 
 
 def add_new(session: Session, row: type[StoredRow], values: list[dict[str, Any]]) -> None:
-    if values:
-        session.execute(insert_new(session, row), values)
+    """Adds the rows whose key is not stored yet."""
+    if values:  # the connection's insert: the session's would look at each row as an object first
+        session.connection().execute(insert_new(session, row), values)
 
 
 def _ids(session: Session, row: type[Keyed], wanted: Mapping[str, Mapping[str, Any]]) -> Ids:
@@ -149,9 +151,12 @@ def _implementation_values(op: str, candidate: CandidateKey) -> dict[str, Any]:
     return {"op": op, "name": candidate.implementation, "fingerprint": candidate.fingerprint}
 
 
+@lru_cache(maxsize=65_536)
 def _implementation_key(op: str, candidate: CandidateKey) -> str:
     return digest(_implementation_values(op, candidate))
 
 
-def _candidate_key(op: str, candidate: CandidateKey) -> str:
+@lru_cache(maxsize=65_536)
+def candidate_key(op: str, candidate: CandidateKey) -> str:
+    """The key under which a candidate of ``op`` is stored."""
     return digest({"op": op, "candidate": candidate.key})

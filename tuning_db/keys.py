@@ -10,9 +10,14 @@ from typing import Any
 
 from .errors import InvalidRecordError
 
+# made once: to make one takes longer than what it mostly encodes
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+
 
 def canonical_json(value: object, default: Callable[[Any], Any] | None = None) -> str:
     """JSON with sorted keys and no blanks, so that equal data are equal text; ``default`` makes data of other types."""
+    if default is None:
+        return _CANONICAL.encode(value)
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False, default=default)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -30,11 +30,15 @@ from .models import (
     WinnerRow,
 )
 from .records import Decision, Final, Interval, Run, Trial
+from .referred import TOGETHER, Referred
 
 SCHEMA_VERSION = "schema_version"
 """The name in a session's ``info`` under which the version of the database's schema stands."""
 
 _PARTS = (ProblemRow, CandidateRow, ImplementationRow, HardwareRow, SoftwareRow, ProtocolRow)
+_NUMBERS = (
+    TrialRow.problem_id, TrialRow.candidate_id, TrialRow.hardware_id, TrialRow.software_id, TrialRow.protocol_id,
+)  # fmt: skip
 Parts = tuple[ProblemRow, CandidateRow, ImplementationRow, HardwareRow, SoftwareRow, ProtocolRow]
 
 
@@ -63,6 +67,31 @@ def trials_of(session: Session, query: Select[Any]) -> Iterator[tuple[TrialRow, 
     shared = _BuiltOnce()
     for row, *parts in session.execute(query):
         yield row, _trial(row, shared.of(cast(Parts, parts)))
+
+
+def select_trial_columns(*names: str) -> Select[Any]:
+    """Query of these columns of trials, for :func:`each_trial`; joined to what conditions may name."""
+    return (
+        select(*_NUMBERS, *(getattr(TrialRow, name) for name in names))
+        .select_from(TrialRow)
+        .join(ProblemRow, TrialRow.problem_id == ProblemRow.id)
+        .join(CandidateRow, TrialRow.candidate_id == CandidateRow.id)
+        .join(HardwareRow, TrialRow.hardware_id == HardwareRow.id)
+        .join(SoftwareRow, TrialRow.software_id == SoftwareRow.id)
+    )
+
+
+def each_trial(session: Session, query: Select[Any], names: Sequence[str]) -> Iterator[Trial]:
+    """The trial of each row of a :func:`select_trial_columns` query of ``names``, a thousand rows at a time."""
+    referred = Referred(session)
+    rows = session.connection().execute(query.execution_options(yield_per=TOGETHER))
+    for part in rows.partitions():
+        problems, candidates, hardware, software, protocols, *_ = zip(*part, strict=True)
+        problem, candidate = referred.problems(problems), referred.candidates(candidates)
+        protocol, _, _ = referred.protocols(protocols), referred.hardware(hardware), referred.software(software)
+        for p, c, h, s, t, *fields in part:
+            told = dict(zip(names, fields, strict=True))
+            yield Trial(problem[p], candidate[c], referred.environment(h, s), protocol[t], **told)
 
 
 def decisions_of(session: Session, query: Select[Any]) -> Iterator[tuple[str, Decision]]:

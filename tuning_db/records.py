@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -78,7 +79,7 @@ class Trial(Exchanged):
             message=plain_text(self.message),
             stop_reason=plain_text(self.stop_reason),
             median_us=finite_or_none(self.median_us, "trial.median_us"),
-            samples=tuple(finite(value, f"trial.samples[{index}]") for index, value in enumerate(self.samples)),
+            samples=_times(self.samples),
             details=plain_mapping(self.details, "trial.details", lenient=True),
             created=_utc(self.created, "trial.created"),
         )
@@ -179,6 +180,12 @@ class Statistics:
     decisions: int
     winners: int
     size_bytes: int
+
+
+def _times(samples: Sequence[float]) -> tuple[float, ...]:
+    if {*map(type, samples)} <= {float} and math.isfinite(math.fsum(map(abs, samples))):
+        return tuple(samples)
+    return tuple(finite(value, f"trial.samples[{index}]") for index, value in enumerate(samples))
 
 
 def _utc(value: datetime, where: str) -> datetime:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -11,11 +13,12 @@ from sqlalchemy.orm import Session
 
 from . import reading, writing
 from .engine import Opened, open_database, upgrade_database
-from .identities import Environment, ProblemKey, Protocol
-from .identity_rows import Identities, Known
+from .identities import CandidateKey, Environment, ProblemKey, Protocol
+from .identity_rows import Identities, Known, candidate_key
 from .keys import digest, plain_mapping
 from .location import locate
 from .models import (
+    TRIAL_FIELDS,
     CandidateRow,
     DecisionRow,
     HardwareRow,
@@ -29,7 +32,7 @@ from .models import (
 from .records import Decision, Final, Run, Statistics, Trial, new_uid, now
 
 if TYPE_CHECKING:
-    from .exchange import Parsed
+    from .exchange import Line
 
 
 _NEWEST = (DecisionRow.created.desc(), DecisionRow.id.desc())
@@ -133,18 +136,21 @@ class Store:
     def load(self, stream: TextIO) -> int:
         """Imports a file that :meth:`export` wrote; returns the number of new records.
 
-        Every line is validated first: a bad one raises ExchangeError with its number and fault, and nothing is stored.
+        A bad line raises ExchangeError with its number and fault, and nothing of the file is stored.
         """
-        from .exchange import parse
+        from .exchange import lines
 
-        return self.merge(parse(stream))
+        return self.add_lines(lines(stream))
 
-    def merge(self, parsed: Parsed) -> int:
-        """Imports lines that ``exchange.parse`` has read; returns the number of new records."""
-        from .merging import merge
+    def add_lines(self, lines: Iterable[tuple[int, Line]]) -> int:
+        """Imports lines, each beside its number, as ``exchange.lines`` reads them; returns the number of new records.
+
+        One transaction, whose write lock is held meanwhile.
+        """
+        from .exchange.importing import add_lines
 
         with self._opened.writing() as session:
-            return merge(session, parsed)
+            return add_lines(session, lines)
 
     # reading
 
@@ -216,6 +222,50 @@ class Store:
             found = list(reading.trials_of(session, reading.select_trials().where(TrialRow.uid == uid)))
         return found[0][1] if found else None
 
+    @contextmanager
+    def each_trial(
+        self,
+        *,
+        op: str | None = None,
+        hardware: Mapping[str, Any] | None = None,
+        statuses: Collection[str] = (),
+        without: Collection[str] = (),
+    ) -> Iterator[Iterator[Trial]]:
+        """Trials, newest first, of one op, one hardware and some statuses if given: read as they are asked for.
+
+        None is held, however many there are; the database is open for reading as long as the context is. Fields
+        ``without`` which the caller can do (``samples``, ``details``) are not read, and have their defaults.
+        """
+        names = [name for name in ("samples", *TRIAL_FIELDS) if name not in without]
+        query = reading.narrowed(
+            reading.select_trial_columns(*names),
+            (ProblemRow.op, op),
+            (HardwareRow.key, None if hardware is None else _key(hardware)),
+        )
+        if statuses:
+            query = query.where(TrialRow.status.in_(sorted(statuses)))
+        with self._opened.reading() as session:
+            yield reading.each_trial(session, query.order_by(TrialRow.id.desc()), names)
+
+    def knows(self, op: str) -> bool:
+        """True if there is a trial of that op."""
+        query = select(TrialRow.id).join(ProblemRow, TrialRow.problem_id == ProblemRow.id).where(ProblemRow.op == op)
+        with self._opened.reading() as session:
+            return session.execute(query.limit(1)).first() is not None
+
+    def last_status(
+        self, problem: ProblemKey, environment: Environment, candidate: CandidateKey, until: datetime
+    ) -> str | None:
+        """The status of the candidate's last trial on the problem that was made no later than ``until``, if any."""
+        query = reading.narrowed(
+            reading.select_trial_columns("status").with_only_columns(TrialRow.status),
+            (ProblemRow.key, problem.key),
+            (HardwareRow.key, environment.hardware_key),
+            (SoftwareRow.key, environment.software_key),
+        ).where(TrialRow.created <= until, CandidateRow.key == candidate_key(problem.op, candidate))
+        with self._opened.reading() as session:
+            return session.execute(query.order_by(TrialRow.id.desc()).limit(1)).scalar_one_or_none()
+
     def trials_since(
         self, number: int, problem: ProblemKey, environment: Environment, protocol: Protocol
     ) -> tuple[int, list[Trial]]:
@@ -268,15 +318,14 @@ class Store:
 
         ``winners_only`` leaves out trials, finals and decisions that were replaced.
         """
-        from .exchange import line
-        from .merging import exported, exported_winners
+        from .exchange.exporting import exported, exported_winners
 
         identities = [hardware] if isinstance(hardware, Mapping) else hardware
         keys = None if identities is None else [_key(identity) for identity in identities]
         count = -1  # the header is no record
         with self._opened.reading() as session:
-            for content in (exported_winners if winners_only else exported)(session, op, keys):
-                stream.write(line(content))
+            for line in (exported_winners if winners_only else exported)(session, op, keys):
+                stream.write(line)
                 count += 1
         return count
 

@@ -40,7 +40,7 @@ def add_finals(
     """Adds the finals of the decision in row ``number``, which has none."""
     op = decision.problem.op
     if rows := [_final_values(number, place, op, final, identities) for place, final in enumerate(finals)]:
-        session.execute(insert(FinalRow), rows)
+        session.connection().execute(insert(FinalRow), rows)
 
 
 def swap_winner(session: Session, place: Mapping[str, Any], decision_id: int, previous: str | None) -> bool:

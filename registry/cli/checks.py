@@ -16,7 +16,6 @@ from typing import Any
 
 from tuning_db import MissingDatabaseError, Store, TuningDBError
 
-from ..device import installed_version
 from ..errors import RegistryError
 from .display import text
 
@@ -88,6 +87,8 @@ def gpu_check() -> Check:
 
 def triton_check() -> Check:
     """Triton's version; it must import, a launch is not tried."""
+    from ..device import installed_version
+
     version = installed_version("triton")
     if not version:
         return Check("triton", ABSENT, "not installed: no triton.* implementations", "pip install triton (Linux)")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..discovery.answers import no_implementation
 from ..errors import RegistryError, UnknownNameError
 from .options import Json, Ops, Plugins, catalog_with, split
 
@@ -89,6 +88,8 @@ def _wanted(catalog: Catalog, ops: Sequence[str], names: Sequence[str]) -> Mappi
     }
     for op in ops:
         if not known[op]:
+            from ..discovery.answers import no_implementation
+
             raise RegistryError(no_implementation(op))
     if not any(kept.values()):
         raise RegistryError("there is no implementation to compile", hint="name another op by --op")

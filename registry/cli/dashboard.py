@@ -36,7 +36,7 @@ def dashboard(
     from ..dashboard.studies import rebuild
 
     with Store.open(db, create=False, migrate=False) as store:
-        facts = stored_facts(store, ops)
+        facts = stored_facts(store, ops, whole=True)
     storage = rebuild(facts)
     studies = sum(1 for section in facts.sections for problem in section.problems if problem.trials)
     trials = sum(section.trials for section in facts.sections)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,9 @@ from tuning_db import ExchangeError, Store
 from ..errors import RegistryError, UnknownNameError
 from .display import text
 from .options import Database, Op, check_stored_op
+
+_CHECKED_FIRST = 1000
+"""Lines that are checked before a database is made for them."""
 
 
 def export(
@@ -64,19 +68,20 @@ def import_(
 ) -> None:
     """Add exported results to the database.
 
-    Every line is checked first; importing twice changes nothing.
+    A bad line leaves it as it was; importing twice changes nothing.
     """
-    from tuning_db.exchange import parse
+    from tuning_db.exchange import lines
 
     try:
         with file.open(encoding="utf-8") as stream:
-            parsed = parse(stream)
+            checked = lines(stream)
+            first = list(itertools.islice(checked, _CHECKED_FIRST))
+            with Store.open(db) as store:
+                count, where = store.add_lines(itertools.chain(first, checked)), store.url
     except ExchangeError as fault:
         raise RegistryError(f"{file}, {fault.message}", hint=fault.hint) from None
     except OSError as fault:
         raise RegistryError(f"{file}: {fault.strerror}", hint="expected a file of `registry export`") from None
     except UnicodeDecodeError:
         raise RegistryError(f"{file}: not UTF-8 text", hint="expected a file of `registry export`") from None
-    with Store.open(db) as store:
-        count, where = store.merge(parsed), store.url
     text.say(f"{text.plural(count, 'new record')} in {where}")

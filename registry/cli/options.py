@@ -95,7 +95,7 @@ def split(option: str, values: Iterable[str] | None) -> list[str]:
 
 def check_stored_op(op: str | None, store: Store) -> None:
     """Raises UnknownNameError for an op that is neither installed nor, from a plugin that is gone, in the database."""
-    if op is not None and not store.trials(op=op, limit=1):
+    if op is not None and not store.knows(op):
         catalog_with(None).op(op)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,6 @@ import typer
 from tuning_db import Store
 from tuning_db.records import now
 
-from .. import __version__
 from ..errors import RegistryError
 from .display import text
 from .options import Database, Ops, split
@@ -41,7 +41,7 @@ def report(
         check_out(out, force=force)
     with Store.open(db, create=False, migrate=False) as store:
         facts = stored_facts(store, ops)
-    page = render(facts, version=__version__, created=now())
+    page = render(facts, version=version("kernel-registry"), created=now())
     if str(out) == "-":
         sys.stdout.write(page)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,6 +47,10 @@ def results(
         list[str] | None,
         typer.Option("--status", metavar="STATUS", help=f"Only trials that ended so, e.g. wrong_result. {SEVERAL}"),
     ] = None,
+    prepared: Annotated[
+        bool,
+        typer.Option("--prepared", help="Also what each winner prepares of one set of weights; asks the plugins."),
+    ] = False,
     db: Database = None,
     json: Json = False,
 ) -> None:
@@ -62,15 +66,12 @@ def results(
     with Store.open(db, create=False, migrate=False) as store:
         check_stored_op(op, store)
         if trials:
-            found = [
-                one
-                for one in store.trials(op=op)
-                if hardware in (None, one.environment.hardware) and (not wanted or one.status in wanted)
-            ]
-            _print_trials(found, json=json)
+            without = () if json else ("samples",)
+            with store.each_trial(op=op, hardware=hardware, statuses=wanted, without=without) as found:
+                _print_trials(found, json=json)
         else:
             winners = store.winners(op=op, hardware=hardware)
-            _print_winners(winners, [why_out(winner, store) for winner in winners], json=json)
+            _print_winners(winners, [why_out(winner, store) for winner in winners], json=json, prepared=prepared)
 
 
 def _statuses(given: list[str] | None, *, trials: bool) -> frozenset[str]:
@@ -93,25 +94,26 @@ def why_out(winner: Decision, store: Store) -> str:
     before = next((one for one in history if one.uid == winner.previous), None)
     if before is None:
         return "the stored winner was out"  # its decision was not imported
-    tried = store.trials(winner.problem, environment=winner.environment)
-    last = next((one for one in tried if one.candidate == before.candidate and one.created <= winner.created), None)
-    why = "source or space changed, or gone" if last is None or last.status == "ok" else last.status
+    last = store.last_status(winner.problem, winner.environment, before.candidate, until=winner.created)
+    why = "source or space changed, or gone" if last in {None, "ok"} else last
     return f"the stored winner {before.candidate.implementation} was out: {why}"
 
 
-def _print_winners(winners: Sequence[Decision], out: Sequence[str], *, json: bool) -> None:
-    prepared = prepared_by(winners)
+def _print_winners(winners: Sequence[Decision], out: Sequence[str], *, json: bool, prepared: bool) -> None:
+    held = prepared_by(winners) if prepared else []
     if json:
-        facts = zip(winners, out, prepared, strict=True)
-        text.print_json([{**_winner_data(one, why), "prepared_bytes": held} for one, why, held in facts])
+        told = [_winner_data(*pair) for pair in zip(winners, out, strict=True)]
+        text.print_json(
+            [one | {"prepared_bytes": bytes_} for one, bytes_ in zip(told, held, strict=True)] if prepared else told
+        )
         return
     baselines = baselines_of(winner.problem.op for winner in winners)
     names = ["problem", "hardware", "winner", "config", "µs", "of floor", *_RATIOS, "verdict", "when"]
     rows = [_winner_row(*pair, baselines[pair[0].problem.op]) for pair in zip(winners, out, strict=True)]
-    if any(prepared):
+    if prepared:
         names.append(_PREPARED)
-        shown = [f"{held / 2**20:.1f} MiB" if held else "" for held in prepared]
-        rows = [[*row, held] for row, held in zip(rows, shown, strict=True)]
+        shown = [f"{bytes_ / 2**20:.1f} MiB" if bytes_ else "" for bytes_ in held]
+        rows = [[*row, told] for row, told in zip(rows, shown, strict=True)]
     text.print_table(names, rows, right=["µs", "of floor", *_RATIOS, _PREPARED])
 
 
@@ -164,13 +166,13 @@ def _data(record: Decision | Trial) -> dict[str, object]:
     }
 
 
-def _print_trials(trials: Sequence[Trial], *, json: bool) -> None:
+def _print_trials(trials: Iterable[Trial], *, json: bool) -> None:
     if json:
-        text.print_json([_trial_data(trial) for trial in trials])
+        text.print_json_list(map(_trial_data, trials))
         return
-    text.print_table(
+    text.print_long_table(
         ["problem", "hardware", "implementation", "config", "status", "µs", "message"],
-        [_trial_row(trial) for trial in trials],
+        map(_trial_row, trials),
         right=["µs"],
     )
 

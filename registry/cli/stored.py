@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
 def baselines_of(ops: Iterable[str]) -> Mapping[str, str]:
     """The baseline of each op; torch's for one that is not installed. Plugins are loaded for ops of plugins only."""
-    from ..contract import Op
-    from ..discovery.catalog import Catalog
+    from ..report.facts import TORCH
 
     names = set(ops)
-    known = Catalog().ops() if any("::" in name for name in names) else {}
-    return {name: known[name].baseline if name in known else Op.baseline for name in names}
+    if not any("::" in name for name in names):
+        return dict.fromkeys(names, TORCH)
+    from ..discovery.catalog import Catalog
+
+    known = Catalog().ops()
+    return {name: known[name].baseline if name in known else TORCH for name in names}
 
 
 def prepared_by(winners: Sequence[Decision]) -> list[int | None]:
@@ -51,16 +54,19 @@ def _prepared_by(winner: Decision, catalog: Catalog) -> int | None:
         return None
 
 
-def stored_facts(store: Store, ops: Sequence[str]) -> Facts:
-    """The facts about ``ops``, or about all ops. Raises RegistryError for an op without any trial."""
-    from ..report.facts import read
+def stored_facts(store: Store, ops: Sequence[str], *, whole: bool = False) -> Facts:
+    """The facts about ``ops``, or about all ops, with ``whole`` trials or what a report shows of them.
 
-    facts = read(store, ops, baselines_of)
+    Raises RegistryError for an op without any trial.
+    """
+    from ..report.facts import UNUSED, read
+
+    facts = read(store, ops, baselines_of, without=() if whole else UNUSED)
     there = {section.op for section in facts.sections}
     for op in ops:
         if op not in there:
             check_stored_op(op, store)  # a misspelt name is told as such
-            others = sorted({section.op for section in read(store).sections})
+            others = sorted({section.op for section in read(store, without=UNUSED).sections})
             hint = f"it has {', '.join(others)}" if others else "it has none of any op: run tune first"
             raise RegistryError(f"no trials of {op} in {store.url}", hint=hint)
     if not there:

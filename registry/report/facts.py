@@ -7,7 +7,7 @@ that decision's software and protocol; trials under other software are left out,
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,10 @@ from tuning_db import Decision, Environment, ProblemKey, Protocol, Run, Store, T
 
 TORCH = "torch.native"
 """The baseline of an op that names none."""
+
+
+UNUSED = ("samples", "details", "artifact_hash", "stop_reason")
+"""Fields of trials that no figure and no table shows."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +152,18 @@ def _torchs(ops: Iterable[str]) -> Mapping[str, str]:
     return dict.fromkeys(ops, TORCH)
 
 
-def read(store: Store, ops: Sequence[str] = (), baselines_of: BaselinesOf = _torchs) -> Facts:
-    """The facts about ``ops``, or about all ops. Sections are sorted by op, hardware, regime."""
+def read(
+    store: Store, ops: Sequence[str] = (), baselines_of: BaselinesOf = _torchs, *, without: Collection[str] = ()
+) -> Facts:
+    """The facts about ``ops``, or about all ops. Sections are sorted by op, hardware, regime.
+
+    Trials have their fields ``without`` those that are named: samples and details are most of a database.
+    """
     wanted: Sequence[str | None] = list(dict.fromkeys(ops)) or [None]
-    trials = [trial for op in wanted for trial in store.trials(op=op)]
+    trials: list[Trial] = []
+    for op in wanted:
+        with store.each_trial(op=op, without=without) as found:
+            trials += found
     regimes = sorted({trial.protocol.regime for trial in trials} | {"cold"})
     winners = [winner for op in wanted for regime in regimes for winner in store.winners(op=op, regime=regime)]
     sections = _sections(trials, winners)

@@ -135,19 +135,21 @@ def _read(folder: str, identity: str, name: str, regime: str) -> tuple[_Winner, 
     if not file.is_file():
         return ()
     # a parser that needs neither SQLAlchemy nor a database
-    from tuning_db.exchange import parse
+    from tuning_db.exchange import DecisionLine, WinnerLine
+    from tuning_db.exchange import lines as read_lines
 
     try:
-        with file.open(encoding="utf-8") as lines:
-            parsed = parse(lines)
+        with file.open(encoding="utf-8") as stream:
+            contents = [content for _, content in read_lines(stream)]
     except (TuningDBError, OSError) as fault:
         told = fault.message if isinstance(fault, TuningDBError) else str(fault.strerror)
         raise StoreError(f"{file}: {told}", hint=f"reinstall kernel-registry, or set {VARIABLE}=0") from fault
-    winning = {content.decision for _, content in parsed.winners}
+    winning = {content.decision for content in contents if isinstance(content, WinnerLine)}
     return tuple(
         (decision, _best_of_each(content.finals))
-        for _, content in parsed.decisions
-        if (decision := content.decision).uid in winning
+        for content in contents
+        if isinstance(content, DecisionLine)
+        and (decision := content.decision).uid in winning
         and decision.protocol.regime == regime
         and canonical_json(dict(decision.environment.hardware)) == identity
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 _BEYOND_A_COPY = 2.0
 _UNLIMITED = 10_000
 """Columns of a line in a pipe, where a wrapped table could not be cut or searched."""
+
+
+_MEASURED = 1000
+"""Rows of a long table by which its columns are laid out."""
 
 
 def console() -> Console:
@@ -59,6 +64,31 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: It
     for row in rows:
         table.add_row(*map(visible, row))
     console().print(table)
+
+
+def print_long_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()) -> None:
+    """A table as ``print_table`` makes it; of many rows only the first are measured, and none is held or folded."""
+    left, numbers = iter(rows), set(right)
+    first = list(itertools.islice(left, _MEASURED))
+    if len(first) < _MEASURED:
+        print_table(columns, first, right)
+        return
+    widths = [max(map(len, cells)) for cells in zip(columns, *first, strict=True)]
+    for row in itertools.chain([columns], first, left):
+        cells = [visible(cell) for cell in row]
+        widths = [max(pair) for pair in zip(widths[:-1], map(len, cells), strict=False)] + [0]
+        padded = zip(columns, cells, widths, strict=True)
+        line = "  ".join(cell.rjust(width) if name in numbers else cell.ljust(width) for name, cell, width in padded)
+        sys.stdout.write(f"{line.rstrip()}\n")
+
+
+def print_json_list(values: Iterable[object]) -> None:
+    """One JSON array on stdout, a line for each value, none of which is held."""
+    encode = json.JSONEncoder(default=plain).encode
+    sys.stdout.write("[")
+    for number, value in enumerate(values):
+        sys.stdout.write(f"{',' if number else ''}\n{encode(value)}")
+    sys.stdout.write("\n]\n")
 
 
 def microseconds(value: float | None) -> str:

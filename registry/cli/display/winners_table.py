@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ...errors import folded
-from ...tuner.events import Result
 from . import text
+
+if TYPE_CHECKING:
+    from ...tuner.events import Result
 
 COMPILED = "torch.compile"
 _MOST_FAILURES = 10

@@ -8,15 +8,16 @@ either order, ends in the same database. Of two winners for one problem, environ
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from .errors import ExchangeError
-from .keys import canonical_json
-from .records import Decision, Final, Run, Trial
+from ..errors import ExchangeError
+from ..keys import canonical_json
+from ..records import Decision, Final, Run, Trial
+from .quick_lines import KnownIdentities
 
 FORMAT = "kernel-registry tuning results"
 VERSION = 1
@@ -69,61 +70,62 @@ Line = HeaderLine | RunLine | TrialLine | DecisionLine | WinnerLine
 _LINES: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
 
 
-@dataclass
-class Parsed:
-    """A file whose lines are all valid; trials, decisions and winners stand beside their line numbers."""
-
-    runs: list[RunLine] = field(default_factory=list)
-    trials: list[tuple[int, TrialLine]] = field(default_factory=list)
-    decisions: list[tuple[int, DecisionLine]] = field(default_factory=list)
-    winners: list[tuple[int, WinnerLine]] = field(default_factory=list)
-
-
 def line(content: Line) -> str:
     """One line of the format, with its line feed."""
     return canonical_json(dict(content), _plain) + "\n"
 
 
-def parse(stream: Iterable[str]) -> Parsed:
-    """Parses all lines of a file. Raises ExchangeError with the number and the fault of the first bad line."""
-    parsed = Parsed()
-    lines = _numbered(stream)
-    first = next(lines, (1, None))[1]
+def lines(stream: Iterable[str]) -> Iterator[tuple[int, Line]]:
+    """(number, content) of each line behind the header, as it is read.
+
+    Raises ExchangeError with the number and the fault of the first bad line.
+    """
+    found = _numbered(stream)
+    first = next(found, (1, None))[1]
     if not isinstance(first, HeaderLine):
         raise ExchangeError("line 1: expected the header of an export", hint="make the file with `registry export`")
     if first.version != VERSION:
         hint = "upgrade kernel-registry, or export from a version that writes it"
         raise ExchangeError(f"line 1: format version {first.version}, this installation reads {VERSION}", hint=hint)
-    for number, content in lines:
-        match content:
-            case RunLine():
-                parsed.runs.append(content)
-            case TrialLine():
-                parsed.trials.append((number, content))
-            case DecisionLine():
-                parsed.decisions.append((number, content))
-            case WinnerLine():
-                parsed.winners.append((number, content))
-            case HeaderLine():
-                raise ExchangeError(f"line {number}: a second header", hint="import the files one after another")
-    return parsed
+    for number, content in found:
+        if isinstance(content, HeaderLine):
+            raise ExchangeError(f"line {number}: a second header", hint="import the files one after another")
+        yield number, content
 
 
 def _numbered(stream: Iterable[str]) -> Iterator[tuple[int, Line]]:
-    number = 0
+    number, known = 0, KnownIdentities()
     try:
         for number, text in enumerate(stream, 1):
             if text.strip():
-                content = _LINES.validate_json(text, strict=True)
-                if fault := next(_faults(content), ""):
-                    raise ExchangeError(f"line {number}: {fault}", hint="nothing was imported")
-                yield number, content
+                yield number, _quickly(text, known) or _thoroughly(number, text, known)
     except ValidationError as invalid:
         raise ExchangeError(f"line {number}: {_fault(invalid)}", hint="nothing was imported") from invalid
     except UnicodeDecodeError as invalid:
         raise ExchangeError(
             f"line {number + 1}: not UTF-8 text ({invalid.reason})", hint="nothing was imported"
         ) from invalid
+
+
+def _quickly(text: str, known: KnownIdentities) -> TrialLine | None:
+    if not text.startswith('{"kind":"trial"') or (found := known.trial(text)) is None:
+        return None
+    return TrialLine.model_construct(kind="trial", run=found[0], trial=found[1])
+
+
+def _thoroughly(number: int, text: str, known: KnownIdentities) -> Line:
+    split = known.without_finals(text) if '"finals":[{' in text else None
+    content = _LINES.validate_json(text if split is None else split[0], strict=True)
+    if fault := next(_faults(content), ""):
+        raise ExchangeError(f"line {number}: {fault}", hint="nothing was imported")
+    if isinstance(content, TrialLine):
+        known.learn(text, content.trial)
+    elif isinstance(content, DecisionLine):
+        if split is None:
+            known.learn_finals(text, content.finals)
+        else:
+            content = content.model_copy(update={"finals": split[1]})
+    return content
 
 
 def _faults(content: Line) -> Iterator[str]:

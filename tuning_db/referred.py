@@ -1,0 +1,84 @@
+"""The identities that rows refer to, by their row number: read as rows name them, and made once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+
+from .identities import CandidateKey, Environment, ProblemKey, Protocol
+from .models import CandidateRow, HardwareRow, ImplementationRow, ProblemRow, ProtocolRow, SoftwareRow
+
+TOGETHER = 1000
+"""Rows that are read together."""
+_MOST_KNOWN = 100_000
+_IN_LIST = 500
+
+_PROBLEMS = select(ProblemRow.id, ProblemRow.op, ProblemRow.op_version, ProblemRow.dims, ProblemRow.static_key)
+_CANDIDATES = select(CandidateRow.id, ImplementationRow.name, ImplementationRow.fingerprint, CandidateRow.config).join(
+    ImplementationRow, CandidateRow.implementation_id == ImplementationRow.id
+)
+_HARDWARE = select(HardwareRow.id, HardwareRow.identity)
+_SOFTWARE = select(SoftwareRow.id, SoftwareRow.identity)
+_PROTOCOLS = select(ProtocolRow.id, ProtocolRow.regime, ProtocolRow.details)
+
+
+class Referred:
+    """Identities by row number, each as ``made`` of a ProblemKey, CandidateKey or Protocol, or of the named values of a
+    hardware or software; as they are without ``made``.
+    """
+
+    def __init__(self, session: Session, made: Callable[[Any], Any] = lambda identity: identity) -> None:
+        self._session = session
+        self._made = made
+        self._known: dict[Any, dict[int, Any]] = {}
+        self._environments: dict[tuple[int, int], Environment] = {}
+
+    def problems(self, numbers: Iterable[int]) -> Mapping[int, Any]:
+        """At least the problems in these rows."""
+        return self._all(ProblemRow.id, _PROBLEMS, numbers, _problem)
+
+    def candidates(self, numbers: Iterable[int]) -> Mapping[int, Any]:
+        """At least the candidates in these rows."""
+        return self._all(CandidateRow.id, _CANDIDATES, numbers, CandidateKey)
+
+    def hardware(self, numbers: Iterable[int]) -> Mapping[int, Any]:
+        """At least the hardware in these rows."""
+        return self._all(HardwareRow.id, _HARDWARE, numbers, lambda identity: Environment(identity, {}).hardware)
+
+    def software(self, numbers: Iterable[int]) -> Mapping[int, Any]:
+        """At least the software in these rows."""
+        return self._all(SoftwareRow.id, _SOFTWARE, numbers, lambda identity: Environment({}, identity).software)
+
+    def protocols(self, numbers: Iterable[int]) -> Mapping[int, Any]:
+        """At least the protocols in these rows."""
+        return self._all(ProtocolRow.id, _PROTOCOLS, numbers, Protocol)
+
+    def environment(self, hardware: int, software: int) -> Environment:
+        """The environment of two rows that were asked for before, where identities are as they are."""
+        place = hardware, software
+        if place not in self._environments:
+            known = self._known[HardwareRow.id][hardware], self._known[SoftwareRow.id][software]
+            self._environments[place] = Environment(*known)
+        return self._environments[place]
+
+    def _all(
+        self, column: Any, query: Select[Any], numbers: Iterable[int], identity: Callable[..., Any]
+    ) -> Mapping[int, Any]:
+        known, wanted = self._known.setdefault(column, {}), set(numbers)
+        if wanted <= known.keys():
+            return known
+        if len(known) > _MOST_KNOWN:
+            known.clear()
+        missing = sorted(wanted - known.keys())
+        for start in range(0, len(missing), _IN_LIST):
+            rows = self._session.execute(query.where(column.in_(missing[start : start + _IN_LIST])))
+            known |= {number: self._made(identity(*fields)) for number, *fields in rows}
+        return known
+
+
+def _problem(op: str, op_version: int, dims: Mapping[str, Any], static_key: str) -> ProblemKey:
+    return ProblemKey(op, op_version, dims, tuple(json.loads(static_key)))
