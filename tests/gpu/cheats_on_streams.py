@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from typing import Any
 
@@ -188,6 +189,17 @@ class ReturnsFreedMemory(Square):
         return run
 
 
+class SetsCacheAside(Square):
+    """Right, but its inputs may stay in the cache from one launch to the next."""
+
+    name = "stream.cache"
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        # CU_LIMIT_PERSISTING_L2_CACHE_SIZE
+        ctypes.CDLL("libcuda.so.1").cuCtxSetLimit(6, ctypes.c_size_t(16 << 20))
+        return super().bind(problem, config, device, built)
+
+
 class _Memory:
     """Somebody's device memory, as NumPy's protocol for GPUs describes it."""
 
@@ -208,4 +220,6 @@ def _tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
 def square_implementations() -> list[Implementation]:
     """All of them."""
     apart = (OnAnotherStream, NotWaitedFor, OnTheDefaultStream, LeavesItsOwnCurrent, WaitsAtFirst, ForkedAndJoined)
-    return [kind() for kind in (*apart, EmptyGraph, CountsOnTheDevice, SkipsByAChecksum, ReturnsFreedMemory)]
+    return [
+        kind() for kind in (*apart, EmptyGraph, CountsOnTheDevice, SkipsByAChecksum, ReturnsFreedMemory, SetsCacheAside)
+    ]

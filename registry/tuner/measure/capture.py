@@ -28,7 +28,7 @@ def try_capture(launch: Enqueue, device: torch.device) -> None:
 
     By the driver's own calls: when a capture of torch's fails, its allocator goes on as if it were still capturing.
     """
-    driver = _driver()
+    driver = cuda_driver()
     if driver is None:
         return
     stream = _stream(device)
@@ -126,17 +126,18 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 @lru_cache(maxsize=1)
-def _driver() -> Any | None:
+def cuda_driver() -> Any | None:
+    """CUDA's driver, None where there is none."""
     if torch.version.hip:
         return None
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        found = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
-    driver.cuStreamBeginCapture_v2.argtypes = [ctypes.c_void_p, ctypes.c_int]
-    driver.cuStreamEndCapture.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)]
-    driver.cuGraphDestroy.argtypes = [ctypes.c_void_p]
-    return driver
+    found.cuStreamBeginCapture_v2.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    found.cuStreamEndCapture.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)]
+    found.cuGraphDestroy.argtypes = [ctypes.c_void_p]
+    return found
 
 
 def _first_line(fault: BaseException) -> str:

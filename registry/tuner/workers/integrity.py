@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from ...implementation import Implementation
+from ..measure.persisting_cache import keep_persisting, persisting_bytes
 from ..verify.verdicts import WrongError
 
 _NOT_OURS = {"torch.manual_seed", "torch.Storage"}
@@ -204,6 +205,8 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
     "torch's grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
     "float32 matmul precision": (_matmul_precision, _set_matmul_precision),
+    "garbage collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    "bytes of the L2 cache that persist": (persisting_bytes, keep_persisting),
     "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
 }
 """What reads and what sets a setting of the process, by its name."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +20,7 @@ from ..measure.clocks import Clocks
 from ..measure.copy_floor import copy_sampler
 from ..measure.interleaving import interleave
 from ..measure.protocol import TimingProtocol
+from ..measure.roofline import Peaks
 from ..measure.samplers import Sampler
 from ..measure.sampling import sampler_for
 from ..measure.series import measure
@@ -26,7 +29,7 @@ from ..verify.probes import Probes
 from ..verify.session import Session, Sessions
 from ..verify.timed import TimedPlan
 from ..verify.twin_plan import plan_on_twin
-from ..verify.verify import verify, verify_timed
+from ..verify.verify import WrongError, verify, verify_timed
 from .integrity import Integrity, Trust
 from .statuses import status_of
 from .steps import Announce, Steps
@@ -43,6 +46,7 @@ class Worker:
         self._device = device
         self._sessions = Sessions(catalog.op, device)
         self._clocks = Clocks.of(device)
+        self._peaks = Peaks.of(device)
         self._uncapturable: set[tuple[str, str]] = set()
         self._probes = Probes(device)
         self.trust = Trust(integrity or Integrity())
@@ -83,6 +87,8 @@ class Worker:
             found = measure(sampler, protocol, job.best_us, self._clocks, announce.go_on)
             announce("verify")
             verify_timed(timed, sampler, session)
+            if fault := self._beats_the_device(session, found.samples):
+                raise WrongError("wrong_result", fault)
             if not probed and _is_promising(found, job.best_us):
                 self._probes.check(plan, job.entrant.by_key)
         finally:
@@ -113,12 +119,20 @@ class Worker:
             raised = rounds.faults.get(place)
             faults[place] = ": ".join(status_of(raised)) if raised else entry.check(session) if job.verify else ""
             entry.sampler.close()
+            if entry.timed is not None and not faults[place]:
+                beaten = self._beats_the_device(session, rounds.times[place])
+                faults[place] = f"wrong_result: {beaten}" if beaten else ""
         if breach := self.trust.breach():
             # all entrants were timed together, so that no time can be believed
             faults = [f"error: {breach}"] * len(faults)
         times = tuple(() if fault else tuple(rounds.times.get(place, ())) for place, fault in enumerate(faults))
         places = tuple(() if fault else tuple(rounds.positions.get(place, ())) for place, fault in enumerate(faults))
         return TimedBlock(times, tuple(faults), places, time.perf_counter() - began)
+
+    def _beats_the_device(self, session: Session, samples: Sequence[float]) -> str:
+        """Why samples in µs are too short to be true, "" where they are not."""
+        floor, regime = session.op.floor(session.problem), session.protocol.regime
+        return self._peaks.fault(statistics.median(samples), floor, regime) if samples else ""
 
     def _entries(
         self, job: BlockJob, session: Session, protocol: TimingProtocol, announce: Announce
