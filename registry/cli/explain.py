@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, ShapesFileError
+from ..untrusted.yaml_document import Document
 from .display import text
 from .options import Database, DeviceName, Json, Plugins, catalog_with, check_database, device_of
 
@@ -59,6 +59,6 @@ def _dimension(op: Op, pair: str) -> tuple[str, Any]:
         known = ", ".join(sorted(op.static | op.dynamic))
         raise InvalidArgumentError(f"{pair!r} is not DIM=VALUE", hint=f"{op.name} has the dimensions {known}")
     try:
-        return name, yaml.safe_load(value)  # the same reading as in a shapes file
-    except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError):
-        return name, value  # dates that are none, brackets by the thousand: the check of dimensions tells
+        return name, Document(pair, value).data
+    except ShapesFileError:
+        return name, value  # what is no value of a shapes file is text: the check of dimensions tells
