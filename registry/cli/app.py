@@ -23,6 +23,10 @@ _ClickFault: Any = typer.BadParameter.__mro__[2]
 """ClickException: newer releases of typer define it themselves, older ones take it from click."""
 
 
+class ToldCode(int):
+    """The exit code of a command that has told its reason."""
+
+
 def new_app(help_text: str) -> typer.Typer:
     """A typer application whose help is plain text, identical in a terminal, a pipe and the docs."""
     return typer.Typer(
@@ -40,7 +44,10 @@ def run(app: typer.Typer, program: str, arguments: list[str] | None = None) -> i
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            return app(args=arguments, prog_name=program, standalone_mode=False) or 0
+            code = app(args=arguments, prog_name=program, standalone_mode=False) or 0
+        if code == INTERRUPTED and not isinstance(code, ToldCode):
+            raise KeyboardInterrupt  # typer has made an exit code of it
+        return code
     except _ClickFault as fault:
         context = getattr(fault, "ctx", None)
         command = context.command_path if context else program

@@ -152,7 +152,7 @@ def _display(json: bool) -> Display:
 
 def _exit_code(results: tuple[Result, ...], display: Display) -> int:
     if display.ended is not None and display.ended.interrupted:
-        return application.INTERRUPTED
+        return application.ToldCode(application.INTERRUPTED)
     timed_out = display.ended is not None and display.ended.timed_out
     return UNDECIDED if timed_out or any(result.verdict == "none" for result in results) else 0
 

@@ -23,20 +23,29 @@ import os, signal, sys
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
         if name == "{module}":
+            sys.meta_path.remove(self)
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupting())
-sys.argv = ["{program}", "--help"]
+sys.argv = ["{program}", *{arguments}]
 import kernel_registry
 kernel_registry.{program}()
 """
 
 
-@pytest.mark.parametrize("program", ["tune", "registry"])
-@pytest.mark.parametrize("module", ["torch", "registry.cli.options"])
-def test_ctrl_c_while_the_program_is_imported_is_one_line(program: str, module: str) -> None:
-    code = INTERRUPTED_WHILE_IMPORTING.format(program=program, module=module)
-    if module == "torch":
+@pytest.mark.parametrize(
+    ("program", "module", "arguments"),
+    [
+        ("tune", "typer", ["--help"]),
+        ("registry", "typer", ["--help"]),
+        ("tune", "registry.cli.options", ["--help"]),
+        ("registry", "registry.cli.options", ["--help"]),
+        ("registry", "torch", ["ops"]),
+    ],
+)
+def test_ctrl_c_while_the_program_is_imported_is_one_line(program: str, module: str, arguments: list[str]) -> None:
+    code = INTERRUPTED_WHILE_IMPORTING.format(program=program, module=module, arguments=arguments)
+    if module in {"torch", "typer"}:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     else:
         done = fresh.run("-c", code, limit_s=120)

@@ -9,7 +9,6 @@ from ...artifact import Variant
 from ...contract import Op
 from ...device import Device
 from ...dispatch.plans.plan import Candidate, Draft
-from ...errors import RegistryError
 from ...problem import Arguments, Problem, canonical_json
 
 
@@ -31,7 +30,7 @@ def artifact_hash(op: Op, candidate: Candidate, problem: Problem, arguments: Arg
     "" where it compiles nothing, or says only at a trial why it cannot. The text may be read or written when a launch
     is made, where the implementation's fingerprint does not see it.
     """
-    with contextlib.suppress(RegistryError):
+    with contextlib.suppress(Exception):  # whatever the author's code raises, which a trial tells
         variants = Draft.of(op, candidate, problem, arguments, device).variants()
         texts = sorted({(variant.backend, variant.kernel, variant.source) for variant in variants})
         return hashlib.sha256(canonical_json(texts).encode()).hexdigest() if texts else ""

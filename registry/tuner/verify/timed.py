@@ -75,8 +75,12 @@ class TimedPlan:
         """Whether the outputs of these copies are right; raises WrongError for those that are no plain tensors."""
         if self._functional:
             self._check_returned([self.outputs[copy] for copy in copies], "while it was timed")
-        results = self._session.op.results
-        return _holding(case, [results(self.outputs[copy], self._session.rotation.copies[copy]) for copy in copies])
+        session = self._session
+        judged = [session.op.results(self.outputs[copy], session.rotation.copies[copy]) for copy in copies]
+        if session.op.compare:
+            # several results may be right, which no bounds tell
+            return [torch.tensor(not session.judge(case, one), device=session.device.torch) for one in judged]
+        return _holding(case, judged)
 
     def change_inputs(self) -> None:
         """Change one element of each floating input that may change, in each copy another; ``show`` puts them back."""
@@ -140,9 +144,7 @@ class TimedPlan:
         judged = list(map(op.results, self.outputs, rotation.copies))
         # one copy within bounds is enough where all copies must be equal
         closely = judged[:1] if self._plan.candidate.implementation.deterministic else judged
-        # who is right by the time of the closer look was late
-        late = f"{when}: {LATE}"
-        checks.add(_holding(case, closely), "wrong_result", lambda: self._why(case, judged, when) or late)
+        checks.add(_holding(case, closely), "wrong_result", partial(self._why, case, judged, when, closely))
         changed = [having_same_bits(tensor, was) for tensor, was in self._prepared]
         checks.add(changed, "wrong_result", f"{when}: it changes a tensor that prepare() made")
         if self._plan.candidate.implementation.deterministic:
@@ -205,11 +207,17 @@ class TimedPlan:
 
     def _why_differing(self, case: InputCase, judged: Sequence[Tensors], when: str) -> str:
         """The message for copies that differ though each is right; raises WrongError where one is not."""
-        if fault := self._why(case, judged, when):
+        if fault := self._fault(case, judged, when):
             raise WrongError("wrong_result", fault)
         return f"{when}: it gives other bits at other addresses for the same inputs, and does not say so"
 
-    def _why(self, case: InputCase, judged: Sequence[Tensors], when: str) -> str:
+    def _why(self, case: InputCase, judged: Sequence[Tensors], when: str, closely: Sequence[Tensors]) -> str:
+        """Why results were not within bounds; "" for those that are right all the same, as an op's comparator says."""
+        if fault := self._fault(case, judged, when):
+            return fault
+        return f"{when}: {LATE}" if all(map(bool, _holding(case, closely))) else ""
+
+    def _fault(self, case: InputCase, judged: Sequence[Tensors], when: str) -> str:
         for results in judged:
             if fault := self._session.judge(case, results):
                 return f"{when}: {fault}"
