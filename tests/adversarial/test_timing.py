@@ -26,7 +26,9 @@ REFUSED = (
     "some_calls",
     "thread",
 )
-ONLY_IN_SAMPLES = ("callers",)
+SOMETIMES_LATER = ("callers", "thread")
+"""Other work on the machine may have made the first launches so slow that no sample was taken, or have let the thread
+that works on its own be ready each time when it was looked at. The finals look again."""
 RIGHT = ("honest", "gelu")
 RIGHT_BUT_SLOW = ("all_of_it", "checksum")
 """They remember whole inputs, none of which comes again."""
@@ -40,8 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
 @pytest.mark.parametrize("name", REFUSED)
 def test_whoever_skips_work_while_it_is_timed_is_refused(run: CheatingRun, name: str) -> None:
     trial = run.trials[name]
-    if name in ONLY_IN_SAMPLES and trial.status == "ok":
-        # other work on the machine may have made its first launches so slow that no sample was taken
+    if name in SOMETIMES_LATER and trial.status == "ok":
         assert name not in run.winners.values()
     else:
         assert trial.status == "wrong_result", trial.message
