@@ -18,6 +18,8 @@ try:
 except SystemExit as ended:
     assert not ended.code, ended.code
 assert "torch" not in sys.modules
+"""
+ASKED_LATER = """
 import registry
 assert registry.call and registry.__version__, "who asks for a public name gets it, and torch with it"
 assert "torch" in sys.modules and "__getattr__" not in vars(registry)
@@ -46,5 +48,7 @@ def test_a_command_about_what_is_stored_imports_no_torch(words: list[str], tmp_p
             [sys.executable, "-c", COMMAND, "export", str(file), "--db", str(database)], check=True, timeout=240
         )
     given = [str(file) if word == "FILE" else word for word in words]
-    where = [] if words == ["--help"] else ["--db", str(database)]
-    subprocess.run([sys.executable, "-c", COMMAND, *given, *where], check=True, timeout=240)
+    where, code = ["--db", str(database)], COMMAND
+    if words == ["--help"]:
+        where, code = [], COMMAND + ASKED_LATER
+    subprocess.run([sys.executable, "-c", code, *given, *where], check=True, timeout=240)

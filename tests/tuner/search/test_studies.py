@@ -32,10 +32,11 @@ def test_a_search_is_read_from_its_storage_while_it_goes_on(
 
 
 def test_without_a_place_studies_stay_in_memory_and_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    verbosity = optuna.logging.get_verbosity()
     assert open_storage("") is None
     a_search(Budget()).ask(1)
     assert capfd.readouterr() == ("", "")
-    assert optuna.logging.get_verbosity() == optuna.logging.INFO
+    assert optuna.logging.get_verbosity() == verbosity
 
 
 @pytest.mark.parametrize("place", ["nosuch://place", "sqlite:////absent/folder/x.db", "/absent/folder/journal.log"])
