@@ -1,6 +1,7 @@
 """What a user would run instead: other projects' implementations of the ops, on the op's own arguments.
 
-Each is installed by hand (`pip install liger-kernel flag-gems gemlite`); one that is missing is reported as missing.
+Each is installed by hand (`pip install liger-kernel flag-gems gemlite humming-kernels`); one that is missing is
+reported as missing.
 """
 
 from __future__ import annotations
@@ -83,6 +84,19 @@ def _gemlite(problem: Problem, values: tuple[Any, ...]) -> Call:
     return lambda a, *_: layer.forward(a)
 
 
+def _humming(problem: Problem, values: tuple[Any, ...]) -> Call:
+    """Humming's layer with its own heuristics, of what the quantised weight stands for; it compiles by NVRTC."""
+    layer_of = importlib.import_module("humming.layer").HummingLayer
+    a, qweight, scales, zeros, bits, group_size, k, _ = values
+    config = {"dtype": f"int{bits}", "group_size": group_size, "has_zero_point": not problem.dims["symmetric"]}
+    with a.device:
+        layer = layer_of(shape_n=problem.n, shape_k=k, weight_config=config, torch_dtype=a.dtype)
+    weight = PackedWeight(qweight, scales, zeros, bits, group_size, (problem.n, k), LAYOUT)
+    layer.load_from_unquantized(weight.dequantize().to(a.dtype))
+    layer.transform()
+    return lambda a, *_: layer(a)
+
+
 def _integers(weight: PackedWeight) -> torch.Tensor:
     """``[N, K]`` uint8, one element a number."""
     words = weight.qweight
@@ -93,5 +107,5 @@ def _integers(weight: PackedWeight) -> torch.Tensor:
 _PEERS: Mapping[str, Mapping[str, Maker]] = {
     "softmax": {"torch.compile max-autotune": _compiled_softmax, "Liger": _liger_softmax, "FlagGems": _gems_softmax},
     "rms_norm": {"torch.compile max-autotune": _compiled_norm, "Liger": _liger_norm, "FlagGems": _gems_norm},
-    "gemm_int4": {"GemLite": _gemlite},
+    "gemm_int4": {"GemLite": _gemlite, "Humming": _humming},
 }

@@ -9,6 +9,7 @@ import registry
 from registry import Device
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.warning import DispatchWarning
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store
 
 if not torch.cuda.is_available():
@@ -70,10 +71,10 @@ def test_a_new_length_is_captured_after_its_first_call(tuned: Dispatcher) -> Non
     torch.testing.assert_close(y.double(), expected, atol=0.5, rtol=2e-2)
 
 
-def test_a_new_length_in_a_capture_is_answered_by_another(tuned: Dispatcher) -> None:
+def test_a_new_length_in_a_capture_before_any_call_is_the_reference_and_told(tuned: Dispatcher) -> None:
     a = torch.randn(345, 1024, device="cuda", dtype=torch.bfloat16)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with pytest.warns(DispatchWarning, match=r"reference is captured for gemm_int4\(m=345"), torch.cuda.graph(graph):
         y = tuned.call("gemm_int4", a, WEIGHT)
     graph.replay()
     expected = a.double() @ WEIGHT.dequantize().double().T
