@@ -105,11 +105,7 @@ EXACT = Tolerance(rtol=units(float32=1.01, half=1.01), atol=underflow(), scale=m
 
 # x * (1 + tanh(u)) cancels for negative x: fp32 tanh near -1 errs by 2**-24, which up to |x| = 8 makes 5e-7 absolute.
 # An approximate tanh (2**-11 relative, tanh.approx) misses it by far.
-GELU_TOLERANCE = Tolerance(
-    rtol=units(float32=2.0, half=1.05),
-    atol=fp32_error(1e-6),
-    scale=_gelu_magnitude,
-)
+GELU_TOLERANCE = Tolerance(rtol=units(float32=2.0, half=1.05), atol=fp32_error(1e-6), scale=_gelu_magnitude)
 
 VECTOR_ADD = elementwise_op(
     "vector_add(Tensor x, Tensor y) -> Tensor out",

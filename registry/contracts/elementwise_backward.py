@@ -62,11 +62,7 @@ SQUARE_BACKWARD = elementwise_op(
     # reversed: the largest numbers meet the smallest, and 2 * x overflows where the gradient does not
     inputs=inputs_at(0.25, 1.5),
     # what is lost below the normal numbers is doubled where the product is rounded before
-    tolerance=Tolerance(
-        rtol=units(float32=1.01, half=1.01),
-        atol={name: 2 * lost for name, lost in underflow().items()},
-        scale=magnitude,
-    ),
+    tolerance=Tolerance(rtol=units(float32=1.01, half=1.01), atol=underflow(2), scale=magnitude),
     kinds=KINDS,
 )
 
@@ -78,11 +74,7 @@ GELU_BACKWARD = elementwise_op(
     inputs=_gelu_inputs,
     # The slope is 0 near x = -0.75 and below -8, where its two terms cancel. 1 - tanh(u)**2 with tanh in fp32 errs by
     # 2**-24, which x * u' makes 1e-6, and gradients are up to 6.
-    tolerance=Tolerance(
-        rtol=units(float32=2.0, half=1.05),
-        atol=fp32_error(6e-6, lost=6),
-        scale=_gelu_magnitude,
-    ),
+    tolerance=Tolerance(rtol=units(float32=2.0, half=1.05), atol=fp32_error(6e-6, lost=6), scale=_gelu_magnitude),
     choices=GELU.choices,
     kinds=KINDS,
 )

@@ -65,7 +65,7 @@ def rows_op(
     parsed = Schema.parse(schema)
     shapes = {name: ("rows", "cols") if name in rows else ("cols",) for name in _tensors(parsed)}
     made = {
-        "tolerance": Tolerance(units(float32=2.0, half=1.1), {**_times(4, underflow())}, _row_scale),
+        "tolerance": Tolerance(units(float32=2.0, half=1.1), underflow(4), _row_scale),
         "static": frozenset({"cols", "dtype"}),
         "dynamic": frozenset({"rows"}),
         "examples": row_examples(),
@@ -133,10 +133,6 @@ def _with_choices(dims: Mapping[str, Value], choices: Mapping[str, tuple[Value, 
         {**dims, **dict(zip(names, values, strict=True))}
         for values in itertools.product(*(choices[name] for name in names))
     ]
-
-
-def _times(factor: float, lost: Mapping[str, float]) -> dict[str, float]:
-    return {name: factor * least for name, least in lost.items()}
 
 
 def _check(sizes: Sequence[str], problem: Problem) -> None:

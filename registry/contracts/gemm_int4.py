@@ -105,16 +105,8 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     if kind == "groups":
         # makes its whole row NaN. No infinity: it is one or NaN by whether a weight is rounded to zero
         fills.plant_in_rows(a, (torch.nan,), generator)
-    return (
-        a,
-        qweight,
-        scales,
-        None if problem.symmetric else zeros,
-        problem.bits,
-        problem.group_size,
-        problem.k,
-        LAYOUT,
-    )
+    given = None if problem.symmetric else zeros
+    return a, qweight, scales, given, problem.bits, problem.group_size, problem.k, LAYOUT
 
 
 def _activations(problem: Problem, kind: str, generator: torch.Generator) -> torch.Tensor:
@@ -180,30 +172,14 @@ def _check(problem: Problem) -> None:
 def _examples() -> tuple[dict[str, Value], ...]:
     shapes = ((1, 64, 128, 128), (3, 33, 256, 64), (17, 128, 384, 32), (5, 72, 136, 136), (130, 257, 512, 128))
     return tuple(
-        {
-            "m": m,
-            "n": n,
-            "k": k,
-            "group_size": group_size,
-            "bits": 4,
-            "dtype": dtype_name(dtype),
-            "symmetric": symmetric,
-        }
-        for dtype in HALVES
+        {"m": m, "n": n, "k": k, "group_size": group_size, "bits": 4, "dtype": dtype, "symmetric": symmetric}
+        for dtype in map(dtype_name, HALVES)
         for symmetric in (False, True)
         for m, n, k, group_size in shapes
     )
 
 
-_PARTS = {
-    "qweight": "qweight",
-    "scales": "scales",
-    "zeros": "zeros",
-    "bits": "bits",
-    "group_size": "group_size",
-    "k": "shape[1]",
-    "layout": "layout",
-}
+_PARTS = {name: name for name in ("qweight", "scales", "zeros", "bits", "group_size", "layout")} | {"k": "shape[1]"}
 
 GEMM_INT4 = Op(
     name="gemm_int4",

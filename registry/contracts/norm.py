@@ -87,9 +87,7 @@ RMS_NORM = rows_op(
     problem=norm_problem,
     inputs=_inputs,
     # two roundings in half: many models' own code rounds x / rms before it multiplies by the weight
-    tolerance=Tolerance(
-        rtol=units(float32=2.0, half=2.1), atol={name: 4 * lost for name, lost in underflow().items()}, scale=_scale
-    ),
+    tolerance=Tolerance(rtol=units(float32=2.0, half=2.1), atol=underflow(4), scale=_scale),
     kinds=KINDS,
     alike={"weight": "x"},
     backward=Backward(op="rms_norm_backward", saved=("x", "weight")),

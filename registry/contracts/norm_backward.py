@@ -116,9 +116,7 @@ RMS_NORM_BACKWARD = rows_op(
     fake=RowMajor(_outputs),
     problem=after_gradient("y", "x", norm_problem),
     inputs=_inputs,
-    tolerance=Tolerance(
-        rtol=units(float32=2.0, half=1.1), atol={name: 8 * lost for name, lost in underflow().items()}, scale=_scale
-    ),
+    tolerance=Tolerance(rtol=units(float32=2.0, half=1.1), atol=underflow(8), scale=_scale),
     kinds=KINDS,
     alike=RMS_NORM.alike,
     weights=RMS_NORM.weights,

@@ -23,24 +23,20 @@ def units(float32: float, half: float) -> Mapping[str, float]:
     return {dtype_name(dtype): (half if dtype.itemsize == 2 else float32) * unit_roundoff(dtype) for dtype in WIDE}
 
 
-def underflow() -> dict[str, float]:
-    """``atol`` where errors are relative: what is lost below the normal numbers.
+def underflow(times: float = 1.0) -> dict[str, float]:
+    """``atol`` where errors are relative: so many ``times`` what is lost below the normal numbers.
 
     float16 keeps its subnormals on every device (the conversion from fp32 makes them), so half a step is lost;
     bfloat16 and float32 may be flushed to zero, which GPU compilers do under ``ftz``.
     """
-    return {
-        "float32": torch.finfo(torch.float32).tiny,
-        "float16": torch.finfo(torch.float16).smallest_normal * 2.0**-10,
-        "bfloat16": torch.finfo(torch.bfloat16).tiny,
-        "float64": torch.finfo(torch.float64).tiny,
-    }
+    least = {dtype: torch.finfo(dtype).tiny * (2.0**-10 if dtype == torch.float16 else 1.0) for dtype in WIDE}
+    return {dtype_name(dtype): times * lost for dtype, lost in least.items()}
 
 
 def fp32_error(size: float, lost: float = 1.0) -> dict[str, float]:
     """``atol`` where fp32 arithmetic errs by ``size`` whatever the result, and ``lost`` times as much underflows."""
     narrower = {"float64": unit_roundoff(torch.float64) / FLOAT32_UNIT}
-    return {name: size * narrower.get(name, 1.0) + lost * least for name, least in underflow().items()}
+    return {name: size * narrower.get(name, 1.0) + least for name, least in underflow(lost).items()}
 
 
 def fp32_weight(problem: Problem) -> float:

@@ -36,7 +36,7 @@ class Bounds:
         return bool(self.holding(output))
 
     def holding(self, output: torch.Tensor) -> torch.Tensor:
-        """The same as a tensor, for whom the device should not wait; ``output`` may be several outputs stacked."""
+        """``hold`` as a tensor, which the host need not wait for; ``output`` may be several outputs stacked."""
         if self.are_exact:
             return (output == self.low).all()
         output = calculable(output)
@@ -54,6 +54,11 @@ class Bounds:
     def are_exact(self) -> bool:
         """Whether the result is not floating: nothing but ``low`` is right."""
         return self.low is self.high
+
+
+def holding(bounds: Iterable[Bounds], results: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Whether each result is within its bounds, on the device."""
+    return [each.holding(result) for each, result in zip(bounds, results, strict=True)]
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..arguments.schema import with_tensors
@@ -83,7 +84,7 @@ def results_of(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     Raises InvalidDefinitionError where they are not as many as the schema has, and for a complex one that no
     comparator of the op judges.
     """
-    fresh = _fresh(op, values)
+    fresh = with_tensors(values, torch.clone) if op.parsed.mutates else values
     results = op.results(op.reference(*fresh), fresh)
     if len(results) != len(op.parsed.results):
         raise InvalidDefinitionError(
@@ -151,6 +152,12 @@ def compare(
         message = f"{name}: {'; '.join(faults)}" if faults else ""
         found.append(Comparison(not faults, math.inf if faults else 0.0, 0.0, (name, ()), message))
     return max(found, key=lambda each: (not each.ok, each.ratio))
+
+
+def judged(op: Op, problem: Problem, results: Outputs, values: tuple[Any, ...]) -> Comparison:
+    """``compare`` with the reference on ``values``, which is computed here."""
+    reference = reference64(op, values)
+    return compare(op, problem, results, reference, own_error(op, problem, values, reference), values)
 
 
 @dataclass(frozen=True)
@@ -237,7 +244,7 @@ def _compare_one(
         worst.scale = max(worst.scale, scale.max().item())
         worst.add(piece, error, rtol * scale + atol, wrong)
     limit = 2 * torch_error + unit * worst.scale + atol
-    index = tuple(_index(worst.place, output.shape))
+    index = tuple(map(int, np.unravel_index(worst.place, output.shape)))
     message = _message(f"{name}{list(index)}", worst, output[index], reference[index], torch_error, limit)
     return Comparison(not message, worst.ratio, worst.error, (name, index), message)
 
@@ -299,15 +306,3 @@ def tolerance_of(op: Op, result: str, dtype: torch.dtype) -> tuple[float, float,
             hint=f"its rtol has {', '.join(tolerance.rtol)}, its atol {', '.join(tolerance.atol)}",
         )
     return tolerance.rtol[name], tolerance.atol[name], torch.finfo(dtype).eps / 2
-
-
-def _index(place: int, shape: torch.Size) -> Iterator[int]:
-    for dim in range(len(shape)):
-        yield place // math.prod(shape[dim + 1 :]) % shape[dim]
-
-
-def _fresh(op: Op, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments that a reference which mutates may write to."""
-    if not op.parsed.mutates:
-        return values
-    return with_tensors(values, torch.clone)

@@ -116,11 +116,6 @@ class Seen:
         """The results that the tolerance accepted in every case, in words."""
         return self._by_tolerance.found
 
-    @property
-    def is_open(self) -> bool:
-        """True if another case may tell more."""
-        return not self.shows or bool(self.found)
-
     def is_right(self, what: str) -> bool:
         """True if ``what`` is the right result in every case, whatever the inputs.
 
@@ -163,11 +158,6 @@ class SeenByCompare:
         """The results that ``compare`` accepted in every case, in words."""
         found = [what for what, accepted in self._accepted.items() if accepted]
         return [what for what in found if what != CONSTANT or ZEROS not in found]
-
-    @property
-    def is_open(self) -> bool:
-        """True if another case may tell more."""
-        return not self.shows or bool(self.found)
 
     def is_right(self, what: str) -> bool:
         """True if ``what`` is the right result in every case, whatever the inputs."""

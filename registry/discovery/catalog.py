@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..contract import Op
+from ..device import installed_version
 from ..errors import InvalidDefinitionError, PluginError, RegistryError, UnknownNameError
 from ..forking import renewed_in_child
 from ..implementation import Implementation
@@ -122,7 +123,8 @@ class Catalog:
 
     def added_by_calls(self) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
         """The ops, and the implementations as (op, name), of ``define`` and ``register`` outside of a plugin file."""
-        return self._inventory.added_by_calls()
+        added = self._inventory.by_calls
+        return tuple(added.ops), tuple(added.implementations)
 
     def load_file(self, path: str | Path) -> None:
         """Load a .py file as a plugin. A file that is loaded already is left as it is.
@@ -181,14 +183,15 @@ class Catalog:
             self._busy = False
 
     def _find_plugins(self) -> None:
-        box = Plugin.in_the_box("registry.contracts")
+        version = installed_version(DISTRIBUTION)
+        box = Plugin("registry.contracts", DISTRIBUTION, version, _Box.KERNEL_REGISTRY_API)
         attach(box, _Box, self._inventory.manager, api_optional=False)
         self._inventory.plugins.append(box)
         found = self._entry_points
         if found is None:
             found = metadata.entry_points(group=PROJECT)
         taken: dict[str, Plugin] = {}
-        for plugin, entry_point in sorted(Plugin.each_of(found), key=lambda pair: _rank(pair[0])):
+        for plugin, entry_point in sorted(Plugin.each_of(found), key=lambda pair: pair[0].rank):
             self._inventory.plugins.append(plugin)
             if first := taken.get(plugin.name):
                 self._faults.of(plugin, f"the name {plugin.name!r} is taken by {first}; only that one is in use")
@@ -203,10 +206,8 @@ class Catalog:
     def _attach(self, plugin: Plugin, entry_point: metadata.EntryPoint) -> None:
         try:
             attach(plugin, entry_point.load, self._inventory.manager, api_optional=False)
-        except RegistryError as fault:
-            self._faults.of(plugin, fault.message, fault)
         except GUARDED as fault:
-            self._faults.of(plugin, describe(fault), fault)
+            self._faults.of(plugin, fault.message if isinstance(fault, RegistryError) else describe(fault), fault)
 
     def _collect_ops(self, plugin: Plugin) -> None:
         for hook in plugin.hooks.get(DEFINES, ()):
@@ -281,7 +282,10 @@ class Catalog:
 
     def _caller(self) -> Plugin:
         """The plugin to which belongs what is added by a call: the file that is being loaded, if any."""
-        return self._adopting or self._inventory.by_calls()
+        inventory = self._inventory
+        if self._adopting is None and inventory.by_calls not in inventory.plugins:
+            inventory.plugins.append(inventory.by_calls)
+        return self._adopting or inventory.by_calls
 
     def _adopt_file(self, plugin: Plugin, file: Path) -> None:
         before = self.generation
@@ -297,15 +301,10 @@ class Catalog:
         check_backward_ops([inventory.ops[name] for name in plugin.ops], inventory.ops)
         for name in inventory.inactive(plugin):
             raise UnknownNameError("op", name, inventory.ops)
-        for op in inventory.active(plugin):
+        for op in [op for op in inventory.ops.values() if op.hook in plugin.hooks]:
             self._implementations_of(op.name)
             for hook in plugin.hooks[op.hook]:
                 for implementation in called(hook, f"its implementations of {op.name}"):
                     check_implementation_of(op, implementation, inventory.implementations[op.name])
                     inventory.add_implementation(plugin, op, implementation)
         inventory.plugins.append(plugin)
-
-
-def _rank(plugin: Plugin) -> tuple[bool, str, str]:
-    # the box comes first, so that a stranger's entry point cannot take the place of one of its plugins
-    return plugin.distribution != DISTRIBUTION, plugin.name, plugin.distribution

@@ -64,17 +64,9 @@ def op_of(hook: str) -> str:
     return hook.replace("__", "::", 1)
 
 
-def specification(op: Op) -> type:
-    """The hookspec that ``op`` yields, as a namespace for pluggy."""
-    return _namespace(op.hook, f"Implementations of {op.schema}")
+def specification(hook: str, doc: str) -> type:
+    """The hookspec of that name, as a namespace for pluggy."""
 
-
-def definitions() -> type:
-    """The hookspec of ``defines``, as a namespace for pluggy."""
-    return _namespace(DEFINES, "Ops that the plugin defines.")
-
-
-def _namespace(hook: str, doc: str) -> type:
     def specified() -> None:
         pass
 

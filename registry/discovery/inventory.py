@@ -9,7 +9,7 @@ import pluggy
 
 from ..contract import Op
 from ..implementation import Implementation
-from .hooks import PROJECT, definitions, hook_of, specification
+from .hooks import DEFINES, PROJECT, hook_of, specification
 from .loading import file_module
 from .plugin import Plugin
 from .registration import check_implementation_of, check_new_op
@@ -23,18 +23,19 @@ class Inventory:
 
     def __init__(self) -> None:
         self.manager = pluggy.PluginManager(PROJECT)
-        self.manager.add_hookspecs(definitions())
+        self.manager.add_hookspecs(specification(DEFINES, "Ops that the plugin defines."))
         self.plugins: list[Plugin] = []
         self.ops: dict[str, Op] = {}
         self.implementations: dict[str, dict[str, Implementation]] = {}
-        self._by_calls = Plugin("registry.register")
+        self.by_calls = Plugin("registry.register")
+        """Of all that is added by calls in this process; among the ``plugins`` once something was."""
 
     def add_op(self, plugin: Plugin, op: Op) -> None:
         """Take in an op of a plugin. Raises InvalidDefinitionError."""
         check_new_op(op, self.ops, plugin, self.plugins)
         caller = getattr(self.manager.hook, op.hook, None)
         if caller is None or not caller.has_spec():  # an op that a file took away with it leaves its specification
-            self.manager.add_hookspecs(specification(op))
+            self.manager.add_hookspecs(specification(op.hook, f"Implementations of {op.schema}"))
         self.ops[op.name] = op
         plugin.ops.append(op.name)
 
@@ -63,28 +64,13 @@ class Inventory:
         defined = {op.hook for op in self.ops.values()}
         return tuple(op for op in plugin.implemented_ops if hook_of(op) not in defined)
 
-    def active(self, plugin: Plugin) -> tuple[Op, ...]:
-        """The defined ops that a plugin implements."""
-        return tuple(op for op in self.ops.values() if op.hook in plugin.hooks)
-
-    def by_calls(self) -> Plugin:
-        """The plugin of all that is added by calls in this process; among the ``plugins`` once it is asked for."""
-        if self._by_calls not in self.plugins:
-            self.plugins.append(self._by_calls)
-        return self._by_calls
-
-    def added_by_calls(self) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-        """The ops, and the implementations as (op, name), that were added by calls in this process."""
-        return tuple(self._by_calls.ops), tuple(self._by_calls.implementations)
-
     def withdraw(self, plugin: Plugin) -> None:
         """Take a plugin file and all that it brought out again."""
         if self.manager.has_plugin(plugin.name):
             self.manager.unregister(name=plugin.name)
         sys.modules.pop(file_module(Path(plugin.name)), None)
         for op, name in plugin.implementations:
-            self.implementations[op] = {
-                other: one for other, one in self.implementations.get(op, {}).items() if other != name
-            }
+            known = self.implementations.get(op, {})
+            self.implementations[op] = {other: one for other, one in known.items() if other != name}
         for op in list(plugin.ops):
             self.remove_op(plugin, op)

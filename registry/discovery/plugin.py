@@ -10,9 +10,8 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from ..device import installed_version
 from ..errors import PluginError, UnknownNameError
-from .hooks import API_VERSION, DEFINES, op_of
+from .hooks import DEFINES, op_of
 
 DISTRIBUTION = "kernel-registry"
 
@@ -117,10 +116,10 @@ class Plugin:
         """The plugin that a file is. Its name is the path."""
         return cls(str(file), vendors=frozenset({_vendor(file.stem)}), is_file=True)
 
-    @classmethod
-    def in_the_box(cls, name: str) -> Plugin:
-        """A plugin of this distribution."""
-        return cls(name, DISTRIBUTION, installed_version(DISTRIBUTION), API_VERSION)
+    @property
+    def rank(self) -> tuple[bool, str, str]:
+        """The place in which it is loaded: the box first, whose plugins no stranger's entry point can replace."""
+        return self.distribution != DISTRIBUTION, self.name, self.distribution
 
     @property
     def is_installed(self) -> bool:

@@ -48,8 +48,7 @@ def _op_faults(op: Op, problem: Problem) -> Iterator[str]:
     elif floor.bytes <= 0 or floor.flop < 0:
         yield f"its floor is {floor}: bytes must be positive, flop not negative"
     for kind in op.kinds:
-        values = _inputs(op, problem, kind)
-        again = _inputs(op, problem, kind)
+        values, again = (op.draw(problem, kind, torch.Generator().manual_seed(SEED)) for _ in range(2))
         if not all_same(tensors_in(values), tensors_in(again)):
             yield f"{kind} inputs: two generators with one seed make different inputs"
         posed = op.pose(op.arguments(values), problem)
@@ -72,7 +71,3 @@ def _reference_faults(op: Op, problem: Problem, values: tuple[Any, ...]) -> list
         return [f"reference against fake: {fault}" for fault in faults]
     found = numerics.compare(op, problem, op.results(outputs, values), reference, own, before)
     return [] if found.ok else [f"its own reference is refused: {found.message}"]
-
-
-def _inputs(op: Op, problem: Problem, kind: str) -> tuple[Any, ...]:
-    return op.draw(problem, kind, torch.Generator().manual_seed(SEED))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,41 +20,25 @@ from ..implementation import Tensors
 from .given_inputs import SEED, GivenInputs
 
 
-@dataclass(frozen=True)
 class Expected:
-    """What is right for the values of a call. They are taken before it, which may mutate them."""
+    """The right results for the values of a call; made before the call, which may mutate its values."""
 
-    plan: Plan
-    values: tuple[Any, ...]
-
-    @cached_property
-    def _before(self) -> tuple[Any, ...]:
-        return with_tensors(self.values, torch.clone) if self.plan.op.parsed.mutates else self.values
-
-    @cached_property
-    def _reference(self) -> Tensors:
-        return numerics.reference64(self.plan.op, self._before)
-
-    @cached_property
-    def _own_error(self) -> tuple[float, ...]:
-        return numerics.own_error(self.plan.op, self.plan.problem, self._before, self._reference)
-
-    def taken(self) -> Expected:
-        """This, with all of it computed."""
-        _ = self._own_error
-        return self
+    def __init__(self, plan: Plan, values: tuple[Any, ...]) -> None:
+        self._op, self._problem = plan.op, plan.problem
+        self._values = with_tensors(values, torch.clone) if plan.op.parsed.mutates else values
+        self._reference = numerics.reference64(plan.op, self._values)
+        self._own_error = numerics.own_error(plan.op, plan.problem, self._values, self._reference)
 
     def fault(self, results: Tensors) -> str:
         """What is wrong with a call's results (``Op.results``), "" when they are right."""
-        op, problem = self.plan.op, self.plan.problem
-        found = numerics.compare(op, problem, results, self._reference, self._own_error, self._before)
-        return "" if found.ok else found.message
+        own = self._own_error
+        return numerics.compare(self._op, self._problem, results, self._reference, own, self._values).message
 
 
 def run_faults(plan: Plan, given: GivenInputs, start: int) -> Iterator[str]:
     """One run into poisoned outputs, and one over what that left. ``start`` says which numbers are changed between."""
     op, values = plan.op, given.values
-    expected = Expected(plan, values).taken()
+    expected = Expected(plan, values)
     into = [surrounded(spec) for spec in plan.signature.outputs.values()]
     scratch = {name: surrounded(spec) for name, spec in plan.signature.scratch.items()}
     functional = plan.candidate.implementation.returns_outputs
@@ -114,7 +96,7 @@ def repeating_faults(plan: Plan, given: GivenInputs) -> Iterator[str]:
 
 def call_faults(plan: Plan, given: GivenInputs) -> Iterator[str]:
     """One call as a user makes it, of the function that allocates, runs and returns."""
-    expected = Expected(plan, given.values).taken()
+    expected = Expected(plan, given.values)
     if fault := expected.fault(plan.op.results(as_tuple(plan(*given.values)), given.values)):
         yield fault
 
@@ -123,7 +105,7 @@ def concurrent_faults(plan: Plan, device: Device) -> Iterator[str]:
     """Calls of two threads at once, with inputs of their own."""
     op, kind = plan.op, plan.op.kinds[0]
     inputs = [op.draw(plan.problem, kind, torch.Generator(device.torch).manual_seed(seed)) for seed in (SEED, SEED + 1)]
-    expected = [Expected(plan, values).taken() for values in inputs]
+    expected = [Expected(plan, values) for values in inputs]
     alone = []
     for one, values in zip(expected, inputs, strict=True):
         given = with_tensors(values, torch.clone)

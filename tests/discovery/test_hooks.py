@@ -8,16 +8,16 @@ import pluggy
 import pytest
 
 from registry.contracts import BOX
-from registry.discovery.hooks import DEFINES, PROJECT, defines, definitions, hook_of, implements, op_of, specification
+from registry.discovery.hooks import DEFINES, PROJECT, defines, hook_of, implements, op_of, specification
 from registry.errors import InvalidDefinitionError
 
 
 def _hooks_of(plugin: object, *ops: str) -> set[str]:
     manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(definitions())
+    manager.add_hookspecs(specification(DEFINES, "ops"))
     for op in BOX:
         if op.name in ops:
-            manager.add_hookspecs(specification(op))
+            manager.add_hookspecs(specification(op.hook, op.schema))
     manager.register(plugin)
     manager.check_pending()
     return {caller.name for caller in manager.get_hookcallers(plugin) or []}
@@ -50,7 +50,7 @@ def test_ops_are_offered_through_a_hook_of_their_own() -> None:
 def test_every_op_in_the_box_yields_a_hookspec_without_arguments() -> None:
     manager = pluggy.PluginManager(PROJECT)
     for op in BOX:
-        manager.add_hookspecs(specification(op))
+        manager.add_hookspecs(specification(op.hook, op.schema))
         caller = getattr(manager.hook, op.hook)
         assert caller.has_spec()
         assert caller.spec.argnames == ()

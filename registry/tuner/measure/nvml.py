@@ -40,7 +40,7 @@ class ClockRates:
 
 
 class Gpu:
-    """One device's readings, all cheap (tens of µs) but ``power_watts`` (ms on some boards). Never raises."""
+    """One device's readings, all cheap (tens of µs). Never raises."""
 
     def __init__(self, library: Any, handle: Any) -> None:
         self._library = library
@@ -51,18 +51,12 @@ class Gpu:
         sm, memory = self._clock("NVML_CLOCK_SM"), self._clock("NVML_CLOCK_MEM")
         return None if sm is None or memory is None else ClockRates(sm, memory)
 
-    def most_clocks(self) -> ClockRates | None:
-        """The highest clocks that the device may run at."""
-        sm, memory = (self._clock(kind, most=True) for kind in ("NVML_CLOCK_SM", "NVML_CLOCK_MEM"))
-        return None if sm is None or memory is None else ClockRates(sm, memory)
-
     def throttle_mask(self) -> int | None:
         """The driver's bit mask of reasons why clocks are not at their highest."""
-        library = self._library
         # the first is today's name of the second
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
-            if hasattr(library, name):
-                mask = self._ask(getattr(library, name), self._handle)
+            if hasattr(self._library, name):
+                mask = self._ask(getattr(self._library, name), self._handle)
                 if mask is not None:
                     return int(mask)
         return None
@@ -88,11 +82,6 @@ class Gpu:
         rates = self._ask(self._library.nvmlDeviceGetUtilizationRates, self._handle)
         return None if rates is None else int(rates.gpu)
 
-    def power_watts(self) -> float | None:
-        """The board's power draw in watts."""
-        milliwatts = self._ask(self._library.nvmlDeviceGetPowerUsage, self._handle)
-        return None if milliwatts is None else milliwatts / 1000
-
     def memory_used_bytes(self) -> int | None:
         """Bytes that all processes together hold of the device's memory."""
         found = self._ask(self._library.nvmlDeviceGetMemoryInfo, self._handle)
@@ -107,10 +96,8 @@ class Gpu:
             time.sleep(_LOOK_S)
         return True
 
-    def _clock(self, kind: str, *, most: bool = False) -> int | None:
-        library = self._library
-        function = library.nvmlDeviceGetMaxClockInfo if most else library.nvmlDeviceGetClockInfo
-        value = self._ask(function, self._handle, getattr(library, kind))
+    def _clock(self, kind: str) -> int | None:
+        value = self._ask(self._library.nvmlDeviceGetClockInfo, self._handle, getattr(self._library, kind))
         return None if value is None else int(value)
 
     def _ask(self, function: Callable[..., _T], *arguments: Any) -> _T | None:

@@ -18,7 +18,8 @@ import torch
 from ...arguments.schema import tensors_in, with_tensors
 from ...artifact import Artifact
 from ...contract import Op, as_tuple
-from ...correctness.numerics import compare, own_error, reference64
+from ...correctness.bounds import holding
+from ...correctness.numerics import judged
 from ...correctness.other_sizes import false_claim
 from ...correctness.output_faults import output_faults
 from ...correctness.poisoned_layouts import Surrounded, laid_out_within, surrounded
@@ -215,8 +216,7 @@ def _check_on(
     if faults := output_faults(found, plan.signature.outputs, values):
         raise WrongError("wrong_result", "; ".join(faults))
     results = op.results(found, values)
-    flags = [bounds.holding(result) for bounds, result in zip(probe.bounds, results, strict=True)]
-    checks.add(flags, "wrong_result", lambda: _why(op, probe, results, told))
+    checks.add(holding(probe.bounds, results), "wrong_result", partial(_why, op, probe, results, told))
     for name, tensors in (("outputs", into), ("arguments", copies), ("scratch", scratch)):
         beside = _told(probe, f"it writes outside its {name}")
         checks.add([each.untouched() for each in tensors], "wrong_result", beside)
@@ -234,8 +234,7 @@ def _check_two_threads(plan: Plan, probes: tuple[Probe, Probe], device: Device, 
     found = results_of_two_threads(plan, [probe.values for probe in probes], device)
     for probe, calls in zip(probes, found, strict=True):
         for results in calls:
-            flags = [bounds.holding(result) for bounds, result in zip(probe.bounds, results, strict=True)]
-            checks.add(flags, "wrong_result", partial(_why, op, probe, results, told))
+            checks.add(holding(probe.bounds, results), "wrong_result", partial(_why, op, probe, results, told))
 
 
 def _copies(probe: Probe, nan_beside: bool) -> list[Surrounded]:
@@ -247,9 +246,7 @@ def _copies(probe: Probe, nan_beside: bool) -> list[Surrounded]:
 
 
 def _why(op: Op, probe: Probe, results: Tensors, told: _Told) -> str:
-    reference = reference64(op, probe.pristine)
-    error = own_error(op, probe.problem, probe.pristine, reference)
-    fault = compare(op, probe.problem, results, reference, error, probe.pristine).message
+    fault = judged(op, probe.problem, results, probe.pristine).message
     return told(fault) if fault else ""
 
 

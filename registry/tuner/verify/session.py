@@ -12,8 +12,8 @@ import torch
 
 from ...arguments.schema import tensors_in, with_tensors
 from ...contract import Op
-from ...correctness.bounds import Bounds, bounds_of
-from ...correctness.numerics import Comparison, compare, own_error, reference64
+from ...correctness.bounds import Bounds, bounds_of, holding
+from ...correctness.numerics import Comparison, judged, own_error, reference64
 from ...correctness.tolerance_check import refuse_unseen
 from ...device import Device
 from ...implementation import Tensors
@@ -88,15 +88,13 @@ class Session:
 
     def judge(self, case: InputCase, results: Tensors) -> str:
         """The fault of a case's results (``Op.results``), found element by element; "" when they are right."""
-        if all(bounds.hold(result) for bounds, result in zip(case.bounds, results, strict=True)):
+        if all(holding(case.bounds, results)):
             return ""
         return self.compared(case, results).message
 
     def compared(self, case: InputCase, results: Tensors) -> Comparison:
         """The results of a case against its reference, element by element."""
-        reference = reference64(self.op, case.pristine)
-        error = own_error(self.op, self.problem, case.pristine, reference)
-        return compare(self.op, self.problem, results, reference, error, case.pristine)
+        return judged(self.op, self.problem, results, case.pristine)
 
     def _make(self, kind: str, values: tuple[Any, ...], reference: Tensors | None = None) -> InputCase:
         bounds = self._bounds.get(kind)
@@ -203,8 +201,9 @@ class Session:
     @cached_property
     def is_roomy(self) -> bool:
         """Whether there is memory to keep the cases of one trial for the next."""
-        judged = self.op.result_specs(self.arguments, self.device.torch)
-        case = 2 * sum(spec.nbytes for spec in self.arguments.tensors.values()) + 8 * sum(spec.numel for spec in judged)
+        results = self.op.result_specs(self.arguments, self.device.torch)
+        elements = sum(spec.numel for spec in results)
+        case = 2 * sum(spec.nbytes for spec in self.arguments.tensors.values()) + 8 * elements
         return case * (len(self.op.kinds) + len(_MIXTURES)) <= _CACHE_SHARE * self.device.memory_bytes
 
     @property

@@ -13,6 +13,7 @@ import torch
 from ...arguments.schema import tensors_in
 from ...contract import as_tuple
 from ...correctness.bits import having_same_bits
+from ...correctness.bounds import holding
 from ...correctness.output_faults import output_faults, overlap, plain_fault, poison
 from ...dispatch.plans.plan import Plan
 from ...implementation import Tensors
@@ -80,7 +81,7 @@ class TimedPlan:
         if session.op.compare:
             # several results may be right, which no bounds tell
             return [torch.tensor(not session.judge(case, one), device=session.device.torch) for one in judged]
-        return _holding(case, judged)
+        return _within(case, judged)
 
     def change_inputs(self) -> None:
         """Change one element of each floating input that may change, in each copy another; ``show`` puts them back."""
@@ -144,7 +145,7 @@ class TimedPlan:
         judged = list(map(op.results, self.outputs, rotation.copies))
         # one copy within bounds is enough where all copies must be equal
         closely = judged[:1] if self._plan.candidate.implementation.deterministic else judged
-        checks.add(_holding(case, closely), "wrong_result", partial(self._why, case, judged, when, closely))
+        checks.add(_within(case, closely), "wrong_result", partial(self._why, case, judged, when, closely))
         changed = [having_same_bits(tensor, was) for tensor, was in self._prepared]
         checks.add(changed, "wrong_result", f"{when}: it changes a tensor that prepare() made")
         if self._plan.candidate.implementation.deterministic:
@@ -215,7 +216,7 @@ class TimedPlan:
         """Why results were not within bounds; "" for those that are right all the same, as an op's comparator says."""
         if fault := self._fault(case, judged, when):
             return fault
-        return f"{when}: {LATE}" if all(map(bool, _holding(case, closely))) else ""
+        return f"{when}: {LATE}" if all(_within(case, closely)) else ""
 
     def _fault(self, case: InputCase, judged: Sequence[Tensors], when: str) -> str:
         for results in judged:
@@ -224,5 +225,5 @@ class TimedPlan:
         return ""
 
 
-def _holding(case: InputCase, judged: Sequence[Tensors]) -> list[torch.Tensor]:
-    return [bounds.holding(result) for results in judged for bounds, result in zip(case.bounds, results, strict=True)]
+def _within(case: InputCase, judged: Sequence[Tensors]) -> list[torch.Tensor]:
+    return [flag for results in judged for flag in holding(case.bounds, results)]

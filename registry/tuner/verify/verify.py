@@ -15,13 +15,14 @@ import torch
 from ...arguments.schema import tensors_in
 from ...contract import Op
 from ...correctness.bits import having_same_bits
+from ...correctness.bounds import holding
 from ...correctness.output_faults import output_faults, overlap, poison
 from ...dispatch.plans.plan import Plan
 from ...implementation import Tensors
 from ..measure.samplers import Sampler
 from .session import PARTLY, PARTLY_AGAIN, InputCase, Session, clone
 from .timed import LATE, TimedPlan
-from .verdicts import Checks, Explain, Flags, WrongError
+from .verdicts import Checks, WrongError
 
 __all__ = ["WrongError", "check_unchanged", "run_poisoned", "verify", "verify_timed"]
 
@@ -52,33 +53,24 @@ def verify(
     checks = Checks()
     with _stream_kept(session):
         if twin is not None:
-            case = session.case(session.timed_kind)
-            results = _run_on(plan, session, case, checks)
-            checks.add(_hold(case, results), "wrong_result", partial(_why, session, case, results))
+            _run_once(plan, session, session.timed_kind, checks)
+            plan, session = twin
         go_on()
-        _run_twice(*(twin or (plan, session)), checks)
+        case = session.case(session.timed_kind)
+        _run_again(plan, session, case, _run_on(plan, session, case, checks), checks)
         checks.settle()
-        _verify_other_kinds(*(twin or (plan, session)), checks, go_on)
+        for kind in session.op.kinds[1:]:
+            go_on()
+            _run_once(plan, session, kind, checks)
+            if not session.is_roomy:
+                checks.settle()
+        checks.settle()
 
 
-def _run_twice(plan: Plan, session: Session, checks: Checks) -> None:
-    case = session.case(session.timed_kind)
+def _run_once(plan: Plan, session: Session, kind: str, checks: Checks) -> None:
+    case = session.case(kind)
     results = _run_on(plan, session, case, checks)
-    right = _hold(case, results), "wrong_result", partial(_why, session, case, results)
-    _run_again(plan, session, case, results, checks, right)
-
-
-def _verify_other_kinds(plan: Plan, session: Session, checks: Checks, go_on: Callable[[], None]) -> None:
-    for kind in session.op.kinds:
-        if kind == session.timed_kind:
-            continue
-        go_on()
-        case = session.case(kind)
-        results = _run_on(plan, session, case, checks)
-        checks.add(_hold(case, results), "wrong_result", partial(_why, session, case, results))
-        if not session.is_roomy:
-            checks.settle()
-    checks.settle()
+    checks.add(holding(case.bounds, results), "wrong_result", partial(_why, session, case, results))
 
 
 def verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, *, alone: bool = True) -> None:
@@ -169,15 +161,14 @@ def _run_on(plan: Plan, session: Session, case: InputCase, checks: Checks) -> Te
     return session.op.results(outputs, values)
 
 
-def _run_again(
-    plan: Plan, session: Session, case: InputCase, results: Tensors, checks: Checks, right: tuple[Flags, str, Explain]
-) -> None:
-    """Run a second time at another address, and on a GPU on another stream, and compare the results of both runs.
+def _run_again(plan: Plan, session: Session, case: InputCase, results: Tensors, checks: Checks) -> None:
+    """Run a second time at another address, and on a GPU on another stream; check both runs, ``results`` the first's.
 
     On the GPU a delay comes first, and the inputs are NaN or 0 until it is over. The results are read by the very next
-    kernel on that stream. ``right`` is the check of the first run; it comes after the comparison, so that a candidate
-    whose runs differ is called nondeterministic rather than wrong.
+    kernel on that stream. The comparison of the runs comes before the check of the first, so that a candidate whose
+    runs differ is called nondeterministic rather than wrong.
     """
+    right = holding(case.bounds, results)
     early, rotation = clone(results), session.rotation
     with _other_stream(session):
         rotation.spoil()
@@ -195,8 +186,8 @@ def _run_again(
         raise WrongError("wrong_result", "two calls return the same memory: the second overwrites the first's result")
     if plan.candidate.implementation.deterministic:
         checks.add(same, "nondeterministic", partial(_differing, session, case, results, read, again))
-    checks.add(*right)
-    checks.add(_hold(case, read), "wrong_result", partial(_why_again, session, case, read, again))
+    checks.add(right, "wrong_result", partial(_why, session, case, results))
+    checks.add(holding(case.bounds, read), "wrong_result", partial(_why_again, session, case, read, again))
     _check_memory((*results, *again), (*early, *read), checks, refill=session.is_roomy)
     if session.op.parsed.mutates:
         checks.settle()
@@ -237,14 +228,10 @@ def check_unchanged(op: Op, values: tuple[Any, ...], pristine: tuple[Any, ...], 
             checks.add(flags, "wrong_result", f"it changes its input {parameter.name}")
 
 
-def _hold(case: InputCase, results: Tensors) -> list[torch.Tensor]:
-    return [bounds.holding(result) for bounds, result in zip(case.bounds, results, strict=True)]
-
-
 def _why(session: Session, case: InputCase, results: Tensors) -> str:
     if fault := session.judge(case, results):
         return f"{case.kind} inputs: {fault}"
-    return f"{case.kind} inputs: {LATE}" if all(map(bool, _hold(case, results))) else ""
+    return f"{case.kind} inputs: {LATE}" if all(holding(case.bounds, results)) else ""
 
 
 def _why_again(session: Session, case: InputCase, read: Tensors, again: Tensors) -> str:
