@@ -76,7 +76,6 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its tensors."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property

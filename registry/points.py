@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from .arguments.specs import WatchedValues
 from .problem import Value, exact
 
 if TYPE_CHECKING:
@@ -143,27 +144,6 @@ def _valid_numbers(space: Space) -> NDArray[np.integer[Any]]:
     return np.flatnonzero(holds).astype(kind)
 
 
-class _ReadConfig(Mapping[str, Value]):
-    """A configuration; ``read`` holds the names of the parameters that were looked at."""
-
-    def __init__(self, values: Mapping[str, Value], read: set[str]) -> None:
-        self._values = values
-        self.read = read
-
-    def __getitem__(self, name: str) -> Value:
-        value = self._values[name]
-        self.read.add(name)
-        return value
-
-    def __iter__(self) -> Iterator[str]:
-        self.read.update(self._values)
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        self.read.update(self._values)
-        return len(self._values)
-
-
 class _MoreRead(Exception):  # noqa: N818  (no fault: the question is asked again)
     """The constraint has looked at a parameter that it had not looked at before."""
 
@@ -196,7 +176,7 @@ def _answers(
         if whole:
             answers.flat[number] = bool(holds(config))
             continue
-        watched = _ReadConfig(config, set())
+        watched = WatchedValues(config)
         try:
             answers.flat[number] = bool(holds(watched))
         except Exception:

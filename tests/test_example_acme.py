@@ -17,11 +17,11 @@ import registry
 from registry.contract import as_tuple
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
-from registry.dispatch.torch_side import operators
 from registry.testing import check_implementation, check_op
 from registry.tuner.shapes.shapes import load_shapes
 
 from . import fresh
+from .serving import serving
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "registry-acme"
@@ -87,7 +87,7 @@ def database(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dispatcher(catalog: Catalog, database: Path) -> Iterator[Dispatcher]:
     """Runs calls, and torch's operators meanwhile, by those winners."""
     found = Dispatcher(catalog, str(database))
-    with operators.serving(found):
+    with serving(found):
         yield found
 
 

@@ -168,7 +168,6 @@ class Schema:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The parameters' names, in order."""
         return tuple(parameter.name for parameter in self.parameters)
 
     @cached_property

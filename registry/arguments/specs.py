@@ -79,7 +79,6 @@ class TensorSpec:
 
     @property
     def numel(self) -> int:
-        """Elements."""
         count = 1
         for size in self.shape:
             count *= size
@@ -165,6 +164,27 @@ class _SeenArguments(Mapping[str, Argument]):
 
     def __len__(self) -> int:
         return len(self._all)
+
+
+class WatchedValues(Mapping[str, Value]):
+    """Values by name, such as dimensions; ``read`` holds the names that were looked at."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self._values = values
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Value:
+        value = self._values[name]
+        self.read.add(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        self.read.update(self._values)
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        self.read.update(self._values)
+        return len(self._values)
 
 
 _Made = TypeVar("_Made")
@@ -300,7 +320,6 @@ class Arguments:
 
 
 def specs_in(value: Argument) -> tuple[TensorSpec, ...]:
-    """The specs in one argument's value."""
     if isinstance(value, TensorSpec):
         return (value,)
     return tuple(one for one in value if isinstance(one, TensorSpec)) if isinstance(value, tuple) else ()

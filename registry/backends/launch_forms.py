@@ -125,7 +125,6 @@ class Forms(Generic[_Form]):
             return None
 
     def put(self, key: Hashable, form: _Form) -> None:
-        """Keep a form."""
         try:
             self._forms[key] = form
         except TypeError:

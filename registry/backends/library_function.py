@@ -79,7 +79,6 @@ class LibraryFunction(Implementation):
 
     @property
     def definition(self) -> tuple[str, str]:
-        """Module and qualified name of the function."""
         module, _, name = _told(self._fn).partition(":")
         return module, name
 
@@ -93,11 +92,9 @@ class LibraryFunction(Implementation):
         return () if self._refuses is None else self._refuses(problem, device)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """The given number."""
         return self._preference
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """A run that calls the function."""
         function = _imported(self.name, self._fn) if isinstance(self._fn, str) else self._fn
         if self.returns_outputs:
             return lambda _outputs, arguments, _scratch: function(*arguments)

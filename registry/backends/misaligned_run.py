@@ -43,7 +43,6 @@ class MisalignedRun:
 def compiled_run(
     implementation: Implementation, problem: Problem, config: Config, device: Device, signature: Signature
 ) -> Run:
-    """The run of a candidate, compiled and bound now."""
     variants = implementation.variants(problem, config, device, signature)
     artifacts = tuple(implementation.compile(variant, device.target) for variant in variants)
     return implementation.bind(problem, config, device, Built(signature, artifacts))

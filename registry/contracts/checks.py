@@ -9,7 +9,7 @@ import torch
 
 from ..contract import RowMajor
 from ..errors import InvalidArgumentError
-from ..problem import Arguments, Problem, TensorSpec, Value, dtype_name
+from ..problem import Arguments, Problem, TensorSpec, Value, check_choice, dtype_name
 from ..tracing import refuse
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -88,17 +88,6 @@ def positive(problem: Problem, *names: str) -> None:
             raise InvalidArgumentError(f"{problem.op}: {name} must be a positive integer, got {value!r:.80}")
 
 
-def one_of(problem: Problem, name: str, values: Iterable[Value]) -> None:
-    """That dimension must be one of ``values``."""
-    known = list(values)
-    given = problem.dims[name]
-    # 1 equals True and 1.0 to Python, but names another problem
-    if not any(type(given) is type(value) and given == value for value in known):
-        raise InvalidArgumentError(
-            f"{problem.op}: {name} must be one of {', '.join(map(str, known))}, got {given!r:.80}"
-        )
-
-
 _SIZES = ((torch.float64, 1000), *((dtype, n) for dtype in FLOATS for n in (1, 7, 1000, 4096, 65_537)))
 ELEMENTS: tuple[dict[str, Value], ...] = tuple({"n": n, "dtype": dtype_name(dtype)} for dtype, n in _SIZES)
 """Small problems of elements; one in float64."""
@@ -113,4 +102,4 @@ def row_examples() -> tuple[dict[str, Value], ...]:
 
 def float_dtype(problem: Problem, dtypes: tuple[torch.dtype, ...] = WIDE) -> None:
     """``dtype`` must name one of ``dtypes``."""
-    one_of(problem, "dtype", map(dtype_name, dtypes))
+    check_choice(problem.op, "dtype", problem.dims["dtype"], [dtype_name(dtype) for dtype in dtypes])

@@ -47,7 +47,6 @@ class Bounds:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         return self.low.nbytes + (0 if self.are_exact else self.high.nbytes)
 
     @property

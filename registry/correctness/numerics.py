@@ -216,7 +216,6 @@ class _Worst:
     scale: float = 0.0
 
     def add(self, piece: Piece, error: torch.Tensor, allowed: torch.Tensor, wrong: torch.Tensor) -> None:
-        """Take in the errors of one piece."""
         ratio = torch.where(error == 0, 0.0, error / allowed).masked_fill_(wrong, math.inf)
         place = int(ratio.argmax())
         if (worst := ratio.reshape(-1)[place].item()) > self.ratio:

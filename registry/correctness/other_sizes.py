@@ -31,7 +31,8 @@ def other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[OtherSize]
     Where that takes too much memory or time, the home is a smaller problem, and so are both sizes.
     """
     for name in [name for name in problem.dims if name in op.dynamic]:
-        for sizes in (_smaller, _larger):
+        # three times a size is a multiple of 16 only where the size is one, which does not hold for the others
+        for sizes in (_smaller, lambda size: (3 * size, 2 * size, 4 * size)):
             for home in _homes(op, problem):
                 found = _first(op, home, name, sizes(int(home.dims[name])), device)
                 if found is not None:
@@ -88,11 +89,6 @@ def _smaller(size: int) -> Iterator[int]:
             half += 1
         size = half
         yield size
-
-
-def _larger(size: int) -> tuple[int, ...]:
-    """Three times the size is a multiple of 16 only where ``size`` is one, which does not hold for the others."""
-    return 3 * size, 2 * size, 4 * size
 
 
 def _is_affordable(op: Op, problem: Problem, device: Device) -> bool:

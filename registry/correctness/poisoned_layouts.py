@@ -96,7 +96,6 @@ class Surrounded:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         return self.base.nbytes + self.inside.nbytes + self.pristine.nbytes
 
     def untouched(self) -> torch.Tensor:

@@ -167,7 +167,6 @@ def _seen(op: Op, problems: Sequence[Problem], device: torch.device) -> dict[tup
 
 
 def _showed(results: Mapping[tuple[str, str], Seen | SeenByCompare]) -> bool:
-    """True if there was a case."""
     return any(seen.shows for seen in results.values())
 
 

@@ -71,7 +71,6 @@ class Accepted:
     high: float = math.inf
 
     def take_in(self, interval: Range, old: torch.Tensor | None) -> None:
-        """Narrow what was accepted so far by one case."""
         low, high = interval
         self.cases += 1
         self.numbers += low.numel()
@@ -101,7 +100,6 @@ class Seen:
         self._drawn = False
 
     def take_in(self, case: Case) -> None:
-        """Add one case."""
         self._drawn = self._drawn or case.drawn
         self._by_tolerance.take_in(case.by_tolerance, case.old)
         self._by_rounding.take_in(case.by_rounding, case.old)

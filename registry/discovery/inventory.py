@@ -40,7 +40,6 @@ class Inventory:
         plugin.ops.append(op.name)
 
     def remove_op(self, plugin: Plugin, name: str) -> None:
-        """Take an op and its implementations out again."""
         plugin.ops.remove(name)
         del self.ops[name]
         self.implementations.pop(name, None)

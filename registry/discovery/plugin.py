@@ -123,7 +123,6 @@ class Plugin:
 
     @property
     def is_installed(self) -> bool:
-        """Whether an entry point names it."""
         return bool(self.vendors) and not self.is_file
 
     @property
@@ -136,7 +135,6 @@ class Plugin:
         return f"plugin {self.name!r} ({origin or 'no distribution'})"
 
     def report(self, inactive: tuple[str, ...]) -> PluginReport:
-        """The plugin as ``registry plugins`` lists it."""
         return PluginReport(
             name=self.name,
             distribution=self.distribution,
@@ -175,7 +173,6 @@ class Faults:
         self._untold.append(text)
 
     def forget(self) -> None:
-        """Drop the faults that are not told yet."""
         self._untold.clear()
 
     def tell(self) -> None:

@@ -69,7 +69,6 @@ class BoundOp:
 
     @property
     def misses(self) -> int:
-        """Calls that went the slow path."""
         return self.miss.count
 
     def explain(self, *args: Any, **attributes: Any) -> Explanation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import pickle
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -103,10 +103,6 @@ class Dispatcher:
                 self._bound[name] = bound
                 self._calls[name] = bound.taken
             return self._bound[name]
-
-    def known(self) -> Mapping[str, Op]:
-        """Every op by name."""
-        return self.catalog.ops()
 
     def explain(self, op: str, /, *args: Any, **attributes: Any) -> Explanation:
         """What ``call`` does with these arguments, and why."""

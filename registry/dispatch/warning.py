@@ -46,7 +46,6 @@ class _Told:
             return known[1][kind]
 
     def count(self, subject: object, kind: str) -> int:
-        """How many there are."""
         known = self._counts.get(id(subject))
         return 0 if known is None or known[0]() is not subject else known[1][kind]
 

@@ -97,12 +97,10 @@ class Section:
 
     @property
     def decided(self) -> list[ProblemFacts]:
-        """Problems that have a winner."""
         return [facts for facts in self.problems if facts.decision is not None]
 
     @property
     def trials(self) -> int:
-        """The number of trials shown."""
         return sum(len(facts.trials) for facts in self.problems)
 
     @cached_property

@@ -48,7 +48,6 @@ class PageSection:
 
 
 def render(facts: Facts, *, version: str, created: datetime) -> str:
-    """The whole page as HTML."""
     taken: dict[str, int] = {}
     parts = [_part(f"s{number}", section, _colors(section, taken)) for number, section in enumerate(facts.sections)]
     return (

@@ -24,7 +24,6 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed."""
         return not self.failures
 
     def __str__(self) -> str:

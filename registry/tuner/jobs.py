@@ -25,7 +25,6 @@ class Entrant:
 
     @property
     def by_key(self) -> Mapping[str, Artifact]:
-        """The artifacts by the keys of their variants."""
         return {artifact.variant.key: artifact for artifact in self.artifacts}
 
 

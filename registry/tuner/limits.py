@@ -49,7 +49,6 @@ class Budget:
 
     @property
     def most_trials(self) -> int:
-        """Trials that one problem's search may measure."""
         return self.cap if self.trials is None else self.trials
 
 

@@ -62,7 +62,6 @@ class RunStore:
         self._seen: dict[ProblemKey, _Seen] = {}
 
     def end(self, details: Mapping[str, Any]) -> None:
-        """Close the run's record."""
         self._patiently(lambda: self._store.end_run(self.run, details))
 
     def fingerprint(self, implementation: Implementation) -> str:
@@ -176,7 +175,6 @@ class RunStore:
         return self._patiently(lambda: self._store.publish(self.run, decision, finals))
 
     def decision(self, plan: ProblemPlan, candidate: Candidate, **fields: Any) -> Decision:
-        """A decision of this run."""
         return Decision(
             problem=problem_key(plan.op, plan.problem),
             environment=self.environment,

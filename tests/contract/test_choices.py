@@ -18,7 +18,7 @@ from registry.correctness import numerics
 from registry.correctness.bounds import bounds_of
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
-from registry.dispatch.torch_side.operators import define, serving
+from registry.dispatch.torch_side.operators import define
 from registry.errors import ArgumentTypeError, InvalidArgumentError, InvalidDefinitionError, UnsupportedError
 from registry.testing import check_implementation, check_op
 from registry.tuner.limits import Budget
@@ -28,6 +28,8 @@ from registry.tuner.shapes.shapes import load_shapes
 sys.path.insert(0, str(Path(__file__).parent))
 
 from acme import TOP, LastOfTies
+
+from ..serving import serving
 
 CPU = Device.of("cpu")
 PLUGIN = Path(__file__).with_name("acme.py")

@@ -11,8 +11,9 @@ import torch
 from registry.contracts import RMS_NORM, fills
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
-from registry.dispatch.torch_side.operators import serving
 from registry.problem import Problem
+
+from ..serving import serving
 
 gradcheck: Callable[..., bool] = torch.autograd.gradcheck
 

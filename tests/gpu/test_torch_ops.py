@@ -16,10 +16,11 @@ from registry.artifact import Built
 from registry.contracts import RMS_NORM
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
-from registry.dispatch.torch_side import operators as torch_ops
 from registry.implementation import Run
 from registry.tuner.storing import problem_key
 from tuning_db import CandidateKey, Decision, Environment, Protocol, Store
+
+from ..serving import serving
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -30,7 +31,7 @@ close = torch.testing.assert_close
 @pytest.fixture
 def dispatcher() -> Iterator[Dispatcher]:
     made = Dispatcher(Catalog())
-    with torch_ops.serving(made):
+    with serving(made):
         yield made
     torch.cuda.synchronize()
     torch._dynamo.reset()
@@ -73,7 +74,7 @@ def test_one_compiled_program_runs_the_winner_of_each_token_count(tmp_path: Path
     dispatcher = tuned(tmp_path, winners)
     torch._dynamo.reset()
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    with torch_ops.serving(dispatcher):
+    with serving(dispatcher):
         compiled = torch.compile(lambda t: dispatcher.call("softmax", t) + 1, fullgraph=True, dynamic=True)
         for rows in (7, 4096, 7):
             x = half(rows, 1024)

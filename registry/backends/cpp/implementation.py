@@ -65,7 +65,6 @@ class CppImplementation(Implementation):
         """The kernel launches, in order, that run the problem with this configuration."""
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
-        """A reason when there is no usable compiler."""
         compiler = find_compiler()
         if isinstance(compiler, NoCompiler):
             yield compiler.reason
@@ -107,7 +106,6 @@ class CppImplementation(Implementation):
         yield from kernel_texts(*own_classes(self))
 
     def compiler_environment(self) -> Mapping[str, str]:
-        """What the C++ compiler obeys."""
         return compiler_environment.host_compiler()
 
     def _variant(self, launch: Launch, signature: Signature) -> Variant:

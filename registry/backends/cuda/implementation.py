@@ -117,7 +117,6 @@ class CudaImplementation(Implementation):
         return Artifact(variant, str(cubin.path), resources)
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Load the cubins and prepare the launches."""
         launches = self._launches(problem, config, device)
         kernels = self._kernels(launches, device, built)
         aligned = problem.traits["aligned"]

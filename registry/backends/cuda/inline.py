@@ -111,11 +111,9 @@ class InlineImplementation(Implementation):
         return run_there
 
     def compiler_environment(self) -> Mapping[str, str]:
-        """What the C++ compiler and nvcc obey."""
         return compiler_environment.nvcc()
 
     def sources(self) -> Iterable[ModuleType | str]:
-        """The class's modules and both texts."""
         yield from super().sources()
         yield self.cpp_source
         yield self.cuda_source

@@ -38,7 +38,6 @@ class Kernel:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Bytes of each parameter."""
         return [info.size for info in self.owner.arguments_info]
 
 

@@ -81,7 +81,6 @@ def _widened(value: Any) -> Any:
 
 
 def launch_jit(launches: Sequence[BoundLaunch], groups: Mapping[str, tuple[Any, ...]]) -> None:
-    """Launch each by ``kernel[grid](...)``."""
     for launch in launches:
         if 0 not in launch.grid:
             values = {operand.parameter: value_of(operand, groups) for operand in launch.operands}
@@ -89,5 +88,4 @@ def launch_jit(launches: Sequence[BoundLaunch], groups: Mapping[str, tuple[Any, 
 
 
 def value_of(operand: Operand, groups: Mapping[str, tuple[Any, ...]]) -> Any:
-    """An operand's value in a call."""
     return groups[operand.group][operand.place] if operand.group else operand.value

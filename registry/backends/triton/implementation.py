@@ -132,7 +132,6 @@ class TritonImplementation(Implementation):
         return run
 
     def compiler_environment(self) -> Mapping[str, str]:
-        """What Triton and ptxas obey."""
         return compiler_environment.triton()
 
     def _twin(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run:

@@ -16,6 +16,5 @@ class Counter:
 
     @property
     def value(self) -> int:
-        """Hits so far."""
         # the only way to read it that does not also count
         return int(repr(self._count).removeprefix("count(").removesuffix(")"))

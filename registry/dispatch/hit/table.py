@@ -116,7 +116,6 @@ class Table:
         return None
 
     def remove(self, resolved: Any) -> None:
-        """Remove every entry of what was resolved."""
         with self._lock:
             now = self.now
             for shape, entries in now.shapes.items():

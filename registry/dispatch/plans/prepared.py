@@ -27,7 +27,7 @@ _CACHE = PreparedCache(BUDGET.of)
 
 def prepared_bytes(device: torch.device | None = None) -> int:
     """Bytes that prepared tensors hold at the moment, over all ops, on ``device`` or on all."""
-    return _CACHE.nbytes if device is None else _CACHE.bytes_on(device)
+    return _CACHE.nbytes(device)
 
 
 def forget_prepared() -> None:

@@ -88,7 +88,6 @@ class PreparedEntry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the memory that the entry holds."""
         return sum(tensor.untyped_storage().nbytes() for tensor in (self.tensor, *self.kept))
 
 
@@ -201,18 +200,12 @@ class PreparedCache:
                 places.intersection_update(self._entries)
             self.empty_records()
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that all entries hold."""
+    def nbytes(self, device: torch.device | None = None) -> int:
+        """Bytes that all entries hold, on ``device`` or on all."""
         with self._held():
             self._bury()
-            return sum(entry.nbytes for entry in list(self._entries.values()))
-
-    def bytes_on(self, device: torch.device) -> int:
-        """Bytes that all entries hold on a device."""
-        with self._held():
-            self._bury()
-            return sum(entry.nbytes for entry in list(self._entries.values()) if entry.tensor.device == device)
+            entries = list(self._entries.values())
+            return sum(entry.nbytes for entry in entries if device is None or entry.tensor.device == device)
 
     def _holding(self, place: Place, versions: Versions) -> PreparedEntry | None:
         entry = self._entries.get(place)

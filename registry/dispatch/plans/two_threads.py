@@ -143,6 +143,5 @@ class _Work:
 
     @property
     def results(self) -> tuple[Tensors, ...]:
-        """The results of each call."""
         results = self._plan.op.results
         return tuple(results(outputs, values) for outputs, values in zip(self._outputs, self._values, strict=True))

@@ -39,7 +39,6 @@ class _Recording:
         self.clear()
 
     def clear(self) -> None:
-        """Start from nothing."""
         self.left_out = 0
         self._counts: dict[Hashable, tuple[Problem, int]] = {}
 

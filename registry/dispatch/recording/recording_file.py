@@ -45,7 +45,6 @@ class Recorded:
     left_out: int = 0
 
     def add(self, problem: Problem, count: int) -> None:
-        """Calls of one problem."""
         rows = self.rows.setdefault(problem.op, {})
         key = canonical_json(dict(problem.dims))
         if key in rows:

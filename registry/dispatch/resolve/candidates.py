@@ -24,7 +24,7 @@ from ..hit.guards import Condition, aligned, determinism_asked, determinism_not_
 from ..mode import Mode
 from ..plans.plan import Candidate, Draft, Plan
 from ..plans.sizeless import SizelessRuns
-from .failures import FailedCandidate, Failures, tell_broken
+from .failures import Failures, tell_broken
 from .questions import refusals
 from .resolution import Choice, Step, choices
 from .resolved import Resolved
@@ -175,9 +175,12 @@ class Plans:
             way.unloaded = True
             return True
         failure = self.failures.find(way.call.place, candidate)
-        if failure is None and not _not_deterministic_enough(candidate):
+        if failure is not None:
+            reason = f"it was put aside: {failure.reason}"
+        elif not candidate.implementation.deterministic and torch.are_deterministic_algorithms_enabled():
+            reason = "it is not deterministic, which torch.use_deterministic_algorithms asks for"
+        else:
             return False
-        reason = _why_passed_over(failure)
         if way.forced is not None:
             raise UnsupportedError(f"{candidate} is forced, but {reason}")
         way.misses.append(f"{candidate}: {reason}")
@@ -227,9 +230,7 @@ class Plans:
             tell_broken(self.op.name, candidate, fault)
             return ""
         if forced is not None:
-            if out_of_memory(fault):
-                raise fault
-            if isinstance(fault, RegistryError):
+            if out_of_memory(fault) or isinstance(fault, RegistryError):
                 raise fault
             line = where_raised(fault, candidate.implementation)
             raise UnsupportedError(f"{candidate} failed: {type(fault).__name__}: {fault}{line}") from fault
@@ -245,22 +246,12 @@ def passes(fault: Exception) -> bool:
     return isinstance(fault, NotReadyError) or out_of_memory(fault)
 
 
-def _why_passed_over(failure: FailedCandidate | None) -> str:
-    if failure is not None:
-        return f"it was put aside: {failure.reason}"
-    return "it is not deterministic, which torch.use_deterministic_algorithms asks for"
-
-
 def _not_tuned(call: Call, misses: list[str]) -> NotTunedError:
     passed_over = f" ({'; '.join(misses)})" if misses else ""
     return NotTunedError(
         f"{call.problem} is not tuned on {call.device}{passed_over}, and the mode is strict",
         hint=f"{tune_command(call.problem)}   # then registry.reload()",
     )
-
-
-def _not_deterministic_enough(candidate: Candidate) -> bool:
-    return not candidate.implementation.deterministic and torch.are_deterministic_algorithms_enabled()
 
 
 def place_of(arguments: Arguments) -> Hashable:

@@ -117,7 +117,8 @@ def _candidates(situation: Situation, implementation: Implementation, sides: lis
             continue
         else:
             runner = situation.winners.runners(decision, read=situation.reads).get(name)
-            if runner is None or runner.fingerprint != _fingerprint(implementation):
+            own = asked(implementation, "fingerprint", implementation.fingerprint)
+            if runner is None or runner.fingerprint != own:
                 continue
             key = runner
         found = True
@@ -145,7 +146,3 @@ def _config(situation: Situation, implementation: Implementation) -> dict[str, o
 def _stands(decision: Winner, situation: Situation) -> Implementation | None:
     found = standing_of(decision, situation)
     return None if isinstance(found, str) else found
-
-
-def _fingerprint(implementation: Implementation) -> str:
-    return asked(implementation, "fingerprint", implementation.fingerprint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -70,7 +71,6 @@ class OpWinners:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no winner at all."""
         return not (self.stored.rows or self.shipped)
 
     def exact(self, op: Op, problem: Problem) -> tuple[Winner, ...]:
@@ -202,12 +202,12 @@ class OpWinners:
         own.sort(
             key=lambda place: (rows[place][VERSION] != op.version, self.stored.software_of(place) != self.software)
         )
-        theirs = [place for place in found if place >= len(rows)]
-        theirs.sort(key=lambda place: self._shipped_rank(op, self._behind[place - len(rows)]))
-        return [*own, *theirs]
 
-    def _shipped_rank(self, op: Op, decision: Decision) -> tuple[bool, bool]:
-        return decision.problem.op_version != op.version, decision.environment.software != self.software
+        def shipped_rank(place: int) -> tuple[bool, bool]:
+            decision = self._behind[place - len(rows)]
+            return decision.problem.op_version != op.version, decision.environment.software != self.software
+
+        return [*own, *sorted((place for place in found if place >= len(rows)), key=shipped_rank)]
 
     # --- neighbours
 
@@ -216,16 +216,13 @@ class OpWinners:
         static = tuple(sorted(dims.keys() - loose))
         groups = self._groups.get(static)
         if groups is None:
-            groups = self._groups[static] = dict(grouped(static, self._all_dims(), self._bad))
+            dims_of_all = itertools.chain(self.stored.dims(), (one.problem.dims for one in self._behind))
+            groups = self._groups[static] = dict(grouped(static, enumerate(dims_of_all), self._bad))
         key = values_of(static, dims)
         group = groups.get(key)
         if isinstance(group, list):
             group = groups[key] = Neighbours(op, group, self._bad)
         return group if group is not None and group.places and loose <= dims.keys() else None
-
-    def _all_dims(self) -> Iterator[tuple[int, Any]]:
-        yield from enumerate(self.stored.dims())
-        yield from enumerate((one.problem.dims for one in self._behind), len(self.stored.rows))
 
     def _bad(self, place: int) -> None:
         """Tell that the dimensions at a place are none."""

@@ -6,36 +6,16 @@ where it looks at no size. It is given plain numbers and texts, whatever it does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from ...arguments.specs import Value
+from ...arguments.specs import WatchedValues
 from ...arguments.traits import OrdinaryTraits
 from ...problem import Problem, getter
 
 _MOST_ANSWERS = 1024
 
 _Answer = TypeVar("_Answer")
-
-
-class _SeenDimensions(Mapping[str, Value]):
-    """Dimensions; ``read`` holds the names that were looked at."""
-
-    def __init__(self, dims: Mapping[str, Value]) -> None:
-        self._dims = dims
-        self.read: set[str] = set()
-
-    def __getitem__(self, name: str) -> Value:
-        self.read.add(name)
-        return self._dims[name]
-
-    def __iter__(self) -> Iterator[str]:
-        self.read.update(self._dims)
-        return iter(self._dims)
-
-    def __len__(self) -> int:
-        self.read.update(self._dims)
-        return len(self._dims)
 
 
 class _AnswersByDimensions(Generic[_Answer]):
@@ -73,7 +53,7 @@ class Remembered(Generic[_Answer]):
         return known.answers[key] if key in known.answers else self._asked(problem, problem.traits, known)
 
     def _asked(self, problem: Problem, traits: OrdinaryTraits, known: _AnswersByDimensions[_Answer]) -> _Answer:
-        dims, taken = _SeenDimensions(problem.dims), traits.taken
+        dims, taken = WatchedValues(problem.dims), traits.taken
         answer = self._ask(problem.watched(dims))
         if traits.taken != taken or dims.read >= self._dynamic:
             self._known = None

@@ -202,12 +202,9 @@ def learnt_config(
 def default_choice(situation: Situation, preference: float, candidate: Candidate) -> Choice:
     """The choice of a default candidate."""
     learnt, name, dims = situation.winners.learnt, candidate.implementation.name, situation.problem.dims
-    if learnt is None:
-        return Choice("default", candidate, f"nothing tuned is near; preferred by heuristic ({preference:g})")
-    if name in learnt.rank(dims):
-        reason = f"nothing tuned is near; {learnt.reason(dims, name)}"
-    else:
-        reason = f"nothing tuned is near; preferred by heuristic ({preference:g})"
-    if (known := learnt.config(name, dims)) is not None and known == candidate.config:
-        reason += f"; its configuration won in the most similar of {learnt.problems} problems, {learnt.where}"
-    return Choice("default", candidate, reason)
+    reason = f"preferred by heuristic ({preference:g})"
+    if learnt is not None:
+        reason = learnt.reason(dims, name) if name in learnt.rank(dims) else reason
+        if (known := learnt.config(name, dims)) is not None and known == candidate.config:
+            reason += f"; its configuration won in the most similar of {learnt.problems} problems, {learnt.where}"
+    return Choice("default", candidate, f"nothing tuned is near; {reason}")

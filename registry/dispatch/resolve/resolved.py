@@ -112,5 +112,4 @@ def _fits(tensor: torch.Tensor, spec: TensorSpec) -> bool:
 
 
 def reference(op: Op, reason: str, problem: Problem | None = None) -> Resolved:
-    """torch's reference, and why."""
     return Resolved(Choice("reference", None, reason), op.reference, problem, plain_torch=True)

@@ -31,10 +31,11 @@ def no_backward(name: str) -> str:
     return f"{name}: an input needs a gradient, but the op has no backward"
 
 
-class Runs(Protocol):
-    """A bound op, as a backward needs it."""
+class Bound(Protocol):
+    """One op's calls; see ``registry.dispatch.bound_op``."""
 
     op: Op
+    gradients: Gradients
 
     def flat(self, *args: Any, **attributes: Any) -> Any:
         """Run it on arguments in the schema's own terms."""
@@ -58,7 +59,7 @@ class Recipe:
 class Gradients:
     """Makes autograd record the calls of one op; ``find`` gives the bound op of a name."""
 
-    def __init__(self, op: Op, find: Callable[[str], Runs], forcing: Forcing) -> None:
+    def __init__(self, op: Op, find: Callable[[str], Bound], forcing: Forcing) -> None:
         self.op = op
         self.forcing = forcing
         self._find = find
@@ -97,7 +98,7 @@ class Gradients:
         return self.op.backward is not None and self.op.backward.by_reference
 
     @cached_property
-    def backward(self) -> Runs | None:
+    def backward(self) -> Bound | None:
         """The backward op; None when the gradient of every input is that of the output, or the reference's."""
         declared = self.op.backward
         if declared is None or declared.op is None:

@@ -8,8 +8,7 @@ so that one graph serves every shape with that shape's own winner. A stranger's 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +19,7 @@ from ...arguments.schema import tensors_in
 from ...contract import Op
 from ...errors import InvalidDefinitionError, RegistryError, UnknownNameError
 from ...forking import renewed_in_child
-from .gradients import Gradients
+from .gradients import Bound
 from .profiles import count_flops
 from .situation import gradient_needed, keeping_dtype, traced_by_torch
 from .torch_private import below_autograd, dispatch_modes
@@ -28,24 +27,11 @@ from .torch_private import below_autograd, dispatch_modes
 NAMESPACE = "kernel_registry"
 
 
-class Bound(Protocol):
-    """One op's calls; see ``registry.dispatch.bound_op``."""
-
-    op: Op
-    gradients: Gradients
-
-    def flat(self, *args: Any, **attributes: Any) -> Any:
-        """Run it on arguments in the schema's own terms."""
-
-
 class Dispatches(Protocol):
     """A dispatcher."""
 
     def bound(self, name: str) -> Bound:
         """One op's calls. Raises UnknownNameError."""
-
-    def known(self) -> Mapping[str, Op]:
-        """Every op by name."""
 
 
 class _Serving:
@@ -65,20 +51,10 @@ _serving = _Serving()
 _defined: dict[str, _Defined] = {}
 
 
-def serve(dispatcher: Dispatches) -> None:
-    """Let this dispatcher run torch.ops.kernel_registry.* from now on, in every thread."""
-    _serving.dispatcher = dispatcher
-
-
-@contextmanager
-def serving(dispatcher: Dispatches) -> Iterator[None]:
-    """The same within a with block; it is the whole process's, since gradients are computed on other threads."""
-    before = _serving.dispatcher
-    _serving.dispatcher = dispatcher
-    try:
-        yield
-    finally:
-        _serving.dispatcher = before
+def serve(dispatcher: Dispatches | None) -> Dispatches | None:
+    """Let this dispatcher run torch.ops.kernel_registry.* from now on, in every thread; returns the former one."""
+    former, _serving.dispatcher = _serving.dispatcher, dispatcher
+    return former
 
 
 def serves(bound: Bound) -> bool:
@@ -90,17 +66,11 @@ def serves(bound: Bound) -> bool:
         return False
 
 
-def define_all() -> tuple[str, ...]:
-    """Define torch's operator of every op, plugins' too; their names as torch knows them.
-
-    The ops in the box are defined when registry is imported, others when torch first traces a call of them.
-    """
-    dispatcher = _dispatcher()
-    return tuple(define(op).name() for op in dispatcher.known().values())
-
-
 def define_box() -> None:
-    """Define torch's operators of the ops in the box: under a millisecond, and nothing is imported but contracts."""
+    """Define torch's operators of the ops in the box: under a millisecond, and nothing is imported but contracts.
+
+    Those of other ops are defined when torch first traces a call of them.
+    """
     from ...contracts import BOX
 
     for op in BOX:

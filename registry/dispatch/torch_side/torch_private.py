@@ -120,13 +120,9 @@ dispatch_modes = _dispatch_mode_counter()
 """How many torch dispatch modes (FakeTensorMode, make_fx, FLOP counters) are active on this thread."""
 
 
-def _mode_stack() -> Callable[[], list[Any]]:
-    from torch.utils import _python_dispatch
-
-    return getattr(_python_dispatch, "_get_current_dispatch_mode_stack", list)
-
-
-dispatch_mode_stack = _mode_stack()
+dispatch_mode_stack: Callable[[], list[Any]] = getattr(
+    torch.utils._python_dispatch, "_get_current_dispatch_mode_stack", list
+)
 """The dispatch modes that are active on this thread."""
 
 profiler: Any = torch.autograd.profiler

@@ -106,7 +106,6 @@ class Contest:
         return _rounds_within(self.findings.seconds / blocks, us, ROUNDS)
 
     def _us_of(self, entrants: Sequence[Candidate]) -> float:
-        """The time of a round of these."""
         return sum(self.findings.median_us(one.key) or self.incumbent_us for one in entrants)
 
     def meet_early(self, answer: Answer | None) -> None:
@@ -146,7 +145,6 @@ class Contest:
 
     @property
     def candidates(self) -> Mapping[str, Candidate]:
-        """The candidates that can win, by key."""
         return {self.incumbent.key: self.incumbent, **{one.key: one for one in self.challengers}}
 
     @property
@@ -227,14 +225,11 @@ class Contest:
             if ratio is None:
                 ratio = block_ratio(candidate.key, winner.key, [self.early])
             if ratio is None:
-                ratio = self._searched_ratio(candidate, winner)
+                mine, its = self.findings.median_us(candidate.key), self.findings.median_us(winner.key)
+                ratio = mine / its if mine and its else None
             if name != winner.implementation.name and ratio is not None:
                 ratios[name] = min(ratio, ratios.get(name, ratio))
         return ratios
-
-    def _searched_ratio(self, one: Candidate, other: Candidate) -> float | None:
-        mine, its = self.findings.median_us(one.key), self.findings.median_us(other.key)
-        return mine / its if mine and its else None
 
     def default_ratio(self, winner: Candidate, noise: Noise) -> Interval | None:
         """The default's time over the winner's, with the interval of a remeasurement; None if the default did not run.

@@ -73,7 +73,6 @@ class Graph:
         self.replay: Callable[[], None] = partial(_replay, self._graph)
 
     def close(self) -> None:
-        """Free its memory."""
         self._graph.reset()
 
 

@@ -41,7 +41,6 @@ class ClockReading:
 
     @property
     def details(self) -> dict[str, object]:
-        """As stored with samples."""
         found: dict[str, object] = {"sm_mhz": self.sm_mhz, "memory_mhz": self.memory_mhz}
         found |= {"throttled": list(self.throttled)} if self.throttled else {}
         return found | ({"power_capped": True} if self.capped else {})

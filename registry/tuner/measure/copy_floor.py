@@ -28,7 +28,8 @@ def copy_sampler(floor_bytes: int, device: Device, protocol: TimingProtocol) -> 
     # random data: zeros or ones toggle fewer wires than data do
     sources = [torch.rand(half // 4, device=device.torch) for _ in range(copies_of(2 * half, protocol))]
     pairs = [(torch.empty_like(source), source) for source in sources]
-    samplers = [_sampler(copy, pairs, protocol, device) for copy in (torch.Tensor.copy_, _by_kernel)]
+    copies: tuple[Copy, Copy] = torch.Tensor.copy_, lambda target, source: torch.abs(source, out=target)
+    samplers = [_sampler(copy, pairs, protocol, device) for copy in copies]
     times = [statistics.median(us for us, _ in sampler.take(_TRIALS)) for sampler in samplers]
     slower = samplers.pop(times.index(max(times)))
     slower.close()
@@ -41,7 +42,3 @@ def _sampler(
     launches = [partial(copy, target, source) for target, source in pairs]
     working_set = 2 * pairs[0][0].nbytes
     return sampler_for(launches, capturable=True, working_set=working_set, protocol=protocol, device=device)
-
-
-def _by_kernel(target: torch.Tensor, source: torch.Tensor) -> object:
-    return torch.abs(source, out=target)

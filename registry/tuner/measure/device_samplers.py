@@ -118,7 +118,6 @@ class Flush:
         self.reads = [partial(_sum, buffer, 1, out=sink) for buffer in buffers]
 
     def __call__(self) -> None:
-        """Enqueue the reads of both buffers."""
         for read in self.reads:
             read()
 
@@ -212,7 +211,6 @@ class LaunchRound:
         self.suffix = "+flush" if flush else ""
 
     def __call__(self) -> None:
-        """Enqueue the flushes and the launches."""
         for read in self._reads:
             read()
             for launch in self._turn:
@@ -260,7 +258,6 @@ class HostTime:
         self.us = 0.0
 
     def __call__(self) -> None:
-        """Launch."""
         began = perf_counter_ns()
         self._launch()
         self.us = (perf_counter_ns() - began) / 1e3

@@ -47,7 +47,6 @@ class Gpu:
         self._handle = handle
 
     def clocks(self) -> ClockRates | None:
-        """SM and memory clock."""
         sm, memory = self._clock("NVML_CLOCK_SM"), self._clock("NVML_CLOCK_MEM")
         return None if sm is None or memory is None else ClockRates(sm, memory)
 

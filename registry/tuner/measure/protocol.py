@@ -74,5 +74,4 @@ class TimingProtocol:
 
     @property
     def details(self) -> Mapping[str, Any]:
-        """As stored."""
         return asdict(self)

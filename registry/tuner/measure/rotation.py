@@ -68,7 +68,6 @@ class Rotation:
                 elements.change()
 
     def restore(self) -> None:
-        """Put back what ``change`` has changed."""
         for elements in itertools.chain.from_iterable(self._secret.values()):
             elements.restore()
 
@@ -117,5 +116,4 @@ class Rotation:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all copies."""
         return sum(stack.nbytes for stack in self._all)

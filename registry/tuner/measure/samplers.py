@@ -113,7 +113,6 @@ class LaunchSampler(Sampler):
         self._next = launched
 
     def _turn(self, count: int) -> list[int]:
-        """The copies of the next ``count`` launches."""
         places = range(self._next, self._next + count)
         self._next += count
         return [place % len(self._launches) for place in places]

@@ -80,10 +80,11 @@ def _sampler_after(
     device: Device,
     best_us: float | None,
 ) -> Sampler:
-    if device.type != "cuda":
-        return _clock_sampler(launches, look, protocol, best_us)
-    if look.is_hopeless(best_us, protocol, _FIRST_LAUNCH_US):
+    on_gpu = device.type == "cuda"
+    if look.is_hopeless(best_us, protocol, _FIRST_LAUNCH_US if on_gpu else _FIRST_CALL_US):
         return ScreenedSampler(launches, look.times)
+    if not on_gpu:
+        return ClockSampler(launches, protocol, statistics.median(look.times), len(look.times))
     if look.estimate_us >= protocol.single_above_us:
         return SingleSampler(launches, look.host_us, len(look.times))
     flushes = flushes_of(2 * protocol.cache_bytes, device) if needs_flush(working_set, protocol) else None
@@ -101,12 +102,6 @@ def rounds(copies: int, launch_us: float, protocol: TimingProtocol) -> int:
     """Rounds over the copies that last at least ``sample_us``, as far as 64 launches do."""
     wanted = math.ceil(protocol.sample_us / (launch_us * copies))
     return max(1, min(wanted, _MOST_LAUNCHES // copies))
-
-
-def _clock_sampler(launches: Sequence[Enqueue], look: Look, protocol: TimingProtocol, best_us: float | None) -> Sampler:
-    if look.is_hopeless(best_us, protocol, _FIRST_CALL_US):
-        return ScreenedSampler(launches, look.times)
-    return ClockSampler(launches, protocol, statistics.median(look.times), len(look.times))
 
 
 def _look_by_clock(launches: Sequence[Enqueue], protocol: TimingProtocol) -> Look:

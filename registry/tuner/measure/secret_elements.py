@@ -43,7 +43,6 @@ class SecretElements:
             self._changed = places, was
 
     def restore(self) -> None:
-        """Put the elements of the last change back."""
         if self._changed is not None:
             self._memory.write(*self._changed)
             self._changed = None
@@ -80,7 +79,6 @@ class FlippedElements:
         self._mask = 3 << (round(-math.log2(torch.finfo(dtype).eps)) - 1) if dtype.is_floating_point else 1
 
     def change(self) -> None:
-        """Change one element of each tensor."""
         if not self._stack.numel:
             return
         self._places = self._places or self._memory.rows(self._stack.places(_STEPS, self._generator))
@@ -101,11 +99,9 @@ class _Memory:
         return list(table.numpy() if table.device.type == "cpu" else table.unbind())
 
     def write(self, places: Any, bits: Any) -> None:
-        """Write integers at these places."""
         self._bits[places] = bits
 
     def flip(self, places: Any, mask: int) -> None:
-        """Flip the bits of a mask at these places."""
         self._bits[places] ^= mask
 
 

@@ -160,6 +160,5 @@ def has_settled(samples: Sequence[float], protocol: TimingProtocol) -> bool:
 
 
 def _median_and_noise(samples: Sequence[float]) -> tuple[float, float]:
-    """The median, and the median distance from it."""
     median = statistics.median(samples)
     return median, statistics.median(abs(sample - median) for sample in samples)

@@ -51,12 +51,10 @@ class Stack:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the tensors."""
         return self._base.dtype
 
     @property
     def numel(self) -> int:
-        """Elements of one tensor."""
         return self._spec.numel
 
     @property
@@ -140,7 +138,6 @@ class Stack:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the allocation."""
         return self._base.nbytes
 
 

@@ -37,7 +37,6 @@ class ImplementationPlan:
 
     @property
     def supported(self) -> bool:
-        """Whether the implementation takes part."""
         return not self.unsupported
 
     @property
@@ -66,7 +65,6 @@ class ProblemPlan:
 
     @property
     def supported(self) -> tuple[ImplementationPlan, ...]:
-        """The choices that take part."""
         return tuple(choice for choice in self.choices if choice.supported)
 
     @property
@@ -76,7 +74,6 @@ class ProblemPlan:
 
     @cached_property
     def arguments(self) -> Arguments:
-        """Specs of the problem's arguments."""
         return arguments_of(self.op, self.problem)
 
     @cached_property

@@ -78,7 +78,6 @@ class Findings:
         return candidate.key in self._tried
 
     def is_right(self, candidate: Candidate) -> bool:
-        """Whether the candidate was verified and timed."""
         return self.uid(candidate) is not None
 
     def fault_of(self, candidate: Candidate) -> str:

@@ -32,12 +32,10 @@ class Block:
 
     @property
     def stop(self) -> int:
-        """The number behind the block's last."""
         return self.start + len(self.points)
 
     @property
     def size(self) -> int:
-        """Candidates."""
         return len(self.points)
 
     @property
@@ -105,7 +103,6 @@ class JointSpace:
         return None if block is None or row is None else block.start + row
 
     def block_of(self, number: int) -> Block:
-        """The block that a candidate belongs to."""
         return self._list[bisect.bisect_right(self._stops, number)]
 
     def distances(self, block: Block, places: Sequence[int] | Numbers) -> Numbers:
@@ -118,7 +115,6 @@ class JointSpace:
         return [block.start + row for row in block.points.near(block.places(number), distance)]
 
     def parameters(self, number: int) -> dict[str, Any]:
-        """The candidate as parameters of a trial."""
         block = self.block_of(number)
         chosen = zip(block.parameters, block.places(number), strict=True)
         return {IMPLEMENTATION: block.name, **{name: self.distributions[name].choices[place] for name, place in chosen}}

@@ -84,7 +84,6 @@ class SearchState:
         return max(0.0, min(pace * (self.candidates - self.done), self._budget.device_seconds - self.seconds))
 
     def close(self) -> None:
-        """The search is over: its study ends, too."""
         self._searcher.close()
 
     # asking

@@ -28,7 +28,6 @@ class Studies:
     run: str = ""
 
     def create(self, plan: ProblemPlan, sampler: optuna.samplers.BaseSampler) -> optuna.Study:
-        """A new study of a problem."""
         name = None if self.storage is None else f"{plan.problem}, run {self.run}"
         with _quiet():
             return optuna.create_study(

@@ -68,7 +68,6 @@ class BetweenSamples:
         self.change_outputs()
 
     def change_outputs(self) -> None:
-        """Change one element of every output."""
         for elements in self._outputs:
             elements.change()
 

@@ -61,7 +61,6 @@ class Probe:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes held by tensors, bounds and outputs."""
         tensors = tensors_in((*self.values, *self.pristine))
         held: tuple[torch.Tensor | Bounds | Surrounded, ...] = (*tensors, *self.bounds, *self.outputs)
         others = [other.nbytes for other in (self.home, self.beside) if other is not None]

@@ -101,7 +101,6 @@ class Probes:
         self._tried.add(tried)
 
     def forget(self) -> None:
-        """Free the probes' tensors."""
         self._groups.clear()
 
     def _of(self, group: str, made: _Made, plan: Plan) -> tuple[Probe, ...]:

@@ -52,7 +52,6 @@ class InputCase:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its tensors."""
         tensors = tensors_in((*self.values, *self.pristine))
         return sum(tensor.nbytes for tensor in tensors) + sum(bounds.nbytes for bounds in self.bounds)
 
@@ -73,7 +72,6 @@ class Session:
 
     @property
     def timed_kind(self) -> str:
-        """The kind of inputs that is timed."""
         return self.op.kinds[0]
 
     def case(self, kind: str) -> InputCase:
@@ -148,7 +146,6 @@ class Session:
 
     @cached_property
     def twin(self) -> Problem | None:
-        """The problem's twin, if it has one."""
         return twin_of(self.op, self.problem)
 
     def _reference_of_mixture(self, mixed: tuple[Any, ...]) -> Tensors | None:
@@ -208,7 +205,6 @@ class Session:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that its cases hold."""
         bounds = sum(each.nbytes for kept in self._bounds.values() for each in kept)
         return bounds + sum(case.nbytes for case in self._cases.values())
 

@@ -22,6 +22,7 @@ from registry.implementation import Run
 from registry.problem import Arguments
 
 from ... import fresh
+from ...serving import serving
 
 
 def weighted(parts: Any, weights: Any, bias: torch.Tensor | None, by: float) -> torch.Tensor:
@@ -86,7 +87,7 @@ class Sum(Implementation):
 def dispatcher() -> Iterator[Dispatcher]:
     made = Dispatcher(Catalog(entry_points=()))
     made.catalog.define(SUM)
-    with torch_ops.serving(made):
+    with serving(made):
         yield made
 
 

@@ -478,7 +478,7 @@ def uses(cache: prepared_cache.PreparedCache) -> dict[str, Callable[[], Any]]:
     """What a signal handler may want of the cache."""
     return {
         "clear": cache.clear,
-        "nbytes": lambda: cache.nbytes,
+        "nbytes": cache.nbytes,
         "find": lambda: cache.find(("one", 0), (0,)),
         "put": lambda: cache.put(("new",), Maker(), torch.zeros(4), (torch.zeros(4),), (0,)),
     }
@@ -534,12 +534,12 @@ def test_a_finalizer_of_what_is_dropped_may_look_at_the_cache() -> None:
     cache, told = prepared_cache.PreparedCache(), []
     for number, weight in enumerate(weights):
         made = weight * 2
-        weakref.finalize(made.untyped_storage(), lambda: told.append(cache.nbytes))
+        weakref.finalize(made.untyped_storage(), lambda: told.append(cache.nbytes()))
         cache.put((number,), Maker(), made, (weight,), (0,))
     del made, weight
     with cache._held():
         weights.clear()
-    assert cache.nbytes == 0
+    assert cache.nbytes() == 0
     assert len(told) == 3
     assert not cache.dead
 
@@ -550,7 +550,7 @@ def test_a_weight_that_was_prepared_of_another_dies_with_it() -> None:
     cache.put(("second",), Maker(), second, (first,), (0,))
     cache.put(("third",), Maker(), second * 2, (second,), (0,))
     del second
-    assert cache.nbytes == 32
+    assert cache.nbytes() == 32
     del first
     assert not cache._entries
     assert not cache.dead
@@ -616,12 +616,12 @@ def test_an_entry_is_found_only_when_its_weights_end_will_drop_it(monkeypatch: p
         with pytest.raises(KeyboardInterrupt):
             cache.put(("one",), Maker(), weight * 2, (weight,), (0,))
     assert cache.find(("one",), (0,)) is None
-    assert cache.nbytes == 0
+    assert cache.nbytes() == 0
     cache.put(("one",), Maker(), weight * 2, (weight,), (0,))
     assert cache.find(("one",), (0,)) is not None
     del weight
     gc.collect()
-    assert cache.nbytes == 0
+    assert cache.nbytes() == 0
 
 
 @pytest.fixture

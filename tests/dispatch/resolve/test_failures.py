@@ -16,9 +16,9 @@ from registry.contracts import SOFTMAX
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.plans.plan import Candidate
 from registry.dispatch.resolve.failures import FIRST_PAUSE_S, LONGEST_PAUSE_S, Failures
-from registry.dispatch.torch_side.operators import serving
 from registry.errors import DeviceError
 
+from ...serving import serving
 from .test_resolution import INCREMENT
 
 LOST = {

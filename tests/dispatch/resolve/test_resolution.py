@@ -31,11 +31,11 @@ from registry.artifact import Built
 from registry.contract import Floor, Tolerance
 from registry.contracts import SOFTMAX
 from registry.dispatch.dispatcher import Dispatcher
-from registry.dispatch.torch_side.operators import serving
 from registry.errors import NotLaunchedError
 from registry.implementation import Run, Tensors
 
 from ... import fresh
+from ...serving import serving
 
 DIMS = {"rows": 8, "cols": 16, "dtype": "float32"}
 

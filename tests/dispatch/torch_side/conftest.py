@@ -13,8 +13,9 @@ from registry import Config, Device, Implementation, Problem, Space
 from registry.artifact import Built
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
-from registry.dispatch.torch_side import operators as torch_ops
 from registry.implementation import Run
+
+from ...serving import serving
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -85,7 +86,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 def dispatcher() -> Iterator[Dispatcher]:
     """It knows the ops in the box and no implementation, and torch's operators run its calls."""
     made = Dispatcher(Catalog(entry_points=()))
-    with torch_ops.serving(made):
+    with serving(made):
         yield made
     torch._dynamo.reset()
 

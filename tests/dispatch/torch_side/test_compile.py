@@ -210,7 +210,7 @@ def test_a_strangers_op_is_an_operator_of_its_own_namespace(dispatcher: Dispatch
     schema = "acme::shift(Tensor(a!) x, *, float by=1.0) -> Tensor y"
     op = replace(SQUARE, name="acme::shift", schema=schema, reference=shift, backward=None, fake=shifted)
     dispatcher.catalog.define(op)
-    assert "acme::shift" in torch_ops.define_all()
+    assert torch_ops.define(op).name() == "acme::shift"
 
     def f(x: torch.Tensor) -> Any:
         x = x * 1

@@ -12,8 +12,9 @@ import torch
 from registry import Backward, Floor, Op, Problem, UnsupportedError
 from registry.contracts import SQUARE
 from registry.dispatch.dispatcher import Dispatcher
-from registry.dispatch.torch_side import operators as torch_ops
 from registry.problem import Arguments
+
+from ...serving import serving
 
 close = torch.testing.assert_close
 
@@ -64,7 +65,7 @@ def reference() -> Reference:
 @pytest.fixture
 def powers(dispatcher: Dispatcher, reference: Reference) -> Iterator[Dispatcher]:
     dispatcher.catalog.define(toy(SCHEMA, reference, Backward.reference()))
-    with torch_ops.serving(dispatcher):
+    with serving(dispatcher):
         yield dispatcher
 
 
@@ -179,7 +180,7 @@ def test_no_output_has_a_gradient_where_the_op_says_so(dispatcher: Dispatcher, c
         return y
 
     x, _ = leaves()
-    with torch_ops.serving(dispatcher):
+    with serving(dispatcher):
         run = torch.compile(added, fullgraph=True, backend="aot_eager") if compiling else added
         (gradient,) = torch.autograd.grad(run(x).sum(), x)
         assert not any(output.requires_grad for output in dispatcher.call("acme::power", x))
@@ -224,7 +225,7 @@ def test_a_backward_op_is_told_which_gradients_are_needed(dispatcher: Dispatcher
     for op in (SCALE, SCALE_BACKWARD):
         dispatcher.catalog.define(op)
     dispatcher.register(told("a.back", op="acme::scale_backward", result=kernel, returns_outputs=True))
-    with torch_ops.serving(dispatcher):
+    with serving(dispatcher):
         scale: Any = lambda x, weight: dispatcher.call("acme::scale", x, weight)  # noqa: E731
         if compiling:
             scale = torch.compile(scale, fullgraph=True, backend="aot_eager")

@@ -11,8 +11,9 @@ import torch
 
 from registry import DispatchWarning
 from registry.dispatch.dispatcher import Dispatcher
-from registry.dispatch.torch_side.operators import serving
 from registry.dispatch.torch_side.tensor_classes import KINDS
+
+from ...serving import serving
 
 
 class Named(torch.Tensor):

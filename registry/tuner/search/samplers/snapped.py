@@ -74,7 +74,6 @@ class SnappedSampler(DistinctSampler):
         self._sampler.reseed_rng()
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """The sampler's own preparation."""
         self._sampler.before_trial(study, trial)
 
     def after_trial(
