@@ -47,9 +47,10 @@ def rms_norm_implementations() -> Sequence[registry.Implementation]:
 @registry.implements("gemm_int4")
 def gemm_int4_implementations() -> Sequence[registry.Implementation]:
     from .gemm_int4 import GemmInt4
+    from .gemm_int4_dequantized import DequantizedInt4
     from .gemm_int4_split import GemvInt4, SplitKInt4
 
-    return [GemmInt4(), SplitKInt4(), GemvInt4()]
+    return [GemmInt4(), SplitKInt4(), GemvInt4(), DequantizedInt4()]
 
 
 @registry.implements("square_backward")

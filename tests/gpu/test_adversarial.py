@@ -109,7 +109,7 @@ REFUSED: dict[str, str | tuple[str, ...]] = {
     "timing.some_calls": "wrong_result",
     "other.bound_size": "wrong_result",
     "other.first_size": "wrong_result",
-    "other.smaller_size": "wrong_result",
+    "other.smaller_size": "error",
     "other.workspace": "wrong_result",
     "rounding.atomics": "nondeterministic",
     "rounding.noise": "nondeterministic",

@@ -47,6 +47,7 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "gemm_int4 triton.gemm": {"m": 4096, **INT4},
     "gemm_int4 triton.splitk": {"m": 16, **INT4},
     "gemm_int4 triton.gemv": {"m": 1, **INT4},
+    "gemm_int4 triton.dequantized": {"m": 4096, **INT4},
     "square_backward triton.block": {"n": 2**24},
     "gelu_backward triton.block": {"n": 2**24, "approximate": "tanh"},
     "softmax_backward triton.row": {"rows": 4096, "cols": 8192},
@@ -228,10 +229,11 @@ def test_the_declared_heuristic_follows_the_shape() -> None:
     assert best("softmax_backward", {"rows": 4096, "cols": 128256}) == "triton.looped"
     assert best("rms_norm_backward", {"rows": 4096, "cols": 8192}) == "triton.row"
     assert best("rms_norm_backward", {"rows": 4096, "cols": 28672}) == "triton.columns"
-    assert [best("gemm_int4", {**INT4, "m": m}) for m in (1, 16, 256)] == [
+    assert [best("gemm_int4", {**INT4, "m": m}) for m in (1, 16, 96, 256)] == [
         "triton.gemv",
         "triton.splitk",
         "triton.gemm",
+        "triton.dequantized",
     ]
 
 
