@@ -9,6 +9,7 @@ from .display import text
 from .options import Database, Json
 
 _MARKS = {"ok": "ok   ", "absent": "-    ", FAULT: "FAULT"}
+_HANG = 22
 
 
 def doctor(db: Database = None, json: Json = False) -> None:
@@ -23,7 +24,7 @@ def doctor(db: Database = None, json: Json = False) -> None:
         text.print_json(found)
     else:
         for check in found:
-            text.say(f"{_MARKS[check.state]}  {check.name:<14} {check.found}")
+            text.say(f"{_MARKS[check.state]}  {check.name:<14} {check.found}", hang=_HANG)
             if check.advice:
-                text.say(f"{'':<22}-> {check.advice}")
+                text.say(f"{'':<{_HANG}}-> {check.advice}", hang=_HANG + 3)
     raise typer.Exit(1 if any(check.state == FAULT for check in found) else 0)

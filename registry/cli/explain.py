@@ -41,7 +41,11 @@ def explain(
     if json:
         text.print_json(told)
     else:
-        text.say(str(told))
+        for line in str(told).splitlines():
+            if line.split(maxsplit=1)[:1] == ["tune"]:
+                text.write(line)  # a command, which could not be copied from several lines
+            else:
+                text.say(line, hang=9)
 
 
 def _dimensions(op: Op, pairs: list[str]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from ..contract import Op
     from ..discovery.catalog import Catalog
 
+_HANG = 19
+
 
 def ops(plugin: Plugins = None, json: Json = False) -> None:
     """List the ops, and who implements them.
@@ -25,9 +27,10 @@ def ops(plugin: Plugins = None, json: Json = False) -> None:
     for op in catalog.ops().values():
         names = [implementation.name for implementation in catalog.implementations(op.name)]
         text.say(f"{op.name}, version {op.version}")
-        text.say(f"  schema           {op.schema}")
-        text.say(f"  dimensions       dynamic: {_listed(sorted(op.dynamic))}; static: {_listed(sorted(op.static))}")
-        text.say(f"  implementations  {len(names)}: {_listed(names)}")
+        dims = f"dynamic: {_listed(sorted(op.dynamic))}; static: {_listed(sorted(op.static))}"
+        implementations = f"{len(names)}: {_listed(names)}"
+        for name, told in {"schema": op.schema, "dimensions": dims, "implementations": implementations}.items():
+            text.say(f"  {name:<15}  {told}", hang=_HANG)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -6,10 +6,23 @@ import warnings
 from typing import TYPE_CHECKING
 
 from .display import text
+from .display.table import Column, Group, print_table
 from .options import Json, Plugins, catalog_with
 
 if TYPE_CHECKING:
     from ..discovery.plugin import PluginReport
+
+
+_COLUMNS = (
+    Column("plugin"),
+    Column("distribution", lifts=True, label="distribution"),
+    Column("version", lifts=True, label="version"),
+    Column("API", lifts=True, label="API"),
+    Column("ops", right=True),
+    Column("implementations", right=True),
+    Column("load ms", right=True),
+    Column("state"),
+)
 
 
 def plugins(plugin: Plugins = None, json: Json = False) -> None:
@@ -24,11 +37,7 @@ def plugins(plugin: Plugins = None, json: Json = False) -> None:
     if json:
         text.print_json(reports)
         return
-    text.print_table(
-        ["plugin", "distribution", "version", "API", "ops", "implementations", "load ms", "state"],
-        [_row(report) for report in reports],
-        right=["ops", "implementations", "load ms"],
-    )
+    print_table(_COLUMNS, [Group("", [_row(report) for report in reports])])
 
 
 def _row(report: PluginReport) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +12,7 @@ from tuning_db import Store
 
 from ..errors import RegistryError, UnknownNameError
 from .display import text
+from .display.table import Column, print_long_table, print_problems
 from .display.winners_table import COMPILED, verdict, with_reason
 from .options import SEVERAL, Database, Json, Op, check_stored_op, device_of, split
 from .stored import baselines_of, prepared_by
@@ -26,10 +28,19 @@ STATUSES = frozenset(
 )  # fmt: skip
 """The statuses of a trial."""
 
-_PREPARED = "prepares"
-"""What the winner holds for one set of weights, in a layout of its own; without a column where no winner does."""
-
-_RATIOS = ["× default", "× torch", "× compile"]
+_COLUMNS = (
+    Column("hardware", lifts=True, label="on"),
+    Column("winner"),
+    Column("config"),
+    Column("µs", right=True),
+    Column("of floor", right=True),
+    Column("× default", right=True),
+    Column("× torch", right=True),
+    Column("× compile", right=True),
+    Column("verdict"),
+    Column("when", lifts=True),
+    Column("prepares", lifts=True, label="prepares"),
+)
 
 
 def results(
@@ -93,7 +104,7 @@ def why_out(winner: Decision, store: Store) -> str:
     history = store.history(winner.problem, winner.environment.hardware)
     before = next((one for one in history if one.uid == winner.previous), None)
     if before is None:
-        return "the stored winner was out"  # its decision was not imported
+        return ""  # its decision was not imported
     last = store.last_status(winner.problem, winner.environment, before.candidate, until=winner.created)
     why = "source or space changed, or gone" if last in {None, "ok"} else last
     return f"the stored winner {before.candidate.implementation} was out: {why}"
@@ -108,18 +119,18 @@ def _print_winners(winners: Sequence[Decision], out: Sequence[str], *, json: boo
         )
         return
     baselines = baselines_of(winner.problem.op for winner in winners)
-    names = ["problem", "hardware", "winner", "config", "µs", "of floor", *_RATIOS, "verdict", "when"]
-    rows = [_winner_row(*pair, baselines[pair[0].problem.op]) for pair in zip(winners, out, strict=True)]
-    if prepared:
-        names.append(_PREPARED)
-        shown = [f"{bytes_ / 2**20:.1f} MiB" if bytes_ else "" for bytes_ in held]
-        rows = [[*row, told] for row, told in zip(rows, shown, strict=True)]
-    text.print_table(names, rows, right=["µs", "of floor", *_RATIOS, _PREPARED])
+    shown = [f"{bytes_ / 2**20:.1f} MiB" if bytes_ else "" for bytes_ in held] or [""] * len(winners)
+    print_problems(
+        _COLUMNS,
+        [
+            (winner.problem, [*_winner_row(winner, why, baselines[winner.problem.op]), bytes_])
+            for winner, why, bytes_ in zip(winners, out, shown, strict=True)
+        ],
+    )
 
 
 def _winner_row(winner: Decision, out: str, baseline: str) -> list[str]:
     return [
-        text.named(winner.problem),
         _name(winner),
         winner.candidate.implementation,
         text.pairs(winner.candidate.config),
@@ -129,7 +140,7 @@ def _winner_row(winner: Decision, out: str, baseline: str) -> list[str]:
         text.ratio(winner.time_over(baseline)),
         text.ratio(winner.time_over(COMPILED)),
         with_reason(verdict(winner.verdict, winner.candidate.implementation, winner.ties), out),
-        f"{winner.created:%Y-%m-%d %H:%M}",
+        f"{winner.created:%Y-%m-%d}",
     ]
 
 
@@ -170,17 +181,19 @@ def _print_trials(trials: Iterable[Trial], *, json: bool) -> None:
     if json:
         text.print_json_list(map(_trial_data, trials))
         return
-    text.print_long_table(
-        ["problem", "hardware", "implementation", "config", "status", "µs", "message"],
-        map(_trial_row, trials),
-        right=["µs"],
-    )
+    if text.width() is None:
+        names = ["problem", "hardware", "implementation", "config", "status", "µs", "message"]
+        print_long_table(names, ([text.named(one.problem), _name(one), *_trial_row(one)] for one in trials), ["µs"])
+        return
+    for (problem, hardware), found in groupby(trials, lambda one: (text.named(one.problem), _name(one))):
+        text.say(f"{problem}  on {hardware}", hang=4)
+        for trial in found:
+            implementation, config, status, median_us, message = _trial_row(trial)
+            text.say(f"  {status:<12} {median_us:>7} µs  {implementation} {config}  {message}".rstrip(), hang=27)
 
 
 def _trial_row(trial: Trial) -> list[str]:
     return [
-        text.named(trial.problem),
-        _name(trial),
         trial.candidate.implementation,
         text.pairs(trial.candidate.config),
         trial.status,

@@ -1,47 +1,21 @@
-"""The lines after a run's table: the change against each incumbent, and where the time went."""
+"""What a run has changed against the incumbents, and where its time went."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from ...tuner.events import Result, RunEnded, Saving
 from . import text
+
+if TYPE_CHECKING:
+    from ...tuner.events import Result, RunEnded, Saving
 
 TORCH_COMPILE = "inductor"
 """The backend whose compile time is told separately: it is spent in torch.compile."""
 
 _WIDE = 4.0
 _CALLED = {"new": "new", "replaced": "replaced", "kept": "kept", "tie": "tied"}
-
-
-def print_changes(results: Sequence[Result]) -> None:
-    """Prints one line per problem that went through finals: its incumbent, its winner now, the ratio, the verdict.
-
-    Problems tuned before are left out. Prints nothing when there was no final.
-    """
-    decided = [result for result in results if result.incumbent is not None]
-    if not decided:
-        return
-    text.print_table(
-        ["problem", "incumbent", "winner now", "incumbent / winner", "A/A noise", "verdict"],
-        [_row(result) for result in decided],
-        right=["incumbent / winner", "A/A noise"],
-    )
-    text.say(_summary(decided))
-
-
-def _row(result: Result) -> list[str]:
-    met = result.incumbent
-    assert met is not None
-    return [
-        text.named(result.problem),
-        f"{_candidate(met.implementation, met.config)}{'' if met.stored else ' (default)'}",
-        "the same" if _stays(result) else _candidate(result.implementation, result.config),
-        interval(result),
-        "-" if result.noise is None else f"{100 * result.noise:.1f}%",
-        result.verdict,
-    ]
 
 
 def interval(result: Result) -> str:
@@ -62,20 +36,17 @@ def _is_noise(result: Result) -> bool:
     return result.low is not None and result.high is not None and result.high > _WIDE * result.low
 
 
-def _candidate(implementation: str, config: Mapping[str, object]) -> str:
-    return f"{implementation} {text.pairs(config)}" if config else implementation
-
-
-def _stays(result: Result) -> bool:
+def stays(result: Result) -> bool:
+    """Whether the incumbent is the winner."""
     met = result.incumbent
     return met is not None and (met.implementation, dict(met.config)) == (result.implementation, dict(result.config))
 
 
-def _summary(decided: Sequence[Result]) -> str:
+def summary(decided: Sequence[Result]) -> str:
     """The counts of verdicts: ``3 new, 1 tied; 3 of 4 incumbents replaced, 1.03 to 2.70 times as fast``."""
     counts = Counter(_CALLED.get(result.verdict, result.verdict) for result in decided)
     told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    beaten = [result for result in decided if not _stays(result) and result.ratio is not None]
+    beaten = [result for result in decided if not stays(result) and result.ratio is not None]
     if not beaten:
         return f"{told}; every incumbent stays"
     gains = sorted(result.ratio or 0.0 for result in beaten if not _is_noise(result))

@@ -1,8 +1,7 @@
-"""The report of ``registry compile``: a table of 80 columns, and the faults that several variants share folded."""
+"""The report of ``registry compile``: the resources of variants, and the faults that several variants share folded."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -13,9 +12,7 @@ from . import text
 if TYPE_CHECKING:
     from ...tuner.planning.compiling import CompiledVariant, CompileReport
 
-WIDTH = 80
 _COLUMNS = ("regs", "spill", "shared", "threads", "occup.")
-_NUMBERS = sum(max(len(name), 5) + 1 for name in _COLUMNS)
 
 
 def show(report: CompileReport, *, json: bool) -> None:
@@ -54,9 +51,8 @@ def _say_row(variant: CompiledVariant) -> None:
     share = "-" if variant.occupancy is None else f"{variant.occupancy:.2f}"
     cells = [*("-" if number is None else str(number) for number in numbers), share]
     row = " ".join(f"{cell:>{max(len(name), 5)}}" for cell, name in zip(cells, _COLUMNS, strict=True))
-    lines = [*_wrapped(_named(variant)), *_wrapped(_problems(variant))]
-    for start, line in zip([row, *[" " * len(row)] * len(lines)], lines, strict=False):
-        text.say(f"{start}  {line}")
+    text.say(f"{row}  {_named(variant)}", hang=len(row) + 4)
+    text.say(f"{' ' * len(row)}  {_problems(variant)}", hang=len(row) + 4)
 
 
 def _named(variant: CompiledVariant) -> str:
@@ -70,14 +66,9 @@ def _problems(variant: CompiledVariant) -> str:
     return text.pairs(variant.problems[0].dims) + (f" and {text.plural(more, 'problem')} more" if more else "")
 
 
-def _wrapped(line: str) -> Iterator[str]:
-    yield from textwrap.wrap(line, WIDTH - _NUMBERS - 3, break_on_hyphens=False, subsequent_indent="  ")
-
-
 def _fold(mark: str, faults: Iterator[tuple[str, str]]) -> None:
-    first, rest = f"{mark:<7}", " " * 7
     for line in folded(faults):
-        text.say(textwrap.fill(line, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False))
+        text.say(f"{mark:<7}{line}", hang=7)
 
 
 def _total(report: CompileReport) -> str:

@@ -22,7 +22,7 @@ def show(plans: Sequence[ProblemPlan], device: Device, *, json: bool) -> None:
         if plan.skipped:
             text.say(f"  skipped: {plan.skipped}")
         for choice in plan.choices:
-            text.say(f"  {choice.implementation.name:<22} {_choice(choice)}")
+            text.say(f"  {choice.implementation.name:<22} {_choice(choice)}", hang=25)
     tunable = [plan for plan in plans if not plan.skipped]
     candidates = sum(len(choice.configs) for plan in tunable for choice in plan.choices)
     text.say(

@@ -14,10 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ...problem import Problem
+from ...problem import Problem, Value
 from ...tuner import events
 from ...untrusted.visible import visible
 from . import changes, text, winners_table
+from .table import shared_dims
 
 SECONDS_BETWEEN_LINES = 10.0
 SHOWN_AT_ONCE = 8
@@ -54,9 +55,6 @@ class Display(ABC):
             text.say()
         for line in winners_table.failure_lines(self.failed):
             text.say(line)
-        if any(result.incumbent for result in results):
-            changes.print_changes(results)
-            text.say()
         if self.ended is not None:
             for line in changes.run_lines(self.ended, len(results), len(self.skipped)):
                 text.say(line)
@@ -133,13 +131,13 @@ class LiveDisplay(Display):
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[tried]}"),
             console=self._console,
         )
-        self._task = self._bar.add_task("problems decided", total=None, tried="", left="")
+        self._task = self._bar.add_task("problems decided", total=None)
+        self._left = ""
         self._statuses: Counter[str] = Counter()
         self._searched: dict[Problem, events.TrialDone] = {}
+        self._shared: dict[str, dict[str, Value]] = {}
         self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self._render)
 
     def __enter__(self) -> LiveDisplay:
@@ -148,6 +146,7 @@ class LiveDisplay(Display):
 
     def __exit__(self, *fault: object) -> None:
         self._searched.clear()
+        self._left = ""
         self._live.stop()
 
     def show(self, event: events.Event) -> None:
@@ -156,29 +155,39 @@ class LiveDisplay(Display):
                 self._searched.pop(event.problem, None)  # the latest stands last
                 self._searched[event.problem] = event
                 self._statuses[event.status] += 1
-                self._bar.update(self._task, tried=_tried(self._statuses))
                 return
             case events.SecondsLeft():
-                self._bar.update(self._task, left=_run_left(event))
+                self._left = _run_left(event)
             case events.RunStarted():
+                self._shared = {
+                    op: shared_dims(one for one in event.problems if one.op == op)
+                    for op in {one.op for one in event.problems}
+                }
                 self._bar.update(self._task, total=len(event.problems) - len(event.known))
             case events.ProblemDecided():
                 self._searched.pop(event.result.problem, None)
                 self._bar.advance(self._task)
             case events.ProblemSkipped():
                 self._bar.advance(self._task)
-        if line := _line(event):
-            self._console.print(visible(line))
+        if line := visible(_line(event)):
+            self._console.print("\n".join(text.wrapped(line, self._console.width, hang=4)), soft_wrap=True)
+
+    def _named(self, problem: Problem) -> str:
+        """The problem without the dimensions that all problems of its op share."""
+        shared = self._shared.get(problem.op, {})
+        own = [f"{name}={value}" for name, value in problem.dims.items() if name not in shared]
+        return " ".join([problem.op, *own])
 
     def _render(self) -> Group:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for name in ("problem", "tried", "best µs", "of floor", "left"):
             table.add_column(name, justify="left" if name == "problem" else "right", no_wrap=True)
         for trial in list(self._searched.values())[-SHOWN_AT_ONCE:]:
-            table.add_row(*map(visible, (text.named(trial.problem), *_standing(trial))))
+            table.add_row(*map(visible, (self._named(trial.problem), *_standing(trial))))
         hidden = len(self._searched) - SHOWN_AT_ONCE
         more = [Text(f"and {text.plural(hidden, 'problem')} more", style="dim")] if hidden > 0 else []
-        return Group(*([table] if self._searched else []), *more, self._bar)
+        told = "; ".join(filter(None, [self._left, _tried(self._statuses) if self._statuses else ""]))
+        return Group(*([table] if self._searched else []), *more, self._bar, *([Text(told)] if told else []))
 
 
 def _standing(trial: events.TrialDone) -> tuple[str, str, str, str]:
@@ -241,6 +250,6 @@ def _decided(result: events.Result) -> str:
     verdict = ": ".join(part for part in (result.verdict, result.reason) if part)
     against = f", incumbent / winner {changes.interval(result)}" if result.ratio is not None else ""
     return (
-        f"{problem}: {result.implementation} {text.pairs(result.config)}: {text.microseconds(result.median_us)} µs, "
+        f"{problem}: {text.candidate(result.implementation, result.config)}: {text.microseconds(result.median_us)} µs, "
         f"{text.of_floor(result.fraction_of_floor)} of floor{against}, {verdict} ({winners_table.statuses(result)})"
     )

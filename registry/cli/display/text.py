@@ -1,16 +1,17 @@
-"""Texts for a terminal: times, ratios, configurations, tables."""
+"""Texts for a terminal: lines, times, ratios, configurations."""
 
 from __future__ import annotations
 
-import itertools
 import json
+import os
+import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ...untrusted.visible import visible
 
@@ -19,29 +20,65 @@ if TYPE_CHECKING:
 
     from ...problem import Problem
 
+NOTHING = "-"
+"""What stands in the place of a value that there is not."""
+
 _BEYOND_A_COPY = 2.0
-_UNLIMITED = 10_000
-"""Columns of a line in a pipe, where a wrapped table could not be cut or searched."""
 
 
-_MEASURED = 1000
-"""Rows of a long table by which its columns are laid out."""
+def width() -> int | None:
+    """Characters of a line: ``COLUMNS``, else the terminal's; None in a pipe, where nothing is wrapped."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def wrapped(line: str, limit: int | None, hang: int) -> list[str]:
+    """``line`` in lines of ``limit`` characters, all but the first indented by ``hang``; no word is broken.
+
+    A word that is longer than a line has one of its own.
+    """
+    if limit is None or len(line) <= limit:
+        return [line]
+    told = line.lstrip(" ")
+    return textwrap.wrap(
+        told,
+        max(limit, hang + 1),
+        initial_indent=line[: len(line) - len(told)],
+        subsequent_indent=" " * hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def say(told: str = "", hang: int | None = None) -> None:
+    """Lines on stdout, wrapped between words; what is wrapped is indented by ``hang``, or by 2 more than its line."""
+    for line in visible(told).split("\n"):
+        indent = len(line) - len(line.lstrip(" ")) + 2
+        for part in wrapped(line, width(), indent if hang is None else hang):
+            write(part)
+
+
+def write(line: str) -> None:
+    """A line on stdout as it is."""
+    print(line, flush=True)  # noqa: T201
+
+
+def say_bold(lines: Iterable[str]) -> None:
+    """Lines on stdout, bold in a terminal."""
+    for line in lines:
+        console().print(line, style="bold", soft_wrap=True)
 
 
 def console() -> Console:
-    """A console on stdout that is as wide as the terminal, or never wraps when piped."""
-    width = None if sys.stdout.isatty() else _UNLIMITED
-    return Console(file=sys.stdout, highlight=False, emoji=False, markup=False, width=width)
-
-
-def say(text: str = "") -> None:
-    """A line on stdout."""
-    print(visible(text), flush=True)  # noqa: T201
+    """A console on stdout."""
+    return Console(file=sys.stdout, highlight=False, emoji=False, markup=False)
 
 
 def print_json(value: object) -> None:
     """One JSON document on stdout."""
-    say(json.dumps(value, indent=2, default=plain))
+    write(visible(json.dumps(value, indent=2, default=plain)))
 
 
 def plain(value: object) -> object:
@@ -53,33 +90,6 @@ def plain(value: object) -> object:
     if isinstance(value, set | frozenset):
         return sorted(value)
     return str(value)
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()) -> None:
-    """A table without borders; the columns named in ``right`` are numbers."""
-    numbers = set(right)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in columns:
-        table.add_column(name, justify="right" if name in numbers else "left", overflow="fold", no_wrap=name in numbers)
-    for row in rows:
-        table.add_row(*map(visible, row))
-    console().print(table)
-
-
-def print_long_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()) -> None:
-    """A table as ``print_table`` makes it; of many rows only the first are measured, and none is held or folded."""
-    left, numbers = iter(rows), set(right)
-    first = list(itertools.islice(left, _MEASURED))
-    if len(first) < _MEASURED:
-        print_table(columns, first, right)
-        return
-    widths = [max(map(len, cells)) for cells in zip(columns, *first, strict=True)]
-    for row in itertools.chain([columns], first, left):
-        cells = [visible(cell) for cell in row]
-        widths = [max(pair) for pair in zip(widths[:-1], map(len, cells), strict=False)] + [0]
-        padded = zip(columns, cells, widths, strict=True)
-        line = "  ".join(cell.rjust(width) if name in numbers else cell.ljust(width) for name, cell, width in padded)
-        sys.stdout.write(f"{line.rstrip()}\n")
 
 
 def print_json_list(values: Iterable[object]) -> None:
@@ -134,7 +144,12 @@ def duration_us(value: float) -> str:
 
 def pairs(values: Mapping[str, Any]) -> str:
     """``num_warps=4 num_stages=1``, or a dash when there is nothing."""
-    return " ".join(f"{name}={value}" for name, value in values.items()) or "-"
+    return " ".join(f"{name}={value}" for name, value in values.items()) or NOTHING
+
+
+def candidate(implementation: str, config: Mapping[str, Any]) -> str:
+    """``triton.row num_warps=4``, or the name alone."""
+    return f"{implementation} {pairs(config)}" if config else implementation
 
 
 def named(problem: Problem | ProblemKey) -> str:

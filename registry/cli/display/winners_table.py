@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from ...errors import folded
 from . import text
+from .changes import interval, stays, summary
+from .table import Column, print_problems
 
 if TYPE_CHECKING:
     from ...tuner.events import Result
@@ -23,13 +25,30 @@ def speedup_over(result: Result, implementation: str) -> float | None:
     return result.speedup.get(implementation)
 
 
+_COLUMNS = (
+    Column("winner"),
+    Column("config"),
+    Column("µs", right=True),
+    Column("of floor", right=True),
+    Column("× torch", right=True),
+    Column("× compile", right=True),
+    Column("× incumbent", right=True),
+    Column("A/A noise", right=True),
+    Column("verdict"),
+    Column("incumbent", lifts=True, label="incumbent"),
+)
+
+
 def print_results(results: Sequence[Result]) -> None:
-    """Prints one line per problem: winner, config, median µs, fraction of the floor, speedups."""
-    text.print_table(
-        ["problem", "winner", "config", "µs", "of floor", "× torch", "× compile", "verdict"],
-        [_row(result) for result in results],
-        right=["µs", "of floor", "× torch", "× compile"],
-    )
+    """Prints the problems with winner, config, median µs, fraction of the floor, speedups, verdict and incumbent.
+
+    ``× incumbent`` is the incumbent's time over the winner's, with its interval. A line follows that counts verdicts.
+    """
+    print_problems(_COLUMNS, [(result.problem, _row(result)) for result in results])
+    decided = [result for result in results if result.incumbent]
+    if decided:
+        text.say()
+        text.say(summary(decided))
 
 
 def failure_lines(failed: Sequence[tuple[str, str]]) -> list[str]:
@@ -41,19 +60,29 @@ def failure_lines(failed: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _row(result: Result) -> list[str]:
-    name = text.named(result.problem)
     if result.verdict == "none":
-        return [name, why_none(result), statuses(result), "-", "-", "-", "-", "none"]
+        return [why_none(result), statuses(result), *["-"] * 4, "", "", "none", _incumbent(result)]
     return [
-        name,
         result.implementation,
         text.pairs(result.config),
         text.microseconds(result.median_us),
         text.of_floor(result.fraction_of_floor),
         text.ratio(speedup_over(result, result.baseline)),
         text.ratio(speedup_over(result, COMPILED)),
+        interval(result) if result.incumbent else "",
+        "" if result.noise is None else f"{100 * result.noise:.1f}%",
         with_reason(verdict(result.verdict, result.implementation, result.ties), result.reason),
+        _incumbent(result),
     ]
+
+
+def _incumbent(result: Result) -> str:
+    met = result.incumbent
+    if met is None:
+        return ""
+    if stays(result):
+        return "is the winner"
+    return f"{text.candidate(met.implementation, met.config)}{'' if met.stored else ' (default)'}"
 
 
 def verdict(name: str, winner: str, ties: Sequence[str]) -> str:
