@@ -35,6 +35,7 @@ __all__ = [
     "canonical_json",
     "check_choice",
     "check_choices",
+    "check_positive",
     "dtype_name",
     "exact",
     "exact_items",
@@ -143,6 +144,12 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.op}({', '.join(f'{name}={value}' for name, value in self.dims.items())})"
+
+
+def check_positive(op: str, name: str, given: object) -> None:
+    """Raise InvalidArgumentError unless ``given`` is an integer of at least 1."""
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise InvalidArgumentError(f"{op}: {name} must be a positive integer, got {given!r:.80}")
 
 
 def check_choices(op: str, name: str, values: Any) -> None:

@@ -26,6 +26,7 @@ from ..problem import (
     canonical_json,
     check_choice,
     check_choices,
+    check_positive,
     torch_dtype,
 )
 from .fake import RowMajor
@@ -142,7 +143,6 @@ class Op:
             raise InvalidDefinitionError(f"op {self.name!r}: weights: {UnknownNameError('tensor', name, tensors)}")
         for name, values in self._named_values.items():
             check_choices(self.name, name, values)
-
         for name in {**self.tolerances, **self.compare}:
             if name not in self.parsed.results:
                 raise InvalidDefinitionError(
@@ -331,9 +331,7 @@ class Op:
                 hint=f"{self.name} has the dimensions {', '.join(sorted(known))}",
             )
         for name in self.dynamic:
-            value = given[name]
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidArgumentError(f"{self.name}: {name} must be a positive integer, got {value!r:.80}")
+            check_positive(self.name, name, given[name])
         for name, values in self._named_values.items():
             check_choice(self.name, name, given[name], values)
         if "dtype" in known:

@@ -9,7 +9,7 @@ import torch
 
 from ..contract import RowMajor
 from ..errors import InvalidArgumentError
-from ..problem import Arguments, Problem, TensorSpec, Value, check_choice, dtype_name
+from ..problem import Arguments, Problem, TensorSpec, Value, check_choice, check_positive, dtype_name
 from ..tracing import refuse
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -83,9 +83,7 @@ def check_eps(op: str, eps: float) -> None:
 def positive(problem: Problem, *names: str) -> None:
     """Those dimensions must be integers of at least 1."""
     for name in names:
-        value = problem.dims[name]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidArgumentError(f"{problem.op}: {name} must be a positive integer, got {value!r:.80}")
+        check_positive(problem.op, name, problem.dims[name])
 
 
 _SIZES = ((torch.float64, 1000), *((dtype, n) for dtype in FLOATS for n in (1, 7, 1000, 4096, 65_537)))

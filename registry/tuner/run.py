@@ -48,7 +48,7 @@ from .planning.problems import ProblemPlan, check_shared
 from .planning.problems import plan as plan_problems
 from .planning.weights import default_us, weigh
 from .processes import spawning
-from .search.findings import Findings
+from .search.findings import Finding, Findings
 from .search.loop import SearchLoop
 from .search.samplers.names import DEFAULT as SAMPLER
 from .search.samplers.names import sampler_named
@@ -310,7 +310,7 @@ class TuningRun:
         search = SearchState(plan, budget, seeds, next(self._seeds), stored, self._studies)
         if not self._settings.retune:
             for candidate, trial in self._store.known_trials(plan):
-                search.learn_stored(candidate, trial.status, trial.median_us, trial.censored, trial.uid)
+                search.learn_stored(Finding(candidate, trial.status, trial.median_us, trial.censored, trial.uid))
         return search
 
 

@@ -14,8 +14,7 @@ from ...device import Device
 from ...discovery import answers
 from ...implementation import Implementation
 from ...problem import Problem, getter
-from ..plans.plan import Candidate
-from ..plans.records import changed
+from ..plans.plan import Candidate, changed
 from .expected import Expectation, expected
 from .neighbours import octaves_between, sizes_of
 from .op_winners import Source, Winner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,12 @@ _DIGITS = 9
 """Of a sum of distances: sums that differ by rounding are equal, and the first problem is taken."""
 
 
-def distance(op: Op, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """Distance of two problems: logarithms along the dynamic dimensions, more along static ones, most elsewhere."""
-    return sum(_along(name in op.dynamic, value, other.get(name)) for name, value in one.items())
-
-
-def seeds_of(plan: ProblemPlan, tuned: Iterable[tuple[Mapping[str, Any], Candidate]]) -> list[Candidate]:
+def seeds_of(plan: ProblemPlan, tuned: Sequence[tuple[Mapping[str, Any], Candidate]]) -> list[Candidate]:
     """Each candidate of ``tuned`` (dimensions, winner) once, the nearest problem's first."""
-    dims = plan.problem.dims
+    far = Distances(plan.op, [plan.problem.dims, *(dims for dims, _ in tuned)]).of(0)[1:]
+    nearest_first = [tuned[number][1] for number in np.argsort(np.round(far, _DIGITS), kind="stable")]
     unique: dict[str, Candidate] = {}
-    for _, candidate in sorted(tuned, key=lambda entry: distance(plan.op, dims, entry[0])):
+    for candidate in nearest_first:
         unique.setdefault(candidate.key, candidate)
     return list(unique.values())
 
@@ -59,7 +55,10 @@ def _outwards(plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
 
 
 class Distances:
-    """The distances of problems of one op from each other: of a thousand problems there are a million."""
+    """The distances of problems of one op from each other: of a thousand problems there are a million.
+
+    Logarithms along the dynamic dimensions, more along static ones, most elsewhere.
+    """
 
     def __init__(self, op: Op, problems: Sequence[Mapping[str, Any]]) -> None:
         names = list(dict.fromkeys(name for dims in problems for name in dims))
@@ -71,7 +70,7 @@ class Distances:
         self._weights = np.array([1.0 if name in op.dynamic else _STATIC_WEIGHT for name in names])
 
     def of(self, number: int) -> NDArray[np.float64]:
-        """The distance of every problem from the one at ``number``, as ``distance`` is."""
+        """The distance of every problem from the one at ``number``."""
         apart = np.abs(self._logs - self._logs[number]) * self._weights
         others = np.where(self._kinds == self._kinds[number], 0.0, _OTHER)
         return np.asarray(np.where(np.isnan(apart), others, apart).sum(axis=1), dtype=np.float64)
@@ -79,9 +78,3 @@ class Distances:
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, int) and value is not True and value > 0
-
-
-def _along(dynamic: bool, one: Any, other: Any) -> float:
-    if _is_size(one) and _is_size(other):
-        return (1.0 if dynamic else _STATIC_WEIGHT) * abs(math.log(one / other))
-    return 0.0 if one == other and type(one) is type(other) else _OTHER

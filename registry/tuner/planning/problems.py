@@ -146,7 +146,8 @@ def _plan_one(problem: Problem, catalog: Catalog, device: Device, wanted: frozen
     try:
         need = needed_bytes(op, problem)
     except (RuntimeError, OverflowError, MemoryError) as fault:  # torch's, for a size that no tensor can have
-        return ProblemPlan(problem, op, device, (), skipped=f"no inputs can be made of it: {_first_line(fault)}")
+        first_line = str(fault).partition("\n")[0]
+        return ProblemPlan(problem, op, device, (), skipped=f"no inputs can be made of it: {first_line}")
     if need > _MEMORY_SHARE * device.memory_bytes:
         reason = (
             f"needs {need / 2**30:.0f} GiB with its float64 reference, {device.name} has "
@@ -158,10 +159,6 @@ def _plan_one(problem: Problem, catalog: Catalog, device: Device, wanted: frozen
     others = tuple(choice for choice in everything if choice not in choices)
     skipped = "" if any(choice.supported for choice in choices) else _why_none(op, choices, device)
     return ProblemPlan(problem, op, device, choices, others, skipped)
-
-
-def _first_line(fault: BaseException) -> str:
-    return str(fault).partition("\n")[0]
 
 
 def _why_none(op: Op, choices: Sequence[ImplementationPlan], device: Device) -> str:

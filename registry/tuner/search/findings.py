@@ -14,17 +14,19 @@ from ..planning.problems import ProblemPlan
 
 
 @dataclass(frozen=True)
-class _Tried:
-    """The latest outcome of a candidate; ``right`` if the candidate was verified and timed, perhaps not to the end."""
+class Finding:
+    """The outcome of a candidate's trial, of this run or another, stored under ``uid``."""
 
     candidate: Candidate
     status: str
     median_us: float | None
     censored: bool
     uid: str
+    message: str = ""
 
     @property
     def right(self) -> bool:
+        """Whether the candidate was verified and timed, perhaps not to the end."""
         return self.status == "ok" and self.median_us is not None
 
 
@@ -45,17 +47,14 @@ class Findings:
         self.stored = stored
         self.floor_us: float | None = None
         self.statuses: Counter[str] = Counter()
-        self._tried: dict[str, _Tried] = {}
-        self._measured: set[str] = set()
+        self._tried: dict[str, Finding] = {}
         self._artifacts: dict[str, tuple[Artifact, ...]] = {}
 
-    def learn(self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str) -> None:
-        """Take in the outcome of a trial, stored under ``uid``."""
-        self.statuses[status] += 1
-        self._tried.pop(candidate.key, None)  # the latest stands last
-        self._tried[candidate.key] = tried = _Tried(candidate, status, median_us, censored, uid)
-        if tried.right:
-            self._measured.add(candidate.implementation.name)
+    def learn(self, told: Finding) -> None:
+        """Take in the outcome of a trial."""
+        self.statuses[told.status] += 1
+        self._tried.pop(told.candidate.key, None)  # the latest stands last
+        self._tried[told.candidate.key] = told
 
     def remember(self, candidate: Candidate, artifacts: tuple[Artifact, ...]) -> None:
         """Keep the artifacts that a candidate runs from, for the finals."""
@@ -92,7 +91,7 @@ class Findings:
 
     def has_measured(self, implementation: str) -> bool:
         """Whether some candidate of the implementation was timed."""
-        return implementation in self._measured
+        return any(told.right and told.candidate.implementation.name == implementation for told in self._tried.values())
 
     def must_try(self, candidate: Candidate) -> bool:
         """Whether the candidate is measured in any case: it is an implementation's default or the stored winner."""

@@ -16,6 +16,7 @@ from ..measure.protocol import TimingProtocol
 from ..planning.problems import ProblemPlan
 from ..storing import RunStore
 from ..workers.crew import Crew
+from .findings import Finding
 from .resources import misfit
 from .state import SearchState
 from .waiting import Waiting
@@ -149,7 +150,7 @@ class SearchLoop:
         if self._store.has_news():
             for search in self._active:
                 for candidate, trial in self._store.news(search.plan):
-                    search.learn_stored(candidate, trial.status, trial.median_us, trial.censored, trial.uid)
+                    search.learn_stored(Finding(candidate, trial.status, trial.median_us, trial.censored, trial.uid))
 
     def _push(self, search: SearchState, waiting: Waiting) -> None:
         """Queue the candidate for the device if all its variants are built, drop it if one failed."""
@@ -173,7 +174,7 @@ class SearchLoop:
     def _misfit(self, search: SearchState, candidate: Candidate, artifacts: tuple[Artifact, ...]) -> Failed | None:
         """Why the candidate cannot run, None if it can. A candidate that must be tried may spill registers."""
         if search.findings.must_try(candidate):
-            artifacts = tuple(_without_spills(artifact) for artifact in artifacts)
+            artifacts = tuple(replace(one, resources={**one.resources, "spill_bytes": 0}) for one in artifacts)
         reason = misfit(artifacts, self._device)
         return Failed("out_of_resources", reason) if reason else None
 
@@ -239,10 +240,8 @@ class SearchLoop:
     def _learn(self, search: SearchState, candidate: Candidate, outcome: Outcome, *, shared: bool = False) -> None:
         plan = search.plan
         uid = self._store.trial(plan, candidate, outcome)
-        search.learn(
-            candidate, outcome.status, outcome.median_us, outcome.censored, uid,
-            message=outcome.message, asked=not shared,
-        )  # fmt: skip
+        told = Finding(candidate, outcome.status, outcome.median_us, outcome.censored, uid, outcome.message)
+        search.learn(told, asked=not shared)
         self.trials += 1
         self._observe(
             TrialDone(
@@ -259,10 +258,6 @@ class SearchLoop:
                 search.seconds_left,
             )
         )
-
-
-def _without_spills(artifact: Artifact) -> Artifact:
-    return replace(artifact, resources={**artifact.resources, "spill_bytes": 0})
 
 
 def _artifacts(results: Sequence[Artifact | Failed | None]) -> tuple[Artifact, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...dispatch.plans.plan import Candidate
 from ..limits import Budget
 from ..planning.problems import ProblemPlan
-from .findings import Findings
+from .findings import Finding, Findings
 from .proposals import EXHAUST, Searcher
 from .studies import Studies
 from .waiting import Waiting, waiting_for
@@ -125,8 +125,8 @@ class SearchState:
         if self._out_of_time:
             return True
         # where all has been proposed, only these candidates are left; and each implementation gets a measurement
-        measured = self.findings.has_measured(candidate.implementation.name)
-        return self.settled and self._searcher.size > 0 and measured
+        known = self.settled and self._searcher.size > 0
+        return known and self.findings.has_measured(candidate.implementation.name)
 
     def drop_moot(self) -> None:
         """Forget the candidates that wait for a compiler and are not wanted any more."""
@@ -140,27 +140,15 @@ class SearchState:
 
     # learning
 
-    def learn(
-        self,
-        candidate: Candidate,
-        status: str,
-        median_us: float | None,
-        censored: bool,
-        uid: str,
-        *,
-        message: str = "",
-        asked: bool = True,
-    ) -> None:
+    def learn(self, told: Finding, *, asked: bool = True) -> None:
         """The outcome of a trial; one that this search has not ``asked`` for costs no budget."""
         self.done += asked
-        notes = {"status": status, "uid": uid, **({"message": message} if message else {})}
-        self._searcher.tell(candidate, median_us, status=status, censored=censored, notes=notes)
-        self.findings.learn(candidate, status, median_us, censored, uid)
-        self.waiting = [waiting for waiting in self.waiting if waiting.candidate.key != candidate.key]
+        notes = {"status": told.status, "uid": told.uid, **({"message": told.message} if told.message else {})}
+        self._searcher.tell(told.candidate, told.median_us, status=told.status, censored=told.censored, notes=notes)
+        self.findings.learn(told)
+        self.waiting = [waiting for waiting in self.waiting if waiting.candidate.key != told.candidate.key]
 
-    def learn_stored(
-        self, candidate: Candidate, status: str, median_us: float | None, censored: bool, uid: str
-    ) -> None:
+    def learn_stored(self, told: Finding) -> None:
         """The outcome of another run's trial: it need not be repeated, and costs no budget."""
-        self._known += not self.findings.is_right(candidate)
-        self.learn(candidate, status, median_us, censored, uid, asked=False)
+        self._known += not self.findings.is_right(told.candidate)
+        self.learn(told, asked=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,17 +11,21 @@ from typing import Any
 import torch
 
 from ...arguments.schema import tensors_in, with_tensors
+from ...artifact import Artifact
 from ...contract import Op
 from ...correctness.bounds import Bounds, bounds_of, holding
 from ...correctness.numerics import Comparison, judged, own_error, reference64
 from ...correctness.tolerance_check import refuse_unseen
 from ...device import Device
+from ...dispatch.plans.plan import Candidate, Plan, build
+from ...errors import RegistryError
 from ...implementation import Tensors
 from ...problem import Arguments, Problem
 from ..measure.protocol import TimingProtocol
 from ..measure.rotation import Rotation
 from ..measure.samplers import copies_of
 from ..planning.twin import twin_of
+from ..planning.variants import variants_at
 
 PARTLY, PARTLY_AGAIN = "partly other", "partly other again"
 """Kinds of inputs that timed copies are overwritten with: the timed kind with a few changed elements, others for each.
@@ -160,6 +164,19 @@ class Session:
             return None
         self._mixable = all(bool(output.isfinite().all()) for output in reference)
         return reference if self._mixable else None
+
+    def bound(self, candidate: Candidate, artifacts: Mapping[str, Artifact]) -> Plan | None:
+        """A candidate's plan for the problem, from artifacts by variant key.
+
+        None where the candidate does not support the problem, or needs a variant that is not among the artifacts.
+        """
+        try:
+            wanted = variants_at(self.op, candidate, self.problem, self.arguments, self.device)
+            if wanted is None or any(variant.key not in artifacts for variant in wanted):
+                return None
+            return build(self.op, candidate, self.problem, self.arguments, self.device, artifacts)
+        except RegistryError:
+            return None
 
     @cached_property
     def arguments(self) -> Arguments:

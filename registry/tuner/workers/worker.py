@@ -28,7 +28,6 @@ from ..planning.twin import twin_of
 from ..verify.probes import Probes
 from ..verify.session import Session, Sessions
 from ..verify.timed import TimedPlan
-from ..verify.twin_plan import plan_on_twin
 from ..verify.verify import WrongError, verify, verify_timed
 from .integrity import Integrity, Trust
 from .statuses import status_of
@@ -171,7 +170,7 @@ class Worker:
         if twin is None:
             return None
         there = self.session(twin, session.protocol, job.seed)
-        plan_there = plan_on_twin(plan.candidate, there, job.entrant.by_key)
+        plan_there = there.bound(plan.candidate, job.entrant.by_key)
         return None if plan_there is None else (plan_there, there)
 
     def _plan(self, session: Session, entrant: Entrant) -> Plan:

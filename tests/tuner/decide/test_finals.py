@@ -30,7 +30,7 @@ from registry.tuner.jobs import BlockJob, Entrant, Outcome, TimedBlock
 from registry.tuner.limits import DEFAULT_SECONDS
 from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.planning.problems import ProblemPlan, plan
-from registry.tuner.search.findings import Findings
+from registry.tuner.search.findings import Finding, Findings
 from registry.tuner.storing import RunStore
 from tuning_db import Store
 
@@ -114,7 +114,7 @@ def searched(planned: ProblemPlan, recorder: RunStore, medians: Mapping[str, flo
     for name, candidate in candidates(planned).items():
         if name in medians:
             uid = recorder.trial(planned, candidate, Outcome("ok", median_us=medians[name]))
-            search.learn(candidate, "ok", medians[name], False, uid)
+            search.learn(Finding(candidate, "ok", medians[name], False, uid))
     return search
 
 
@@ -461,7 +461,7 @@ def test_a_stored_winner_that_failed_in_the_search_is_replaced_without_a_tie_and
     other, recorder = recorders(), recorders()
     publish(planned, other, "chatters")
     search = searched(planned, recorder, {name: us for name, us in HONEST.items() if name != "chatters"})
-    search.learn(candidates(planned)["chatters"], status, None, False, "uid")
+    search.learn(Finding(candidates(planned)["chatters"], status, None, False, "uid"))
     events, bench = list[Event](), Bench({**HONEST, "honest 2": 100.0})
     finals = Finals(recorder, TimingProtocol.of(CPU), events.append, QUIET)
     (result,) = finals.run([search], bench)

@@ -17,7 +17,7 @@ from registry.tuner.decide.noise import PAIRS_PER_DECADE, Noise, Pair
 from registry.tuner.jobs import BlockJob, Entrant, Outcome, TimedBlock
 from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.planning.problems import plan
-from registry.tuner.search.findings import Findings
+from registry.tuner.search.findings import Finding, Findings
 from registry.tuner.workers.worker import Worker
 from tuning_db import Environment, Store
 
@@ -29,7 +29,7 @@ def searched(catalog: Catalog, n: int, status: str) -> Findings:
     (planned,) = plan([Problem("square", {"n": n, "dtype": "float32"})], catalog, CPU, ["torch.native"])
     search = Findings(planned, seed=7)
     for default in planned.defaults():
-        search.learn(default, status, 5.0 if status == "ok" else None, censored=False, uid="u")
+        search.learn(Finding(default, status, 5.0 if status == "ok" else None, censored=False, uid="u"))
     return search
 
 

@@ -15,7 +15,6 @@ from registry.tuner.planning.problems import plan
 from registry.tuner.planning.twin import LARGE_BYTES, twin_of
 from registry.tuner.search.state import SearchState
 from registry.tuner.verify.session import Session
-from registry.tuner.verify.twin_plan import plan_on_twin
 from registry.tuner.workers.worker import Worker
 
 CPU = Device.of("cpu")
@@ -63,12 +62,12 @@ def test_it_runs_from_the_artifacts_at_hand_or_not_at_all(catalog: Catalog) -> N
     implementation = catalog.implementation("square", "cpp.blocks")
     candidate = Candidate(implementation, implementation.default(problem, CPU))
     there = Session(op, twin, CPU, TimingProtocol.of(CPU), 0)
-    assert plan_on_twin(candidate, there, {}) is None
+    assert there.bound(candidate, {}) is None
     try:
         built = build(op, candidate, twin, there.arguments, CPU)
     except RegistryError:
         pytest.skip("no C++ compiler")
-    found = plan_on_twin(candidate, there, {artifact.variant.key: artifact for artifact in built.artifacts})
+    found = there.bound(candidate, {artifact.variant.key: artifact for artifact in built.artifacts})
     assert found is not None
     assert found.problem == twin
 

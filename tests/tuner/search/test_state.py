@@ -11,6 +11,7 @@ from registry.problem import Problem
 from registry.space import Config, Space
 from registry.tuner.limits import DEFAULT_TRIALS, Budget
 from registry.tuner.planning.problems import ImplementationPlan, ProblemPlan
+from registry.tuner.search.findings import Finding
 from registry.tuner.search.state import SearchState
 from registry.tuner.search.waiting import Waiting
 
@@ -42,11 +43,15 @@ def time_of(config: Config) -> float:
     return 10.0 + float(abs(config["a"] - 6) + abs(config["b"] - 3))
 
 
+def right(candidate: Candidate, us: float, uid: str) -> Finding:
+    return Finding(candidate, "ok", us, False, uid)
+
+
 def finish(search: SearchState) -> None:
     while not search.over:
         search.ask(8)
         for waiting in list(search.waiting):
-            search.learn(waiting.candidate, "ok", time_of(waiting.candidate.config), False, waiting.candidate.key)
+            search.learn(right(waiting.candidate, time_of(waiting.candidate.config), waiting.candidate.key))
 
 
 def test_without_a_number_of_trials_it_ends_where_it_has_settled() -> None:
@@ -72,9 +77,9 @@ def test_more_trials_than_candidates_try_everything() -> None:
 def test_the_fault_of_a_candidates_last_trial_is_known() -> None:
     search, tried = a_search(Budget(trials=5)), Candidate(Bowl(), {"a": 6, "b": 3})
     assert search.findings.fault_of(tried) == ""
-    search.learn_stored(tried, "timeout", None, False, "first")
+    search.learn_stored(Finding(tried, "timeout", None, False, "first"))
     assert search.findings.fault_of(tried) == "timeout"
-    search.learn(tried, "ok", 10.0, False, "second")
+    search.learn(right(tried, 10.0, "second"))
     assert search.findings.fault_of(tried) == ""
 
 
@@ -82,7 +87,7 @@ def test_what_another_problem_paid_for_is_learnt_and_costs_no_trial() -> None:
     search = a_search(Budget(trials=5))
     best = Candidate(Bowl(), {"a": 6, "b": 3})
     assert search.wants(best)
-    search.learn(best, "ok", 10.0, False, "uid", asked=False)
+    search.learn(right(best, 10.0, "uid"), asked=False)
     assert (search.done, search.findings.best_us) == (0, 10.0)
     finish(search)
     assert search.done == 5
@@ -131,7 +136,7 @@ def test_before_it_has_settled_everything_asked_for_is_wanted() -> None:
     asked = search.ask(4)
     assert not any(search.is_moot(waiting.candidate) for waiting in asked)
     first = asked[0].candidate
-    search.learn_stored(first, "ok", 12.0, False, "another run's")
+    search.learn_stored(right(first, 12.0, "another run's"))
     assert search.is_moot(first)
 
 
@@ -148,7 +153,7 @@ def test_an_implementation_of_which_nothing_is_measured_yet_is_waited_for() -> N
 def test_who_may_enter_the_finals_and_was_measured_by_an_earlier_run_must_be_built() -> None:
     search = a_search(Budget())
     for waiting in search.ask(3):
-        search.learn_stored(waiting.candidate, "ok", time_of(waiting.candidate.config), False, waiting.candidate.key)
+        search.learn_stored(right(waiting.candidate, time_of(waiting.candidate.config), waiting.candidate.key))
     unbuilt = {waiting.candidate.key for waiting in search.unbuilt()}
     assert unbuilt == {candidate.key for candidate in search.findings.ranked()}
     search.findings.remember(search.findings.ranked()[0], ())
@@ -175,5 +180,5 @@ def test_what_waits_when_the_budget_is_spent_is_wanted_no_more_but_for_the_defau
     search.drop_moot()
     assert [waiting.candidate.key for waiting in search.waiting] == [default]
     (waiting,) = search.waiting
-    search.learn(waiting.candidate, "ok", 10.0, False, "uid")
+    search.learn(right(waiting.candidate, 10.0, "uid"))
     assert search.over

@@ -10,6 +10,7 @@ from optuna.trial import TrialState
 
 from registry.errors import InvalidArgumentError
 from registry.tuner.limits import Budget
+from registry.tuner.search.findings import Finding
 from registry.tuner.search.state import SearchState
 from registry.tuner.search.studies import Studies, open_storage
 
@@ -24,7 +25,7 @@ def test_a_search_is_read_from_its_storage_while_it_goes_on(
     plan = a_search(Budget()).plan
     search = SearchState(plan, Budget(), (), 0, None, Studies(storage=open_storage(place), run="cafe"))
     first, *_ = search.ask(3)
-    search.learn(first.candidate, "ok", time_of(first.candidate.config), False, "uid")
+    search.learn(Finding(first.candidate, "ok", time_of(first.candidate.config), False, "uid"))
     study = optuna.load_study(study_name=f"{PROBLEM}, run cafe", storage=open_storage(place))
     assert [trial.state for trial in study.trials] == [TrialState.COMPLETE, *[TrialState.RUNNING] * 2]
     assert study.best_trial.user_attrs == {"status": "ok", "uid": "uid"}
