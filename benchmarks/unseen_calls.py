@@ -5,9 +5,10 @@
 
 ``--tune`` makes both databases first: seen.db holds winners of unseen_seen.yaml only, own_calls.db those of
 unseen_calls.yaml. With seen.db as its database, and its problems warm, each problem of own_calls.db is called in a CUDA
-graph that was captured before any call of that size, and eagerly. Beside both run the problem's own winner and torch:
-for 4-bit weights the bf16 product with a dense weight, else torch's operator. On a CPU, in turns by the clock, there is
-no capture. Exits with 1 when a target is missed.
+graph that was captured before any call of that size, and eagerly. Where no size with its weights is tuned, one call of
+another untuned size came before the capture. Beside both run the problem's own winner and torch: for 4-bit weights the
+bf16 product with a dense weight, else torch's operator. On a CPU, in turns by the clock, there is no capture. Exits
+with 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import torch
 import registry
 from registry import Device, Op, Problem, Value, shipped
 from registry.dispatch.plans.plan import Candidate, build
+from registry.dispatch.resolve.neighbours import octaves_between, sizes_of
 from tuning_db import Decision
 
 from . import unseen_shapes
@@ -91,8 +93,8 @@ class Calls:
         return call
 
 
-def measure(own: Decision, seen: Sequence[Decision], device: Device) -> CallRow:
-    """Race everybody on one problem."""
+def measure(own: Decision, warm: Sequence[Problem], device: Device) -> CallRow:
+    """Race everybody on one problem, for a program that has called those of ``warm`` with its weights."""
     op = registry.ops()[own.problem.op]
     problem = op.problem_of(own.problem.dims)
     values = _inputs(op, problem, device, 7)
@@ -102,7 +104,7 @@ def measure(own: Decision, seen: Sequence[Decision], device: Device) -> CallRow:
     before: dict[str, Call] = {}
     if device.type == "cuda":  # first: nothing of this size may be in memory
         contestants[CAPTURED] = calls.captured
-        before[CAPTURED] = _warm(calls, op, problem, seen, device)
+        before[CAPTURED] = _warm(calls, op, warm, device)
     contestants[EAGER] = calls.eager
     faults: dict[str, str] = {}
     candidate = _candidate(op, problem, own, device)
@@ -122,13 +124,21 @@ def _inputs(op: Op, problem: Problem, device: Device, seed: int) -> tuple[Any, .
     return op.draw(problem, op.kinds[0], torch.Generator(device.torch).manual_seed(seed))
 
 
-def _warm(calls: Calls, op: Op, problem: Problem, seen: Sequence[Decision], device: Device) -> Call:
-    """What a warm program has called before: tuned sizes with the same weights; nothing where none are tuned."""
-    near = [
-        op.problem_of(one.problem.dims)
-        for one in seen
-        if one.problem.op == op.name and all(one.problem.dims[name] == problem.dims[name] for name in op.static)
-    ]
+def called_before(problem: Problem, op: Op, seen: Sequence[Problem], own: Sequence[Problem]) -> list[Problem]:
+    """What a program that is warm has called with a problem's weights: the tuned sizes, or else one untuned other."""
+
+    def like(problems: Sequence[Problem]) -> list[Problem]:
+        return [one for one in problems if all(one.dims[name] == problem.dims[name] for name in op.static)]
+
+    others = [one for one in like(own) if one.dims != problem.dims]
+    return (
+        like(seen)
+        or sorted(others, key=lambda one: octaves_between(*(sizes_of(op, each.dims) for each in (one, problem))))[:1]
+    )
+
+
+def _warm(calls: Calls, op: Op, near: Sequence[Problem], device: Device) -> Call:
+    """Call those problems with the same weights."""
     each: list[Callable[..., Any]] = [calls.neighbour(_inputs(op, one, device, 3)) for one in near]
 
     def warm(*values: Any) -> None:
@@ -181,7 +191,11 @@ def compare(seen_db: str, own_db: str, device: Device) -> list[CallRow]:
     registry.warmup(shapes, device=device.type)
     rows: list[CallRow] = []
     for decision in sorted(own, key=lambda one: (one.problem.op, str(sorted(one.problem.dims.items())))):
-        rows.append(measure(decision, seen, device))
+        op = registry.ops()[decision.problem.op]
+        tuned, untuned = (
+            [op.problem_of(one.problem.dims) for one in found if one.problem.op == op.name] for found in (seen, own)
+        )
+        rows.append(measure(decision, called_before(op.problem_of(decision.problem.dims), op, tuned, untuned), device))
         print(f"{len(rows)}/{len(own)} {rows[-1].problem}: {rows[-1].times} {rows[-1].faults}", file=sys.stderr)
     return rows
 

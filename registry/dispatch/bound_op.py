@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch._ops import OpOverload
@@ -87,10 +89,15 @@ class BoundOp:
         asked = Asked(self.op, self.op.parsed.bind(args, attributes))
         forced = self._forcing.of(self.op.name)
         entry = None if unusual(asked.tensors) else self.miss.known(forced, args, attributes)
-        if entry is not None:
-            return explained(self.plans, entry.resolved, asked.values, self.mode())
-        resolved = next(self.miss.answers(asked, forced, self.plans.generation, telling=True))
-        return explained(self.plans, resolved, asked.values, self.mode())
+        kept = [] if entry is None else [entry.resolved]
+        unready: list[str] = []
+        for resolved in itertools.chain(kept, self.miss.answers(asked, forced, self.plans.generation, telling=True)):
+            reason = resolved.plan.prepared.unready(asked.values) if resolved.plan else ""
+            if not reason:
+                told = replace(resolved, misses=(*resolved.misses, *dict.fromkeys(unready)))
+                return explained(self.plans, told, asked.values, self.mode())
+            unready.append(f"{resolved.choice.candidate} is not ready: {reason}")
+        raise AssertionError("resolution ends with the reference, or with what was forced")
 
     def clear(self) -> None:
         """Forget every plan, e.g. because there are new winners."""

@@ -152,9 +152,13 @@ def test_prepared_weights_are_not_made_while_capturing(dispatcher: Dispatcher) -
     torch.cuda.current_blas_handle()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        told = [dispatcher.explain("gemm_int4", a, weight) for weight in (ready, fresh)]
         one = dispatcher.call("gemm_int4", a, ready)
         two = dispatcher.call("gemm_int4", a, fresh)
     graph.replay()
+    assert told[0].prepared_bytes > 0
+    assert told[0].implementation != told[1].implementation
+    assert any("is not prepared yet" in why for why in told[1].misses)
     for y, weight in ((one, ready), (two, fresh)):
         expected = a.double() @ weight.dequantize().double().T
         torch.testing.assert_close(y.double(), expected, atol=0.5, rtol=5e-2)

@@ -136,6 +136,15 @@ class PreparedTensors:
             return values
         return values + tuple(entry.tensor for entry in self._entries(values))
 
+    def unready(self, values: tuple[Any, ...]) -> str:
+        """Why ``extend`` would raise NotReadyError for these values now; "" where it would not."""
+        try:
+            for name, places in self._places.items():
+                self._looked_up(name, one_by_one(tuple(values[place] for place in places))[0])
+        except NotReadyError as fault:
+            return fault.message
+        return ""
+
     def hit(self, arguments: Arguments) -> Hit:
         """``extend`` for a plan, whose tensors have the specs of ``arguments``."""
         given = list(arguments.all.values())
@@ -167,6 +176,20 @@ class PreparedTensors:
         return [self._entry(name, *one_by_one(sources)) for name, sources in wanted.items()]
 
     def _entry(self, name: str, sources: tuple[Any, ...], lengths: Lengths) -> PreparedEntry:
+        place, versions, tensors, found = self._looked_up(name, sources)
+        capturing = _capturing(tensors[0])
+        if found is None:
+            found = self._make(name, place, sources, lengths, tensors[0], versions)
+        elif capturing and not found.captured:
+            _CACHE.pin(place, found, tensors)
+        if not capturing:
+            found.read_here()
+        return found
+
+    def _looked_up(
+        self, name: str, sources: tuple[Any, ...]
+    ) -> tuple[Place, Versions, tuple[torch.Tensor, ...], PreparedEntry | None]:
+        """What stands for the sources, and what was made of them. Raises NotReadyError where it cannot be made now."""
         try:
             place, versions, tensors = self._identity(name, sources)
         except RuntimeError:
@@ -177,14 +200,13 @@ class PreparedTensors:
                 "changes torch does not count",
                 hint="make the weights outside of torch.inference_mode(), or under torch.no_grad()",
             ) from None
-        found, capturing = _CACHE.find(place, versions), _capturing(tensors[0])
-        if found is None:
-            found = self._make(name, place, sources, lengths, tensors[0], versions)
-        elif capturing and not found.captured:
-            _CACHE.pin(place, found, tensors)
-        if not capturing:
-            found.read_here()
-        return found
+        found = _CACHE.find(place, versions)
+        if found is None and _capturing(tensors[0]):
+            raise NotReadyError(
+                f"{self._implementation.name}: {name} is not prepared yet, and a CUDA stream is capturing",
+                hint="call it once on these weights before capturing",
+            )
+        return place, versions, tensors, found
 
     def _make(
         self,
@@ -195,11 +217,6 @@ class PreparedTensors:
         first: torch.Tensor,
         versions: Versions,
     ) -> PreparedEntry:
-        if _capturing(first):
-            raise NotReadyError(
-                f"{self._implementation.name}: {name} is not prepared yet, and a CUDA stream is capturing",
-                hint="call it once on these weights before capturing",
-            )
         implementation, problem, config = self._implementation, self._problem, self._config
 
         def make(given: tuple[Any, ...]) -> torch.Tensor:

@@ -288,6 +288,9 @@ def test_weights_of_inference_mode_do_not_bind_ordinary_ones(dispatcher: Dispatc
     x = torch.randn(3, 8)
     with torch.inference_mode():
         foreign = torch.randn(8)
+    explanation = dispatcher.explain("rms_norm", x, foreign)
+    assert explanation.implementation == "a.plain"
+    assert any("a.doubled() is not ready" in why and "inference mode" in why for why in explanation.misses)
     for _ in range(2):
         torch.testing.assert_close(dispatcher.call("rms_norm", x, foreign), expected(x, foreign))
     assert dispatcher.bound("rms_norm").misses == 1
