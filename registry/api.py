@@ -16,7 +16,6 @@ from .dispatch.plans import prepared
 from .dispatch.torch_side import operators
 from .errors import InvalidArgumentError
 from .implementation import Implementation
-from .problem import Problem
 
 if TYPE_CHECKING:
     from .dispatch.warmup import Warmed
@@ -103,7 +102,7 @@ def tune(  # noqa: PLR0913  (an option each)
     """
     from .tuner.run import Budget
     from .tuner.run import tune as run
-    from .tuner.shapes.shapes import read_shapes
+    from .tuner.shapes.shapes import Shapes, read_shapes
 
     catalog = dispatcher.catalog
     contract = catalog.op(name_of_op(op))
@@ -111,21 +110,19 @@ def tune(  # noqa: PLR0913  (an option each)
     place = dispatcher.database if database is None else database_of("tune", database)
     check_limit("tune", "budget", budget, Real)
     check_limit("tune", "trials", trials, Integral)
-    counts: Mapping[Problem, int] = {}
     if isinstance(problems, str | Path):
         told = read_shapes(problems, catalog, [op])
-        wanted, counts = told.problems[op], told.counts
     else:
-        wanted = problems_of("tune", contract, problems)
+        told = Shapes({op: problems_of("tune", contract, problems)})
     results = run(
-        wanted,
+        told.problems[op],
         catalog=catalog,
         device=_device(device),
         database=place,
         budget=Budget(seconds=budget, trials=trials),
         implementations=names,
         retune=retune,
-        counts=counts,
+        counts=told.counts,
         sampler=sampler,
         storage=storage,
     )

@@ -222,7 +222,6 @@ def _check_integers(what: str, **values: object) -> None:
 
 
 def _logical_shape(shape: object) -> tuple[int, int]:
-    """``(N, K)`` from any sequence of two integers."""
     sizes = tuple(shape) if isinstance(shape, tuple | list) else ()
     if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
         raise InvalidArgumentError(f"PackedWeight: shape {shape!r}", hint="expected two positive integers, (N, K)")

@@ -105,7 +105,6 @@ class Points(Sequence["Config"]):
         return sorted(self._rows(_around([int(place) for place in places], self.sizes, distance)))
 
     def _rows(self, points: Iterable[Sequence[int]]) -> list[int]:
-        """The rows of the points, given by places, that are valid."""
         strides = self._strides
         wanted = [sum(place * stride for place, stride in zip(point, strides, strict=True)) for point in points]
         numbers = self.numbers

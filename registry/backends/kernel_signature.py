@@ -87,7 +87,6 @@ def check_kernel(implementation: Implementation, launch: Launch, signature: Sign
 
 
 def _kind(argument: Any, launch: Launch, title: str, signature: Signature) -> _Kind:
-    """The dtype of a tensor, None for an absent one, the type of anything else."""
     value = argument_of(launch, title, argument, signature).value if isinstance(argument, str) else argument
     if value is None:
         return None
@@ -152,7 +151,6 @@ def _readable(found: torch.dtype, expected: torch.dtype) -> bool:
 
 @lru_cache(maxsize=512)
 def _declared(source: str, name: str, macros: tuple[tuple[str, str], ...], language: Language) -> _Declared | None:
-    """The parameters of a kernel as its text declares them; None where they cannot be told."""
     text = _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), source)
     base, _, template = name.partition("<")
     base = base.strip().rpartition("::")[2]

@@ -245,7 +245,6 @@ class Op:
 
     @property
     def _named_values(self) -> dict[str, tuple[Value, ...]]:
-        """The values of ``choices`` and ``distributions`` by dimension."""
         return {**self.choices, **self.distributions}
 
     def tolerance_of(self, result: str) -> Tolerance:

@@ -233,7 +233,6 @@ def _accepts(
     reference: Sequence[torch.Tensor],
     fake: torch.Tensor,
 ) -> bool:
-    """Whether the op's own ``compare`` of result ``name`` accepts ``fake`` among right results."""
     results = {**dict(zip(op.parsed.results, right, strict=True)), name: fake}
     references = dict(zip(op.parsed.results, reference, strict=True))
     try:

@@ -88,7 +88,6 @@ def _about(facts: ProblemFacts) -> Mapping[str, Any]:
 
 
 def _domains(trials: Iterable[Trial]) -> dict[str, dict[str, list[Any]]]:
-    """The values tried of each parameter of each implementation, in order."""
     tried: dict[str, dict[str, dict[str, Any]]] = {}
     for trial in trials:
         own = tried.setdefault(trial.candidate.implementation, {})

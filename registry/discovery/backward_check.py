@@ -28,7 +28,6 @@ def check_backward(op: Op, known: Mapping[str, Op]) -> None:
 
 
 def _check_declaration(op: Op) -> None:
-    """Raise InvalidDefinitionError for a Backward that no op could compute."""
     assert op.backward is not None
     schema = op.parsed
     if schema.mutates:
@@ -75,7 +74,6 @@ def check_backward_ops(ops: Iterable[Op], known: Mapping[str, Op]) -> None:
 
 
 def _misfits(forward: Op, backward: Op) -> list[str]:
-    """Every reason, in words, why ``backward`` cannot be the backward op of ``forward``."""
     assert forward.backward is not None
     given = {parameter.name: parameter for parameter in forward.parsed.parameters}
     gradients = {f"grad_{name}" for name in forward.parsed.outputs}

@@ -218,7 +218,6 @@ class Catalog:
                     self._faults.of(plugin, fault.message, fault)
 
     def _check_backward_ops(self, plugin: Plugin) -> None:
-        """Take out the ops of a plugin whose backward op nobody defines."""
         for name in list(plugin.ops):
             try:
                 check_backward_ops([self._inventory.ops[name]], self._inventory.ops)

@@ -239,7 +239,6 @@ class Dispatcher:
         forget_prepared()
 
     def _follow(self) -> None:
-        """Be up to date before a call is resolved."""
         if self._swapping:
             with self._lock:
                 pass

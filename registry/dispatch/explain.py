@@ -181,7 +181,6 @@ def _comparison(implementation: Implementation, situation: Situation, choice: Ch
 
 
 def _less_preferred(implementation: Implementation, situation: Situation) -> str:
-    """Why another default is taken."""
     learnt, dims = situation.winners.learnt, situation.problem.dims
     rank = {} if learnt is None else learnt.rank(dims)
     if learnt is not None and implementation.name in rank:
@@ -195,7 +194,6 @@ def _less_preferred(implementation: Implementation, situation: Situation) -> str
 
 
 def _is_about(decision: Decision | None, problem: Problem | None) -> bool:
-    """Whether a decision is about exactly this problem."""
     return decision is not None and problem is not None and dict(decision.problem.dims) == dict(problem.dims)
 
 

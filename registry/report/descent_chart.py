@@ -48,7 +48,6 @@ def _percentiles(descents: Sequence[Descent], last: int, share: float) -> Mappin
 
 
 def _changes(values: Mapping[int, float]) -> list[tuple[int, float]]:
-    """The points whose value differs from the value before."""
     numbers = list(values)
     return [
         (number, values[number])

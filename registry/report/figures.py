@@ -130,7 +130,6 @@ def statuses(section: Section) -> Statuses:
 
 
 def _most_frequent(messages: Counter[tuple[str, str, str]]) -> list[Failure]:
-    """The most frequent messages of each implementation and status, the most frequent first."""
     taken: Counter[tuple[str, str]] = Counter()
     failures = []
     for (name, status, message), count in messages.most_common():

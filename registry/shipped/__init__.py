@@ -156,6 +156,5 @@ def _read(folder: str, identity: str, name: str, regime: str) -> tuple[_Winner, 
 
 
 def _best_of_each(finals: Iterable[Final]) -> dict[str, CandidateKey]:
-    """The fastest candidate of each implementation."""
     ranked = sorted((one for one in finals if one.candidate is not None), key=lambda one: -one.us)
     return {one.candidate.implementation: one.candidate for one in ranked if one.candidate is not None}

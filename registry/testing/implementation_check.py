@@ -111,7 +111,6 @@ def _check_layout(notes: Notes, op: Op, candidate: Candidate, problem: Problem, 
 
 
 def _is_supported(notes: Notes, subject: str, candidate: Candidate, problem: Problem, device: Device) -> bool:
-    """Whether the candidate runs the problem; notes why not."""
     implementation = candidate.implementation
     try:
         reasons = answers.refusals(implementation, problem, device)

@@ -196,7 +196,6 @@ def _is_annotated(launcher: Any) -> bool:
 
 
 def _size_names(place: int, launch: BoundLaunch) -> dict[str, Any]:
-    """Extents and numbers of a launch."""
     x, y, z = launch.grid
     names: dict[str, Any] = {f"k_x_{place}": x, f"k_y_{place}": y, f"k_z_{place}": z}
     for number, operand in enumerate(launch.operands):
@@ -209,7 +208,6 @@ def _size_names(place: int, launch: BoundLaunch) -> dict[str, Any]:
 
 
 def _direct_call(place: int, launch: BoundLaunch, operands: Operands) -> list[str]:
-    """The lines of one launch."""
     launcher = launch.compiled.run
     lines, scratch = [], "None"
     if launcher.global_scratch_size:

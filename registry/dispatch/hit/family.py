@@ -75,8 +75,7 @@ def _maker(names: tuple[str, ...], kinds: tuple[_Kind, ...], grad: bool) -> Call
         return f"known{number} if {again} else spec({tensor}.shape, dtype{number}, {tensor}.stride(), device)"
 
     for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
-        given = f"a{place}"
-        item = given
+        given = item = f"a{place}"
         if isinstance(kind, int):
             parts = [f"{given}_{number}" for number in range(kind)]
             lines.append(f"if type({given}) is not tuple or len({given}) != {kind}: return None")
@@ -94,8 +93,8 @@ def _maker(names: tuple[str, ...], kinds: tuple[_Kind, ...], grad: bool) -> Call
     # torch's guard ends the process when it is given a nested tensor
     strange += [f"kinds[type({one})] != 'memory' or {one}.is_nested" for one in tensors]
     strange.append(f"not check({', '.join(tensors)})")
-    for one in tensors:
-        strange.append(f"not (p := {one}.data_ptr()) or p & {FULL_ALIGNMENT - 1} or not {one}.is_contiguous()")
+    apart = "not (p := {0}.data_ptr()) or p & {1} or not {0}.is_contiguous()"
+    strange += [apart.format(one, FULL_ALIGNMENT - 1) for one in tensors]
     lines += [*(f"if {demand}: return None" for demand in strange), f"return {{{', '.join(items)}}}"]
     lines = [f"def specs({', '.join(f'a{place}' for place in range(len(names)))}):", *(f"    {line}" for line in lines)]
     return function(

@@ -116,7 +116,6 @@ def _usable(name: str) -> bool:
 
 
 def _names(around: Around) -> dict[str, Any]:
-    """What the written functions reach for, without ``generated_code.OWN``."""
     return {
         "MISSING": MISSING,
         **HIT_NAMES,

@@ -45,7 +45,6 @@ def _never(*_values: Any) -> bool:
 
 
 def _no_entry(plain: int) -> Unpacked:
-    """An entry that answers no call."""
     return (_never, (None,) * plain, None, _never, int, None)
 
 

@@ -81,7 +81,6 @@ def hit_lines(parameters: Sequence[Parameter], nestable: Sequence[Parameter], ot
 
 
 def _key(parameters: Sequence[Parameter]) -> str:
-    """``CallParts.shape`` as an expression."""
     key = key_parameter(parameters)
     if key is None:
         return "None"
@@ -91,7 +90,6 @@ def _key(parameters: Sequence[Parameter]) -> str:
 
 
 def _same(parameters: Sequence[Parameter]) -> str:
-    """Whether the entry at hand answers."""
     tensors = ", ".join(_STAR[one.kind] + one.name for one in parameters if one.holds_tensors)
     # a guard of another number of tensors raises
     lengths = [f"$len({one.name}) == $was_{one.name}" for one in parameters if one.kind == "Tensor[]"]

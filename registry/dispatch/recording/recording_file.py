@@ -183,7 +183,6 @@ def _no_recording(path: Path) -> ShapesFileError:
 
 
 def _order(dims: Mapping[str, Any]) -> list[tuple[int, float, str]]:
-    """By dimension after dimension, numbers as numbers."""
     return [
         (0, value, "") if isinstance(value, int | float) else (1, 0.0, str(value))
         for _, value in sorted(dims.items(), key=lambda pair: isinstance(pair[1], str))
@@ -208,7 +207,6 @@ def _flow(value: Any) -> str:
 
 
 def _scratch(path: Path) -> Path:
-    """An empty file of its own in the same folder."""
     scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     scratch.touch(exist_ok=False)
     return scratch

@@ -181,7 +181,6 @@ class OpWinners:
         return frozenset(one.uid for one in self.shipped).difference(row[UID] for row in self.stored.rows)
 
     def _at(self, place: int) -> _Known | None:
-        """The winner at a place; None for one that cannot be decoded."""
         if place not in self._known:
             try:
                 own = place < len(self.stored.rows)
@@ -193,7 +192,6 @@ class OpWinners:
         return self._known[place]
 
     def _in_rank(self, op: Op, places: Iterable[int]) -> list[int]:
-        """Places in the order of preference for one problem."""
         rows, found = self.stored.rows, list(places)
         if len(found) < 2:
             return found
@@ -225,7 +223,6 @@ class OpWinners:
         return group if group is not None and group.places and loose <= dims.keys() else None
 
     def _bad(self, place: int) -> None:
-        """Tell that the dimensions at a place are none."""
         if self._at(place) is not None:  # as JSON they are sound
             self._known[place] = None
             self.tell(f"{self.stored.url}: the winner {self.stored.rows[place][UID]}: a size is no number")

@@ -222,7 +222,6 @@ class _Recorded(torch.autograd.Function):
 
 
 def _items(ctx: Any, found: Sequence[Gradient], needed: Sequence[Needed]) -> list[torch.Tensor | None]:
-    """The gradients of the items that the call was recorded with."""
     if ctx.lengths is None:
         return [gradient for gradient in found if not isinstance(gradient, tuple)]
     items: list[torch.Tensor | None] = []

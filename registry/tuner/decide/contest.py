@@ -270,5 +270,4 @@ class Contest:
 
 
 def _rounds_within(seconds: float, us: float, most: int) -> int:
-    """How many rounds of so many µs fit into the seconds, ``most`` at most."""
     return min(most, int(seconds * 1e6 / us))

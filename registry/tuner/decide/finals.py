@@ -184,7 +184,6 @@ class Finals:
         return self._earlier + self.noise
 
     def _fix_blocks(self) -> None:
-        """Fix the number of blocks and rounds of each contest, before any block of it is timed."""
         durations = [contest.incumbent_us for contest in self._contests]
         for contest, count in zip(self._contests, blocks_of_each(durations, self._known), strict=True):
             contest.fix_blocks(count)

@@ -144,7 +144,6 @@ def ranked(samples: Sequence[DecidedLosses]) -> list[tuple[str, float]]:
 
 
 def _declared(op: Op, decision: Decision, implementations: Sequence[Implementation], device: Device) -> str:
-    """The implementation that is declared best for a decision's problem, "" where none is."""
     try:
         problem = op.problem_of(decision.problem.dims)
         able = [

@@ -41,7 +41,6 @@ class Rotation:
 
     @property
     def _all(self) -> list[Stack]:
-        """The stacks in the order of the tensors among the arguments."""
         return [stack for place in sorted(self._stacks) for stack in self._stacks[place]]
 
     def show(self, name: str, values: tuple[Any, ...]) -> None:

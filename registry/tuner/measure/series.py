@@ -56,7 +56,6 @@ def measure(
 
 
 def _outcome(samples: Sequence[float], reason: str, details: Mapping[str, Any]) -> Outcome:
-    """The outcome of samples in µs, censored where the candidate was given up."""
     median_us, censored = statistics.median(samples), reason in {SCREENED, HOPELESS}
     return Outcome("ok", "", tuple(samples), median_us, censored, reason, details=details)
 

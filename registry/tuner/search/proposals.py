@@ -131,7 +131,6 @@ class Searcher:
         return Candidate(self._implementations[name], config)
 
     def _begin(self, number: int) -> None:
-        """A trial of a candidate that the study did not choose."""
         self.study.enqueue_trial(self._space.parameters(number))
         trial = self._running[number] = self.study.ask()
         self._space.suggest(trial)

@@ -206,7 +206,6 @@ _ACCEPTS: Mapping[str, Callable[[object], bool]] = {
 
 
 def _explained(op: Op, fault: ErrorDetails) -> tuple[str, str]:
-    """Message and hint for one of pydantic's faults."""
     dims = sorted(op.static | op.dynamic)
     last = fault["loc"][-1] if fault["loc"] else ""
     match fault["type"]:

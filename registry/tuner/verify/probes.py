@@ -118,7 +118,6 @@ class Probes:
             del held[largest], self._groups[largest]
 
     def _run(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks) -> bool:
-        """Enqueue one probe and its checks, or leave it out; returns whether it ran."""
         try:
             found = self._bound(plan, probe, artifacts, checks)
         except RegistryError:
@@ -161,7 +160,6 @@ class Probes:
         return _ForProbe(reused, told)
 
     def _is_compiled(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact]) -> bool:
-        """Whether the candidate supports a probe, and all that it needs there is among the artifacts."""
         wanted = variants_at(plan.op, plan.candidate, probe.problem, probe.arguments, self._device)
         return wanted is not None and all(variant.key in artifacts for variant in wanted)
 
@@ -169,7 +167,6 @@ class Probes:
         return build(plan.op, plan.candidate, probe.problem, probe.arguments, self._device, artifacts)
 
     def _is_right_anew(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact]) -> bool:
-        """Whether a run that is bound for the probe itself passes it."""
         checks = Checks()
         try:
             _check(self._anew(plan, probe, artifacts), probe, checks, str)
@@ -223,7 +220,6 @@ def _check_on(
 
 
 def _check_two_threads(plan: Plan, probes: tuple[Probe, Probe], device: Device, checks: Checks) -> None:
-    """Calls of two threads at once, each on the inputs of its probe."""
     op = plan.op
 
     def told(fault: str) -> str:
@@ -237,7 +233,6 @@ def _check_two_threads(plan: Plan, probes: tuple[Probe, Probe], device: Device, 
 
 
 def _copies(probe: Probe, nan_beside: bool) -> list[Surrounded]:
-    """A copy of each tensor among the probe's arguments, in poisoned surroundings."""
     return [
         laid_out_within(tensor, probe.layout, place, nan_beside=nan_beside)
         for place, tensor in enumerate(tensors_in(probe.pristine))

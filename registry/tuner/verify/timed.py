@@ -177,7 +177,6 @@ class TimedPlan:
         return keep if self._functional else write
 
     def _check_returned(self, returned: Sequence[Tensors], when: str) -> None:
-        """Check that the outputs of every call have the right specs and share no memory; raises WrongError."""
         specs = self._plan.signature.outputs
         for outputs, values in zip(returned, self._session.rotation.copies, strict=False):
             faults = [fault for output in outputs if (fault := plain_fault(output))]

@@ -196,7 +196,6 @@ def _run_again(plan: Plan, session: Session, case: InputCase, results: Tensors, 
 
 
 def _check_memory(results: Tensors, early: Tensors, checks: Checks, *, refill: bool) -> None:
-    """Check that results do not change when free memory is used again, nor by a late write."""
     if refill:
         poison(tuple([torch.empty_like(result) for result in results]))
     for result, was in zip(results, early, strict=True):

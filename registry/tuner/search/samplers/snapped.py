@@ -44,7 +44,6 @@ class SnappedSampler(DistinctSampler):
         return block.start + int(self.random.choice(untried[distances == distances.min()]))
 
     def _suggestion(self, study: optuna.Study, trial: FrozenTrial) -> tuple[str, list[int]]:
-        """An implementation and the places of its values, valid or not, tried or not."""
         trial = copy.copy(trial)  # parameters are suggested one after the other, each with those before it in the trial
         trial.params, trial.distributions = {}, {}
         inferred = self._sampler.infer_relative_search_space(study, trial)
