@@ -45,7 +45,7 @@ def ops() -> dict[str, Op]:
 
 
 def implementations(op: str) -> tuple[Implementation, ...]:
-    """Who implements an op, in the order of registration. Raises UnknownNameError."""
+    """The implementations of an op, in the order of registration. Raises UnknownNameError."""
     return dispatcher.catalog.implementations(name_of_op(op))
 
 

@@ -1,4 +1,4 @@
-"""What is given to the public functions: taken as it is meant, or refused before anything is done."""
+"""Checks of the arguments of public functions: each is taken as it is meant, or refused before anything is done."""
 
 from __future__ import annotations
 

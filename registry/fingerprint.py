@@ -24,7 +24,7 @@ _C_TOKEN = re.compile(
 )
 
 _KERNEL = ("__global__", "#include", "torch::Tensor")
-"""What a literal holds that is taken for C++ or CUDA text."""
+"""Marks of a literal that is taken for C++ or CUDA text: one of them is enough."""
 
 
 class PythonText(str):

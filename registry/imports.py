@@ -1,4 +1,4 @@
-"""What a module's text imports, and whether that is installed or somebody's own source."""
+"""The imports in a module's text, and whether they are installed or somebody's own source."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class PackedWeight:
         return torch.cat(pieces).contiguous()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> PackedWeight:
-        """The same weight on another device, or with scales and zero points in another dtype."""
+        """A copy of the weight on another device, or with scales and zero points in another dtype."""
         return replace(
             self,
             qweight=self.qweight.to(device=device),
@@ -107,7 +107,7 @@ class PackedWeight:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> PackedWeight:
-        """What ``state_dict`` returned. Raises InvalidArgumentError for missing or unknown entries."""
+        """The weight that ``state_dict`` wrote. Raises InvalidArgumentError for missing or unknown entries."""
         if not isinstance(state, Mapping):
             raise InvalidArgumentError(
                 f"PackedWeight: its state is a {type(state).__name__}", hint="expected what state_dict() returned"

@@ -1,4 +1,4 @@
-"""What tolerances are made of: the rounding of a dtype, and of fp32 arithmetic seen from that dtype."""
+"""Parts of tolerances: the rounding of a dtype, and of fp32 arithmetic seen from that dtype."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ def having_same_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def disturb(rows: torch.Tensor, start: int) -> None:
     """Change a few elements of every row, along the last dimension, into other finite numbers of similar size.
 
-    Every 61st; ``start``, any number from 0, tells from which on. Never the first element, unless it is the only one.
-    The tensor's version counter does not move, as if somebody wrote to its memory by another name.
+    Every 61st from a place on that follows from ``start``, any number from 0; never the first element, unless it is the
+    only one. The tensor's version counter does not move.
     """
     count = rows.shape[-1]
     if not rows.numel():

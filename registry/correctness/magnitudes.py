@@ -9,7 +9,7 @@ import torch
 
 
 def largest(values: Sequence[torch.Tensor]) -> float:
-    """Read together: each reading waits for the device."""
+    """The largest of these scalars, 0.0 of none; read at once, since each reading waits for the device."""
     return float(torch.stack(list(values)).max()) if values else 0.0
 
 
@@ -28,25 +28,25 @@ def magnitude(tensors: Iterable[torch.Tensor]) -> float:
 
 
 def largest_finite(dtype: torch.dtype) -> float:
-    """Of a floating dtype; -1 for others, which hold no such numbers."""
+    """The largest finite number of a floating dtype; -1 for any other dtype."""
     return torch.finfo(dtype).max if dtype.is_floating_point else -1.0
 
 
 def is_float8(dtype: torch.dtype) -> bool:
-    """Whether it is one of the floating dtypes of one byte, which torch stores and converts, and little else."""
+    """Whether a dtype is floating and of one byte: torch stores and converts such numbers, and does little else."""
     return dtype.is_floating_point and dtype.itemsize == 1
 
 
 def calculable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers in a dtype that torch calculates in: float32 for float8, the tensor itself for others."""
+    """A float8 tensor in float32, which torch calculates in; any other tensor itself."""
     return tensor.float() if is_float8(tensor.dtype) else tensor
 
 
 def finite(reference: torch.Tensor) -> torch.Tensor:
-    """Zero where it is NaN or infinite."""
+    """A copy of the tensor with 0 in place of NaN and infinity."""
     return reference.masked_fill(~reference.isfinite(), 0.0)
 
 
 def in_range(reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Of float8 no number beyond the largest, which torch may round it to, not to infinity; others as they are."""
+    """The tensor, clamped to the finite range of ``dtype`` if that is float8: torch may round to the largest number."""
     return reference.clamp(-largest_finite(dtype), largest_finite(dtype)) if is_float8(dtype) else reference

@@ -27,7 +27,8 @@ from .magnitudes import calculable, finite, in_range, largest, largest_finite, m
 CHUNK = 2**22
 """Elements compared at a time: some ten float64 temporaries of 32 MiB each."""
 _CHUNK_OF_MEMORY = 2**-12
-"""The same on a GPU, as a part of its bytes: eight chunks are launched in the time of one."""
+"""Elements compared at a time on a GPU, as a part of its bytes, up to eight chunks: those are launched in the time of
+one."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class Piece:
 
 
 def pieces(output: torch.Tensor, reference: torch.Tensor) -> Iterator[Piece]:
-    """Whole rows along the last dimension, which an op's scale may reduce over; one-dimensional outputs in spans."""
+    """An output in pieces of whole rows along the last dimension, which an op's scale may reduce over; or in spans."""
     if output.numel() == 0:
         return
     cols = output.shape[-1] if output.dim() > 1 else 1
@@ -208,7 +209,7 @@ def _errors(output: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor
 
 @dataclass
 class _Worst:
-    """What has been seen so far of one output."""
+    """The worst elements of one output so far."""
 
     ratio: float = 0.0
     place: int = 0

@@ -46,9 +46,9 @@ _FLOAT8_NAN = 0x7F
 class Poison:
     """The bits of two elements with which margins are filled alternately; no right output is likely to hold them.
 
-    ``nan`` shows who reads it. Whoever changes it may leave it as it is: arithmetic on a CPU keeps the bits of NaN.
-    ``number`` shows who changes it: it is negative, so that relu does, and small enough that adding one does. What is
-    no float has a large number for NaN; where that is one byte both are even, so that a true or-ed into a bool shows.
+    ``nan`` shows a read. It may not show a change, since arithmetic on a CPU keeps the bits of NaN.
+    ``number`` shows a change: it is negative, which relu changes, and so small that adding one changes it. A dtype that
+    is not floating has a large number for NaN; one of a byte has even numbers, which or-ing a true changes.
     """
 
     nan: int

@@ -177,7 +177,7 @@ def _mutated(op: Op) -> tuple[str, ...]:
 def _spots(
     op: Op, results: Mapping[tuple[str, str], Seen | SeenByCompare], *, may_be_degenerate: Collection[str] = ()
 ) -> list[str]:
-    """What was accepted in every case, in words.
+    """The results that were accepted in every case, in words.
 
     Results named in ``may_be_degenerate`` are left out where the right ones are zero, constant or old themselves.
     """

@@ -89,7 +89,7 @@ def no_implementation(op: str) -> str:
 
 
 def fault_text(implementation: Implementation, question: str, fault: BaseException) -> str:
-    """What asking an implementation ``question``, the name of a method, ended in: with the line of its code."""
+    """The fault that ``question``, a method of an implementation, raised, in words and with the line of its code."""
     if isinstance(fault, WrongAnswerError | UnsupportedError):
         return fault.message
     place = at_method(implementation, question, fault)

@@ -17,7 +17,7 @@ PROJECT = "kernel_registry"
 """Name of the pluggy project and of the entry-point group."""
 
 API_VERSION = 1
-"""What a plugin's ``KERNEL_REGISTRY_API`` must be: the version of the contract between host and plugin."""
+"""The version of the contract between host and plugin, which a plugin's ``KERNEL_REGISTRY_API`` must equal."""
 
 DEFINES = "kernel_registry_ops"
 """The hook by which a plugin brings ops of its own."""

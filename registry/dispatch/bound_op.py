@@ -74,7 +74,7 @@ class BoundOp:
         return self.miss.count
 
     def explain(self, *args: Any, **attributes: Any) -> Explanation:
-        """What ``call`` does with these arguments, and why. Builds the plan that it would build; launches nothing."""
+        """Explain what ``call`` runs with these arguments, and why. Builds that plan; launches nothing."""
         check_form(self.op, args, attributes)
         if self._flatten is not None:
             args, attributes = self._flatten(*args, **attributes)  # type: ignore[assignment]
@@ -126,13 +126,13 @@ class BoundOp:
         return tuple(given.values()), named
 
     def traced(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
-        """What torch.compile sees: torch's operator, or the reference where torch's operators run for another."""
+        """A call as torch.compile sees it: torch's operator, or the reference where another dispatcher runs these."""
         if self._flatten is not None:
             args, attributes = self._flatten(*args, **attributes)
         return self.traced_flat(args, attributes)
 
     def traced_flat(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
-        """The same in the schema's own terms."""
+        """``traced`` in the schema's own terms."""
         values = [*args, *attributes.values()]
         # torch.compile follows little of a schema's Python: what can be told from types is looked at out of its sight
         if not self.ready_to_trace(tuple([kind_of(value) for value in values]), tuple(attributes)):

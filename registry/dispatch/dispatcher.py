@@ -33,7 +33,7 @@ from .resolve.winners import Winners
 
 
 class Keep(enum.Enum):
-    """What ``configure`` is to leave as it is."""
+    """The type of ``KEEP``, which tells ``configure`` to leave a setting as it is."""
 
     IT = enum.auto()
 
@@ -105,11 +105,11 @@ class Dispatcher:
             return self._bound[name]
 
     def explain(self, op: str, /, *args: Any, **attributes: Any) -> Explanation:
-        """What ``call`` does with these arguments, and why."""
+        """Explain which implementation ``call`` runs with these arguments, and why."""
         return self.bound(op).explain(*args, **attributes)
 
     def explain_problem(self, problem: Problem, device: Device | None = None) -> Explanation:
-        """What would be tried first for a problem, without tensors; nothing is built."""
+        """Explain what would be tried first for a problem, without tensors; nothing is built."""
         bound = self.bound(problem.op)
         situation = bound.plans.situation(problem, device or Device.best())
         return explained_problem(situation, self.forcing.of(problem.op), self.mode())
@@ -182,7 +182,7 @@ class Dispatcher:
             self.forget()
 
     def mode(self) -> Mode:
-        """What may answer: as configured, else as ``KERNEL_REGISTRY_MODE`` says."""
+        """The mode: as configured, else as ``KERNEL_REGISTRY_MODE`` says."""
         if self._mode is None:
             self._mode = mode_of()
         return self._mode

@@ -102,7 +102,7 @@ def _explained(plans: Plans, resolved: Resolved, values: tuple[Any, ...]) -> Exp
 
 
 def explained_problem(situation: Situation, forced: Forced | None, mode: Mode) -> Explanation:
-    """The same for a problem without tensors: the first choice, of which nothing is built."""
+    """The explanation of a problem without tensors: the first choice, of which nothing is built."""
     misses: list[str] = []
     if mode == "reference":
         choice = Choice("reference", None, REFERENCE_MODE)

@@ -19,7 +19,7 @@ Wanted = str | tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Forced:
-    """What a with block asks for; without a config the implementation's winner or default is used."""
+    """The implementation that a with block asks for; without a config its winner or default is used."""
 
     implementation: str
     config: Config | None = None
@@ -54,7 +54,7 @@ class Forcing:
         self._choices: ContextVar[Mapping[str, Forced]] = ContextVar("registry_using", default={})  # noqa: B039
 
     def of(self, op: str) -> Forced | None:
-        """What this thread (or asyncio task) asks for."""
+        """The implementation that this thread (or asyncio task) asks for an op; None where it asks for none."""
         return self._choices.get().get(op) if self.active else None
 
     def captured(self) -> Mapping[str, Forced]:

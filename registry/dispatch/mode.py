@@ -24,7 +24,7 @@ def checked_mode(mode: Any) -> Mode:
 
 
 def mode_of(environ: Mapping[str, str] = os.environ) -> Mode:
-    """What ``KERNEL_REGISTRY_MODE`` says; "tuned" where it says nothing. Raises InvalidArgumentError."""
+    """The mode that ``KERNEL_REGISTRY_MODE`` names, "tuned" where it is not set. Raises InvalidArgumentError."""
     mode = environ.get(VARIABLE) or "tuned"
     return _checked(mode, f"{VARIABLE}={mode!r:.80}")
 

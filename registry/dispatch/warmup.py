@@ -19,7 +19,7 @@ from .resolve.resolution import Step
 
 @dataclass(frozen=True)
 class Warmed:
-    """What answers a problem from now on; ``error`` tells why nothing does, and is empty otherwise."""
+    """The candidate that answers a problem from now on; ``error`` tells why none does, and is empty otherwise."""
 
     problem: Problem
     implementation: str = ""

@@ -16,7 +16,7 @@ _NUMBERS = frozenset(
     }
 )  # fmt: skip
 _SENTENCES = (*(os.strerror(number).lower() for number in _NUMBERS), "cannot create temporary", "killed signal")
-"""What compilers write of such a fault of theirs; ``killed signal terminated program cc1plus`` is gcc's."""
+"""Sentences by which compilers tell such faults; ``killed signal terminated program cc1plus`` is gcc's."""
 
 
 def host_fault(fault: BaseException) -> bool:

@@ -30,7 +30,7 @@ class Expected:
         self._own_error = numerics.own_error(plan.op, plan.problem, self._values, self._reference)
 
     def fault(self, results: Tensors) -> str:
-        """What is wrong with a call's results (``Op.results``), "" when they are right."""
+        """The fault of a call's results (``Op.results``), "" when they are right."""
         own = self._own_error
         return numerics.compare(self._op, self._problem, results, self._reference, own, self._values).message
 

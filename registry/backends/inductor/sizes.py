@@ -128,7 +128,7 @@ def _shared(_key: Hashable, _values: Hashable, bound: _Bound) -> _Shared:
 
 
 def _told(value: object) -> Hashable:
-    """0.0 equals -0.0, and NaN nothing."""
+    """A value as part of a key; a float by its digits, since 0.0 equals -0.0 and NaN equals nothing."""
     if isinstance(value, torch.Tensor):
         return _TENSOR
     return repr(value) if isinstance(value, float) else value

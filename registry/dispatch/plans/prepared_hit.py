@@ -42,7 +42,7 @@ class Sources:
 
     @property
     def all_tensors(self) -> tuple[int, ...]:
-        """Each once."""
+        """The places in ``tensors``, each once, ascending."""
         return tuple(sorted({place for places in self.tensors for place in places}))
 
 

@@ -43,7 +43,7 @@ class _Recording:
         self._counts: dict[Hashable, tuple[Problem, int]] = {}
 
     def count(self, key: Hashable, problem: Problem) -> None:
-        """One call more; problems are kept up to a limit."""
+        """Count a call; of more problems than ``MOST_PROBLEMS`` only the calls are counted, as left out."""
         _, before = self._counts.get(key, (problem, 0))
         if before or len(self._counts) < recording_file.MOST_PROBLEMS:
             self._counts[key] = problem, before + 1
@@ -69,7 +69,7 @@ class _Recording:
 
 
 class Recorder:
-    """What dispatch reports its calls to. ``active`` is 0 when nobody records: then ``seen`` need not be called.
+    """The recorder of dispatch's calls. ``active`` is 0 when nobody records: then ``seen`` need not be called.
 
     ``KERNEL_REGISTRY_RECORD=path`` records from the first call to the end of the process, child processes too.
     """
@@ -140,7 +140,7 @@ class Recorder:
         Finalize(None, _save_at_exit, (self._whole,), exitpriority=100)
 
     def in_forked_child(self) -> None:
-        """What the parent has counted is the parent's; its threads, and whatever they held, are not here."""
+        """Begin anew: the parent's counts are the parent's, and the threads that held its lock are not here."""
         self._lock = threading.Lock()
         for recording in self._recordings:
             recording.clear()

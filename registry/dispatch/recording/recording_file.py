@@ -38,7 +38,7 @@ Row = tuple[Mapping[str, Any], int]
 
 @dataclass
 class Recorded:
-    """What stands in a file: by op and by canonical dimensions; where it was recorded; how many calls were left out."""
+    """A file's content: rows by op and canonical dimensions, where they were recorded, how many calls were left out."""
 
     rows: dict[str, dict[str, Row]] = field(default_factory=dict)
     origins: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Recorded:
             self.left_out += count
 
     def came_from(self, place: str, date: str) -> None:
-        """Say where and when; of one place the last date stays."""
+        """Add the place and the date of a recording; only the last date of a place is kept."""
         self.origins = [origin for origin in self.origins if not origin.startswith(f"{place}, ")]
         self.origins.append(f"{place}, {date}")
 

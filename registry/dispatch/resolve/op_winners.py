@@ -273,5 +273,5 @@ def _history(database: str | None, winner: StoredWinner) -> list[Decision]:
 
 
 def source_of(winner: Winner) -> Source:
-    """What a winner holds with."""
+    """The source of a winner: all winners of one source hold, or none does."""
     return winner.problem.op_version, winner.candidate.implementation, winner.candidate.fingerprint

@@ -27,7 +27,7 @@ NO_BACKWARD_HINT = f"call it under torch.no_grad(), or detach its inputs; {PLAIN
 
 
 def no_backward(name: str) -> str:
-    """What a call of an op without a backward is told that autograd would have to record."""
+    """The message about a call that autograd would have to record, of an op without a backward."""
     return f"{name}: an input needs a gradient, but the op has no backward"
 
 
@@ -41,12 +41,12 @@ class Bound(Protocol):
         """Run it on arguments in the schema's own terms."""
 
     def traced_flat(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
-        """What torch.compile is to see of such a call."""
+        """Run it while torch.compile traces the call."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a backward op needs of one call of its forward, by place.
+    """The values of a forward call that its backward op needs, by place.
 
     ``kept``: name and place, among the values or after them among the outputs. ``silent``: outputs that no gradient
     comes back for.
@@ -111,7 +111,7 @@ class Gradients:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """What to keep of a call."""
+        """The values of a call that are kept for its backward."""
         schema, declared = self.op.parsed, self.op.backward
         if declared is not None and declared.by_reference:
             wanted = declared.differentiable_of(schema.outputs)

@@ -118,7 +118,7 @@ def _define(op: Op) -> _Defined:
 
 
 class _Kernels:
-    """What torch calls for one operator, by dispatch key. torch leaves out arguments that equal their defaults."""
+    """torch's kernels of one operator, by dispatch key. torch leaves out arguments that equal their defaults."""
 
     def __init__(self, name: str, overload: OpOverload[..., Any]) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""What is unusual about a call: the states in which a kernel may not simply be launched."""
+"""States of a call, of torch or of its tensors, in which a kernel may not simply be launched."""
 
 from __future__ import annotations
 

@@ -117,19 +117,16 @@ class Finals:
                 incumbent = stored  # which another run may have published since the search began
             self._contests.append(Contest(findings, incumbent, previous, _challengers(findings, incumbent)))
         contested = [contest for contest in self._contests if contest.early_rounds]
-        met = {id(contest) for contest in contested}
         answers = runner.run_blocks([self._pre_final(contest) for contest in contested])
-        for contest, answer in zip(contested, answers, strict=True):
+        early = dict(zip(map(id, contested), answers, strict=True))
+        for contest in self._contests:
+            answer = early.get(id(contest))
             faults = answer.faults if isinstance(answer, TimedBlock) else ()
             for candidate, fault in zip(contest.early_entrants(), faults, strict=False):
                 if fault:
-                    self._observe(
-                        Note(f"{contest.findings.plan.problem}: {candidate} is out of the pre-final: {fault}")
-                    )
+                    problem = contest.findings.plan.problem
+                    self._observe(Note(f"{problem}: {candidate} is out of the pre-final: {fault}"))
             contest.meet_early(answer)
-        for contest in self._contests:
-            if id(contest) not in met:
-                contest.meet_early(None)
             default = contest.findings.default()
             if default is not None and default.key not in contest.candidates:
                 contest.challengers.append(default)

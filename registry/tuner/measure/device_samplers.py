@@ -264,4 +264,4 @@ class HostTime:
 
 
 def _nothing() -> None:
-    """The flush of launches that make each other cold."""
+    """The flush where none is needed: launches on the rotating copies evict each other's data."""

@@ -30,7 +30,7 @@ class Between(Protocol):
 
 
 def nothing_between(copies: Sequence[int], *, last: bool = True) -> None:
-    """Before samples on inputs that stay as they are, as those of the copy floor."""
+    """Do nothing: the inputs, e.g. of the copy floor, stay as they are between samples."""
 
 
 _EVICTING = 8

@@ -1,4 +1,4 @@
-"""What compilers say of the variants of planned problems: nothing is loaded or run, and no GPU is needed."""
+"""Compiles the variants of planned problems for a report: nothing is loaded or run, and no GPU is needed."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Block:
     points: Points
     start: int
     numbers: NDArray[np.integer[Any]]
-    """Held here, so that they are found once."""
+    """``points.numbers``, held so that they are found once: ``points`` forgets them when nobody holds them."""
 
     @property
     def stop(self) -> int:

@@ -79,8 +79,7 @@ class Session:
         return self.op.kinds[0]
 
     def case(self, kind: str) -> InputCase:
-        """Inputs of a kind, one of the op's or ``PARTLY`` or ``PARTLY_AGAIN``, with their bounds; equal at every
-        call."""
+        """Inputs of a kind, one of the op's, ``PARTLY`` or ``PARTLY_AGAIN``, with their bounds; equal at every call."""
         if kind in self._cases:
             return self._cases[kind]
         case = self._partly_other(kind) if kind in _MIXTURES else self._make(kind, self._drawn(kind))

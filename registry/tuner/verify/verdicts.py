@@ -1,4 +1,4 @@
-"""Checks whose results are still on the device: enqueued one after the other, read together."""
+"""Checks whose results are still on the device: enqueued one after the other, read at once."""
 
 from __future__ import annotations
 
