@@ -20,6 +20,7 @@ from .implementation import Implementation
 if TYPE_CHECKING:
     from .dispatch.warmup import Warmed
     from .tuner.events import Result
+    from .tuner.shapes.shapes import Shapes
 
 dispatcher = Dispatcher()
 """The one dispatcher of the process."""
@@ -88,6 +89,7 @@ def tune(  # noqa: PLR0913  (an option each)
     trials: int | None = None,
     implementations: Iterable[str] = (),
     retune: bool = False,
+    time_limit: float | None = None,
     database: str | Path | None = None,
     sampler: str = "registry",
     storage: str = "",
@@ -95,39 +97,38 @@ def tune(  # noqa: PLR0913  (an option each)
     """Find and store the winners of problems of ``op``; from then on ``call`` runs them.
 
     ``problems``: mappings of dimensions, Problems, or a shapes file, by whose counts they are weighed. ``device``: the
-    current GPU if there is one, else the CPU. ``budget`` in seconds and ``trials`` are per problem. ``database``: where
-    ``configure`` says, when None. ``sampler``: a built-in one ("registry", "tpe", "gp", "nsgaii", "random"), one that a
-    package registers, or ``module:name``. ``storage``: a file or URL in which Optuna keeps the searches, "" for none.
+    current GPU if there is one, else the CPU. ``budget`` in seconds and ``trials`` are per problem, ``time_limit`` in
+    seconds is for the whole run: what it leaves out the same call tunes later. ``database``: where ``configure`` says,
+    when None. ``sampler``: a built-in one ("registry", "tpe", "gp", "nsgaii", "random"), one that a package registers,
+    or ``module:name``. ``storage``: a file or URL in which Optuna keeps the searches, "" for none.
     Raises RegistryError for unknown names and dimensions before anything is measured.
     """
-    from .tuner.run import Budget
+    from .tuner.limits import Budget
+    from .tuner.options import TuneOptions
     from .tuner.run import tune as run
-    from .tuner.shapes.shapes import Shapes, read_shapes
 
-    catalog = dispatcher.catalog
-    contract = catalog.op(name_of_op(op))
+    contract = dispatcher.catalog.op(name_of_op(op))
     names = names_of("tune", "implementations", implementations)
     place = dispatcher.database if database is None else database_of("tune", database)
     check_limit("tune", "budget", budget, Real)
+    check_limit("tune", "time_limit", time_limit, Real)
     check_limit("tune", "trials", trials, Integral)
-    if isinstance(problems, str | Path):
-        told = read_shapes(problems, catalog, [op])
-    else:
-        told = Shapes({op: problems_of("tune", contract, problems)})
-    results = run(
-        told.problems[op],
-        catalog=catalog,
-        device=_device(device),
-        database=place,
-        budget=Budget(seconds=budget, trials=trials),
-        implementations=names,
-        retune=retune,
-        counts=told.counts,
-        sampler=sampler,
-        storage=storage,
-    )
+    limits = Budget(budget, trials, run_seconds=time_limit)
+    options = TuneOptions(limits, implementations=names, retune=retune, sampler=sampler, storage=storage)
+    told = _told(contract, problems)
+    there, catalog = _device(device), dispatcher.catalog
+    results = run(told.all, catalog=catalog, device=there, database=place, options=options, counts=told.counts)
     dispatcher.forget()
     return results
+
+
+def _told(op: Op, problems: Wanted | str | Path) -> Shapes:
+    """The problems of the op that are meant, and how often a program calls each, if a shapes file says so."""
+    from .tuner.shapes.shapes import Shapes, read_shapes
+
+    if isinstance(problems, str | Path):
+        return read_shapes(problems, dispatcher.catalog, [op.name])
+    return Shapes({op.name: problems_of("tune", op, problems)})
 
 
 def _device(given: Device | str | None) -> Device:

@@ -67,7 +67,9 @@ def test_what_was_tuned_is_called_at_once(tmp_path: Path) -> None:
     try:
         assert registry.explain("square", x).step == "default"
         dims: dict[str, int | float | str | bool] = {"n": 1234, "dtype": "float32"}
-        (result,) = registry.tune("square", [dims], device="cpu", trials=1, budget=5, implementations=("torch.native",))
+        names = ("torch.native",)
+        assert registry.tune("square", [dims], device="cpu", time_limit=1e-6, implementations=names) == ()
+        (result,) = registry.tune("square", [dims], device="cpu", trials=1, budget=5, implementations=names)
         told = registry.explain("square", x)
         assert (told.step, told.implementation) == ("exact", result.implementation)
         torch.testing.assert_close(registry.call("square", x), x * x)
@@ -101,6 +103,8 @@ def test_other_things_of_the_wrong_type_are_refused(tmp_path: Path) -> None:
         (r"record\(None\)\n  expected a file", lambda: registry.record(None).__enter__()),  # type: ignore[arg-type]
         (r"record\(3\)", lambda: registry.record(3).__enter__()),  # type: ignore[arg-type]
         (r"tune\(budget='x'\)", lambda: registry.tune("softmax", [DIMS], budget="x")),  # type: ignore[arg-type]
+        (r"tune\(time_limit='x'\)", lambda: registry.tune("softmax", [DIMS], time_limit="x")),  # type: ignore[arg-type]
+        (r"time limit: 0 seconds", lambda: registry.tune("softmax", [DIMS], time_limit=0)),
         (r"tune\(trials=-1\)", lambda: registry.tune("softmax", [DIMS], trials=-1)),
         (r"3 is no name", lambda: registry.tune("softmax", [DIMS], implementations=[3])),  # type: ignore[list-item]
         (r"must be a str, got \['a'\]", lambda: registry.implementations(["a"])),  # type: ignore[arg-type]

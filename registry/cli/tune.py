@@ -118,13 +118,17 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
             _show_plan(told, catalog, there, names, json=json)
             return
         from ..tuner import run
+        from ..tuner.limits import Budget
+        from ..tuner.options import TuneOptions
 
-        limits = run.Budget(seconds=budget, trials=trials, run_seconds=time_limit)
+        options = TuneOptions(
+            Budget(budget, trials, run_seconds=time_limit), implementations=names, retune=retune, regime=regime,
+            sampler=sampler, storage=storage,
+        )  # fmt: skip
         with _display(json) as display:
             results = run.tune(
-                told.all, catalog=catalog, device=there, database=db, budget=limits, implementations=names,
-                retune=retune, regime=regime, observer=display, counts=told.counts,
-                sampler=sampler, storage=storage,
+                told.all, catalog=catalog, device=there, database=db, options=options, observer=display,
+                counts=told.counts,
             )  # fmt: skip
     display.conclude(results)
     raise typer.Exit(_exit_code(results, display))

@@ -8,7 +8,7 @@ import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from optuna.exceptions import StorageInternalError
@@ -41,8 +41,8 @@ from .events import (
     SecondsLeft,
 )
 from .jobs import BlockJob
-from .limits import Budget, Limits
 from .measure.protocol import REGIME, TimingProtocol
+from .options import TuneOptions
 from .planning.distance import seeds_of
 from .planning.problems import ProblemPlan, check_shared
 from .planning.problems import plan as plan_problems
@@ -50,7 +50,6 @@ from .planning.weights import default_us, weigh
 from .processes import spawning
 from .search.findings import Finding, Findings
 from .search.loop import SearchLoop
-from .search.samplers.names import DEFAULT as SAMPLER
 from .search.samplers.names import sampler_named
 from .search.state import SearchState
 from .search.studies import Studies, open_storage
@@ -62,55 +61,47 @@ from .workers.crew import Crew
 _WARMING_UP_S = 10.0
 """Seconds until a run's processes have started; the shares of worker and device count from then on."""
 
-__all__ = ["Budget", "Limits", "tune"]
 
-
-def tune(  # noqa: PLR0913  (an option each)
+def tune(
     problems: Sequence[Problem],
     *,
     catalog: Catalog,
     device: Device,
     database: str | None = None,
-    budget: Budget | None = None,
-    limits: Limits | None = None,
-    regime: str = REGIME,
-    implementations: Sequence[str] = (),
-    retune: bool = False,
+    options: TuneOptions | None = None,
     observer: Observer = lambda _: None,
     counts: Mapping[Problem, int] | None = None,
-    sampler: str = SAMPLER,
-    storage: str = "",
 ) -> tuple[Result, ...]:
     """Search, verify, measure and decide each problem on ``device``; store every trial and the winners.
 
     Problems that have a valid winner for this hardware, software, regime and source are reported and left alone, unless
-    ``retune``. Dispatch runs winners of the regime ``cold``. Ctrl-C ends the run in order: what was measured is stored.
-    ``counts``: how often a program calls each problem; what takes most of its time is then tuned first, and longest.
-    ``sampler`` names the sampler of the searches (see ``sampler_named``); ``storage`` is where their Optuna studies are
-    kept beside the database (see ``open_storage``).
+    ``retune`` is among the options. Ctrl-C ends the run in order: what was measured is stored. ``counts``: how often a
+    program calls each problem; what takes most of its time is then tuned first, and longest.
     Raises StoreError when the database cannot be used, UnknownNameError for an implementation that nobody has,
-    InvalidArgumentError for a sampler or a storage that cannot be used,
-    InvalidDefinitionError for an op whose tolerance accepts a result that nobody computed, and PluginError for an op or
-    an implementation that was added by a call in this process alone. Raises CacheError, before anything is measured or
+    InvalidArgumentError for a sampler or a storage that cannot be used, InvalidDefinitionError for an op whose
+    tolerance accepts a result that nobody computed, and PluginError for an op or an implementation that was added by a
+    call in this process alone. Raises CacheError, before anything is measured or
     when it comes to that, where compilers cannot write; what was measured is stored.
     """
+    options = options or TuneOptions()
     _check_system()
     check_room()
     try:
         with spawning.kept(preloading.ENTRY):
-            studies = Studies(sampler_named(sampler), open_storage(storage))
-            plans = plan_problems(tuple(dict.fromkeys(problems)), catalog, device, implementations)
+            studies = Studies(sampler_named(options.sampler), open_storage(options.storage))
+            plans = plan_problems(tuple(dict.fromkeys(problems)), catalog, device, options.implementations)
             for op in dict.fromkeys(plan.op for plan in plans):
                 refuse_blind(op)
             check_shared(plans, catalog)
             spawning.warm(*preloading.preloads_of(plans))
             with Store.open(database) as store:
-                settings = Settings(budget or Budget(), limits or Limits(), regime, retune, studies)
-                return TuningRun(plans, catalog, device, store, settings, observer, counts or {}).run()
+                return TuningRun(plans, catalog, device, store, options, studies, observer, counts or {}).run()
     except TuningDBError as fault:
         raise StoreError(fault.message, hint=fault.hint) from fault
     except StorageInternalError as fault:
-        raise StoreError(f"storage {storage!r}: {fault}", hint="what was measured is in the tuning database") from fault
+        raise StoreError(
+            f"storage {options.storage!r}: {fault}", hint="what was measured is in the tuning database"
+        ) from fault
 
 
 def _check_system() -> None:
@@ -122,17 +113,6 @@ def _check_system() -> None:
         )
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Budget, limits, regime and studies of a run; ``retune``: whether problems with a winner are tuned again."""
-
-    budget: Budget
-    limits: Limits
-    regime: str
-    retune: bool
-    studies: Studies
-
-
 class TuningRun:
     """One call of ``tune``."""
 
@@ -142,7 +122,8 @@ class TuningRun:
         catalog: Catalog,
         device: Device,
         store: Store,
-        settings: Settings,
+        options: TuneOptions,
+        studies: Studies,
         observer: Observer,
         counts: Mapping[Problem, int],
     ) -> None:
@@ -150,14 +131,14 @@ class TuningRun:
         self._catalog = catalog
         self._device = device
         self._database = store.url
-        self._settings = settings
+        self._options = options
         self._observe = observer
-        self._protocol = TimingProtocol.of(device, settings.regime)
+        self._protocol = TimingProtocol.of(device, options.regime)
         note = lambda text: observer(Note(text))  # noqa: E731
         self._store = RunStore(store, device, self._protocol, {"problems": len(plans)}, note)
-        self._crew = Crew(device, catalog.files, settings.limits, note)
+        self._crew = Crew(device, catalog.files, options.limits, note)
         self._loop = SearchLoop(self._crew, device, self._protocol, self._store, observer)
-        self._studies = replace(settings.studies, run=self._store.run[:8])
+        self._studies = replace(studies, run=self._store.run[:8])
         # runs side by side on one database must not try everything in the same order
         self._seeds = itertools.count(int(self._store.run[:7], 16))
         self._results: list[Result] = []
@@ -176,7 +157,7 @@ class TuningRun:
         left = set(problems) - {plan.problem for plan in known}
         todo = [plan for plan in self._plans if plan.problem in left and not self._skip(plan)]
         interrupted = False
-        self._left = TimeLeft(len(todo), self._settings.budget.run_seconds)
+        self._left = TimeLeft(len(todo), self._options.budget.run_seconds)
         try:
             self._begin_noise(aa_job(todo, self._protocol))
             batches = self._weights.batches(todo)
@@ -216,13 +197,13 @@ class TuningRun:
 
     def _learnt(self) -> dict[str, Any]:
         """What dispatch takes for a default where nothing tuned is near; it runs winners of the regime ``cold``."""
-        if self._settings.regime != REGIME:
+        if self._options.regime != REGIME:
             return {}
         ops = dict.fromkeys(plan.op for plan in self._plans)
         return {LEARNT: learnt_by(self._store, ops, self._catalog, self._device)}
 
     def _known(self) -> list[ProblemPlan]:
-        if self._settings.retune:
+        if self._options.retune:
             return []
         known = []
         for plan in self._plans:
@@ -306,9 +287,9 @@ class TuningRun:
         """A problem's search, with its neighbours' winners as seeds and its stored trials already learnt."""
         seeds = seeds_of(plan, [*_tuned_in_this_run(plan, over), *self._store.neighbours(plan)])
         stored = self._store.valid(plan, self._store.winner(plan.op, plan.problem))
-        budget = self._weights.budget(plan.problem, self._settings.budget)
+        budget = self._weights.budget(plan.problem, self._options.budget)
         search = SearchState(plan, budget, seeds, next(self._seeds), stored, self._studies)
-        if not self._settings.retune:
+        if not self._options.retune:
             for candidate, trial in self._store.known_trials(plan):
                 search.learn_stored(Finding(candidate, trial.status, trial.median_us, trial.censored, trial.uid))
         return search

@@ -11,7 +11,9 @@ from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.problem import Problem
 from registry.tuner.events import Event, Result, TrialDone
-from registry.tuner.run import Budget, tune
+from registry.tuner.limits import Budget
+from registry.tuner.options import TuneOptions
+from registry.tuner.run import tune
 
 CPU = Device.of("cpu")
 
@@ -34,8 +36,7 @@ class CheatingRun:
                 catalog=catalog,
                 device=CPU,
                 database=str(folder / "tuning.db"),
-                budget=Budget(trials=80),
-                implementations=names,
+                options=TuneOptions(Budget(trials=80), implementations=names),
                 observer=events.append,
             )
         done = [event for event in events if isinstance(event, TrialDone)]

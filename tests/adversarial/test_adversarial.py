@@ -11,7 +11,9 @@ from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.problem import Problem
 from registry.tuner.events import Event, Result, TrialDone
-from registry.tuner.run import Budget, tune
+from registry.tuner.limits import Budget
+from registry.tuner.options import TuneOptions
+from registry.tuner.run import tune
 
 HERE = Path(__file__).parent
 CPU = Device.of("cpu")
@@ -88,8 +90,7 @@ class Run:
             catalog=catalog,
             device=CPU,
             database=str(database),
-            budget=Budget(trials=80),
-            implementations=sorted(self.offered),
+            options=TuneOptions(Budget(trials=80), implementations=sorted(self.offered)),
             observer=events.append,
         )
         self.winners: dict[str, Result] = {result.problem.op: result for result in results}

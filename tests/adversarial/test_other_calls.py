@@ -14,7 +14,9 @@ from registry.implementation import Implementation
 from registry.problem import Problem
 from registry.testing import check_implementation
 from registry.tuner.events import Event, Result, TrialDone
-from registry.tuner.run import Budget, tune
+from registry.tuner.limits import Budget
+from registry.tuner.options import TuneOptions
+from registry.tuner.run import tune
 
 CPU = Device.of("cpu")
 OPS = (SQUARE, RMS_NORM, VECTOR_ADD)
@@ -50,8 +52,7 @@ class Run:
             catalog=catalog,
             device=CPU,
             database=str(database),
-            budget=Budget(trials=20),
-            implementations=sorted(self.offered),
+            options=TuneOptions(Budget(trials=20), implementations=sorted(self.offered)),
             observer=events.append,
         )
         self.winners: dict[str, Result] = {result.problem.op: result for result in results}

@@ -22,6 +22,7 @@ from registry.dispatch.torch_side.operators import define
 from registry.errors import ArgumentTypeError, InvalidArgumentError, InvalidDefinitionError, UnsupportedError
 from registry.testing import check_implementation, check_op
 from registry.tuner.limits import Budget
+from registry.tuner.options import TuneOptions
 from registry.tuner.run import tune
 from registry.tuner.shapes.shapes import load_shapes
 
@@ -144,12 +145,12 @@ def test_a_call_poses_the_usual_distribution_and_a_file_names_others(catalog: Ca
 def test_winners_are_filed_by_distribution_and_those_of_another_one_answer(catalog: Catalog, tmp_path: Path) -> None:
     database = str(tmp_path / "top.db")
     skewed = TOP.problem_of({**DIMS, "skew": "one_hot"})
-    (result,) = tune((skewed,), catalog=catalog, device=CPU, database=database, budget=Budget(trials=1))
+    (result,) = tune((skewed,), catalog=catalog, device=CPU, database=database, options=TuneOptions(Budget(trials=1)))
     assert result.problem.skew == "one_hot"
     told = Dispatcher(catalog, database=database).explain("acme::top", *given())
     assert (told.step, told.implementation) == ("nearest", "acme.last")
     assert "skew=one_hot" in str(told)
-    tune((TOP.problem_of(DIMS),), catalog=catalog, device=CPU, database=database, budget=Budget(trials=1))
+    tune((TOP.problem_of(DIMS),), catalog=catalog, device=CPU, database=database, options=TuneOptions(Budget(trials=1)))
     assert Dispatcher(catalog, database=database).explain("acme::top", *given()).step == "exact"
 
 

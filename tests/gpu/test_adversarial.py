@@ -13,7 +13,9 @@ from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.problem import Problem
 from registry.tuner.events import Event, TrialDone
-from registry.tuner.run import Budget, tune
+from registry.tuner.limits import Budget
+from registry.tuner.options import TuneOptions
+from registry.tuner.run import tune
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -156,8 +158,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         catalog=catalog,
         device=Device.best(),
         database=str(tmp_path_factory.mktemp("adversarial") / "tuning.db"),
-        budget=Budget(trials=120),
-        implementations=sorted(offered),
+        options=TuneOptions(Budget(trials=120), implementations=sorted(offered)),
         observer=events.append,
     )
     trials = {event.implementation: event for event in events if isinstance(event, TrialDone)}

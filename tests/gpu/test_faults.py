@@ -13,8 +13,9 @@ from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.problem import Problem
 from registry.tuner.events import Event, Note, Result, RunEnded, TrialDone
-from registry.tuner.limits import Limits
-from registry.tuner.run import Budget, tune
+from registry.tuner.limits import Budget, Limits
+from registry.tuner.options import TuneOptions
+from registry.tuner.run import tune
 from tuning_db import Store, Trial
 
 if not torch.cuda.is_available():
@@ -65,9 +66,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         catalog=catalog,
         device=Device.best(),
         database=database,
-        budget=Budget(seconds=200, trials=2 * len(STATUSES)),
-        limits=Limits(verify=VERIFY_S),
-        implementations=list(STATUSES),
+        options=TuneOptions(
+            Budget(seconds=200, trials=2 * len(STATUSES)), Limits(verify=VERIFY_S), implementations=list(STATUSES)
+        ),
         observer=events.append,
     )
     with Store.open(database) as store:

@@ -13,7 +13,9 @@ from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.tuner.events import Event, Note, TrialDone
-from registry.tuner.run import Budget, tune
+from registry.tuner.limits import Budget
+from registry.tuner.options import TuneOptions
+from registry.tuner.run import tune
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -36,7 +38,7 @@ def test_a_poisoned_context_costs_one_trial(catalog: Catalog, device: Device, tm
     (result,) = tune(
         [catalog.op("square").problem_of({"n": 2**20, "dtype": "float32"})],
         catalog=catalog, device=device, database=str(tmp_path / "tuning.db"),
-        implementations=["poison.illegal", "torch.native"], observer=events.append,
+        options=TuneOptions(implementations=["poison.illegal", "torch.native"]), observer=events.append,
     )  # fmt: skip
     assert statuses(events) == {"poison.illegal": "crash", "torch.native": "ok"}
     assert any(isinstance(event, Note) for event in events) or result.implementation == "torch.native"
@@ -51,7 +53,7 @@ def test_dispatch_runs_what_a_run_decided(catalog: Catalog, device: Device, tmp_
     ]
     events: list[Event] = []
     results = tune(
-        problems, catalog=catalog, device=device, database=str(database), budget=Budget(trials=12),
+        problems, catalog=catalog, device=device, database=str(database), options=TuneOptions(Budget(trials=12)),
         observer=events.append,
     )  # fmt: skip
     assert {result.verdict for result in results} == {"new"}

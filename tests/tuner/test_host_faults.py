@@ -14,8 +14,10 @@ from registry.errors import CacheError
 from registry.problem import Problem
 from registry.tuner.events import Event, TrialDone
 from registry.tuner.jobs import CompileJob
+from registry.tuner.limits import Budget
+from registry.tuner.options import TuneOptions
 from registry.tuner.planning.problems import plan
-from registry.tuner.run import Budget, tune
+from registry.tuner.run import tune
 from registry.tuner.storing import LASTING
 from registry.tuner.workers.compile_worker import compile_one
 from tuning_db import Store
@@ -80,8 +82,8 @@ def test_a_run_whose_cache_is_refused_on_the_way_ends_and_the_next_one_decides(
             cache.chmod(0o777)
 
     def run(observer: object) -> tuple[object, ...]:
-        return tune([PROBLEM], catalog=catalog, device=CPU, database=database, budget=Budget(trials=12),
-                    implementations=[NAME], observer=observer)  # type: ignore[arg-type]  # fmt: skip
+        return tune([PROBLEM], catalog=catalog, device=CPU, database=database,
+                    options=TuneOptions(Budget(trials=12), implementations=[NAME]), observer=observer)  # type: ignore[arg-type]  # fmt: skip
 
     with pytest.raises(CacheError, match="can be written to by others"):
         run(spoil)

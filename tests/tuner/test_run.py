@@ -28,8 +28,9 @@ from registry.tuner.events import (
     TrialDone,
 )
 from registry.tuner.jobs import BlockJob
-from registry.tuner.limits import Limits
-from registry.tuner.run import Budget, tune
+from registry.tuner.limits import Budget, Limits
+from registry.tuner.options import TuneOptions
+from registry.tuner.run import tune
 from registry.tuner.workers.crew import Crew
 from tuning_db import Store
 
@@ -54,10 +55,12 @@ def run(catalog: Catalog, database: Path, *names: str, problems: tuple[Problem, 
         catalog=catalog,
         device=CPU,
         database=str(database),
-        budget=Budget(seconds, trials=24),
-        limits=limits,
-        implementations=[f"rogue.{name}" for name in names],
-        retune=retune,
+        options=TuneOptions(
+            Budget(seconds, trials=24),
+            limits or Limits(),
+            implementations=[f"rogue.{name}" for name in names],
+            retune=retune,
+        ),
         observer=events.append,
     )
     return results, events
@@ -156,7 +159,8 @@ def test_a_time_limit_decides_what_was_begun_and_the_same_run_goes_on_later(
         events: list[Event] = []
         results = tune(
             problems, catalog=rogues, device=CPU, database=str(tmp_path / "run.db"),
-            budget=Budget(trials=2, run_seconds=seconds), implementations=["rogue.naps"], observer=events.append,
+            options=TuneOptions(Budget(trials=2, run_seconds=seconds), implementations=["rogue.naps"]),
+            observer=events.append,
         )  # fmt: skip
         return results, events
 
@@ -187,8 +191,8 @@ def test_an_interrupted_run_keeps_what_it_measured_and_goes_on_later(rogues: Cat
             signal.raise_signal(signal.SIGINT)
 
     assert threading.current_thread() is threading.main_thread()
-    results = tune([PROBLEM], catalog=rogues, device=CPU, database=str(database), implementations=["rogue.honest"],
-                   observer=interrupt_after_two)  # fmt: skip
+    results = tune([PROBLEM], catalog=rogues, device=CPU, database=str(database), observer=interrupt_after_two,
+                       options=TuneOptions(implementations=["rogue.honest"]))  # fmt: skip
     assert results == ()
     ended = events[-1]
     assert isinstance(ended, RunEnded)
@@ -206,8 +210,8 @@ def test_stored_trials_cost_no_budget(rogues: Catalog, tmp_path: Path) -> None:
     run(rogues, database, "honest")
     with Store.open(database) as store:
         assert len(store.trials(op="square")) == 3
-    results = tune([PROBLEM], catalog=rogues, device=CPU, database=str(database), budget=Budget(trials=1),
-                   implementations=["rogue.chatters", "rogue.zeros"], retune=True)  # fmt: skip
+    options = TuneOptions(Budget(trials=1), implementations=["rogue.chatters", "rogue.zeros"], retune=True)
+    results = tune([PROBLEM], catalog=rogues, device=CPU, database=str(database), options=options)
     with Store.open(database) as store:
         tried = {trial.candidate.implementation for trial in store.trials(op="square")}
     assert tried == {"rogue.honest", "rogue.chatters"}
@@ -269,8 +273,8 @@ def test_of_two_batches_the_last_dismisses_the_worker_and_the_first_times_a_defa
     monkeypatch.setattr(Crew, "dismiss_worker", dismissing)
     monkeypatch.setattr(Crew, "begin_block", beginning)
     tune((PROBLEM, Problem("square", {"n": 10_007, "dtype": "float32"})), catalog=rogues, device=CPU,
-         database=str(tmp_path / "run.db"), budget=Budget(trials=2),
-         implementations=["rogue.honest", "rogue.chatters"], observer=events.append)  # fmt: skip
+         database=str(tmp_path / "run.db"), observer=events.append,
+         options=TuneOptions(Budget(trials=2), implementations=["rogue.honest", "rogue.chatters"]))  # fmt: skip
     assert told == [("floor as 4", 0), ("candidate as 2", 0), ("dismissed", 1)]
 
 
@@ -322,8 +326,10 @@ def test_the_machines_noise_is_measured_whatever_the_first_default_does(
     plugin.write_text(PLUGIN.replace("FAULTY", faulty))
     catalog.load_file(plugin)
     events: list[Event] = []
-    results = tune((PROBLEM,), catalog=catalog, device=CPU, database=str(database), budget=Budget(trials=1),
-                   implementations=["stranger.default"], observer=events.append)  # fmt: skip
+    options = TuneOptions(Budget(trials=1), implementations=["stranger.default"])
+    results = tune(
+        (PROBLEM,), catalog=catalog, device=CPU, database=str(database), options=options, observer=events.append
+    )
     assert [result.verdict for result in results] == ["none"]
     assert statuses(events) == {"stranger.default": status}
     assert isinstance(events[-1], RunEnded)

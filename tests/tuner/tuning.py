@@ -54,6 +54,7 @@ def _say(number: float) -> None:
 
 
 def _run(order: dict[str, Any]) -> None:
+    from registry.tuner.options import TuneOptions
     from registry.tuner.run import tune
 
     code = 1
@@ -77,8 +78,7 @@ def _run(order: dict[str, Any]) -> None:
                 catalog=catalog,
                 device=Device.of("cpu"),
                 database=order["database"],
-                budget=Budget(trials=order["trials"]),
-                implementations=["repeated.any"],
+                options=TuneOptions(Budget(trials=order["trials"]), implementations=["repeated.any"]),
                 observer=observe,
             )
             said = [[result.problem.n, dict(result.config), result.verdict] for result in results]

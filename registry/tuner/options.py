@@ -1,0 +1,32 @@
+"""What a tuning run may be told beside its problems: the options of the command, and of ``registry.tune``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .limits import Budget, Limits
+from .measure.protocol import REGIME
+from .search.samplers.names import DEFAULT
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """Options of a tuning run.
+
+    budget           limits of each problem's search, and of the whole run
+    limits           seconds that a step of a child may take, and its memory
+    implementations  their names, where not all take part
+    retune           also problems that have a valid winner here; it is the one to beat
+    regime           of the timing: "cold" or "hot"; dispatch runs winners of "cold"
+    sampler          the name of what proposes candidates, see ``sampler_named``
+    storage          a file or URL in which Optuna keeps the searches, see ``open_storage``; "" for none
+    """
+
+    budget: Budget = field(default_factory=Budget)
+    limits: Limits = field(default_factory=Limits)
+    implementations: Sequence[str] = ()
+    retune: bool = False
+    regime: str = REGIME
+    sampler: str = DEFAULT
+    storage: str = ""
