@@ -198,16 +198,14 @@ class Catalog:
                 continue
             taken[plugin.name] = plugin
             plugin.blocked = self._permissions.forbid(plugin.name)
-            if not plugin.blocked:
-                self._attach(plugin, entry_point)
+            if plugin.blocked:
+                continue
+            try:
+                attach(plugin, entry_point.load, self._inventory.manager, api_optional=False)
+            except GUARDED as fault:
+                self._faults.of(plugin, fault.message if isinstance(fault, RegistryError) else describe(fault), fault)
         for text in self._permissions.misnamed(taken):
             self._faults.add(text)
-
-    def _attach(self, plugin: Plugin, entry_point: metadata.EntryPoint) -> None:
-        try:
-            attach(plugin, entry_point.load, self._inventory.manager, api_optional=False)
-        except GUARDED as fault:
-            self._faults.of(plugin, fault.message if isinstance(fault, RegistryError) else describe(fault), fault)
 
     def _collect_ops(self, plugin: Plugin) -> None:
         for hook in plugin.hooks.get(DEFINES, ()):

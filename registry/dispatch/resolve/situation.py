@@ -46,25 +46,14 @@ class Situation:
         return next((found for found in self.implementations if found.name == name), None)
 
 
-def usable(
-    decision: Winner, situation: Situation, implementation: Implementation | str | None = None
-) -> Candidate | str:
-    """The decision's candidate as it is today, or why it does not hold here. ``implementation``: as ``able`` says."""
-    implementation = able(decision, situation) if implementation is None else implementation
-    if isinstance(implementation, str):
-        return implementation
-    config = decision.candidate.config
-    reasons = violations(implementation, config, situation)
-    return f"{implementation.name}: {'; '.join(reasons)}" if reasons else Candidate(implementation, config)
-
-
-def able(decision: Winner, situation: Situation) -> Implementation | str:
-    """The decision's implementation as it is today, or why no config of it holds here."""
-    implementation = standing_of(decision, situation)
+def usable(decision: Winner, situation: Situation) -> Candidate | str:
+    """The decision's candidate as it is today, or why it does not hold here."""
+    implementation, config = standing_of(decision, situation), decision.candidate.config
     if isinstance(implementation, str):
         return implementation
     reasons = refusals(implementation, situation.problem, situation.device)
-    return f"{implementation.name}: {'; '.join(reasons)}" if reasons else implementation
+    reasons = reasons or violations(implementation, config, situation)
+    return f"{implementation.name}: {'; '.join(reasons)}" if reasons else Candidate(implementation, config)
 
 
 def standing_of(decision: Winner, situation: Situation) -> Implementation | str:

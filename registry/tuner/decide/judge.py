@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from .noise import Noise, Pair, Prior, same_decade
-from .spread import moderated, spread_of
+from .spread import log_ratio, moderated, spread_of
 from .student_t import t_quantile
 
 BLOCKS = 3
@@ -221,9 +221,7 @@ def _variance(medians: Sequence[float]) -> float:
 
 
 def _block_medians(one: str, other: str, blocks: Sequence[Times]) -> list[float]:
-    common = [block for block in blocks if {one, other} <= block.keys()]
-    logs = (np.log(np.asarray(block[one]) / np.asarray(block[other])) for block in common)
-    return [statistics.median(values.tolist()) for values in logs]
+    return [log_ratio(block[one], block[other]) for block in blocks if {one, other} <= block.keys()]
 
 
 def _reach(medians: np.ndarray, usual: Prior, spread: float, alpha: float, *, elsewhere: bool) -> float:

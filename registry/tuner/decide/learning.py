@@ -159,7 +159,8 @@ def _declared(op: Op, decision: Decision, implementations: Sequence[Implementati
 
 def _grown(op: Op, samples: Sequence[DecidedLosses], depth: int) -> Split | Leaf:
     ranking = ranked(samples)
-    leaf = Leaf(tuple((name, math.exp(loss)) for name, loss in ranking[: _ahead(ranking)]), len(samples))
+    ahead = itertools.takewhile(lambda pair: pair[0] != DECLARED, ranking)
+    leaf = Leaf(tuple((name, math.exp(loss)) for name, loss in ahead), len(samples))
     best: tuple[float, Split, list[DecidedLosses], list[DecidedLosses]] | None = None
     whole = ranking[0][1] * len(samples)
     for split in _questions(op, samples) if depth else ():
@@ -216,11 +217,6 @@ def _condensed(won: Sequence[Decision]) -> tuple[WinningConfig, ...]:
         if not kept or min(kept, key=lambda each: each.octaves(dims)).config != config:
             kept.append(WinningConfig(dims, config))
     return tuple(kept[:MOST_CONFIGS])
-
-
-def _ahead(ranking: Sequence[tuple[str, float]]) -> int:
-    """How many are faster than what is declared best."""
-    return next((place for place, (name, _) in enumerate(ranking) if name == DECLARED), len(ranking))
 
 
 def _questions(op: Op, samples: Sequence[DecidedLosses]) -> Iterator[Split]:

@@ -31,7 +31,7 @@ def spread_of(blocks: Sequence[Mapping[str, Sequence[float]]], reference: str) -
     names = [name for name in blocks[0] if all(name in block for block in blocks)] if blocks else []
     if reference not in names or len(blocks) < 2:
         return 0.0
-    logs = {name: [_log_ratio(block[name], block[reference]) for block in blocks] for name in names}
+    logs = {name: [log_ratio(block[name], block[reference]) for block in blocks] for name in names}
     near = [medians for medians in logs.values() if abs(statistics.median(medians)) < _NEAR]
     if len(near) < 3:
         return 0.0
@@ -56,6 +56,7 @@ def moderated(squares: float, own: float, usual: Prior, spread: float) -> tuple[
     return max(squares / own, (squares + beside * spread) / (own + beside)), own + beside
 
 
-def _log_ratio(one: Sequence[float], other: Sequence[float]) -> float:
+def log_ratio(one: Sequence[float], other: Sequence[float]) -> float:
+    """The median logarithm of one entrant's time over another's, in the rounds of a block."""
     logs: list[float] = np.log(np.asarray(one) / np.asarray(other)).tolist()
     return statistics.median(logs)

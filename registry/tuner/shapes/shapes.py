@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ class Shapes:
     @property
     def all(self) -> tuple[Problem, ...]:
         """The problems of every op, in order."""
-        return tuple(all_problems(self.problems))
+        return tuple(itertools.chain.from_iterable(self.problems.values()))
 
 
 def load_shapes(path: str | Path, catalog: Ops, ops: Iterable[str] = ()) -> dict[str, list[Problem]]:
@@ -239,8 +239,3 @@ def _kind(value: object) -> str:
     if isinstance(value, dict):
         return "mapping"
     return "list" if isinstance(value, list) else f"single value ({_shown(value):.60})"
-
-
-def all_problems(shapes: Mapping[str, list[Problem]]) -> Iterator[Problem]:
-    """The problems of every op, in order."""
-    return itertools.chain.from_iterable(shapes.values())
