@@ -30,7 +30,7 @@ from registry.backends.triton import TritonImplementation
 from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate, build
 from registry.space import Config
-from registry.tuner.shapes.shapes import all_problems, load_shapes
+from registry.tuner.shapes.shapes import read_shapes
 from tuning_db import Store
 
 from .racing.device_timing import Race, ratio
@@ -54,7 +54,7 @@ def able(op: Op, problem: Problem, device: Device) -> list[TritonImplementation]
 def autotune(shapes: Path) -> dict[str, tuple[str, Config]]:
     """What triton.autotune chooses for each problem; its process is this one."""
     device, chosen = Device.best(), {}
-    for problem in all_problems(load_shapes(shapes, Catalog())):
+    for problem in read_shapes(shapes, Catalog()).all:
         op = registry.ops()[problem.op]
         values = op.inputs(problem, op.kinds[0], torch.Generator(device.torch).manual_seed(7))
         found = [_best(op, one, problem, values, device) for one in able(op, problem, device)]
