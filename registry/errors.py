@@ -21,6 +21,12 @@ class RegistryError(Exception):
         self.hint = hint
 
 
+def in_a_line(fault: BaseException) -> str:
+    """The type of an exception and the first line of its message: ``ValueError: no such size``."""
+    lines = str(fault).strip().splitlines()
+    return f"{type(fault).__name__}: {lines[0] if lines else 'no message'}"
+
+
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """``did you mean tanh?``, or nothing where no name is like it; up to three, none much farther than the nearest."""
     near = difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.5)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..device import Device
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, in_a_line
 from ..problem import Problem
 from ..space import Config
 from .bound_op import BoundOp
@@ -60,6 +60,5 @@ def _warm(bound: BoundOp, problem: Problem, device: Device) -> Warmed:
             torch.cuda.synchronize(device.torch)
         told = bound.explain_flat((), dict(zip(bound.op.parsed.names, values, strict=True)))
     except Exception as fault:
-        lines = str(fault).strip().splitlines()
-        return Warmed(problem, error=f"{type(fault).__name__}: {lines[0] if lines else 'no message'}")
+        return Warmed(problem, error=in_a_line(fault))
     return Warmed(problem, told.implementation, told.config, told.step)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from ...author_code import where_raised
+from ...errors import in_a_line
 from ...faults.device_faults import out_of_memory
 from ...forking import renewed_in_child
 from ...implementation import Implementation
@@ -50,9 +51,7 @@ class Failures:
 
         One that ran out of memory is tried again after a pause. Returns the reason. Warns, even so.
         """
-        first = str(fault).strip().splitlines()
-        place_of_fault = where_raised(fault, candidate.implementation)
-        reason = f"{type(fault).__name__}: {first[0] if first else 'no message'}{place_of_fault}"
+        reason = f"{in_a_line(fault)}{where_raised(fault, candidate.implementation)}"
         failure, told = FailedCandidate(reason), f"{op}: {candidate} failed and is put aside"
         with self._lock:
             if out_of_memory(fault):
@@ -103,13 +102,11 @@ class Failures:
 
 def tell_broken(op: str, candidate: Candidate, fault: BaseException) -> None:
     """Warn that a candidate met a CUDA context that is lost, which says nothing about the candidate."""
-    first = str(fault).strip().splitlines()[0]
     tell_caller(
         DispatchWarning,
         "broken context",
         f"{op}: the GPU reports to {candidate} the fault of an earlier kernel and refuses all further work of this"
-        f" process, which must be started anew (CUDA_LAUNCH_BLOCKING=1 shows the kernel): {type(fault).__name__}:"
-        f" {first}",
+        f" process, which must be started anew (CUDA_LAUNCH_BLOCKING=1 shows the kernel): {in_a_line(fault)}",
     )
 
 

@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 
+from ...errors import in_a_line
 from .samplers import Enqueue, no_collection
 
 # bound at import, so that a candidate's later patch is not called
 _replay = torch.cuda.CUDAGraph.replay
+
+_MOST_SHOWN = 300
 
 _THREAD_LOCAL = 1
 """CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: work of other threads does not spoil the capture."""
@@ -42,7 +45,7 @@ def try_capture(launch: Enqueue, device: torch.device) -> None:
             launch()
         except Exception as raised:  # a stranger's launch; it ran outside of a capture
             # the text only: the traceback would keep the launch's tensors alive
-            fault = _first_line(raised)
+            fault = in_a_line(raised)[:_MOST_SHOWN]
         finally:
             code = driver.cuStreamEndCapture(handle, ctypes.byref(graph))
             if graph:
@@ -65,7 +68,7 @@ class Graph:
         try:
             _capture(self._graph, enqueue, stream, pool)
         except Exception as raised:  # torch's, or a stranger's that ran outside of a capture
-            fault = _first_line(raised.__context__ or raised)
+            fault = in_a_line(raised.__context__ or raised)[:_MOST_SHOWN]
         if fault:
             _clean_up(self._graph, pool, device)
             raise CaptureError(fault)
@@ -137,7 +140,3 @@ def cuda_driver() -> Any | None:
     found.cuStreamEndCapture.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)]
     found.cuGraphDestroy.argtypes = [ctypes.c_void_p]
     return found
-
-
-def _first_line(fault: BaseException) -> str:
-    return f"{type(fault).__name__}: {str(fault).splitlines()[0] if str(fault) else ''}"[:300]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -107,33 +108,21 @@ def _reading(gpu: Gpu) -> ClockReading:
     )
 
 
-@dataclass
-class _Steadiness:
-    """The latest four values of a quantity that should stop changing."""
-
-    values: list[float] = field(default_factory=list)
-
-    def add(self, value: float | None) -> None:
-        if value is not None:
-            self.values = [*self.values, value][-_ALIKE:]
-
-    @property
-    def reached(self) -> bool:
-        if not self.values:
-            return True
-        return len(self.values) == _ALIKE and max(self.values) - min(self.values) <= _SPREAD * max(self.values)
-
-
 def warm_until_steady(chunk_us: Callable[[], float], sm_mhz: Callable[[], int | None]) -> bool:
     """Run chunks of work until the latest four agree in time and clock to 1%; False if they do not within 0.3 s."""
-    times, clocks = _Steadiness(), _Steadiness()
+    times, clocks = deque[float](maxlen=_ALIKE), deque[float](maxlen=_ALIKE)
     began = perf_counter()
     while perf_counter() - began < _WARM_UP_S:
-        times.add(chunk_us())
-        clocks.add(sm_mhz())
-        if times.reached and clocks.reached:
+        times.append(chunk_us())
+        if (mhz := sm_mhz()) is not None:
+            clocks.append(mhz)
+        if _agree(times) and (not clocks or _agree(clocks)):
             return True
     return False
+
+
+def _agree(values: Collection[float]) -> bool:
+    return len(values) == _ALIKE and max(values) - min(values) <= _SPREAD * max(values)
 
 
 def _products(device: Device) -> Callable[[], float]:

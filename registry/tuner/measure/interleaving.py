@@ -20,8 +20,8 @@ _REPEATS = 5
 class Interleaved:
     """Each entrant's µs in each round and its place in the order of that round, or the exception that it raised."""
 
-    times: dict[int, list[float]] = field(default_factory=dict)
-    positions: dict[int, list[int]] = field(default_factory=dict)
+    times: dict[int, list[float]]
+    positions: dict[int, list[int]]
     faults: dict[int, BaseException] = field(default_factory=dict)
 
     def add(self, taken: Mapping[int, float]) -> None:
