@@ -177,6 +177,8 @@ def _comparison(implementation: Implementation, situation: Situation, choice: Ch
         if evidence is None:
             return "another one won"
         return _in_finals(implementation, situation, choice, evidence)
+    if choice.like is not None:
+        return "nothing tuned is near, and another one was faster in the most similar problems that are tuned"
     return _less_preferred(implementation, situation)
 
 

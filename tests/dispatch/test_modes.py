@@ -192,7 +192,8 @@ def test_verified_mode_runs_what_was_verified_here_and_else_torchs_own(
     with dispatcher.using(softmax="a.default"):
         assert dispatcher.explain("softmax", x).implementation == "a.default"
     dispatcher.configure(mode="tuned")
-    assert dispatcher.explain("softmax", torch.randn(8, 17)).implementation == "a.default"
+    assert dispatcher.explain("softmax", torch.randn(8, 17)).implementation == "a.tuned", "as cols=16 has it"
+    assert dispatcher.explain("softmax", torch.randn(8, 1600)).implementation == "a.default"
 
 
 def test_verified_mode_ends_with_the_reference(dispatcher: Dispatcher, told: Any, x: torch.Tensor) -> None:

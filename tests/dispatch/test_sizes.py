@@ -279,6 +279,7 @@ def test_several_leading_sizes_other_strides_and_misaligned_views_are_right(work
 
 
 def test_scratch_and_prepared_weights_follow_the_size(work: Work) -> None:
+    torch.manual_seed(0)
     dispatcher = dispatching(compiled("gemm_int4", "cpp.gemm"))
     for n in (16, 32):
         weight = quantize(torch.randn(n, 64, dtype=torch.bfloat16), group_size=32)

@@ -8,12 +8,13 @@ ranked by the times that they took on both sides, each over the best one's there
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tuning_db import Decision
 
 from ...implementation import Implementation
+from ...problem import Problem, Value
 from ..plans.plan import Candidate
 from .op_winners import Near, Source, Winner, source_of
 from .questions import asked, default_of
@@ -36,16 +37,18 @@ class Expectation:
     nearest: bool = True
 
 
-def expected(situation: Situation, misses: list[str], spent: set[Source]) -> Iterator[Expectation]:
+def expected(
+    situation: Situation, misses: list[str], spent: set[Source], *, own: bool = False
+) -> Iterator[Expectation]:
     """Candidates for the problem from winners of other problems with the same static dimensions, best first.
 
     Those that the winners on both sides suggest come first, then winners that are farther. Appends to ``misses`` why
     winners say nothing here, and to ``spent`` the sources that hold for no size; the caller may add to it those that
-    cannot run here.
+    cannot run here. ``own``: winners of exactly the problem count, too.
     """
     op, problem, winners = situation.op, situation.problem, situation.winners
     sides: list[Near] = []
-    for near in winners.nearest(op, problem, spent):
+    for near in winners.nearest(op, problem, spent, own=own):
         implementation = standing_of(near.decision, situation)
         if isinstance(implementation, str):
             spent.add(source_of(near.decision))
@@ -56,6 +59,20 @@ def expected(situation: Situation, misses: list[str], spent: set[Source]) -> Ite
             yield from _of_sides(situation, sides, misses)
         elif implementation.transfers:
             yield Expectation(Candidate(implementation, near.decision.candidate.config), near, nearest=False)
+
+
+def expected_elsewhere(situation: Situation) -> Iterator[tuple[Expectation, Mapping[str, Value]]]:
+    """What should be fast at the most similar static dimensions whose winners hold, best first, each with these.
+
+    Nothing where only what was verified may run: nobody verified it for the problem's own.
+    """
+    problem = situation.problem
+    for static in () if situation.verified else situation.winners.similar(situation.op, problem):
+        like = Problem(problem.op, {**problem.dims, **static}, problem.traits)
+        found = list(expected(situation.of(like, reads=situation.reads), [], set(), own=True))
+        if found:
+            yield from ((one, static) for one in found)
+            return
 
 
 def _of_sides(situation: Situation, sides: list[Near], misses: list[str]) -> Iterator[Expectation]:

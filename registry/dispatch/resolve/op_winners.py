@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -16,9 +16,10 @@ from tuning_db.snapshot import CANDIDATE, CREATED, UID, VERSION, Snapshot, Store
 
 from ... import shipped
 from ...contract import Op
-from ...problem import Problem
+from ...problem import Problem, Value
 from .learnt import LearntDefault
 from .neighbours import Neighbours, grouped, key_of, may_differ, sizes_of, unlike, values_of
+from .similar import SimilarStatics
 
 Winner = Decision | StoredWinner
 """A shipped decision, or one of the user's without its figures."""
@@ -66,6 +67,7 @@ class OpWinners:
     _groups: dict[tuple[str, ...], dict[Hashable, Neighbours | list[tuple[int, Any]]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _similar: dict[tuple[str, ...], SimilarStatics] = field(default_factory=dict, init=False, repr=False, compare=False)
     _runners: dict[str, Mapping[str, CandidateKey]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _known: dict[int, _Known | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -82,8 +84,10 @@ class OpWinners:
         known = map(self._at, self._in_rank(op, group.same(sizes_of(op, problem.dims))))
         return tuple([one.winner for one in known if one is not None and one.key == key])
 
-    def nearest(self, op: Op, problem: Problem, spent: Collection[Source] = ()) -> Iterator[Near]:
+    def nearest(self, op: Op, problem: Problem, spent: Collection[Source] = (), *, own: bool = False) -> Iterator[Near]:
         """Winners with the problem's static dimensions, the nearest first, each candidate once (user's, shipped).
+
+        ``own``: those of exactly the problem, too.
 
         Of two equally near that of the same distribution of data, then of the one declared first, then the user's, then
         the larger problem's. Those of a source that stands in ``spent`` when the next is asked for are left out.
@@ -96,7 +100,7 @@ class OpWinners:
         while (least := float(far.min())) < np.inf:
             close = np.flatnonzero(far <= least * _EQUAL)
             for octaves, index, one in self._ranked(op, problem, group, close.tolist(), here):
-                if far[index] < np.inf and (octaves > 0 or one.key != key_of(problem.dims)):
+                if far[index] < np.inf and (own or octaves > 0 or one.key != key_of(problem.dims)):
                     yield Near(one.winner, octaves)
                     self._strike(far, group, index, source_of(one.winner) in spent)
             far[close] = np.inf
@@ -121,6 +125,14 @@ class OpWinners:
                     return Near(one.winner, octaves)
             far[close] = np.inf
         return None
+
+    def similar(self, op: Op, problem: Problem) -> Sequence[Mapping[str, Value]]:
+        """Static dimensions near the problem's that have winners, the nearest first."""
+        static, _ = self._groups_of(op, problem)
+        found = self._similar.get(static)
+        if found is None:
+            found = self._similar[static] = SimilarStatics(static, self._groups[static])
+        return found.nearest(problem.dims)
 
     def runners(self, winner: Winner, *, read: bool = True) -> Mapping[str, CandidateKey]:
         """By implementation the best candidate in the finals and trials that a winner came from.
@@ -211,16 +223,23 @@ class OpWinners:
 
     def _group(self, op: Op, problem: Problem) -> Neighbours | None:
         dims, loose = problem.dims, may_differ(op)
-        static = tuple(sorted(dims.keys() - loose))
-        groups = self._groups.get(static)
-        if groups is None:
-            dims_of_all = itertools.chain(self.stored.dims(), (one.problem.dims for one in self._behind))
-            groups = self._groups[static] = dict(grouped(static, enumerate(dims_of_all), self._bad))
+        static, groups = self._groups_of(op, problem)
         key = values_of(static, dims)
         group = groups.get(key)
         if isinstance(group, list):
             group = groups[key] = Neighbours(op, group, self._bad)
         return group if group is not None and group.places and loose <= dims.keys() else None
+
+    def _groups_of(
+        self, op: Op, problem: Problem
+    ) -> tuple[tuple[str, ...], dict[Hashable, Neighbours | list[tuple[int, Any]]]]:
+        """The problem's static dimensions, and all winners by their values of these."""
+        static = tuple(sorted(problem.dims.keys() - may_differ(op)))
+        groups = self._groups.get(static)
+        if groups is None:
+            dims_of_all = itertools.chain(self.stored.dims(), (one.problem.dims for one in self._behind))
+            groups = self._groups[static] = dict(grouped(static, enumerate(dims_of_all), self._bad))
+        return static, groups
 
     def _bad(self, place: int) -> None:
         if self._at(place) is not None:  # as JSON they are sound

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,11 +11,11 @@ from ...device import Device
 from ...discovery import answers
 from ...errors import UnsupportedError
 from ...implementation import Implementation
-from ...problem import Problem
+from ...problem import Problem, Value
 from ...space import Config
 from ..forcing import Forced
 from ..plans.plan import Candidate
-from .expected import Expectation, expected
+from .expected import Expectation, expected, expected_elsewhere
 from .learnt import LearntDefault
 from .op_winners import Source, Winner, source_of
 from .questions import asked, default_of, preference_of, refusals
@@ -30,7 +30,8 @@ class Choice:
 
     ``octaves`` is the distance to the tuned problem that ``decision`` is about, 0 for the problem itself.
     ``source`` says where the decision comes from. ``over`` is the candidate's time over that of the decision's
-    candidate, as measured there; None where the candidate was not measured there.
+    candidate, as measured there; None where the candidate was not measured there. ``like``: a default is taken for the
+    winners at these static dimensions, which are not the problem's.
     """
 
     step: Step
@@ -40,6 +41,7 @@ class Choice:
     octaves: float = 0.0
     source: str = ""
     over: float | None = None
+    like: Mapping[str, Value] | None = None
 
 
 def choices(situation: Situation, forced: Forced | None, misses: list[str]) -> Iterator[Choice]:
@@ -53,6 +55,7 @@ def choices(situation: Situation, forced: Forced | None, misses: list[str]) -> I
         return
     yield from exact_choices(situation, misses)
     yield from nearest_choices(situation, misses)
+    yield from similar_choices(situation)
     yield from default_choices(situation, misses)
     yield Choice("reference", None, why_reference(situation))
 
@@ -126,6 +129,25 @@ def nearest_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]
             misses.append(f"{shown_near(situation, decision)}: {implementation.name}: {'; '.join(reasons)}")
         else:
             yield nearest_choice(situation, one)
+
+
+def similar_choices(situation: Situation) -> Iterator[Choice]:
+    """Defaults that should be fast here by what was measured at other static dimensions, best first, each once."""
+    seen: set[str] = set()
+    for one, static in expected_elsewhere(situation):
+        candidate = one.candidate
+        if candidate.key not in seen and not refusals(candidate.implementation, situation.problem, situation.device):
+            seen.add(candidate.key)
+            if not violations(candidate.implementation, candidate.config, situation):
+                yield similar_choice(situation, one, static)
+
+
+def similar_choice(situation: Situation, one: Expectation, static: Mapping[str, Value]) -> Choice:
+    """The choice of a default that is expected to be fast by the winners at other static dimensions."""
+    dims = situation.problem.dims
+    others = ", ".join(f"{name}={static[name]}" for name in dims if static.get(name, dims[name]) != dims[name])
+    reason = f"nothing tuned is near; for {others}: {nearest_choice(situation, one).reason}"
+    return Choice("default", one.candidate, reason, like=static)
 
 
 def exact_choice(situation: Situation, candidate: Candidate, decision: Winner) -> Choice:

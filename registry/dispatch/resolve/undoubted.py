@@ -15,12 +15,12 @@ from ...discovery import answers
 from ...implementation import Implementation
 from ...problem import Problem, getter
 from ..plans.plan import Candidate, changed
-from .expected import Expectation, expected
+from .expected import Expectation, expected, expected_elsewhere
 from .neighbours import octaves_between, sizes_of
 from .op_winners import Source, Winner
 from .questions import preference_of, refusals
 from .remembered import Remembered
-from .resolution import Choice, default_choice, exact_choice, learnt_config, nearest_choice
+from .resolution import Choice, default_choice, exact_choice, learnt_config, nearest_choice, similar_choice
 from .situation import Situation, shown_exact, standing_of
 from .spans import Spans
 
@@ -50,6 +50,8 @@ class Undoubted:
         self._spans: Spans[_Usable] = Spans(op)
         self._fixed = getter(sorted(op.static))
         self._unanswered: dict[Hashable, tuple[str, ...]] = {}
+        self._similar_spans: Spans[_Usable] = Spans(op)
+        self._alone: set[Hashable] = set()
 
     def choice(self, problem: Problem) -> Found | None:
         """The first of ``choices``; None where a winner's candidate refuses the problem. Raises what asking raises."""
@@ -70,8 +72,31 @@ class Undoubted:
             if not isinstance(found, str):
                 return found
             self._unanswered[key] = tuple(misses)
-        default = self._default.of(problem)
+        default = self._similar(problem, key)
         return default and default._replace(misses=(*self._unanswered[key], *default.misses))
+
+    def _similar(self, problem: Problem, key: Hashable) -> Found | None:
+        """The default by winners of other static dimensions, else the best of all; None where it cannot run."""
+        usable = self._similar_spans.find(problem.dims)
+        if usable is None and key not in self._alone:
+            usable = self._expected_elsewhere(problem)
+            if usable is None:
+                self._alone.add(key)
+            else:
+                self._similar_spans.add(problem.dims, usable)
+        return self._default.of(problem) if usable is None else usable.found(problem, 0.0)
+
+    def _expected_elsewhere(self, problem: Problem) -> _Usable | None:
+        situation = self._situation.of(problem)
+        found = next(expected_elsewhere(situation), None)
+        if found is None:
+            return None
+        one, static = found
+        place = "similar", *self._place(problem, one), one.candidate.implementation.name, one.over
+        if place not in self._nearest:
+            choice = similar_choice(situation, one, static)
+            self._nearest[place] = _Usable(one.near.decision, one.candidate, situation, choice)
+        return self._nearest[place]
 
     def _winner(self, problem: Problem, misses: list[str]) -> Found | Literal["none"] | None:
         """The choice of the first winner that holds at all; "none" where none of any size does.
@@ -116,7 +141,7 @@ class Undoubted:
             found.misses, found.stale = tuple(told), bool(stale)
         return found, one.near.octaves
 
-    def _place(self, problem: Problem, one: Expectation) -> Hashable:
+    def _place(self, problem: Problem, one: Expectation) -> tuple[Hashable, ...]:
         """The winners on both sides, and the side: between them a candidate is the best at neighbouring sizes."""
         near = one.near.decision
         here, there = (sizes_of(self._situation.op, dims) for dims in (problem.dims, near.problem.dims))

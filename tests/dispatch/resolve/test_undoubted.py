@@ -82,9 +82,9 @@ def test_sizes_that_grow_one_by_one_look_for_a_near_winner_a_few_times(
     looked: list[int] = []
     nearest = OpWinners.nearest
 
-    def counted(self: OpWinners, op: Op, problem: Problem, *spent: Any) -> Any:
+    def counted(self: OpWinners, op: Op, problem: Problem, *spent: Any, **own: Any) -> Any:
         looked.append(problem.rows)
-        return nearest(self, op, problem, *spent)
+        return nearest(self, op, problem, *spent, **own)
 
     monkeypatch.setattr(OpWinners, "nearest", counted)
     undoubted = Undoubted(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))

@@ -1,0 +1,92 @@
+"""Static dimensions that nobody tuned take the winners of the most similar ones, as a default that says so."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from registry import Device, NotTunedError
+from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.resolve.resolution import choices
+from registry.dispatch.resolve.similar import FARTHEST, SimilarStatics
+from registry.dispatch.resolve.undoubted import Undoubted
+
+
+def test_the_nearest_numbers_come_first_where_texts_are_equal() -> None:
+    keys = [(16, "a"), (64, "a"), (24, "b"), (1000, "a"), (20, "a"), ("16", "a"), (True, "a"), (0, "a"), (10**400, "a")]
+    found = SimilarStatics(("cols", "dtype"), keys)
+    assert [one["cols"] for one in found.nearest({"cols": 32, "dtype": "a"})] == [20, 16, 64]
+    assert found.nearest({"cols": 32, "dtype": "c"}) == []
+    assert found.nearest({"cols": "wide", "dtype": "a"}) == []
+    assert [one["cols"] for one in found.nearest({"cols": 24, "dtype": "b"})] == []
+
+
+def test_what_is_too_far_says_nothing() -> None:
+    found = SimilarStatics(("cols",), [16])
+    assert found.nearest({"cols": int(16 * 2**FARTHEST)}) == [{"cols": 16}]
+    assert found.nearest({"cols": int(16 * 2**FARTHEST) + 1}) == []
+
+
+def test_a_default_is_what_won_nearby_and_says_where(dispatcher: Dispatcher, told: Any, publish: Any) -> None:
+    dispatcher.register(told("a.preferred", 9.0))
+    dispatcher.register(told("a.tuned"))
+    publish({"rows": 8, "cols": 16, "dtype": "float32"}, "a.tuned", {"block": 4})
+    publish({"rows": 8, "cols": 500, "dtype": "float32"}, "a.preferred", {"block": 1})
+    x = torch.randn(8, 24)
+    explained = dispatcher.explain("softmax", x)
+    assert (explained.step, explained.implementation, dict(explained.config)) == ("default", "a.tuned", {"block": 4})
+    assert "nothing tuned is near; for cols=16: the winner of rows=8" in explained.reason
+    assert explained.median_us is None
+    assert explained.there_us is None
+    (other,) = [one for one in explained.others if one.name == "a.preferred"]
+    assert "most similar problems" in other.reasons[0]
+    torch.testing.assert_close(dispatcher.call("softmax", x), torch.softmax(x, -1))
+    assert dispatcher.explain("softmax", torch.randn(8, 16 * 200)).implementation == "a.preferred"
+    assert dispatcher.explain("softmax", torch.randn(8, 24).double()).reason.startswith("nothing tuned is near; pref")
+
+
+def test_who_cannot_run_here_gives_way_to_the_next(dispatcher: Dispatcher, told: Any, publish: Any) -> None:
+    dispatcher.register(told("a.narrow", unsupported=lambda problem: ["too wide"] if problem.cols > 16 else []))
+    dispatcher.register(told("a.tuned"))
+    publish({"rows": 8, "cols": 16, "dtype": "float32"}, "a.narrow", {"block": 1})
+    publish({"rows": 99, "cols": 16, "dtype": "float32"}, "a.tuned", {"block": 2})
+    explained = dispatcher.explain("softmax", torch.randn(8, 24))
+    assert (explained.step, explained.implementation, dict(explained.config)) == ("default", "a.tuned", {"block": 2})
+
+
+def test_a_default_of_similar_problems_is_not_tuned(dispatcher: Dispatcher, told: Any, publish: Any) -> None:
+    dispatcher.register(told("a.tuned"))
+    publish({"rows": 8, "cols": 16, "dtype": "float32"}, "a.tuned", {"block": 1})
+    dispatcher.configure(mode="strict")
+    with pytest.raises(NotTunedError):
+        dispatcher.call("softmax", torch.randn(8, 24))
+    dispatcher.configure(mode="verified")
+    assert dispatcher.explain("softmax", torch.randn(8, 24)).implementation == "reference"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_short_way_finds_what_the_long_way_finds(
+    dispatcher: Dispatcher, told: Any, publish: Any, seed: int
+) -> None:
+    draw = random.Random(seed)
+    dispatcher.register(told("a.tuned", unsupported=lambda problem: ["odd"] if problem.rows % 97 == 0 else []))
+    dispatcher.register(told("a.other", 3.0))
+    dispatcher.register(told("a.made", transfers=False))
+    for rows in draw.sample(range(1, 300), 8):
+        name = draw.choice(["a.tuned", "a.other", "a.gone", "a.made"])
+        dims = {"rows": rows, "cols": draw.choice([12, 24, 500]), "dtype": "float32"}
+        publish(dims, name, {"block": draw.choice([1, 2, 4])}, baselines={"a.tuned": 1.5, "a.other": 1.2})
+    plans, op = dispatcher.bound("softmax").plans, dispatcher.bound("softmax").op
+
+    def posed(rows: int) -> Any:
+        return op.pose(op.specs((torch.empty(rows, 16), -1)), ordinary=True)
+
+    undoubted = Undoubted(plans.situation(posed(1), Device.of("cpu")))
+    for rows in draw.sample(range(1, 300), 200):
+        first = next(choices(plans.situation(posed(rows), Device.of("cpu")), None, []))
+        found = undoubted.choice(posed(rows))
+        assert found is None or found.choice == first
+        assert found is not None or rows % 97 == 0
