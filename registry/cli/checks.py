@@ -18,6 +18,7 @@ from tuning_db import MissingDatabaseError, Store, TuningDBError
 
 from ..errors import RegistryError
 from .display import text
+from .stored import prepared_limit
 
 OK, ABSENT, FAULT = "ok", "absent", "fault"
 
@@ -180,19 +181,13 @@ def shipped_check() -> Check:
 
 
 def prepared_check() -> Check:
-    """The budget of prepared weights on this device, and what this process holds of it."""
+    """The budget of prepared weights on this device."""
     from ..device import Device
-    from ..dispatch.plans import prepared, prepared_budget
 
-    device = Device.best()
     try:
-        budget, given = prepared.BUDGET.of(device.torch), prepared_budget.given_bytes()
+        return Check("prepared", OK, f"weights that are prepared hold {prepared_limit(Device.best())}")
     except RegistryError as fault:
         return Check("prepared", FAULT, fault.message, fault.hint)
-    held = prepared.prepared_bytes(device.torch)
-    whence = f"a quarter of {device}'s memory" if given is None else prepared_budget.VARIABLE
-    found = f"{held / 2**20:.1f} MiB of weights prepared here, of at most {budget / 2**30:.1f} GiB ({whence})"
-    return Check("prepared", OK, found)
 
 
 def plugin_checks() -> Iterator[Check]:

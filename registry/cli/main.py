@@ -16,6 +16,7 @@ from .plugins import plugins
 from .report import report
 from .results import results
 from .tune import tune
+from .winners import winners
 
 HELP = "Which kernel runs: the ops, who implements them, what was measured here, and what won."
 
@@ -23,7 +24,7 @@ HELP = "Which kernel runs: the ops, who implements them, what was measured here,
 def new_registry_app() -> typer.Typer:
     """The ``registry`` program."""
     program = application.new_app(HELP)
-    for command in (tune, ops, plugins, explain, results, report, dashboard, doctor, export):
+    for command in (tune, ops, plugins, explain, winners, results, report, dashboard, doctor, export):
         program.command(name=command.__name__)(command)
     program.command(name="compile")(compile_)
     program.command(name="import")(import_)

@@ -15,7 +15,7 @@ from .display import text
 from .display.table import Column, print_long_table, print_problems
 from .display.winners_table import COMPILED, verdict, with_reason
 from .options import SEVERAL, Database, Json, Op, check_stored_op, device_of, split
-from .stored import baselines_of, prepared_by
+from .stored import baselines_of
 
 if TYPE_CHECKING:
     from tuning_db import Decision, Interval, Trial
@@ -28,18 +28,16 @@ STATUSES = frozenset(
 )  # fmt: skip
 """The statuses of a trial."""
 
+FIGURES = tuple(Column(name, right=True) for name in ("µs", "of floor", "× default", "× torch", "× compile"))
+"""The columns of a winner's time, part of the floor, and ratios."""
+
 _COLUMNS = (
     Column("hardware", lifts=True, label="on"),
     Column("winner"),
     Column("config"),
-    Column("µs", right=True),
-    Column("of floor", right=True),
-    Column("× default", right=True),
-    Column("× torch", right=True),
-    Column("× compile", right=True),
+    *FIGURES,
     Column("verdict"),
     Column("when", lifts=True),
-    Column("prepares", lifts=True, label="prepares"),
 )
 
 
@@ -58,10 +56,6 @@ def results(
         list[str] | None,
         typer.Option("--status", metavar="STATUS", help=f"Only trials that ended so, e.g. wrong_result. {SEVERAL}"),
     ] = None,
-    prepared: Annotated[
-        bool,
-        typer.Option("--prepared", help="Also what each winner prepares of one set of weights; asks the plugins."),
-    ] = False,
     db: Database = None,
     json: Json = False,
 ) -> None:
@@ -82,7 +76,7 @@ def results(
                 _print_trials(found, json=json)
         else:
             winners = store.winners(op=op, hardware=hardware)
-            _print_winners(winners, [why_out(winner, store) for winner in winners], json=json, prepared=prepared)
+            _print_winners(winners, [why_out(winner, store) for winner in winners], json=json)
 
 
 def _statuses(given: list[str] | None, *, trials: bool) -> frozenset[str]:
@@ -110,23 +104,13 @@ def why_out(winner: Decision, store: Store) -> str:
     return f"the stored winner {before.candidate.implementation} was out: {why}"
 
 
-def _print_winners(winners: Sequence[Decision], out: Sequence[str], *, json: bool, prepared: bool) -> None:
-    held = prepared_by(winners) if prepared else []
+def _print_winners(winners: Sequence[Decision], out: Sequence[str], *, json: bool) -> None:
     if json:
-        told = [_winner_data(*pair) for pair in zip(winners, out, strict=True)]
-        text.print_json(
-            [one | {"prepared_bytes": bytes_} for one, bytes_ in zip(told, held, strict=True)] if prepared else told
-        )
+        text.print_json([winner_data(winner) | {"reason": why} for winner, why in zip(winners, out, strict=True)])
         return
     baselines = baselines_of(winner.problem.op for winner in winners)
-    shown = [f"{bytes_ / 2**20:.1f} MiB" if bytes_ else "" for bytes_ in held] or [""] * len(winners)
-    print_problems(
-        _COLUMNS,
-        [
-            (winner.problem, [*_winner_row(winner, why, baselines[winner.problem.op]), bytes_])
-            for winner, why, bytes_ in zip(winners, out, shown, strict=True)
-        ],
-    )
+    rows = (_winner_row(winner, why, baselines[winner.problem.op]) for winner, why in zip(winners, out, strict=True))
+    print_problems(_COLUMNS, zip((winner.problem for winner in winners), rows, strict=True))
 
 
 def _winner_row(winner: Decision, out: str, baseline: str) -> list[str]:
@@ -134,17 +118,25 @@ def _winner_row(winner: Decision, out: str, baseline: str) -> list[str]:
         _name(winner),
         winner.candidate.implementation,
         text.pairs(winner.candidate.config),
-        text.microseconds(winner.median_us),
-        text.of_floor(winner.fraction_of_floor),
-        _interval(winner.default_ratio),
-        text.ratio(winner.time_over(baseline)),
-        text.ratio(winner.time_over(COMPILED)),
+        *figures(winner, baseline),
         with_reason(verdict(winner.verdict, winner.candidate.implementation, winner.ties), out),
         f"{winner.created:%Y-%m-%d}",
     ]
 
 
-def _winner_data(winner: Decision, out: str) -> dict[str, object]:
+def figures(winner: Decision, baseline: str) -> list[str]:
+    """The cells of ``FIGURES``."""
+    return [
+        text.microseconds(winner.median_us),
+        text.of_floor(winner.fraction_of_floor),
+        _interval(winner.default_ratio),
+        text.ratio(winner.time_over(baseline)),
+        text.ratio(winner.time_over(COMPILED)),
+    ]
+
+
+def winner_data(winner: Decision) -> dict[str, object]:
+    """A winner as plain data."""
     default = winner.default_ratio
     return {
         **_data(winner),
@@ -159,7 +151,6 @@ def _winner_data(winner: Decision, out: str) -> dict[str, object]:
         "noise": winner.aa,
         "ties": winner.ties,
         "verdict": winner.verdict,
-        "reason": out,
     }
 
 

@@ -9,9 +9,12 @@ from ..errors import RegistryError
 from .options import check_stored_op
 
 if TYPE_CHECKING:
-    from tuning_db import Decision, Store
+    from tuning_db import Store
 
-    from ..discovery.catalog import Catalog
+    from ..contract import Op
+    from ..device import Device
+    from ..dispatch.plans.plan import Candidate
+    from ..problem import Problem
     from ..report.facts import Facts
 
 
@@ -28,30 +31,27 @@ def baselines_of(ops: Iterable[str]) -> Mapping[str, str]:
     return {name: known[name].baseline if name in known else TORCH for name in names}
 
 
-def prepared_by(winners: Sequence[Decision]) -> list[int | None]:
-    """Bytes that each winner's implementation prepares for one set of weights; None where it cannot be asked today."""
-    from ..discovery.catalog import Catalog
-
-    catalog = Catalog()
-    return [_prepared_by(winner, catalog) for winner in winners]
-
-
-def _prepared_by(winner: Decision, catalog: Catalog) -> int | None:
+def prepared_by(op: Op, candidate: Candidate, problem: Problem) -> int | None:
+    """Bytes that a candidate prepares for one set of weights; None where its author's code cannot tell."""
     from ..arguments.inputs import arguments_of
     from ..dispatch.plans.prepared import bytes_to_prepare
 
+    implementation, config = candidate.implementation, candidate.config
     try:
-        op = catalog.op(winner.problem.op)
-        if not op.weights:
+        if not (op.weights and implementation.prepared(problem, config)):
             return 0
-        implementation = catalog.implementation(op.name, winner.candidate.implementation)
-        problem = op.problem_of(winner.problem.dims)
-        candidate = implementation, winner.candidate.config
-        if not implementation.prepared(problem, winner.candidate.config):
-            return 0
-        return bytes_to_prepare(op, candidate, problem, arguments_of(op, problem))
-    except Exception:  # a stranger's code, and a row of another version of it
+        return bytes_to_prepare(op, (implementation, config), problem, arguments_of(op, problem))
+    except Exception:  # whatever an author's code raises
         return None
+
+
+def prepared_limit(device: Device) -> str:
+    """What prepared weights may hold on a device: ``at most 5.9 GiB (a quarter of ...)``. Raises RegistryError."""
+    from ..dispatch.plans import prepared, prepared_budget
+
+    budget, given = prepared.BUDGET.of(device.torch), prepared_budget.given_bytes()
+    whence = f"a quarter of {device}'s memory" if given is None else prepared_budget.VARIABLE
+    return f"at most {budget / 2**30:.1f} GiB ({whence})"
 
 
 def stored_facts(store: Store, ops: Sequence[str], *, whole: bool = False) -> Facts:

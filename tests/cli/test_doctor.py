@@ -104,6 +104,6 @@ def test_a_blocked_plugin_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_budget_of_prepared_weights_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a quarter of cpu" in checks.prepared_check().found or "memory)" in checks.prepared_check().found
     monkeypatch.setenv("KERNEL_REGISTRY_PREPARED_BYTES", str(3 * 2**30))
-    assert "of at most 3.0 GiB (KERNEL_REGISTRY_PREPARED_BYTES)" in checks.prepared_check().found
+    assert "at most 3.0 GiB (KERNEL_REGISTRY_PREPARED_BYTES)" in checks.prepared_check().found
     monkeypatch.setenv("KERNEL_REGISTRY_PREPARED_BYTES", "plenty")
     assert checks.prepared_check().state == checks.FAULT

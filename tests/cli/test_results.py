@@ -182,23 +182,3 @@ def test_names_and_messages_of_others_do_not_steer_the_terminal(command: Command
         written = told.out + told.err
         assert written, arguments
         assert not set(HOSTILE) & set("\x1b\x07\r\u202e\x9b") & set(written), (arguments, written)
-
-
-def test_what_winners_prepare_of_a_weight_is_shown(command: Command, database: Path) -> None:
-    assert "prepares" not in command("registry", "results", "--db", database).out, "only who asks waits for plugins"
-    dims = {"m": 1, "n": 4096, "k": 4096, "group_size": 128, "bits": 4, "symmetric": False, "dtype": "bfloat16"}
-    with Store.open(database) as store:
-        for number, name in enumerate(("cuda.mma", "gone.kernel")):
-            key = ProblemKey("gemm_int4", 1, {**dims, "m": 1 + number}, ("n", "k", "dtype"))
-            decision = Decision(key, ENVIRONMENT, PROTOCOL, CandidateKey(name, "f" * 64, {}), 5.0, verdict="new")
-            store.publish(store.start_run(ENVIRONMENT), decision)
-    told = command("registry", "results", "--prepared", "--db", database)
-    assert told.out.splitlines()[0].split()[-1] == "prepares"
-    (line,) = [line for line in told.out.splitlines() if "cuda.mma" in line]
-    held = {
-        one["implementation"]: one["prepared_bytes"]
-        for one in json.loads(command("registry", "results", "--prepared", "--db", database, "--json").out)
-    }
-    assert held == {"triton.block": 0, "cuda.mma": held["cuda.mma"], "gone.kernel": None}
-    assert held["cuda.mma"] >= 4096 * 4096 // 2, "four bits for each weight, and its scales"
-    assert line.endswith(f"{held['cuda.mma'] / 2**20:.1f} MiB")
