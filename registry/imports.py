@@ -64,7 +64,7 @@ def file_names_in(text: str) -> tuple[str, ...]:
 
 
 def find_spec(name: str) -> ModuleSpec | None:
-    """Where a module is that may not be imported yet; its packages are not imported to see."""
+    """The spec of a module that may not be imported yet; neither it nor its packages are imported for that."""
     parent, _, _ = name.rpartition(".")
     if not parent:
         return PathFinder.find_spec(name)

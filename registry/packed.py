@@ -66,12 +66,12 @@ class PackedWeight:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the scales: activations must have it."""
+        """The dtype of the scales, which activations must have."""
         return self.scales.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device of its tensors."""
         return self.qweight.device
 
     @property
@@ -201,7 +201,7 @@ def quantize(weight: torch.Tensor, bits: int = 4, group_size: int = 128, symmetr
 
 
 def _check_tensor(what: str, value: object) -> None:
-    """It must be a tensor whose elements lie in memory, as those of a sparse one do not."""
+    """Raise InvalidArgumentError unless ``value`` is a dense tensor, whose elements lie in memory."""
     if not isinstance(value, torch.Tensor):
         raise InvalidArgumentError(f"{what} is a {type(value).__name__}, expected a Tensor")
     if value.layout != torch.strided:

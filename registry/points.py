@@ -148,7 +148,7 @@ class _MoreRead(Exception):  # noqa: N818  (no fault: the question is asked agai
 
 
 def _where(domains: Mapping[str, Sequence[Value]], holds: Callable[[Config], bool], alive: Mask) -> Mask:
-    """Where a constraint holds, for the points that are still ``alive``; of a shape that broadcasts to theirs."""
+    """A mask of the ``alive`` points at which a constraint holds, of a shape that broadcasts to theirs."""
     read: set[str] = set()
     while True:
         try:

@@ -34,7 +34,7 @@ class RowMajor:
         return made[0] if len(made) == 1 else made
 
     def reads(self, names: Sequence[str]) -> frozenset[str]:
-        """Those of the parameters that the rule looks at, as far as its code tells, and ``otherwise``."""
+        """The parameters that the rule and ``otherwise`` look at, as far as their code tells."""
         own = loaded_parameters(self.rule, names)
         return own if self.otherwise is None else own | loaded_parameters(self.otherwise, names)
 

@@ -41,7 +41,7 @@ class Backward:
         return cls(None, (), (), by_reference=True)
 
     def differentiable_of(self, outputs: tuple[str, ...], taken: Collection[str] = ()) -> tuple[str, ...]:
-        """Those of ``outputs`` that a gradient comes back for; ``taken`` are the backward op's parameters."""
+        """The outputs that a gradient comes back for; ``taken`` are the backward op's parameters."""
         if self.differentiable is not None:
             return tuple(name for name in outputs if name in self.differentiable)
         if self.op is None:

@@ -81,7 +81,7 @@ def check_eps(op: str, eps: float) -> None:
 
 
 def positive(problem: Problem, *names: str) -> None:
-    """Those dimensions must be integers of at least 1."""
+    """The named dimensions must be integers of at least 1."""
     for name in names:
         check_positive(problem.op, name, problem.dims[name])
 

@@ -27,7 +27,7 @@ _GAPS: dict[Layout, tuple[int, int]] = {"sliced": (1, 1), "strided": (2, 3)}
 """From one element to the next of a row, and the elements by which the other strides are larger than need be."""
 
 _STRIDED_FROM: dict[Layout, int] = {"strided-dense": 0, "dense-strided": 1}
-"""Of layouts in which every other tensor is strided, the place of the first that is."""
+"""Layouts in which every other tensor is strided, with the place of the first strided one."""
 
 _INTEGERS = {
     1: (0x7E, 0x82),
@@ -35,7 +35,7 @@ _INTEGERS = {
     4: (0x7FE5A5A5, 0xF755A5A5),
     8: (0x7FFDA5A5A5A5A5A5, 0xF755A5A5A5A5A5A5),
 }
-"""By bytes of an element a large number, which is NaN in every floating type but those of one byte, and a negative."""
+"""A large and a negative number by bytes of an element; the large one is NaN in every floating type of two or more."""
 _FLOATS = {1: 0xD3, 2: 0xC9B5, 4: 0xC136A5A5, 8: 0xC026D5A5A5A5A5A5}
 """About -11.4 (of one byte: -11 or -56)."""
 _BFLOAT16 = 0xC137

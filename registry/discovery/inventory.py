@@ -28,7 +28,7 @@ class Inventory:
         self.ops: dict[str, Op] = {}
         self.implementations: dict[str, dict[str, Implementation]] = {}
         self.by_calls = Plugin("registry.register")
-        """Of all that is added by calls in this process; among the ``plugins`` once something was."""
+        """The plugin of all that is added by calls in this process; one of ``plugins`` once something was added."""
 
     def add_op(self, plugin: Plugin, op: Op) -> None:
         """Take in an op of a plugin. Raises InvalidDefinitionError."""

@@ -226,7 +226,7 @@ class Dispatcher:
 
     @property
     def database(self) -> str | None:
-        """Where winners come from; None is the default place."""
+        """The database that winners come from; None is the default place."""
         return self._winners.database
 
     def forget(self) -> None:

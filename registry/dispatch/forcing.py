@@ -39,7 +39,7 @@ class Forced:
 
     @property
     def key(self) -> str:
-        """Equal for equal demands."""
+        """A key of the demand: equal demands have equal ones."""
         return f"{self.implementation} {'' if self.config is None else config_key(self.config)}"
 
 

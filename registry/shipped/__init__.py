@@ -51,7 +51,7 @@ def shipped(hardware: Mapping[str, Any], regime: str) -> tuple[Decision, ...]:
 
 
 def runners(hardware: Mapping[str, Any], regime: str) -> dict[str, dict[str, CandidateKey]]:
-    """By uid of a shipped winner the best candidate of each implementation that it was measured against, if told.
+    """The best candidates of the implementations that a shipped winner was measured against, by its uid, if told.
 
     Raises StoreError as ``shipped`` does.
     """

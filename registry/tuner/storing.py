@@ -165,7 +165,7 @@ class RunStore:
         return self._store.winners(op=op.name, hardware=self.environment.hardware, regime=self._protocol.regime)
 
     def learnt(self) -> dict[str, Any]:
-        """By op what the latest run on this hardware has learnt of its default, see ``decide.learning``."""
+        """The rules for defaults by op that the latest run on this hardware has learnt, see ``decide.learning``."""
         hardware = dict(self.environment.hardware)
         runs = (run for run in self._store.runs(_LATEST) if dict(run.environment.hardware) == hardware)
         return next((dict(run.summary[LEARNT]) for run in runs if run.summary.get(LEARNT)), {})

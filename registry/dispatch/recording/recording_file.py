@@ -23,7 +23,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 MOST_PROBLEMS = 10_000
-"""Of one recording. What it adds to a file beyond so many is left out, and the file says so."""
+"""The most problems of one recording: calls of others are left out, and the file says how many."""
 
 _MARK = "# Recorded by kernel-registry"
 _ORIGIN = "# on "

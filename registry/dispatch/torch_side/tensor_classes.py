@@ -84,7 +84,7 @@ _HANDING_ON = frozenset(_text(vars(one)["__torch_function__"]) for one in (_Dire
 
 
 def _hands_on(function: Any) -> bool:
-    """Whether it is a class method that does nothing but call ``super()``'s, as vLLM's parameters have for Dynamo."""
+    """Whether a class method does nothing but call ``super()``'s, as vLLM's parameters have for Dynamo."""
     return _text(function) in _HANDING_ON
 
 

@@ -170,7 +170,7 @@ below_autograd: Callable[[], AbstractContextManager[Any]] | None = getattr(torch
 
 
 def zero_without_memory(tensor: torch.Tensor) -> bool:
-    """Whether it is autograd's zero, which only torch's operations know. (Its address is 0 besides.)"""
+    """Whether a tensor is autograd's zero, whose address is 0 and which only torch's operations know."""
     tells = getattr(tensor, "_is_zerotensor", None)
     return tells is not None and bool(tells())
 

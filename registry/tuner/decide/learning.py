@@ -28,12 +28,12 @@ WORTH = math.log(1.02)
 """A question is asked if it makes the choice so much faster, in the mean over the problems that it is put to."""
 
 MOST_CONFIGS = 64
-"""Of an implementation, in a rule."""
+"""The most configurations of one implementation in a rule."""
 
 _FOLDS = 5
 
 _MOST_BOUNDS = 24
-"""Of a dimension, among which a question is looked for."""
+"""The most bounds of a dimension among which a question is looked for."""
 
 DECLARED = ""
 """The name that stands for what is declared best."""
@@ -56,7 +56,7 @@ class DecidedLosses:
 
 
 def learnt_by(store: RunStore, ops: Iterable[Op], catalog: Catalog, device: Device) -> dict[str, Any]:
-    """By op the rule for its default, as JSON: those of ``ops`` fitted anew, others as they were learnt before."""
+    """The rules for defaults by op, as JSON: those of ``ops`` fitted anew, others as they were learnt before."""
     rules = store.learnt()
     for op in ops:
         rule = fit(op, store.winners_of(op), catalog.implementations(op.name), device)

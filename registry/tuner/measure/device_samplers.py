@@ -236,7 +236,7 @@ class SingleSampler(LaunchSampler):
         return "host" if self._clock.waits else "single"
 
     def warm_up(self, us: float) -> None:
-        """Nothing: the first look has warmed up launches as long as these."""
+        """Do nothing: the first look has warmed up launches as long as these."""
 
     def take(self, count: int) -> list[Sample]:
         places = self._turn(count)

@@ -20,7 +20,7 @@ _OTHER = 3.0
 
 
 _DIGITS = 9
-"""Of a sum of distances: sums that differ by rounding are equal, and the first problem is taken."""
+"""Digits in which distances are compared: those that differ by rounding are equal, and the first problem is taken."""
 
 
 def seeds_of(plan: ProblemPlan, tuned: Sequence[tuple[Mapping[str, Any], Candidate]]) -> list[Candidate]:

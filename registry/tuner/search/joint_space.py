@@ -44,7 +44,7 @@ class Block:
         return [parameter(self.name, name) for name in self.space.domains]
 
     def places(self, number: int) -> list[int]:
-        """Where the values of the candidate with that number stand in their domains."""
+        """The place of each value of the candidate with that number in its domain."""
         row = number - self.start
         found: list[int] = self.points.places(slice(row, row + 1))[0].tolist()
         return found

@@ -41,6 +41,8 @@ inputs finds them unchanged; so large that every output which sums over inputs d
 _CACHE_SHARE = 0.35
 """Part of the device's memory that the cases of one problem may keep between trials."""
 
+_MOST_SESSIONS = 32
+
 _BOUNDS_SHARE = 0.5
 """Part of the device's memory that the bounds of one problem may keep, where its inputs are too large to be kept."""
 
@@ -238,10 +240,9 @@ class Sessions:
     # references take another four times as much
     _huge_share = 0.02
 
-    def __init__(self, catalog_op: Callable[[str], Op], device: Device, most: int = 32) -> None:
+    def __init__(self, catalog_op: Callable[[str], Op], device: Device) -> None:
         self._op = catalog_op
         self._device = device
-        self._most = most
         self._sessions: collections.OrderedDict[tuple[str, int], Session] = collections.OrderedDict()
 
     def get(self, op: str, dims: dict[str, Any], protocol: TimingProtocol, seed: int) -> Session:
@@ -252,7 +253,7 @@ class Sessions:
         if key not in self._sessions:
             if found.floor(problem).bytes > self._huge_share * self._device.memory_bytes:
                 self.clear()
-            while len(self._sessions) >= self._most or (self._sessions and self._is_full()):
+            while len(self._sessions) >= _MOST_SESSIONS or (self._sessions and self._is_full()):
                 self._sessions.popitem(last=False)
             self._sessions[key] = Session(found, problem, self._device, protocol, seed)
         self._sessions.move_to_end(key)
