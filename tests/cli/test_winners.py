@@ -127,7 +127,9 @@ def test_an_unknown_op_is_refused_and_one_that_is_gone_is_told(command: Command,
     assert "unknown here: acme::gone n=8: " in told.out
 
 
-@pytest.mark.skipif("x86_64" not in str(CPU.hardware()["architecture"]), reason="rules for x86-64 come with the package")
+@pytest.mark.skipif(
+    "x86_64" not in str(CPU.hardware()["architecture"]), reason="rules for x86-64 come with the package"
+)
 def test_a_default_that_a_rule_chose_is_told_as_learnt(
     command: Command, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
