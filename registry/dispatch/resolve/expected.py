@@ -7,6 +7,7 @@ ranked by the times that they took on both sides, each over the best one's there
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from ..plans.plan import Candidate
 from .op_winners import Near, Source, Winner, source_of
 from .questions import asked, default_of
 from .situation import Situation, shown_near, standing_of
+
+_MOST_ELSEWHERE = 8
+"""Expectations that are taken from the winners of one group of static dimensions."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +66,23 @@ def expected(
 
 
 def expected_elsewhere(situation: Situation) -> Iterator[tuple[Expectation, Mapping[str, Value]]]:
-    """What should be fast at the most similar static dimensions whose winners hold, best first, each with these.
+    """What should be fast at similar static dimensions, whose winners hold, the nearest first, each with these.
 
     Nothing where only what was verified may run: nobody verified it for the problem's own.
     """
     problem = situation.problem
-    for static in () if situation.verified else situation.winners.similar(situation.op, problem):
-        like = Problem(problem.op, {**problem.dims, **static}, problem.traits)
-        found = list(expected(situation.of(like, reads=situation.reads), [], set(), own=True))
-        if found:
-            yield from ((one, static) for one in found)
-            return
+    waiting: list[tuple[float, int, Expectation, Mapping[str, Value]]] = []
+    for similar in () if situation.verified else situation.winners.similar(situation.op, problem):
+        like = situation.of(
+            Problem(problem.op, {**problem.dims, **similar.static}, problem.traits), reads=situation.reads
+        )
+        found = list(itertools.islice(expected(like, [], set(), own=True), _MOST_ELSEWHERE))
+        # what the winners on both sides suggest is ranked by both
+        nearest = min((one.near.octaves for one in found), default=0.0)
+        for one in found:
+            along = nearest if one.nearest or one.other is not None else one.near.octaves
+            waiting.append((similar.from_all(along), len(waiting), one, similar.static))
+    yield from ((one, static) for _, _, one, static in sorted(waiting, key=lambda each: each[:2]))
 
 
 def _of_sides(situation: Situation, sides: list[Near], misses: list[str]) -> Iterator[Expectation]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -16,10 +16,10 @@ from tuning_db.snapshot import CANDIDATE, CREATED, UID, VERSION, Snapshot, Store
 
 from ... import shipped
 from ...contract import Op
-from ...problem import Problem, Value
+from ...problem import Problem
 from .learnt import LearntDefault
 from .neighbours import Neighbours, grouped, key_of, may_differ, sizes_of, unlike, values_of
-from .similar import SimilarStatics
+from .similar import Similar, SimilarStatics
 
 Winner = Decision | StoredWinner
 """A shipped decision, or one of the user's without its figures."""
@@ -126,13 +126,19 @@ class OpWinners:
             far[close] = np.inf
         return None
 
-    def similar(self, op: Op, problem: Problem) -> Sequence[Mapping[str, Value]]:
-        """Static dimensions near the problem's that have winners, the nearest first."""
-        static, _ = self._groups_of(op, problem)
-        found = self._similar.get(static)
-        if found is None:
-            found = self._similar[static] = SimilarStatics(static, self._groups[static])
-        return found.nearest(problem.dims)
+    def similar(self, op: Op, problem: Problem) -> list[Similar]:
+        """Static dimensions near the problem's that have winners: first those of the winner that is nearest in all."""
+        static, groups = self._groups_of(op, problem)
+        known = self._similar.get(static)
+        if known is None:
+            known = self._similar[static] = SimilarStatics(static, groups)
+        here = sizes_of(op, problem.dims)
+        found = []
+        for key, similar in known.near(problem.dims):
+            group = self._neighbours(op, groups, key)
+            if group is not None and group.places:
+                found.append((similar.from_all(float(group.octaves(here).min())), similar))
+        return [similar for _, similar in sorted(found, key=lambda one: one[0])]
 
     def runners(self, winner: Winner, *, read: bool = True) -> Mapping[str, CandidateKey]:
         """By implementation the best candidate in the finals and trials that a winner came from.
@@ -224,11 +230,16 @@ class OpWinners:
     def _group(self, op: Op, problem: Problem) -> Neighbours | None:
         dims, loose = problem.dims, may_differ(op)
         static, groups = self._groups_of(op, problem)
-        key = values_of(static, dims)
+        group = self._neighbours(op, groups, values_of(static, dims))
+        return group if group is not None and group.places and loose <= dims.keys() else None
+
+    def _neighbours(
+        self, op: Op, groups: dict[Hashable, Neighbours | list[tuple[int, Any]]], key: Hashable
+    ) -> Neighbours | None:
         group = groups.get(key)
         if isinstance(group, list):
             group = groups[key] = Neighbours(op, group, self._bad)
-        return group if group is not None and group.places and loose <= dims.keys() else None
+        return group
 
     def _groups_of(
         self, op: Op, problem: Problem

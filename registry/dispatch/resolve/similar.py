@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,22 @@ from numpy.typing import NDArray
 from ...problem import Value
 
 FARTHEST = 3.0
-"""Octaves: further away winners say no more than what is learnt from all of them."""
+"""Octaves: farther away winners say no more than what is learnt from all of them."""
 
-_MOST = 3
-"""Groups of winners that are asked, the nearest first: of some no winner holds any more."""
+_MOST = 8
+"""Groups of winners that are looked at, those of the nearest static dimensions."""
+
+
+@dataclass(frozen=True)
+class Similar:
+    """Static dimensions that have winners, ``octaves`` away from those of a problem."""
+
+    static: Mapping[str, Value]
+    octaves: float
+
+    def from_all(self, along: float) -> float:
+        """The distance in all dimensions of a winner that is ``along`` octaves away in the dynamic ones."""
+        return math.hypot(self.octaves, along)
 
 
 class SimilarStatics:
@@ -27,27 +40,32 @@ class SimilarStatics:
 
     def __init__(self, static: Sequence[str], keys: Iterable[Hashable]) -> None:
         self._static = static
-        self._of_texts: dict[Hashable, tuple[list[tuple[Any, ...]], NDArray[np.float64]]] = {}
-        by_texts: dict[Hashable, list[tuple[tuple[Any, ...], list[float]]]] = {}
+        self._of_texts: dict[Hashable, tuple[list[tuple[Hashable, tuple[Any, ...]]], NDArray[np.float64]]] = {}
+        by_texts: dict[Hashable, list[tuple[Hashable, tuple[Any, ...], list[float]]]] = {}
         for key in keys:
             values = key if len(static) != 1 else (key,)
             assert isinstance(values, tuple)
             if (split := _split(values)) is not None:
-                by_texts.setdefault(split[0], []).append((values, split[1]))
+                by_texts.setdefault(split[0], []).append((key, values, split[1]))
         for texts, found in by_texts.items():
-            numbers = np.array([each for _, each in found], dtype=np.float64)
-            self._of_texts[texts] = [values for values, _ in found], numbers
+            numbers = np.array([each for _, _, each in found], dtype=np.float64)
+            self._of_texts[texts] = [(key, values) for key, values, _ in found], numbers
 
-    def nearest(self, dims: Mapping[str, Value]) -> list[dict[str, Value]]:
-        """Static dimensions within ``FARTHEST`` of other numbers than those of ``dims``, texts equal, nearest first."""
+    def near(self, dims: Mapping[str, Value]) -> list[tuple[Hashable, Similar]]:
+        """The nearest within ``FARTHEST`` of ``dims``, each with its key: other numbers, equal texts."""
         split = _split(tuple([dims[name] for name in self._static]))
         known = None if split is None else self._of_texts.get(split[0])
         if split is None or known is None or not split[1]:
             return []
-        octaves = np.sqrt(((known[1] - np.array(split[1])) ** 2).sum(axis=1))
+        keys, numbers = known
+        octaves = np.sqrt(((numbers - np.array(split[1])) ** 2).sum(axis=1))
         order = np.argsort(octaves, kind="stable")[: _MOST + 1].tolist()
         close = [index for index in order if 0 < octaves[index] <= FARTHEST][:_MOST]
-        return [dict(zip(self._static, known[0][index], strict=True)) for index in close]
+        return [
+            (key, Similar(dict(zip(self._static, values, strict=True)), float(octaves[index])))
+            for index in close
+            for key, values in [keys[index]]
+        ]
 
 
 def _split(values: tuple[Any, ...]) -> tuple[Hashable, list[float]] | None:

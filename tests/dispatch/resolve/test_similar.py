@@ -11,23 +11,35 @@ import torch
 from registry import Device, NotTunedError
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.resolve.resolution import choices
-from registry.dispatch.resolve.similar import FARTHEST, SimilarStatics
+from registry.dispatch.resolve.similar import FARTHEST, Similar, SimilarStatics
 from registry.dispatch.resolve.undoubted import Undoubted
+
+
+def cols(found: SimilarStatics, dims: dict[str, Any]) -> list[Any]:
+    return [similar.static["cols"] for _, similar in found.near(dims)]
 
 
 def test_the_nearest_numbers_come_first_where_texts_are_equal() -> None:
     keys = [(16, "a"), (64, "a"), (24, "b"), (1000, "a"), (20, "a"), ("16", "a"), (True, "a"), (0, "a"), (10**400, "a")]
     found = SimilarStatics(("cols", "dtype"), keys)
-    assert [one["cols"] for one in found.nearest({"cols": 32, "dtype": "a"})] == [20, 16, 64]
-    assert found.nearest({"cols": 32, "dtype": "c"}) == []
-    assert found.nearest({"cols": "wide", "dtype": "a"}) == []
-    assert [one["cols"] for one in found.nearest({"cols": 24, "dtype": "b"})] == []
+    assert cols(found, {"cols": 32, "dtype": "a"}) == [20, 16, 64]
+    assert cols(found, {"cols": 32, "dtype": "c"}) == []
+    assert cols(found, {"cols": "wide", "dtype": "a"}) == []
+    assert cols(found, {"cols": 24, "dtype": "b"}) == []
 
 
 def test_what_is_too_far_says_nothing() -> None:
     found = SimilarStatics(("cols",), [16])
-    assert found.nearest({"cols": int(16 * 2**FARTHEST)}) == [{"cols": 16}]
-    assert found.nearest({"cols": int(16 * 2**FARTHEST) + 1}) == []
+    assert found.near({"cols": int(16 * 2**FARTHEST)}) == [(16, Similar({"cols": 16}, FARTHEST))]
+    assert found.near({"cols": int(16 * 2**FARTHEST) + 1}) == []
+
+
+def test_the_nearest_in_all_dimensions_answers(dispatcher: Dispatcher, told: Any, publish: Any) -> None:
+    dispatcher.register(told("a.tuned"))
+    publish({"rows": 512, "cols": 20, "dtype": "float32"}, "a.tuned", {"block": 1})
+    publish({"rows": 8, "cols": 64, "dtype": "float32"}, "a.tuned", {"block": 2})
+    found = {rows: dispatcher.explain("softmax", torch.randn(rows, 24)).config for rows in (8, 16, 256, 300)}
+    assert found == {8: {"block": 2}, 16: {"block": 2}, 256: {"block": 1}, 300: {"block": 1}}
 
 
 def test_a_default_is_what_won_nearby_and_says_where(dispatcher: Dispatcher, told: Any, publish: Any) -> None:
@@ -53,8 +65,9 @@ def test_who_cannot_run_here_gives_way_to_the_next(dispatcher: Dispatcher, told:
     dispatcher.register(told("a.tuned"))
     publish({"rows": 8, "cols": 16, "dtype": "float32"}, "a.narrow", {"block": 1})
     publish({"rows": 99, "cols": 16, "dtype": "float32"}, "a.tuned", {"block": 2})
+    publish({"rows": 8, "cols": 100, "dtype": "float32"}, "a.tuned", {"block": 4})
     explained = dispatcher.explain("softmax", torch.randn(8, 24))
-    assert (explained.step, explained.implementation, dict(explained.config)) == ("default", "a.tuned", {"block": 2})
+    assert (explained.step, explained.implementation, dict(explained.config)) == ("default", "a.tuned", {"block": 4})
 
 
 def test_a_default_of_similar_problems_is_not_tuned(dispatcher: Dispatcher, told: Any, publish: Any) -> None:
