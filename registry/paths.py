@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
+import uuid
 from pathlib import Path
 
 import platformdirs
@@ -44,6 +46,21 @@ def check_room() -> None:
                 f"{folder} cannot be written to: {fault.strerror}; compilers need {_ROOM_BYTES >> 20} MB there",
                 hint=elsewhere,
             ) from fault
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all: no reader sees half of it, whoever else writes it. Raises OSError.
+
+    It keeps the mode of the file that it replaces.
+    """
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        part.write_bytes(content)
+        if path.exists():
+            shutil.copymode(path, part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def compiler_caches() -> dict[str, str]:

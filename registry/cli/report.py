@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +13,7 @@ from tuning_db import Store
 from tuning_db.records import now
 
 from ..errors import RegistryError
+from ..paths import write_whole
 from .display import text
 from .options import Database, Ops, split
 from .stored import stored_facts
@@ -78,24 +77,7 @@ def _is_report(path: Path) -> bool:
 
 def write(page: str, path: Path) -> None:
     """Writes the file whole or not at all, so that no reader of an existing report sees half of one."""
-    target = path.resolve()
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(page)
-            mode = target.stat().st_mode if target.exists() else 0o666 & ~_umask()
-            Path(temporary).chmod(mode & 0o777)
-            Path(temporary).replace(target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(path.resolve(), page.encode())
     except OSError as fault:
         raise RegistryError(f"--out {path}: {fault.strerror}", hint="expected a file that can be written") from None
-
-
-def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

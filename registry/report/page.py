@@ -50,18 +50,15 @@ class PageSection:
 def render(facts: Facts, *, version: str, created: datetime) -> str:
     taken: dict[str, int] = {}
     parts = [_part(f"s{number}", section, _colors(section, taken)) for number, section in enumerate(facts.sections)]
-    return (
-        _environment()
-        .get_template("report.html.j2")
-        .render(
-            facts=facts,
-            parts=parts,
-            noise=[part for part in parts if part.overview.noise is not None],
-            identities=_identities(facts),
-            version=version,
-            created=created,
-            generator=GENERATOR,
-        )
+    template = _environment().get_template("report.html.j2")
+    return template.render(
+        facts=facts,
+        parts=parts,
+        noise=[part for part in parts if part.overview.noise is not None],
+        identities=_identities(facts),
+        version=version,
+        created=created,
+        generator=GENERATOR,
     )
 
 

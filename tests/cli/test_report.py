@@ -253,7 +253,7 @@ def test_a_folder_that_cannot_be_written_is_told(
     def refuse(*arguments: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("registry.cli.report.tempfile.mkstemp", refuse)
+    monkeypatch.setattr("registry.paths.Path.write_bytes", refuse)
     told = command("registry", "report", "--db", database, "--out", tmp_path / "out.html")
     assert told.code == 2
     assert "out.html: Permission denied" in told.err

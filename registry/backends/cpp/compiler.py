@@ -6,10 +6,8 @@ import ctypes
 import hashlib
 import os
 import shlex
-import shutil
 import subprocess
 import tempfile
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +15,7 @@ from pathlib import Path
 
 from ...errors import CacheError, CompileError
 from ...forking import call_in_child
-from ...paths import cache_folder
+from ...paths import cache_folder, write_whole
 from ...problem import canonical_json
 from ..compiler_environment import host_compiler
 from ..kernel_limit import check_room
@@ -106,18 +104,13 @@ def build(source: str, flags: Sequence[str], kernel: str) -> Path:
     # not in the cache: what a killed build leaves behind goes with the temporary files
     with tempfile.TemporaryDirectory(prefix="kernel-registry-") as place:
         library = _compile(compiler, source, flags, Path(place), kernel)
-        return _moved(library, folder / f"{key}-{content_digest(library)}.so")
-
-
-def _moved(library: Path, target: Path) -> Path:
-    """``target``, which is there whole or not at all, whatever file system the library comes from."""
-    part = target.with_name(f".{uuid.uuid4().hex}.part")
-    try:
-        shutil.copyfile(library, part)
-        return part.replace(target)
-    except OSError as fault:
-        part.unlink(missing_ok=True)
-        raise CacheError(f"{target} cannot be written: {fault.strerror}", hint="is the cache's disk full?") from fault
+        target = folder / f"{key}-{content_digest(library)}.so"
+        try:
+            write_whole(target, library.read_bytes())
+        except OSError as fault:
+            told = f"{target} cannot be written: {fault.strerror}"
+            raise CacheError(told, hint="is the cache's disk full?") from fault
+        return target
 
 
 def _c_locale(**more: str) -> dict[str, str]:

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CompileError, InvalidDefinitionError, OutOfResourcesError
-from ...paths import cache_folder
+from ...paths import cache_folder, write_whole
 from ...problem import canonical_json
 
 INSTALL_HINT = "pip install kernel-registry[cuda]"
@@ -129,9 +128,7 @@ def read(path: Path) -> Cubin | None:
 
 def _write(path: Path, symbol: str, resources: Mapping[str, int], code: bytes) -> Cubin:
     header = {"symbol": symbol, "resources": dict(resources), "sha256": hashlib.sha256(code).hexdigest()}
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(json.dumps(header).encode() + b"\n" + code)
-    Path(file.name).replace(path)
+    write_whole(path, json.dumps(header).encode() + b"\n" + code)
     return Cubin(path, symbol, resources, code)
 
 

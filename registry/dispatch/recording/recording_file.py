@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
-import uuid
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,6 +14,7 @@ from typing import Any
 
 from ...contract import COUNT
 from ...errors import RegistryError, ShapesFileError
+from ...paths import write_whole
 from ...problem import Problem, Value, canonical_json
 
 try:
@@ -76,7 +76,7 @@ def checked(path: str | Path) -> Path:
             read(target)
             with target.open("r+b"):
                 pass
-        _scratch(target).unlink()
+        tempfile.TemporaryFile(dir=target.parent).close()
     except OSError as fault:
         raise RegistryError(
             f"record: {target} cannot be written: {fault.strerror}", hint="expected a file in a folder that is there"
@@ -92,14 +92,7 @@ def add(path: Path, counts: Mapping[Problem, int], left_out: int, place: str, da
             recorded.add(problem, count)
         recorded.left_out += left_out
         recorded.came_from(place, date)
-        scratch = _scratch(path)
-        try:
-            scratch.write_text(text(recorded, path.name), encoding="utf-8")
-            if path.exists():
-                shutil.copymode(path, scratch)
-            scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
+        write_whole(path, text(recorded, path.name).encode())
 
 
 def read(path: Path) -> Recorded:
@@ -204,12 +197,6 @@ def _flow(value: Any) -> str:
     import yaml
 
     return yaml.safe_dump([value], default_flow_style=True, width=10_000).strip()[1:-1]
-
-
-def _scratch(path: Path) -> Path:
-    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    scratch.touch(exist_ok=False)
-    return scratch
 
 
 @contextlib.contextmanager
