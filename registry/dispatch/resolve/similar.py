@@ -19,6 +19,9 @@ from ...problem import Value
 FARTHEST = 3.0
 """Octaves: farther away winners say no more than what is learnt from all of them."""
 
+HALVES = {"float16": 0.0, "bfloat16": 0.25}
+"""Octaves between dtypes of equal size, whose kernels differ in little but their name."""
+
 _MOST = 8
 """Groups of winners that are looked at, those of the nearest static dimensions."""
 
@@ -69,10 +72,14 @@ class SimilarStatics:
 
 
 def _split(values: tuple[Any, ...]) -> tuple[Hashable, list[float]] | None:
-    """Texts and booleans with their places, and the base-2 logarithms of the numbers; None for what has none."""
-    texts, numbers = [], []
+    """Texts and booleans with their places, and coordinates in octaves of the others; None for what has none."""
+    texts: list[tuple[int, Value]] = []
+    numbers: list[float] = []
     for place, value in enumerate(values):
-        if isinstance(value, bool | str):
+        if value in HALVES:
+            texts.append((place, "half"))
+            numbers.append(HALVES[value])
+        elif isinstance(value, bool | str):
             texts.append((place, value))
         elif isinstance(value, int | float) and 0 < value < 2**1000:
             numbers.append(math.log2(value))

@@ -34,6 +34,16 @@ def test_what_is_too_far_says_nothing() -> None:
     assert found.near({"cols": int(16 * 2**FARTHEST) + 1}) == []
 
 
+def test_the_other_half_precision_is_near_and_no_other_dtype_is(
+    dispatcher: Dispatcher, told: Any, publish: Any
+) -> None:
+    dispatcher.register(told("a.tuned"))
+    publish({"rows": 8, "cols": 16, "dtype": "bfloat16"}, "a.tuned", {"block": 4})
+    explained = dispatcher.explain("softmax", torch.randn(8, 16).half())
+    assert "for dtype=bfloat16: the winner of rows=8" in explained.reason
+    assert "preferred by heuristic" in dispatcher.explain("softmax", torch.randn(8, 16)).reason
+
+
 def test_the_nearest_in_all_dimensions_answers(dispatcher: Dispatcher, told: Any, publish: Any) -> None:
     dispatcher.register(told("a.tuned"))
     publish({"rows": 512, "cols": 20, "dtype": "float32"}, "a.tuned", {"block": 1})
