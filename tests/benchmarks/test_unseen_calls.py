@@ -9,7 +9,7 @@ import pytest
 import registry
 from benchmarks import unseen_calls, unseen_shapes
 from registry import Device, Value
-from registry.tuner.shapes.shapes import all_problems, load_shapes
+from registry.tuner.shapes.shapes import read_shapes
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store
 
 CPU = Device.of("cpu")
@@ -18,7 +18,7 @@ CPU = Device.of("cpu")
 def test_no_problem_was_seen_and_some_have_seen_neighbours() -> None:
     catalog = registry.api.dispatcher.catalog
     files = ["unseen_seen.yaml", "unseen_calls.yaml"]
-    seen, own = ([*all_problems(load_shapes(unseen_calls.HERE / "shapes" / each, catalog, []))] for each in files)
+    seen, own = (read_shapes(unseen_calls.HERE / "shapes" / each, catalog).all for each in files)
     assert not {*map(str, seen)} & {*map(str, own)}
     sizes = {int(each.m) for each in own if each.op == "gemm_int4" and each.n == 12288}
     assert sizes == {24, 48, 96, 128, 192, 384, 512, 1024, 2048}

@@ -9,7 +9,7 @@ import pytest
 import registry
 from benchmarks import unseen_shapes
 from registry import Device, Problem, Value
-from registry.tuner.shapes.shapes import all_problems, load_shapes
+from registry.tuner.shapes.shapes import read_shapes
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store
 
 CPU = Device.of("cpu")
@@ -18,8 +18,7 @@ SLOW: dict[str, Value] = {"unroll": 2, "recompute": True, "stream": False, "thre
 
 
 def problems(name: str) -> list[Problem]:
-    shapes = load_shapes(unseen_shapes.HERE / "shapes" / name, registry.api.dispatcher.catalog, [])
-    return list(all_problems(shapes))
+    return list(read_shapes(unseen_shapes.HERE / "shapes" / name, registry.api.dispatcher.catalog).all)
 
 
 def test_thirty_problems_that_were_not_seen_have_seen_neighbours() -> None:
