@@ -8,7 +8,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from importlib import metadata
@@ -45,6 +45,12 @@ class Device:
         return _device(*_resolve(device))
 
     @classmethod
+    def visible(cls) -> tuple[Device, ...]:
+        """Every GPU that torch can use here, in its order; ``CUDA_VISIBLE_DEVICES`` limits them."""
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return tuple(cls.of(f"cuda:{index}") for index in range(count))
+
+    @classmethod
     def best(cls) -> Device:
         """The current GPU if there is one, else the CPU."""
         return cls.of("cuda" if torch.cuda.is_available() else "cpu")
@@ -73,6 +79,11 @@ class Device:
     def torch(self) -> torch.device:
         """As torch names it."""
         return torch.device(self.type, self.index) if self.type == "cuda" else torch.device(self.type)
+
+    @property
+    def label(self) -> str:
+        """Its name among the devices of this process: ``cpu``, ``cuda:1``."""
+        return f"{self.type}:{self.index}" if self.type == "cuda" or self.index else self.type
 
     @cached_property
     def target(self) -> Target:
@@ -108,7 +119,42 @@ class Device:
         return versions
 
     def __str__(self) -> str:
-        return f"{self.torch} ({self.name})"
+        return f"{self.label} ({self.name})"
+
+
+def devices_of(wanted: DeviceNames) -> tuple[Device, ...]:
+    """The devices that a run uses, each once: of ``cuda`` every visible GPU, of ``cuda:0,cuda:2`` these two.
+
+    Raises DeviceError for a device that is not there, for none, and for a CPU beside GPUs.
+    """
+    if isinstance(wanted, str):
+        wanted = [part.strip() for part in wanted.split(",")]
+    elif not isinstance(wanted, Iterable):
+        wanted = [wanted]
+    found = tuple(dict.fromkeys(device for one in wanted for device in _named(one)))
+    if len({device.type for device in found}) != 1:
+        named = ", ".join(device.label for device in found) or "none"
+        raise DeviceError(f"devices of one run: {named}", hint="expected GPUs, or cpu alone")
+    return found
+
+
+def by_hardware(devices: Iterable[Device]) -> list[tuple[Device, ...]]:
+    """The devices in groups, each of one hardware identity, for which winners are stored."""
+    groups: dict[tuple[object, ...], list[Device]] = {}
+    for device in devices:
+        groups.setdefault(tuple(device.hardware().items()), []).append(device)
+    return [tuple(group) for group in groups.values()]
+
+
+def named(devices: Sequence[Device]) -> str:
+    """Devices of one name, for people: ``cuda:0, cuda:1 (NVIDIA H200)``."""
+    return f"{', '.join(device.label for device in devices)} ({devices[0].name})"
+
+
+def _named(wanted: Device | torch.device | str) -> tuple[Device, ...]:
+    if isinstance(wanted, Device):
+        return (wanted,)
+    return Device.visible() if str(wanted) == "cuda" and torch.cuda.is_available() else (Device.of(wanted),)
 
 
 def _resolve(device: torch.device | str) -> tuple[str, int]:
@@ -129,6 +175,10 @@ def _resolve(device: torch.device | str) -> tuple[str, int]:
     if index >= count:
         raise DeviceError(f"{wanted}: only {count} GPU(s) here", hint=f"use cuda:0 to cuda:{count - 1}")
     return "cuda", index
+
+
+DeviceNames = Device | torch.device | str | Iterable[Device | torch.device | str]
+"""One device or several, as a user names them."""
 
 
 @lru_cache(maxsize=64)

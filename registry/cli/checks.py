@@ -75,8 +75,7 @@ def gpu_check() -> Check:
 
     from ..device import Device
 
-    if torch.cuda.is_available():
-        devices = [Device.of(f"cuda:{index}") for index in range(torch.cuda.device_count())]
+    if devices := Device.visible():
         names = ", ".join(f"{device} with {device.memory_bytes / 2**30:.0f} GiB" for device in devices)
         return Check("gpu", OK, f"{names}; driver {devices[0].software()['driver'] or 'unknown'}")
     if shutil.which("nvidia-smi") and (fault := _output(["nvidia-smi", "-L"])) and "GPU" in fault:

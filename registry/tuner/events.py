@@ -41,7 +41,10 @@ class ProblemStarted:
 
 @dataclass(frozen=True)
 class TrialDone:
-    """One candidate tried. ``median_us`` is None unless status is ``ok``; ``best_us`` so far includes this one."""
+    """One candidate tried. ``median_us`` is None unless status is ``ok``; ``best_us`` so far includes this one.
+
+    ``device``: where it was tried, e.g. ``cuda:1``; "" for one that did not compile.
+    """
 
     problem: Problem
     implementation: str
@@ -54,6 +57,7 @@ class TrialDone:
     best_us: float | None
     floor_us: float | None
     seconds_left: float | None
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,8 @@ class Result:
     ``verdict`` is ``new``, ``replaced``, ``kept``, ``tie`` or ``none``; ``reason`` says why there is none, or which
     stored winner was out before a ``new`` one could beat it. ``ratio`` is the ``incumbent``'s time over the winner's,
     with its interval ``low`` to ``high``; ``noise`` is relative. ``ties`` are the candidates that could not be told
-    from the winner. ``default_ratio`` is the default's time over the winner's. ``baseline`` is the op's.
+    from the winner. ``default_ratio`` is the default's time over the winner's. ``baseline`` is the op's. ``hardware``
+    is the name of the device, or of the equal devices, that it holds for.
     """
 
     problem: Problem
@@ -93,6 +98,7 @@ class Result:
     default_ratio: Interval | None = None
     reason: str = ""
     baseline: str = "torch.native"
+    hardware: str = ""
 
     @property
     def fraction_of_floor(self) -> float | None:
@@ -155,6 +161,18 @@ class Saving:
 
 
 @dataclass(frozen=True)
+class DeviceUse:
+    """How busy a run kept one of its devices, by the words of RunEnded; ``identity`` is the device's UUID."""
+
+    device: str
+    identity: str
+    trials: int
+    worker_seconds: float
+    worker_share: float | None
+    kernel_share: float | None
+
+
+@dataclass(frozen=True)
 class RunEnded:
     """``interrupted``: stopped by Ctrl-C; what was measured is stored.
 
@@ -162,7 +180,8 @@ class RunEnded:
     ``worker_share`` is the part of the time that this makes, ``kernel_share`` that in which a kernel ran, as the driver
     tells; those that hold launches back count (None where nobody can tell). ``compile_seconds``: summed over the
     compiling processes, by backend, e.g. ``inductor`` for torch.compile. ``saving`` is there when the problems had
-    counts. ``timed_out``: the time limit was reached, and ``undecided`` problems were left out.
+    counts. ``timed_out``: the time limit was reached, and ``undecided`` problems were left out. Of several ``devices``
+    the seconds are added up, and the shares are their mean.
     """
 
     seconds: float
@@ -176,6 +195,7 @@ class RunEnded:
     saving: Saving | None = None
     warming_up_s: float = 0.0
     timed_out: bool = False
+    devices: tuple[DeviceUse, ...] = ()
 
 
 Event = (

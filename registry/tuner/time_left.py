@@ -20,12 +20,16 @@ _NEARLY = 0.95
 
 
 class TimeLeft:
-    """The time left of a run over so many ``problems``, which may take ``limit_s`` seconds (None: no limit)."""
+    """The time left of a run over so many ``problems``, which may take ``limit_s`` seconds (None: no limit).
 
-    def __init__(self, problems: int, limit_s: float | None) -> None:
+    So many ``devices`` hold the finals.
+    """
+
+    def __init__(self, problems: int, limit_s: float | None, devices: int = 1) -> None:
         self._began = time.monotonic()
         self._problems = problems
         self._limit_s = limit_s
+        self._devices = devices
         self._searched = 0
         self._search_s = 0.0
         self._batch_began = self._began
@@ -53,7 +57,7 @@ class TimeLeft:
     def out_of_time(self, over: Sequence[SearchState], active: Sequence[SearchState]) -> bool:
         """Whether the searches must end now, so that the finals of what was searched fit into the time limit."""
         if self._limit_s is not None and not self.timed_out:
-            needed = finals_seconds([search.findings for search in (*over, *active)])
+            needed = finals_seconds([search.findings for search in (*over, *active)], self._devices)
             self.timed_out = time.monotonic() - self._began + needed >= self._limit_s
         return self.timed_out
 
@@ -73,7 +77,7 @@ class TimeLeft:
     def in_finals(self, number: int, blocks: int, searched: Sequence[Findings]) -> float:
         """Seconds left when that block of a batch's finals begins."""
         taken = time.monotonic() - self._batch_began
-        batch = taken / (number - 1) * (blocks - number + 1) if number > 1 else finals_seconds(searched)
+        batch = taken / (number - 1) * (blocks - number + 1) if number > 1 else finals_seconds(searched, self._devices)
         others = self._problems - self._searched
         pace = self._search_s / max(1, self._searched)
         return self._limited(batch + others * (pace + (taken + batch) / max(1, len(searched))))
@@ -82,7 +86,7 @@ class TimeLeft:
         if self._decided:
             return problems * self._finals_s / self._decided
         known = [search.findings for search in (*over, *active)]
-        return problems * finals_seconds(known) / max(1, len(known))
+        return problems * finals_seconds(known, self._devices) / max(1, len(known))
 
     def _limited(self, seconds: float) -> float:
         if self._limit_s is None:
@@ -90,8 +94,8 @@ class TimeLeft:
         return max(0.0, min(seconds, self._limit_s - (time.monotonic() - self._began)))
 
 
-def finals_seconds(searched: Sequence[Findings]) -> float:
-    """Roughly how long the finals of these problems take together, in as many blocks as there may be."""
+def finals_seconds(searched: Sequence[Findings], devices: int = 1) -> float:
+    """Roughly how long the finals of these problems take together on ``devices``, in as many blocks as may be."""
     right = [(findings, us) for findings in searched if (us := findings.best_us) is not None]
     if not right:
         return 0.0
@@ -99,4 +103,4 @@ def finals_seconds(searched: Sequence[Findings]) -> float:
         min(findings.seconds, MOST_BLOCKS * ROUNDS * _ENTRANTS * max(us, _SAMPLE_US) / 1e6) for findings, us in right
     )
     looks_s = sum(MOST_BLOCKS * (_SETUP_S + _ENTRANTS * us / 1e6) for _, us in right)
-    return rounds_s + looks_s + MOST_BLOCKS * _START_S
+    return (rounds_s + looks_s) / min(devices, len(right)) + MOST_BLOCKS * _START_S

@@ -259,7 +259,7 @@ def test_of_two_batches_the_last_dismisses_the_worker_and_the_first_times_a_defa
     def tell(what: str) -> None:
         told.append((what, sum(isinstance(event, ProblemDecided) for event in events)))
 
-    dismiss, begin = Crew.dismiss_worker, Crew.begin_block
+    dismiss, begin = Crew.dismiss_workers, Crew.begin_block
 
     def dismissing(crew: Crew) -> None:
         tell("dismissed")
@@ -270,7 +270,7 @@ def test_of_two_batches_the_last_dismisses_the_worker_and_the_first_times_a_defa
             tell(f"{job.entrants[0].role} as {len(job.entrants)}")
         return begin(crew, job)
 
-    monkeypatch.setattr(Crew, "dismiss_worker", dismissing)
+    monkeypatch.setattr(Crew, "dismiss_workers", dismissing)
     monkeypatch.setattr(Crew, "begin_block", beginning)
     tune((PROBLEM, Problem("square", {"n": 10_007, "dtype": "float32"})), catalog=rogues, device=CPU,
          database=str(tmp_path / "run.db"), observer=events.append,

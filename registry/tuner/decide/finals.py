@@ -37,20 +37,20 @@ CHANGED = "source or space changed, or gone"
 
 
 class BlockRunner(Typed):
-    """Runs blocks of the finals on a worker; ``workers.crew.Crew`` is one."""
+    """Runs blocks of the finals on a worker for each device; ``workers.crew.Crew`` is one."""
 
     def run_blocks(self, jobs: Sequence[BlockJob]) -> Sequence[Answer]:
-        """The answers of the jobs, in order, from the present worker."""
+        """The answers of the jobs, in order, each from a present worker."""
 
-    def replace_worker(self, *, last: bool) -> None:
-        """Have a process that has measured nothing yet; ``last``: no other follows soon."""
+    def replace_workers(self, *, last: bool) -> None:
+        """Have processes that have measured nothing yet; ``last``: no others follow soon."""
 
-    def dismiss_worker(self) -> None:
-        """Let the worker end: no block follows soon."""
+    def dismiss_workers(self) -> None:
+        """Let the workers end: no block follows soon."""
 
 
 class Finals:
-    """Finals of several problems together: a fresh worker runs one block of each.
+    """Finals of several problems together: a fresh worker runs one block of each, or several share them.
 
     ``noise`` is what this run has seen so far: the machine's own, measured before any finals, and that of its earlier
     finals; what these finals show is added. ``earlier`` is that of runs before, without which a run of a few problems
@@ -95,10 +95,10 @@ class Finals:
             for number in range(self.blocks):
                 taking_part = sum(number < contest.wanted for contest in self._contests)
                 self._observe(BlockStarted(number + 1, self.blocks, taking_part))
-                runner.replace_worker(last=number == self.blocks - 1)
+                runner.replace_workers(last=number == self.blocks - 1)
                 self.block(number, runner)
             if dismiss:
-                runner.dismiss_worker()
+                runner.dismiss_workers()
             yield from self.decide(last=attempt == ATTEMPTS)
             if not self.contests:
                 return

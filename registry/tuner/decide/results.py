@@ -14,7 +14,8 @@ from ..search.findings import Findings
 
 def without_winner(findings: Findings, why: str) -> Result:
     """The result of a problem whose finals stored nothing, and why."""
-    return Result(findings.plan.problem, "", {}, None, findings.floor_us, {}, "none", findings.statuses, reason=why)
+    plan, floor_us, name = findings.plan, findings.floor_us, findings.plan.device.name
+    return Result(plan.problem, "", {}, None, floor_us, {}, "none", findings.statuses, reason=why, hardware=name)
 
 
 def result_of(
@@ -40,6 +41,7 @@ def result_of(
         default_ratio=decision.default_ratio,
         reason=reason,
         baseline=plan.op.baseline,
+        hardware=plan.device.name,
     )
     if met is None:
         return result

@@ -130,14 +130,28 @@ def gpu_of(device: Device) -> Gpu | None:
 
 
 def identity_of(device: Device) -> str:
-    """A name of the device that is unique on the machine and equal in every process: its UUID; "cpu" for a CPU."""
+    """A name of the device that is unique on the machine and equal in every process: its UUID; "cpu" for a CPU.
+
+    Of a MIG instance the UUID is its own. Where the driver gives that of the whole GPU instead, the name by which
+    ``CUDA_VISIBLE_DEVICES`` chose the instance is added.
+    """
     if device.type != "cuda":
-        return device.type
-    properties = torch.cuda.get_device_properties(device.index)
+        return device.label
+    properties: Any = torch.cuda.get_device_properties(device.index)
     uuid = getattr(properties, "uuid", None)
-    if uuid is not None:
+    if uuid is None:
+        return f"{properties.name} {getattr(properties, 'pci_bus_id', device.index)}"
+    library = _library(os.getpid()) if device.mig else None
+    if library is None or _handle(library, f"MIG-{uuid}") is not None:
         return str(uuid)
-    return f"{properties.name} {getattr(properties, 'pci_bus_id', device.index)}"
+    return f"{uuid} {_chosen_as(device.index)}".strip()
+
+
+def _chosen_as(index: int) -> str:
+    """The MIG instance that ``CUDA_VISIBLE_DEVICES`` names at this place; "" for a number or the name of a GPU."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    name = names[index].strip() if index < len(names) else ""
+    return name if name.startswith("MIG-") else ""
 
 
 @functools.lru_cache(maxsize=2)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from ...device import Device
 
-_KEPT_FREE = 4
-"""Threads of execution for the worker and the run: two cores, where each has two. Verifying launches kernels, and takes
-a seventh longer where compilers share a core with it."""
+_KEPT_FREE = 2
+"""Threads of execution for the run, and for each worker: a core, where each has two. Verifying launches kernels, and
+takes a seventh longer where compilers share a core with it."""
 _FEW = 8
-"""A machine with no more threads of execution than these keeps only one free."""
+"""A machine with no more threads of execution than these keeps only one free for each worker."""
 
 _ANYWHERE = "-"
 
@@ -21,17 +21,17 @@ Siblings = Callable[[int], Sequence[int]]
 """Returns the numbers of all threads of execution on the core of a given one, itself included."""
 
 
-def compiling_cores(device: Device, siblings: Siblings | None = None) -> tuple[int, ...]:
-    """Numbers of the cores that compilers may run on; all on a CPU, where nothing is measured meanwhile.
+def compiling_cores(device: Device, workers: int = 1, siblings: Siblings | None = None) -> tuple[int, ...]:
+    """Numbers of the cores that compilers may run on beside so many ``workers``, at least half of all.
 
-    Empty where processes cannot be bound to cores.
+    All on a CPU, where nothing is measured meanwhile. Empty where processes cannot be bound to cores.
     """
     if not hasattr(os, "sched_getaffinity"):
         return ()
     cores = sorted(os.sched_getaffinity(0))
     if device.type != "cuda" or len(cores) == 1:
         return tuple(cores)
-    return tuple(core for core in cores if core not in _kept_free(cores, siblings or _siblings))
+    return tuple(core for core in cores if core not in _kept_free(cores, workers, siblings or _siblings))
 
 
 def as_argument(cores: Sequence[int]) -> str:
@@ -46,12 +46,13 @@ def bind_to(argument: str) -> None:
             os.sched_setaffinity(0, {int(core) for core in argument.split(",")})
 
 
-def _kept_free(cores: Sequence[int], siblings: Siblings) -> set[int]:
+def _kept_free(cores: Sequence[int], workers: int, siblings: Siblings) -> set[int]:
+    half = len(cores) // 2
     if len(cores) <= _FEW:
-        return {cores[0]}
+        return set(cores[: min(workers, half)])
     free: set[int] = set()
     for core in cores:
-        if len(free) >= _KEPT_FREE:
+        if len(free) >= min(_KEPT_FREE * (1 + workers), half):
             break
         free |= {core, *siblings(core)} & set(cores)
     return free

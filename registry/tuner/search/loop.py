@@ -1,4 +1,4 @@
-"""The searches of several problems at once: ask, compile, feed the device, learn. One thread, one event loop."""
+"""The searches of several problems at once: ask, compile, feed the devices, learn. One thread, one event loop."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from ..measure.protocol import TimingProtocol
 from ..planning.problems import ProblemPlan
 from ..storing import RunStore
 from ..workers.crew import Crew
+from ..workers.tuned_device import TunedDevice
 from .findings import Finding
 from .resources import misfit
 from .state import SearchState
 from .waiting import Waiting
 
 _ACTIVE_PROBLEMS = 6
+"""On each device."""
 _IN_FLIGHT = 8
 _ENOUGH_READY = 4
-"""Candidates that wait for the device. While there are so many no other is asked for: later more is known."""
+"""Candidates that wait for a device. While there are so many no other is asked for: later more is known."""
 _HEAR_EVERY_S = 0.1
 _REMEMBERED = 512
 """Built candidates that are offered to other problems."""
@@ -50,7 +52,11 @@ class _Ready:
 
 
 class SearchLoop:
-    """Searches problems, several at a time, so that the device has work while variants compile."""
+    """Searches problems, several at a time, so that the devices have work while variants compile.
+
+    A problem is searched on one device, which so makes its inputs and references once; a device that has fewer searches
+    than it may have begins the next one. When none is left to begin, a device without any takes one over.
+    """
 
     def __init__(
         self, crew: Crew, device: Device, protocol: TimingProtocol, store: RunStore, observe: Observer
@@ -61,8 +67,10 @@ class SearchLoop:
         self._store = store
         self._observe = observe
         self._active: list[SearchState] = []
+        self._place: dict[SearchState, TunedDevice] = {}
+        """Where each active search tries its candidates."""
         self._ready: collections.deque[_Ready] = collections.deque()
-        self._sent: dict[int, _Ready] = {}
+        self._sent: dict[int, tuple[_Ready, TunedDevice]] = {}
         self._built: collections.deque[tuple[Waiting, tuple[Artifact, ...]]] = collections.deque(maxlen=_REMEMBERED)
         self._offered: set[tuple[int, str]] = set()
         self.trials = 0
@@ -82,11 +90,14 @@ class SearchLoop:
                 queue.clear()
                 for search in self._active:
                     search.stop()
-            while queue and len(self._active) < _ACTIVE_PROBLEMS:
-                self._begin(begin(queue.popleft(), over))
+            while queue and len(self._on(device := self._least_busy())) < _ACTIVE_PROBLEMS:
+                self._begin(begin(queue.popleft(), over), device)
+            if not queue:
+                self._take_over()
             self._advance()
             for search in [search for search in self._active if search.over]:
                 self._active.remove(search)
+                del self._place[search]
                 search.close()
                 over.append(search)
                 self._cancel_compiling()
@@ -115,16 +126,30 @@ class SearchLoop:
         search.findings.remember(waiting.candidate, _artifacts(results))
         return True
 
-    def _begin(self, search: SearchState) -> None:
+    def _on(self, device: TunedDevice) -> list[SearchState]:
+        return [search for search in self._active if self._place[search] is device]
+
+    def _least_busy(self) -> TunedDevice:
+        return min(self._crew.devices, key=lambda device: len(self._on(device)))
+
+    def _take_over(self) -> None:
+        """A device without a search takes over the latest of the one that has most, if that keeps another."""
+        idle, most = self._least_busy(), max(self._crew.devices, key=lambda device: len(self._on(device)))
+        if not self._on(idle) and len(self._on(most)) > 1:
+            self._place[self._on(most)[-1]] = idle
+
+    def _begin(self, search: SearchState, device: TunedDevice) -> None:
         self._active.append(search)
+        self._place[search] = device
         self._send_off(search, None, Entrant("", {}, (), "floor"))
         self._observe(ProblemStarted(search.plan.problem, search.candidates, None))
 
     def _advance(self) -> None:
         """One turn: ask for candidates, compile them, feed the device, wait for the first answer."""
         self._hear()
+        self._place_anew()
         for search in self._active:
-            if len(self._ready) < _ENOUGH_READY:
+            if sum(self._is_at(ready, self._place[search]) for ready in self._ready) < _ENOUGH_READY:
                 search.ask(_IN_FLIGHT)
             search.drop_moot()
             for waiting in list(search.waiting):
@@ -192,28 +217,44 @@ class SearchLoop:
         job = TrialJob(number, plan.op.name, dims, entrant, protocol, search.findings.seed)
         self._ready.append(_Ready(search, candidate, job, shared))
 
+    def _place_anew(self) -> None:
+        """Move the searches of a device that has failed to others, with the trials that it leaves undone."""
+        for search, device in self._place.items():
+            if device not in self._crew.devices:
+                self._place[search] = self._least_busy()
+        self._ready.extendleft(self._sent.pop(job.id)[0] for job in reversed(self._crew.take_returned()))
+
+    def _is_at(self, ready: _Ready, device: TunedDevice) -> bool:
+        return self._place[ready.search] is device
+
     def _feed(self) -> None:
-        """Keep the device busy; on a CPU measure only while nothing compiles, since both want the same cores."""
-        worker, compiler = self._crew.worker, self._crew.compiler
+        """Keep the devices busy; on a CPU measure only while nothing compiles, since both want the same cores."""
+        if self._device.type == "cuda" or self._crew.compiler.idle:
+            for device in self._crew.devices:
+                self._feed_one(device)
+
+    def _feed_one(self, device: TunedDevice) -> None:
+        worker = device.worker
         assert worker is not None
-        if self._device.type == "cpu" and not compiler.idle:
-            return
         while worker.wants_more:
-            if not self._ready and not (worker.idle and self._share()):
+            ready = next((ready for ready in self._ready if self._is_at(ready, device)), None)
+            if ready is None:
+                if worker.idle and self._share(device):
+                    continue
                 return
-            ready = self._ready.popleft()
+            self._ready.remove(ready)
             if ready.candidate is not None and ready.search.is_moot(ready.candidate):
                 ready.search.on_device -= 1
                 continue
-            self._sent[ready.job.id] = ready
-            self._crew.submit(replace(ready.job, best_us=ready.search.findings.best_us))
+            self._sent[ready.job.id] = ready, device
+            self._crew.submit(replace(ready.job, best_us=ready.search.findings.best_us), device)
 
-    def _share(self) -> bool:
+    def _share(self, device: TunedDevice) -> bool:
         """While compilers are busy, queue a candidate that was built for another problem; False if none is wanted."""
         if self._crew.compiler.idle:
             return False
         for built, artifacts in reversed(self._built):
-            for search in self._active:
+            for search in self._on(device):
                 place = (search.findings.seed, built.candidate.key)
                 if place in self._offered:
                     continue
@@ -228,16 +269,18 @@ class SearchLoop:
         return False
 
     def _answered(self, job: TrialJob, outcome: Outcome) -> None:
-        ready = self._sent.pop(job.id)
+        ready, device = self._sent.pop(job.id)
         search = ready.search
         search.on_device -= 1
         search.seconds += outcome.seconds
         if ready.candidate is None:
             search.findings.floor_us = outcome.median_us
         else:
-            self._learn(search, ready.candidate, outcome, shared=ready.shared)
+            self._learn(search, ready.candidate, outcome, shared=ready.shared, device=device.device.label)
 
-    def _learn(self, search: SearchState, candidate: Candidate, outcome: Outcome, *, shared: bool = False) -> None:
+    def _learn(
+        self, search: SearchState, candidate: Candidate, outcome: Outcome, *, shared: bool = False, device: str = ""
+    ) -> None:
         plan = search.plan
         uid = self._store.trial(plan, candidate, outcome)
         told = Finding(candidate, outcome.status, outcome.median_us, outcome.censored, uid, outcome.message)
@@ -256,6 +299,7 @@ class SearchLoop:
                 search.findings.best_us,
                 search.findings.floor_us,
                 search.seconds_left,
+                device,
             )
         )
 

@@ -50,6 +50,8 @@ class DeviceWorker:
         self._limits = limits or Limits()
         self._jobs: collections.deque[TrialJob | BlockJob] = collections.deque()
         self._failed_starts = 0
+        self.lost = ""
+        """Why no process can be started on the device any more."""
         self._step = ""
         self._told = False
         """Whether the user knows of the present wait."""
@@ -64,6 +66,11 @@ class DeviceWorker:
     def idle(self) -> bool:
         """Whether the worker has no job."""
         return not self._jobs
+
+    @property
+    def unanswered(self) -> tuple[TrialJob | BlockJob, ...]:
+        """The jobs that it was given and has not answered."""
+        return tuple(self._jobs)
 
     @property
     def pid(self) -> int:
@@ -82,6 +89,8 @@ class DeviceWorker:
 
     def check_deadlines(self) -> None:
         """Replace a worker whose step takes too long, or that ended without the end of its messages telling."""
+        if self.lost:
+            return
         if time.monotonic() > self._deadline:
             forget(self._selector, self._child)
             self._replace(Outcome("timeout", f"{self._step} took more than {self._limits.seconds(self._step):g} s"))
@@ -103,7 +112,7 @@ class DeviceWorker:
         self._await_device()
 
     def _spawn(self) -> None:
-        arguments = [str(self._device.torch), *self._files]
+        arguments = [self._device.label, nvml.identity_of(self._device), *self._files]
         self._child = Child("registry.tuner.workers.worker_process", arguments, memory_bytes=self._limits.memory)
         self._selector.register(self._child, selectors.EVENT_READ, self._readable)
         self._sent = 0
@@ -172,7 +181,8 @@ class DeviceWorker:
         if lost is None:
             self._failed_starts += 1
             if self._failed_starts >= MOST_FAILED_STARTS:
-                raise RegistryError(f"the worker on {self._device} does not start: {outcome.message}")
+                self.lost = f"the worker on {self._device} does not start: {outcome.message}"
+                raise RegistryError(self.lost)
         self._await_device()
         self._spawn()
         if lost is not None:

@@ -12,6 +12,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,9 @@ import torch
 from ...backends import kernel_limit
 from ...device import Device
 from ...discovery.catalog import Catalog
+from ...errors import DeviceError
 from ..jobs import BlockJob, CompileJob, Outcome, TrialJob, job_from_json
+from ..measure.nvml import identity_of
 from ..processes.process import Parent
 from .device_lock import DeviceLock
 from .integrity import Integrity
@@ -38,10 +41,10 @@ _UNTRUSTED = 4
 
 
 def main(arguments: Sequence[str]) -> None:
-    """``worker_process DESCRIPTOR PARENT DEVICE [PLUGIN_FILE ...]``."""
+    """``worker_process DESCRIPTOR PARENT DEVICE IDENTITY [PLUGIN_FILE ...]``."""
     parent = Parent(int(arguments[0]), int(arguments[1]))
     catalog = Catalog()
-    for path in arguments[3:]:
+    for path in arguments[4:]:
         catalog.load_file(path)
     # modules that are loaded by now stay: the garbage collector need not go through them while something is timed
     gc.freeze()
@@ -53,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
         if worker is None:
             # not before the first job: another worker may still be measuring on this device
             announce("start")
-            device = _claimed(arguments[2])
+            device = _claimed(arguments[2], arguments[3])
             worker = Worker(catalog, device, INTEGRITY)
             lock, folder = DeviceLock(device), Path.cwd()
         with lock.held(partial(announce, "wait")):
@@ -81,9 +84,9 @@ def _answer(
         sys.exit(_UNTRUSTED)
 
 
-def _claimed(name: str) -> Device:
+def _claimed(label: str, identity: str) -> Device:
     """The device, with a context of this process."""
-    device = Device.of(name)
+    device = _found(label, identity)
     # a process that tries kernels ends with its run; a limit on loaded kernels would be held against the candidate
     kernel_limit.MOST_KERNELS = sys.maxsize
     if device.type == "cuda":
@@ -91,6 +94,21 @@ def _claimed(name: str) -> Device:
         torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE, device.index)
         torch.zeros(1, device=device.torch)
     return device
+
+
+def _found(label: str, identity: str) -> Device:
+    """The device of that identity. The label tells its place among the devices of the run's own process.
+
+    They may have other places here: ``CUDA_VISIBLE_DEVICES`` may have changed since that process began to use CUDA.
+    A CPU has one place but in tests, where several stand for several devices.
+    """
+    kind, _, index = label.partition(":")
+    if kind == "cpu":
+        return replace(Device.of(kind), index=int(index or 0))
+    for device in sorted(Device.visible(), key=lambda one: one.label != label):
+        if identity_of(device) == identity:
+            return device
+    raise DeviceError(f"{label} ({identity}) is not visible here", hint="CUDA_VISIBLE_DEVICES may have changed")
 
 
 def _announce(parent: Parent, job: int, step: str) -> None:

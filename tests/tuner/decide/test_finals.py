@@ -73,10 +73,10 @@ class Bench:
             self.meanwhile(len(self.workers) // MOST_BLOCKS)
         return [self._timed(job) for job in jobs]
 
-    def replace_worker(self, *, last: bool) -> None:
+    def replace_workers(self, *, last: bool) -> None:
         self.workers.append(last)
 
-    def dismiss_worker(self) -> None:
+    def dismiss_workers(self) -> None:
         self.dismissed()
 
     @property

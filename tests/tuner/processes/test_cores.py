@@ -29,20 +29,30 @@ def alone(core: int) -> list[int]:
 
 def test_a_gpu_keeps_two_cores_with_their_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
     having(monkeypatch, range(16))
-    assert compiling_cores(GPU, alone) == tuple(range(4, 16))
-    assert compiling_cores(GPU, lambda core: [core % 8, core % 8 + 8]) == (2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15)
-    assert compiling_cores(CPU, alone) == tuple(range(16))
+    assert compiling_cores(GPU, 1, alone) == tuple(range(4, 16))
+    assert compiling_cores(GPU, 1, lambda core: [core % 8, core % 8 + 8]) == (2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15)
+    assert compiling_cores(CPU, 1, alone) == tuple(range(16))
 
 
 @pytest.mark.parametrize(("count", "left"), [(1, 1), (2, 1), (8, 7), (9, 5)])
 def test_some_are_always_left(monkeypatch: pytest.MonkeyPatch, count: int, left: int) -> None:
     having(monkeypatch, range(count))
-    assert len(compiling_cores(GPU, alone)) == left
+    assert len(compiling_cores(GPU, 1, alone)) == left
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "left"), [(16, 2, 10), (32, 2, 26), (32, 8, 16), (8, 2, 6), (2, 8, 1), (1, 2, 1)]
+)
+def test_each_worker_has_a_core_and_compilers_have_half_of_all(
+    monkeypatch: pytest.MonkeyPatch, cores: int, workers: int, left: int
+) -> None:
+    having(monkeypatch, range(cores))
+    assert len(compiling_cores(GPU, workers, alone)) == left
 
 
 def test_only_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     having(monkeypatch, range(16, 32))
-    assert compiling_cores(GPU, lambda core: [core, (core + 16) % 64]) == tuple(range(20, 32))
+    assert compiling_cores(GPU, 1, lambda core: [core, (core + 16) % 64]) == tuple(range(20, 32))
 
 
 def test_a_process_is_bound_to_what_its_argument_names() -> None:

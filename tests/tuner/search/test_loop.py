@@ -27,6 +27,7 @@ from registry.tuner.search.loop import SearchLoop
 from registry.tuner.search.state import SearchState
 from registry.tuner.storing import RunStore
 from registry.tuner.workers.crew import Crew
+from registry.tuner.workers.tuned_device import TunedDevice
 from tuning_db import Store
 
 LIMIT = 1000
@@ -79,13 +80,14 @@ class Telling(Crew):
     """Answers every trial with a time; remembers which configs it was sent."""
 
     def __init__(self, compiler: Any) -> None:
-        super().__init__(DEVICE, (), Limits(), print)
+        super().__init__([DEVICE], (), Limits(), print)
         self.compiler = compiler
         self.worker: Any = SimpleNamespace(wants_more=True, idle=False)
+        self.devices[0].worker = self.worker
         self.sent: set[int] = set()
         self._jobs_sent: collections.deque[TrialJob] = collections.deque()
 
-    def submit(self, job: TrialJob) -> None:
+    def submit(self, job: TrialJob, on: TunedDevice) -> None:
         self._jobs_sent.append(job)
         if job.entrant.role == "candidate":
             self.sent.add(job.entrant.config["number"])
@@ -146,10 +148,11 @@ def test_what_one_problem_must_try_although_it_spills_is_not_shared_with_another
         )
     )  # fmt: skip
     loop._active = [one, other]
+    loop._place = dict.fromkeys(loop._active, crew.devices[0])
     for waiting in list(one.waiting):
         loop._push(one, waiting)
     loop._ready.clear()
-    while loop._share():
+    while loop._share(crew.devices[0]):
         pass
     shared = [(ready.search, ready.candidate.config["number"]) for ready in loop._ready if ready.candidate]
     assert shared == ([(other, number)] if resources is FITS else [])
