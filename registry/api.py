@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from .api_checks import Wanted, check_limit, database_of, name_of_op, names_of, problems_of
 from .contract import Op
-from .device import Device
+from .device import Device, DeviceNames, devices_of
 from .discovery.plugin import PluginReport
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.plans import prepared
@@ -84,7 +84,7 @@ def tune(  # noqa: PLR0913  (an option each)
     op: str,
     problems: Wanted | str | Path,
     *,
-    device: Device | str | None = None,
+    device: DeviceNames | None = None,
     budget: float | None = None,
     trials: int | None = None,
     implementations: Iterable[str] = (),
@@ -96,8 +96,9 @@ def tune(  # noqa: PLR0913  (an option each)
 ) -> tuple[Result, ...]:
     """Find and store the winners of problems of ``op``; from then on ``call`` runs them.
 
-    ``problems``: mappings of dimensions, Problems, or a shapes file, by whose counts they are weighed. ``device``: the
-    current GPU if there is one, else the CPU. ``budget`` in seconds and ``trials`` are per problem, ``time_limit`` in
+    ``problems``: mappings of dimensions, Problems, or a shapes file, by whose counts they are weighed. ``device``: by
+    default the current GPU if there is one, else the CPU; "cuda" is every visible GPU, "cuda:0,cuda:2" or a list are
+    these, which share the problems. ``budget`` in seconds and ``trials`` are per problem, ``time_limit`` in
     seconds is for the whole run: what it leaves out the same call tunes later. ``database``: where ``configure`` says,
     when None. ``sampler``: a built-in one ("registry", "tpe", "gp", "nsgaii", "random"), one that a package registers,
     or ``module:name``. ``storage``: a file or URL in which Optuna keeps the searches, "" for none.
@@ -116,7 +117,8 @@ def tune(  # noqa: PLR0913  (an option each)
     limits = Budget(budget, trials, run_seconds=time_limit)
     options = TuneOptions(limits, implementations=names, retune=retune, sampler=sampler, storage=storage)
     told = _told(contract, problems)
-    there, catalog = _device(device), dispatcher.catalog
+    there = (Device.best(),) if device is None else devices_of(device)
+    catalog = dispatcher.catalog
     results = run(told.all, catalog=catalog, device=there, database=place, options=options, counts=told.counts)
     dispatcher.forget()
     return results

@@ -6,12 +6,15 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from registry import Device, DeviceError
+from registry.device import _device, devices_of, named
+from registry.tuner.workers import worker_process
 
 
 def test_the_cpu_is_one_device_by_any_of_its_names() -> None:
@@ -44,3 +47,74 @@ def test_a_device_of_another_process_is_found_among_those_of_this_one() -> None:
     seeded = {**os.environ, "PYTHONHASHSEED": "7"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=seeded)
     assert {Device.without_hardware("sm_90"): "kept"}[pickle.loads(done.stdout)] == "kept"
+
+
+# --- several
+
+GPUS = tuple(Device("cuda", index, "NVIDIA H200", "sm_90", 132, 141 << 30, 60 << 20) for index in range(3))
+
+
+@pytest.fixture
+def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: len(GPUS))
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 1)
+    monkeypatch.setattr("registry.device._cuda", GPUS.__getitem__)
+    _device.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept() -> Iterator[None]:
+    yield
+    _device.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "indices"),
+    [
+        ("cuda", [0, 1, 2]),
+        (torch.device("cuda"), [0, 1, 2]),
+        ("cuda:1", [1]),
+        (torch.device("cuda", 2), [2]),
+        ("cuda:2, cuda:0", [2, 0]),
+        (["cuda:0", GPUS[2], torch.device("cuda", 0)], [0, 2]),
+        ("cuda:1,cuda", [1, 0, 2]),
+        (GPUS[1], [1]),
+    ],
+)
+def test_cuda_is_every_visible_gpu_and_a_list_those(three_gpus: None, wanted: Any, indices: list[int]) -> None:
+    assert devices_of(wanted) == tuple(GPUS[index] for index in indices)
+    assert named(GPUS[:2]) == "cuda:0, cuda:1 (NVIDIA H200)"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("cuda:0,cpu", r"^devices of one run: cuda:0, cpu\n  expected GPUs, or cpu alone"),
+        ([], "^devices of one run: none"),
+        ("cuda:0,", "^'' is not a device"),
+        ("cuda:3", r"^cuda:3: only 3 GPU\(s\) here\n  use cuda:0 to cuda:2"),
+        (3, "^cuda:3: only 3 GPU"),
+    ],
+)
+def test_devices_that_no_run_can_use_are_refused(three_gpus: None, wanted: Any, message: str) -> None:
+    with pytest.raises(DeviceError, match=message):
+        devices_of(wanted)
+
+
+def test_without_a_gpu_cuda_is_an_error_and_the_cpu_a_device() -> None:
+    assert devices_of("cpu") == (Device.of("cpu"),)
+    if not torch.cuda.is_available():
+        assert Device.visible() == ()
+        with pytest.raises(DeviceError, match="no GPU is usable here"):
+            devices_of("cuda")
+
+
+def test_a_worker_finds_its_device_where_it_is_and_not_by_its_place_elsewhere(
+    three_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_process, "identity_of", lambda device: "abc"[device.index])
+    assert worker_process._found("cuda:1", "b") == GPUS[1]
+    assert worker_process._found("cuda:0", "c") == GPUS[2], "the run saw other GPUs than its worker"
+    with pytest.raises(DeviceError, match=r"^cuda:0 \(d\) is not visible here"):
+        worker_process._found("cuda:0", "d")

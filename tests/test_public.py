@@ -58,6 +58,9 @@ def test_tune_refuses_before_it_measures() -> None:
         registry.tune("softmax", [foreign])
     with pytest.raises(registry.ShapesFileError, match="no such file"):
         registry.tune("softmax", Path("nowhere.yaml"))
+    for devices in ("cuda:99", "cpu,cuda:99", ["cpu", "cuda:99"], []):
+        with pytest.raises(registry.DeviceError):
+            registry.tune("softmax", [DIMS], device=devices)
 
 
 @pytest.mark.usefixtures("own_lock")

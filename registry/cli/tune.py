@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import app as application
-from .options import SEVERAL, Database, DeviceName, Json, Plugins, catalog_with, device_of, number, split, whole_number
+from .options import SEVERAL, Database, Json, Plugins, catalog_with, number, split, whole_number
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -29,6 +30,14 @@ Shapes = Annotated[
 Ops = Annotated[
     list[str] | None, typer.Option("--op", metavar="OP", help=f"Only this op. {SEVERAL} Default: all in the file.")
 ]
+Devices = Annotated[
+    str | None,
+    typer.Option(
+        "--device", metavar="DEVICE,...",
+        help="cuda for all visible GPUs, which share the problems; cuda:1 or cuda:0,cuda:2 for these; or cpu. "
+        "Default: cuda where there is a GPU.",
+    ),
+]  # fmt: skip
 Implementations = Annotated[
     list[str] | None, typer.Option("--implementations", metavar="NAME", help=f"Only these, e.g. triton.row. {SEVERAL}")
 ]
@@ -82,7 +91,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     shapes: Shapes,
     op: Ops = None,
     implementations: Implementations = None,
-    device: DeviceName = None,
+    device: Devices = None,
     db: Database = None,
     budget: Seconds = None,
     trials: Trials = None,
@@ -112,7 +121,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     with spawning.kept(preloading.ENTRY, now=not dry_run):
         from ..tuner.shapes.shapes import read_shapes
 
-        there, catalog = device_of(device), catalog_with(plugin)
+        there, catalog = _devices(device), catalog_with(plugin)
         told = read_shapes(shapes, catalog, ops)
         if dry_run:
             _show_plan(told, catalog, there, names, json=json)
@@ -134,11 +143,19 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     raise typer.Exit(_exit_code(results, display))
 
 
-def _show_plan(told: ToldShapes, catalog: Catalog, device: Device, names: list[str], *, json: bool) -> None:
+def _devices(wanted: str | None) -> tuple[Device, ...]:
+    from ..device import Device, devices_of
+
+    return devices_of(Device.best().type if wanted is None else wanted)
+
+
+def _show_plan(told: ToldShapes, catalog: Catalog, devices: Sequence[Device], names: list[str], *, json: bool) -> None:
+    from ..device import by_hardware
     from ..tuner.planning.problems import plan
     from .display.dry_run import show
 
-    show(plan(told.all, catalog, device, names), device, json=json)
+    planned = [(group, plan(told.all, catalog, group[0], names)) for group in by_hardware(devices)]
+    show(planned, json=json)
 
 
 def _check_positive(option: str, value: float | None) -> None:

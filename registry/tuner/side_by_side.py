@@ -21,7 +21,7 @@ def side_by_side(runs: Sequence[Run], observer: Observer) -> tuple[Result, ...]:
     """
     if len(runs) == 1:
         return runs[0](observer, threading.Event())
-    stop, told = threading.Event(), _Told(observer)
+    stop, told = threading.Event(), _OneObserver(observer)
     with concurrent.futures.ThreadPoolExecutor(len(runs), "tune") as pool:
         futures = [pool.submit(run, told.by(number), stop) for number, run in enumerate(runs)]
         try:
@@ -36,7 +36,7 @@ def side_by_side(runs: Sequence[Run], observer: Observer) -> tuple[Result, ...]:
 
 
 @dataclass
-class _Told:
+class _OneObserver:
     """Passes on the events of several runs; keeps their ends, and the longest of their times left."""
 
     observer: Observer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from . import text
 
 if TYPE_CHECKING:
-    from ...tuner.events import Result, RunEnded, Saving
+    from ...tuner.events import DeviceUse, Result, RunEnded, Saving
 
 TORCH_COMPILE = "inductor"
 """The backend whose compile time is told separately: it is spent in torch.compile."""
@@ -61,13 +61,16 @@ def summary(decided: Sequence[Result]) -> str:
 def run_lines(ended: RunEnded, problems: int, skipped: int) -> Iterable[str]:
     """The totals of a run, a line each: problems, trials, the worker's share of the time, compile time by backend."""
     out = f", {skipped} skipped" if skipped else ""
+    workers = "the worker" if len(ended.devices) < 2 else f"{len(ended.devices)} workers"
     yield (
         f"{text.plural(problems, 'problem')}{out}, {text.plural(ended.trials, 'trial')} "
-        f"in {text.duration(ended.seconds)}; the worker had a job for {text.duration(ended.worker_seconds)}"
+        f"in {text.duration(ended.seconds)}; {workers} had a job for {text.duration(ended.worker_seconds)}"
     )
     if ended.worker_share is not None:
         kernels = "" if ended.kernel_share is None else f", and a kernel ran {ended.kernel_share:.0%}"
         yield f"from {ended.warming_up_s:g} s on it had one {ended.worker_share:.0%} of the time{kernels}"
+    for device in ended.devices if len(ended.devices) > 1 else ():
+        yield f"  {_use(device)}"
     ours = {name: seconds for name, seconds in ended.compile_seconds.items() if name != TORCH_COMPILE}
     if ours:
         each = ", ".join(f"{name} {text.duration(seconds)}" for name, seconds in sorted(ours.items()))
@@ -87,6 +90,12 @@ def run_lines(ended: RunEnded, problems: int, skipped: int) -> Iterable[str]:
             f"interrupted: every finished trial is kept, {text.plural(ended.undecided, 'problem')} undecided; "
             "the same command goes on from here"
         )
+
+
+def _use(device: DeviceUse) -> str:
+    told = f"{device.device}: {text.plural(device.trials, 'trial')}, a job for {text.duration(device.worker_seconds)}"
+    share = "" if device.worker_share is None else f", {device.worker_share:.0%} of the time"
+    return told + share + ("" if device.kernel_share is None else f", a kernel ran {device.kernel_share:.0%}")
 
 
 def saving_line(saving: Saving) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ...device import named
 from . import text
 
 if TYPE_CHECKING:
@@ -12,11 +13,19 @@ if TYPE_CHECKING:
     from ...tuner.planning.problems import ImplementationPlan, ProblemPlan
 
 
-def show(plans: Sequence[ProblemPlan], device: Device, *, json: bool) -> None:
-    """Prints each problem with its implementations: the number of configurations, or every reason against."""
+def show(planned: Iterable[tuple[Sequence[Device], Sequence[ProblemPlan]]], *, json: bool) -> None:
+    """Prints each problem with its implementations: the number of configurations, or every reason against.
+
+    ``planned``: devices of one hardware, and the plans for them.
+    """
     if json:
-        text.print_json([_data(plan) for plan in plans])
+        text.print_json([_data(plan) for _, plans in planned for plan in plans])
         return
+    for devices, plans in planned:
+        _show(devices, plans)
+
+
+def _show(devices: Sequence[Device], plans: Sequence[ProblemPlan]) -> None:
     for plan in plans:
         text.say(text.named(plan.problem))
         if plan.skipped:
@@ -26,8 +35,8 @@ def show(plans: Sequence[ProblemPlan], device: Device, *, json: bool) -> None:
     tunable = [plan for plan in plans if not plan.skipped]
     candidates = sum(len(choice.configs) for plan in tunable for choice in plan.choices)
     text.say(
-        f"{text.plural(len(tunable), 'problem')} to tune on {device} with {text.plural(candidates, 'candidate')}, "
-        f"{len(plans) - len(tunable)} skipped"
+        f"{text.plural(len(tunable), 'problem')} to tune on {named(devices)} with "
+        f"{text.plural(candidates, 'candidate')}, {len(plans) - len(tunable)} skipped"
     )
 
 
@@ -42,6 +51,7 @@ def _data(plan: ProblemPlan) -> dict[str, object]:
     return {
         "op": plan.problem.op,
         "dims": plan.problem.dims,
+        "hardware": plan.device.name,
         "skipped": plan.skipped,
         "implementations": [
             {

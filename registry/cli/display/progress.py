@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -137,6 +138,8 @@ class LiveDisplay(Display):
         self._left = ""
         self._statuses: Counter[str] = Counter()
         self._searched: dict[Problem, events.TrialDone] = {}
+        self._devices: set[str] = set()
+        self._problems = 0
         self._shared: dict[str, dict[str, Value]] = {}
         self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self._render)
 
@@ -152,8 +155,10 @@ class LiveDisplay(Display):
     def show(self, event: events.Event) -> None:
         match event:
             case events.TrialDone():
-                self._searched.pop(event.problem, None)  # the latest stands last
-                self._searched[event.problem] = event
+                before = self._searched.pop(event.problem, event)  # the latest stands last
+                on = event.device or before.device
+                self._searched[event.problem] = replace(event, device=on)
+                self._devices |= {on} - {""}
                 self._statuses[event.status] += 1
                 return
             case events.SecondsLeft():
@@ -163,7 +168,9 @@ class LiveDisplay(Display):
                     op: shared_dims(one for one in event.problems if one.op == op)
                     for op in {one.op for one in event.problems}
                 }
-                self._bar.update(self._task, total=len(event.problems) - len(event.known))
+                # on several kinds of hardware, each begins a run
+                self._problems += len(event.problems) - len(event.known)
+                self._bar.update(self._task, total=self._problems)
             case events.ProblemDecided():
                 self._searched.pop(event.result.problem, None)
                 self._bar.advance(self._task)
@@ -180,10 +187,12 @@ class LiveDisplay(Display):
 
     def _render(self) -> Group:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        for name in ("problem", "tried", "best µs", "of floor", "left"):
-            table.add_column(name, justify="left" if name == "problem" else "right", no_wrap=True)
+        several = len(self._devices) > 1
+        for name in (*(["on"] if several else []), "problem", "tried", "best µs", "of floor", "left"):
+            table.add_column(name, justify="left" if name in {"on", "problem"} else "right", no_wrap=True)
         for trial in list(self._searched.values())[-SHOWN_AT_ONCE:]:
-            table.add_row(*map(visible, (self._named(trial.problem), *_standing(trial))))
+            on = [trial.device] if several else []
+            table.add_row(*map(visible, (*on, self._named(trial.problem), *_standing(trial))))
         hidden = len(self._searched) - SHOWN_AT_ONCE
         more = [Text(f"and {text.plural(hidden, 'problem')} more", style="dim")] if hidden > 0 else []
         told = "; ".join(filter(None, [self._left, _tried(self._statuses) if self._statuses else ""]))

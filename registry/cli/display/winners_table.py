@@ -36,6 +36,7 @@ _COLUMNS = (
     Column("A/A noise", right=True),
     Column("verdict"),
     Column("incumbent", lifts=True, label="incumbent"),
+    Column("hardware", lifts=True, label="on"),
 )
 
 
@@ -43,8 +44,11 @@ def print_results(results: Sequence[Result]) -> None:
     """Prints the problems with winner, config, median µs, fraction of the floor, speedups, verdict and incumbent.
 
     ``× incumbent`` is the incumbent's time over the winner's, with its interval. A line follows that counts verdicts.
+    Of results on several kinds of hardware each says on which.
     """
-    print_problems(_COLUMNS, [(result.problem, _row(result)) for result in results])
+    several = len({result.hardware for result in results}) > 1
+    rows = [(result.problem, [*_row(result), result.hardware if several else ""]) for result in results]
+    print_problems(_COLUMNS, rows)
     decided = [result for result in results if result.incumbent]
     if decided:
         text.say()

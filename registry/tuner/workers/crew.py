@@ -190,7 +190,7 @@ class Crew:
         for one in lost:
             self.devices.remove(one)
             others = ", ".join(other.device.label for other in self.devices)
-            self._note(f"{one.lost}; the run goes on without it, on {others}")
+            self._note(f"{' '.join(one.lost.split())}; the run goes on without it, on {others}")
             for job in one.unanswered():
                 if isinstance(job, BlockJob):
                     self._queued.append(job)
@@ -218,5 +218,5 @@ class Crew:
             self._blocks[job.id] = answer
             return
         assert isinstance(answer, Outcome)
-        by.trials += 1
+        by.trials += job.entrant.role != "floor"
         self._trials.append((job, replace(answer, details={**answer.details, "device": by.identity})))

@@ -19,7 +19,7 @@ _SEEN_S = 1.0
 
 
 class TunedDevice:
-    """Has one worker at a time, which ``start`` starts; ``trials`` counts the answers that the run had of it."""
+    """Has one worker at a time, which ``start`` starts; ``trials`` counts the candidates that it has tried."""
 
     def __init__(self, device: Device, start: Callable[[TunedDevice], DeviceWorker]) -> None:
         self.device = device

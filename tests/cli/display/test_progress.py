@@ -16,6 +16,7 @@ from registry.cli.display.progress import JsonLines, LiveDisplay, PlainLines, sa
 from registry.cli.display.winners_table import print_results, speedup_over
 from registry.problem import Problem
 from registry.tuner.events import (
+    DeviceUse,
     Event,
     FinalsStarted,
     Incumbent,
@@ -267,3 +268,37 @@ def test_what_nobody_can_believe_is_told_as_noise(capsys: pytest.CaptureFixture[
     assert "1 of 1 incumbent beaten, by how much is noise" in shown
     print_results([FASTER, wild])
     assert "times as fast (1 of them noise)" in capsys.readouterr().out
+
+
+TWO = (DeviceUse("cuda:0", "aa", 1600, 21.0, 0.70, 0.54), DeviceUse("cuda:1", "bb", 1583, 20.0, None, None))
+
+
+def test_of_several_devices_each_is_told_for_itself() -> None:
+    ended = RunEnded(31.0, 41.0, 3183, False, 0, devices=TWO)
+    assert list(run_lines(ended, 52, 0)) == [
+        "52 problems, 3183 trials in 31 s; 2 workers had a job for 41 s",
+        "  cuda:0: 1600 trials, a job for 21 s, 70% of the time, a kernel ran 54%",
+        "  cuda:1: 1583 trials, a job for 20 s",
+    ]
+    assert len(list(run_lines(replace(ended, devices=TWO[:1]), 52, 0))) == 1
+
+
+def test_a_search_is_shown_with_its_device_where_there_are_several() -> None:
+    console = Console(width=120, record=True, file=io.StringIO())
+    display = LiveDisplay(console)
+    display(replace(TRIAL, device="cuda:0"))
+    console.print(display._render())
+    assert "cuda:0" not in console.export_text()
+    display(replace(TRIAL, device="cuda:1", problem=LARGE))
+    display(replace(TRIAL, device=""))  # what does not compile is tried nowhere
+    console.print(display._render())
+    rows = [line.split()[:2] for line in console.export_text().splitlines()]
+    assert rows[:3] == [["on", "problem"], ["cuda:1", "softmax"], ["cuda:0", "softmax"]]
+
+
+def test_results_of_several_kinds_of_hardware_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    print_results([replace(RESULT, hardware="NVIDIA H200"), replace(RESULT, hardware="NVIDIA H200")])
+    assert "H200" not in capsys.readouterr().out
+    print_results([replace(RESULT, hardware=name) for name in ("NVIDIA H200", "NVIDIA L4")])
+    shown = capsys.readouterr().out
+    assert (shown.count("NVIDIA H200"), shown.count("NVIDIA L4")) == (1, 1)

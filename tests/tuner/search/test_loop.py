@@ -6,7 +6,7 @@ import collections
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -79,11 +79,12 @@ class Compiled:
 class Telling(Crew):
     """Answers every trial with a time; remembers which configs it was sent."""
 
-    def __init__(self, compiler: Any) -> None:
-        super().__init__([DEVICE], (), Limits(), print)
+    def __init__(self, compiler: Any, *devices: Device) -> None:
+        super().__init__(devices or [DEVICE], (), Limits(), print)
         self.compiler = compiler
-        self.worker: Any = SimpleNamespace(wants_more=True, idle=False)
-        self.devices[0].worker = self.worker
+        for device in self.devices:
+            device.worker = cast("Any", SimpleNamespace(wants_more=True, idle=False))
+        self.worker: Any = self.devices[0].worker
         self.sent: set[int] = set()
         self._jobs_sent: collections.deque[TrialJob] = collections.deque()
 
@@ -168,3 +169,81 @@ def test_what_exceeds_the_shared_memory_never_reaches_the_device(
     assert sent == {DEFAULT, STORED, OTHER} - {number}
     assert told[number].status == "out_of_resources"
     assert f"needs {LIMIT + 1} bytes of shared memory a block" in told[number].message
+
+
+class Slow(Telling):
+    """The first device is at its first job, until the second has had jobs of two problems."""
+
+    def __init__(self) -> None:
+        super().__init__(Compiled({}), DEVICE, replace(DEVICE, index=1))
+        self.tried: dict[int, list[int]] = {0: [], 1: []}
+        self.returned: list[TrialJob] = []
+        self.held: collections.deque[TrialJob] = collections.deque()
+
+    def submit(self, job: TrialJob, on: TunedDevice) -> None:
+        first, second = self.devices[0], self.devices[-1]
+        self.tried[on.device.index].append(int(job.dims["rows"]))
+        if on is second:
+            super().submit(job, on)
+        else:
+            self.held.append(job)
+            self.worker.wants_more = False
+        if len(set(self.tried[1])) == 2 and first is not second:
+            self.ends()
+
+    def ends(self) -> None:
+        self.worker.wants_more = True
+        self._jobs_sent.extend(self.held)
+        self.held.clear()
+
+    def take_answered(self) -> list[tuple[TrialJob, Outcome]]:
+        return super().take_answered() if self._jobs_sent else []
+
+    def take_returned(self) -> list[TrialJob]:
+        returned, self.returned = self.returned, []
+        return returned
+
+
+class Failing(Slow):
+    """The first device fails when the second has had jobs of two problems."""
+
+    def ends(self) -> None:
+        self.devices.pop(0)
+        self.returned = list(self.held)
+
+
+ROWS = (64, 128, 192)
+
+
+@pytest.mark.parametrize(
+    ("kind", "first"),
+    # the first and the third problem begin on the first device, which comes to a job of one only: the copy floor
+    [(Slow, [64]), (Failing, [64])],
+)
+def test_a_device_that_has_nothing_left_takes_over_a_search_and_one_that_fails_leaves_all(
+    store: Store, kind: type[Slow], first: list[int]
+) -> None:
+    three, protocol, crew = Three(), TimingProtocol.of(DEVICE), kind()
+    choice = ImplementationPlan(three, three.space(PROBLEM, DEVICE), {"number": DEFAULT})
+    problems = [Problem("softmax", {**PROBLEM.dims, "rows": rows}) for rows in ROWS]
+    plans = [ProblemPlan(problem, SOFTMAX, DEVICE, (choice,)) for problem in problems]
+    events: list[Event] = []
+
+    def begin(plan: ProblemPlan, over: Sequence[SearchState]) -> SearchState:
+        return SearchState(plan, Budget(trials=3), (), len(plan.problem.dims))
+
+    loop = SearchLoop(crew, DEVICE, protocol, RunStore(store, DEVICE, protocol, {}), events.append)
+    over = loop.run(plans, begin)
+    assert {search.plan.problem for search in over} == set(problems)
+    tried = [event for event in events if isinstance(event, TrialDone)]
+    assert {(event.problem.dims["rows"], event.config["number"]) for event in tried} == {
+        (rows, number) for rows in ROWS for number in range(3)
+    }
+    assert len(tried) == 3 * len(ROWS)
+    assert list(dict.fromkeys(crew.tried[0])) == first
+    assert crew.tried[1][0] == 128, "each device begins with a problem of its own"
+    assert 192 in crew.tried[1], "begun by the first, taken over by the second"
+    assert {event.device for event in tried} <= {"cpu", "cpu:1"}
+    if kind is Failing:
+        assert {event.device for event in tried} == {"cpu:1"}
+        assert crew.tried[1].count(64) == 1 + 3, "the copy floor, again, and all candidates"
