@@ -1,9 +1,11 @@
-"""How long `tune` takes from nothing, and how busy it keeps the GPU: empty caches, empty database, one process tree.
+"""How long `tune` takes from nothing, and how busy it keeps the GPUs: empty caches, empty database, one process tree.
 
-    python -m benchmarks.tune_speed [--op softmax] [--shapes configs/llm.yaml]
+    python -m benchmarks.tune_speed [--op softmax] [--shapes configs/llm.yaml] [--device cuda:0 --device cuda:0,cuda:1]
 
-The share of the time in which a kernel ran is the driver's own figure (NVML), read ten times a second from outside;
-it counts the waiting kernels behind which launches are queued. What the command says of itself is printed last.
+Of several --device each is tried, and the last lines compare their times with the first's. The share of the time in
+which a kernel ran is the driver's own figure (NVML), read ten times a second from outside, the mean of the GPUs; it
+counts the waiting kernels behind which launches are queued. The run's own process proposes and stores for all GPUs in
+one thread: its share of a core is told. What the command says of itself is printed last.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from registry import Device
+from registry.device import Device, devices_of
 from registry.tuner.measure import nvml
 
 _EVERY_S = 0.1
@@ -35,35 +38,62 @@ def cold_environment(folder: Path) -> dict[str, str]:
     }
 
 
+def timed(words: Sequence[str], devices: Sequence[Device]) -> tuple[float, int]:
+    """The seconds that ``tune`` took and its exit code; prints what was seen of it meanwhile."""
+    gpus = [gpu for gpu in map(nvml.gpu_of, devices) if gpu is not None]
+    shares: list[tuple[float, float]] = []
+    used_s = 0.0
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
+        start = "import kernel_registry; kernel_registry.tune()"  # what the installed script does
+        environment, began = cold_environment(Path(folder)), time.monotonic()
+        tuning = subprocess.Popen([sys.executable, "-c", start, *words], env=environment, stdout=log, stderr=log)
+        while tuning.poll() is None:
+            time.sleep(_EVERY_S)
+            used_s = max(used_s, _processor_seconds(tuning.pid))
+            read = [share for gpu in gpus if (share := gpu.utilisation()) is not None]
+            shares += [(time.monotonic() - began, statistics.mean(read) / 100)] if read else []
+        seconds = time.monotonic() - began
+        log.seek(0)
+        said = log.read().strip().splitlines()
+    print(f"tune {' '.join(words)}: {seconds:.1f} s from start to end, exit code {tuning.returncode}")
+    for limit in (0.0, _WARMING_UP_S):
+        later = [share for at, share in shares if at >= limit]
+        if later:
+            print(f"a kernel ran {statistics.mean(later):.0%} of the time after {limit:.0f} s (NVML)")
+    print(f"the run's own process took {used_s / seconds:.0%} of a core", *said[-8:], sep="\n")
+    return seconds, tuning.returncode
+
+
+def _processor_seconds(pid: int) -> float:
+    """Seconds of processor time that a process itself has used; 0 where nobody tells."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> int:
     """Run, watch, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--op", default="softmax")
     parser.add_argument("--shapes", default="configs/llm.yaml")
+    parser.add_argument(
+        "--device", action="append", metavar="DEVICE,...", help="repeatable, the first is compared with"
+    )
     options = parser.parse_args()
-    device = Device.best()
-    gpu = nvml.gpu_of(device)
-    shares: list[tuple[float, float]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        start = "import kernel_registry; kernel_registry.tune()"  # what the installed script does
-        command = [sys.executable, "-c", start, "--op", options.op, "--shapes", options.shapes]
-        with (Path(folder) / "log").open("w+") as log:
-            began = time.monotonic()
-            tuning = subprocess.Popen(command, env=cold_environment(Path(folder)), stdout=log, stderr=log)
-            while tuning.poll() is None:
-                time.sleep(_EVERY_S)
-                if gpu is not None and (share := gpu.utilisation()) is not None:
-                    shares.append((time.monotonic() - began, share / 100))
-            seconds = time.monotonic() - began
-            log.seek(0)
-            said = log.read().strip().splitlines()
-    print(f"tune {' '.join(command[3:])}: {seconds:.1f} s from start to end, exit code {tuning.returncode}")
-    for limit in (0.0, _WARMING_UP_S):
-        later = [share for at, share in shares if at >= limit]
-        if later:
-            print(f"a kernel ran {statistics.mean(later):.0%} of the time after {limit:.0f} s (NVML)")
-    print(*said[-5:], f"{device.name}; {dict(device.software())}", sep="\n")
-    return tuning.returncode
+    names: list[str] = options.device or [Device.best().label]
+    took: dict[str, float] = {}
+    codes = []
+    for name in names:
+        devices = devices_of(name)
+        words = ["--op", options.op, "--shapes", options.shapes, "--device", name]
+        took[name], code = timed(words, devices)
+        codes.append(code)
+        print(f"{devices[0].name}; {dict(devices[0].software())}")
+    for name in names[1:]:
+        print(f"{name} takes {took[name] / took[names[0]]:.2f} of the time of {names[0]}")
+    return max(codes)
 
 
 if __name__ == "__main__":

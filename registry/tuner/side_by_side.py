@@ -31,7 +31,7 @@ def side_by_side(runs: Sequence[Run], observer: Observer) -> tuple[Result, ...]:
         finally:
             stop.set()
     results = tuple(result for future in futures for result in future.result())
-    observer(together(told.ended))
+    observer(together([end for _, end in sorted(told.ended.items())]))
     return results
 
 
@@ -40,7 +40,7 @@ class _OneObserver:
     """Passes on the events of several runs; keeps their ends, and the longest of their times left."""
 
     observer: Observer
-    ended: list[RunEnded] = field(default_factory=list)
+    ended: dict[int, RunEnded] = field(default_factory=dict)
     left: dict[int, float] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -50,7 +50,7 @@ class _OneObserver:
         def observe(event: Event) -> None:
             with self.lock:
                 if isinstance(event, RunEnded):
-                    self.ended.append(event)
+                    self.ended[number] = event
                     self.left.pop(number, None)
                     return
                 if isinstance(event, SecondsLeft):

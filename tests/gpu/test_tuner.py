@@ -12,7 +12,7 @@ import torch
 from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
-from registry.tuner.events import Event, Note, TrialDone
+from registry.tuner.events import Event, Note, RunEnded, TrialDone
 from registry.tuner.limits import Budget
 from registry.tuner.options import TuneOptions
 from registry.tuner.run import tune
@@ -66,3 +66,23 @@ def test_dispatch_runs_what_a_run_decided(catalog: Catalog, device: Device, tmp_
             "exact", result.implementation, dict(result.config),
         )  # fmt: skip
         torch.testing.assert_close(dispatcher.call(op.name, *values), op.reference(*values))
+
+
+def test_two_workers_on_one_gpu_share_the_problems_and_take_turns(
+    catalog: Catalog, device: Device, tmp_path: Path
+) -> None:
+    """As on two GPUs, but for the lock, which both have."""
+    problems = [
+        catalog.op("softmax").problem_of({"rows": rows, "cols": 1000, "dtype": "bfloat16"}) for rows in (64, 333, 1024)
+    ]
+    events: list[Event] = []
+    results = tune(
+        problems, catalog=catalog, device=[device, device], database=str(tmp_path / "tuning.db"),
+        options=TuneOptions(Budget(trials=6), implementations=["torch.native", "triton.row"]), observer=events.append,
+    )  # fmt: skip
+    assert {result.problem for result in results} == set(problems)
+    assert {result.verdict for result in results} == {"new"}
+    ended = events[-1]
+    assert isinstance(ended, RunEnded)
+    assert len(ended.devices) == 2
+    assert all(one.trials for one in ended.devices)

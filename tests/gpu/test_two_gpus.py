@@ -1,7 +1,8 @@
-"""Two GPUs in one process: each gets its own kernels, winners and memory, whichever is current."""
+"""Two GPUs in one process: each gets its own kernels, winners and memory, whichever is current; a run tunes on both."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,15 @@ from registry import Device
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.plans.plan import build
+from registry.tuner.events import Event, RunEnded, TrialDone
+from registry.tuner.limits import Budget
+from registry.tuner.measure.nvml import identity_of
+from registry.tuner.options import TuneOptions
+from registry.tuner.run import tune
+from registry.tuner.workers.device_lock import _path
+from tuning_db import Store
+
+from .. import fresh
 
 if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
@@ -333,3 +343,47 @@ def test_both_are_hammered_at_once(dispatcher: Dispatcher) -> None:
     together(*(work(gpu) for gpu in GPUS))
     assert all(outcome.ok for outcome in outcomes.values()), "\n".join(map(str, outcomes.values()))
     assert set(outcomes) == set(GPUS)
+
+
+# --- tuning on both
+
+
+def test_a_run_shares_its_problems_among_gpus_of_one_model(catalog: Catalog, tmp_path: Path, own_lock: None) -> None:
+    gpus = [Device.of(gpu) for gpu in GPUS]
+    if gpus[0].hardware() != gpus[1].hardware():
+        pytest.skip("needs two GPUs of one model")
+    database, events = tmp_path / "run.db", list[Event]()
+    problems = [
+        catalog.op("softmax").problem_of({"rows": rows, "cols": 1000, "dtype": "bfloat16"})
+        for rows in (64, 256, 1024, 4096, 8192, 16384)
+    ]
+    names = ["torch.native", "triton.row", "cuda.row"]
+    results = tune(
+        problems, catalog=catalog, device=gpus, database=str(database), observer=events.append,
+        options=TuneOptions(Budget(trials=12), implementations=names),
+    )  # fmt: skip
+    assert {result.problem for result in results} == set(problems)
+    assert {result.verdict for result in results} == {"new"}
+    tried = {event.device for event in events if isinstance(event, TrialDone)} - {""}
+    assert tried == set(GPUS)
+    ended = events[-1]
+    assert isinstance(ended, RunEnded)
+    assert {one.identity for one in ended.devices} == {identity_of(gpu) for gpu in gpus}
+    with Store.open(database) as store:
+        assert len(store.winners(op="softmax", hardware=gpus[0].hardware())) == len(problems)
+        told = {trial.details.get("device") for trial in store.trials(op="softmax")} - {None}
+    assert told == {identity_of(gpu) for gpu in gpus}
+
+
+@pytest.mark.parametrize("by", ["number", "UUID", "beginning of the UUID"])
+def test_a_gpu_has_one_lock_whatever_its_place_in_a_process(by: str, own_lock: None) -> None:
+    second = identity_of(Device.of("cuda:1"))
+    names = {"number": "1", "UUID": f"GPU-{second}", "beginning of the UUID": f"GPU-{second[:8]}"}
+    code = (
+        "from registry.device import Device; from registry.tuner.workers import device_lock as lock;"
+        "print(lock._path(Device.of('cuda:0'), 'device'))"
+    )
+    done = fresh.run("-c", code, env={**os.environ, "CUDA_VISIBLE_DEVICES": names[by]})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(_path(Device.of("cuda:1"), "device"))
+    assert _path(Device.of("cuda:0"), "device") != _path(Device.of("cuda:1"), "device")

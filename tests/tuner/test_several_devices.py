@@ -16,7 +16,9 @@ from registry.discovery.catalog import Catalog
 from registry.errors import RegistryError
 from registry.problem import Problem
 from registry.tuner.events import Event, Note, Observer, ProblemDecided, Result, RunEnded, RunStarted, TrialDone
-from registry.tuner.run import Budget, tune
+from registry.tuner.limits import Budget
+from registry.tuner.options import TuneOptions
+from registry.tuner.run import tune
 from tuning_db import Store
 
 ROGUES = Path(__file__).with_name("rogues.py")
@@ -48,7 +50,9 @@ def run(
 
     results = tune(
         problems, catalog=catalog, device=devices, database=str(database), observer=observe,
-        budget=Budget(trials=4, run_seconds=seconds), implementations=[f"rogue.{name}" for name in names],
+        options=TuneOptions(
+            Budget(trials=4, run_seconds=seconds), implementations=[f"rogue.{name}" for name in names]
+        ),
     )  # fmt: skip
     return results, events
 
