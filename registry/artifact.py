@@ -52,14 +52,24 @@ class Artifact:
     resources: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Signature:
     """Specs of everything that a launch may name: arguments in the schema's order, outputs, scratch, prepared."""
 
     arguments: Arguments
     outputs: Mapping[str, TensorSpec]
-    scratch: Mapping[str, TensorSpec] = field(default_factory=dict)
-    prepared: Mapping[str, TensorSpec] = field(default_factory=dict)
+    scratch: Mapping[str, TensorSpec]
+    prepared: Mapping[str, TensorSpec]
+
+    def __init__(
+        self,
+        arguments: Arguments,
+        outputs: Mapping[str, TensorSpec],
+        scratch: Mapping[str, TensorSpec] | None = None,
+        prepared: Mapping[str, TensorSpec] | None = None,
+    ) -> None:
+        # at once: each new size of a call has one
+        self.__dict__.update(arguments=arguments, outputs=outputs, scratch=scratch or {}, prepared=prepared or {})
 
     @cached_property
     def operands(self) -> Mapping[str, RunItem]:
@@ -84,24 +94,6 @@ class Signature:
                 else:
                     found += name, _form(value)
         return tuple(found)
-
-    def has_form_of(self, other: Signature) -> bool:
-        """Whether ``form`` is the other's, found without making it."""
-        groups = (self.arguments.all, self.outputs, self.scratch, self.prepared)
-        others = (other.arguments.all, other.outputs, other.scratch, other.prepared)
-        for group, known in zip(groups, others, strict=True):
-            if len(group) != len(known):
-                return False
-            for (name, value), (known_name, was) in zip(group.items(), known.items(), strict=True):
-                if name != known_name:
-                    return False
-                if type(value) is TensorSpec and type(was) is TensorSpec:
-                    alike = value.dtype is was.dtype and value.alignment == was.alignment
-                    if not alike or (0 in value.shape) != (0 in was.shape):
-                        return False
-                elif value is not was and _form(value) != _form(was):
-                    return False
-        return True
 
     def misaligned(self) -> Signature:
         """This signature with nothing assumed of any tensor's address."""

@@ -21,21 +21,24 @@ OWN = "$"
 
 @dataclass(frozen=True)
 class CodeTemplate:
-    """The compiled text of one function without defaults."""
+    """The compiled text of one function."""
 
     name: str
     code: CodeType
 
-    def function(self, names: dict[str, Any]) -> Callable[..., Any]:
-        """A new function of this text. ``names`` become its globals, where the function itself stands as well."""
-        return with_names(FunctionType(self.code, {}, self.name), names)
+    def function(self, names: dict[str, Any], defaults: Sequence[Any] = ()) -> Callable[..., Any]:
+        """A new function of this text; its last parameters have ``defaults``.
+
+        ``names`` become its globals, where the function itself stands as well.
+        """
+        # a code object of its own: CPython remembers in it where a global was found last
+        made = names[self.name] = FunctionType(self.code.replace(), names, self.name, tuple(defaults))
+        return made
 
 
-def with_names(function: Callable[..., Any], names: dict[str, Any]) -> Callable[..., Any]:
-    """A function of a template's text with other ``names``, where the function itself stands as well."""
-    # a code object of its own: CPython remembers in it where a global was found last
-    made = names[function.__name__] = FunctionType(function.__code__.replace(), names, function.__name__)
-    return made
+def with_defaults(function: Any, defaults: Sequence[Any]) -> Callable[..., Any]:
+    """A function with other defaults, which shares everything else."""
+    return FunctionType(function.__code__, function.__globals__, function.__name__, tuple(defaults))
 
 
 def template(name: str, signature: str, lines: Sequence[str]) -> CodeTemplate:

@@ -25,6 +25,8 @@ _HERE = __name__.partition(".")[0]
 
 Tensors = tuple[torch.Tensor, ...]
 
+_INT = frozenset({int})
+
 Run = Callable[[Tensors, tuple[Any, ...], Tensors], Any]
 """``run(outputs, arguments, scratch)``: enqueue the work on the current stream of the arguments' device.
 
@@ -33,7 +35,7 @@ Returns None, or the outputs when the implementation ``returns_outputs`` (``outp
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Launch:
     """One kernel launch as data: it can be compiled elsewhere, shared between problems, hashed, and run without a JIT.
 
@@ -54,15 +56,28 @@ class Launch:
     line: tuple[str, int] = field(default=("", 0), init=False, compare=False, repr=False)
     """File and line of the author's code that made the launch."""
 
-    def __post_init__(self) -> None:
-        frame = sys._getframe(2)  # behind the constructor that dataclass writes
-        object.__setattr__(self, "line", (frame.f_code.co_filename, frame.f_lineno))
-        grid = self.grid
-        # each new size of a call makes launches: a generator would be a Python call for each extent
-        if type(grid) is not tuple or not 0 < len(grid) <= 3 or {*map(type, grid)} != {int} or min(grid) < 0:
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        args: tuple[str | int | float, ...],
+        constants: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        cluster: tuple[int, ...] = (),
+        shared_bytes: int = 0,
+    ) -> None:
+        frame = sys._getframe(1)
+        constants, options = {} if constants is None else constants, {} if options is None else options
+        # at once: each new size of a call makes launches, and a frozen dataclass takes four times as long
+        self.__dict__.update(
+            kernel=kernel, grid=grid, args=args, constants=constants, options=options, cluster=cluster,
+            shared_bytes=shared_bytes, line=(frame.f_code.co_filename, frame.f_lineno),
+        )  # fmt: skip
+        # a generator would be a Python call for each extent
+        if type(grid) is not tuple or not 0 < len(grid) <= 3 or not _INT.issuperset(map(type, grid)) or min(grid) < 0:
             self._check_grid()
         # most launches are made of plain tuples and dicts: they need no slower look
-        if type(self.args) is not tuple or type(self.constants) is not dict or type(self.options) is not dict:
+        if type(args) is not tuple or type(constants) is not dict or type(options) is not dict:
             self._check_types()
 
     def _check_grid(self) -> None:

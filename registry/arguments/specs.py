@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import accumulate
+from operator import mul
 from typing import Literal, TypeVar
 
 import torch
@@ -33,6 +35,7 @@ def fits_int32(value: int) -> bool:
     return -(2**31) <= value < 2**31
 
 
+@lru_cache(maxsize=64)
 def dtype_name(dtype: torch.dtype) -> str:
     """``torch.bfloat16`` -> ``"bfloat16"``."""
     return str(dtype).removeprefix("torch.")
@@ -70,12 +73,9 @@ class TensorSpec:
     @classmethod
     def contiguous(cls, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = _CPU) -> TensorSpec:
         """A row-major, aligned tensor of that shape."""
-        strides, step = [], 1
-        for size in reversed(shape):
-            strides.append(step)
-            step *= max(size, 1)
-        strides.reverse()
-        return aligned_spec(shape, dtype, tuple(strides), device)
+        sizes = [max(size, 1) for size in shape] if 0 in shape else shape
+        strides = (*accumulate(reversed(sizes[1:]), mul, initial=1),)[::-1] if shape else ()
+        return aligned_spec(shape, dtype, strides, device)
 
     @property
     def numel(self) -> int:

@@ -112,17 +112,18 @@ class OrdinaryTraits(Traits):
     """Traits of arguments whose tensors are all row-major, aligned and without gradient.
 
     They say so without a look at sizes, also of a call none of whose tensors is aligned, as ``misaligned()`` has it.
-    ``taken`` counts how often somebody took ``arguments``, who may have looked at anything.
+    ``taken`` counts how often somebody took ``arguments``, who may have looked at anything, ``looked`` how often
+    somebody did so or looked at alignment.
     """
 
-    __slots__ = ("_aligned", "taken")
+    __slots__ = ("_aligned", "looked", "taken")
 
     def __init__(
         self, source: Arguments, told: Mapping[str, Value] | None = None, aligned: OrdinaryTraits | None = None
     ) -> None:
         # without a call of the base's: a new size of a call makes these
         self._source, self._told = source, dict(told) if told else {}
-        self.taken, self._aligned = 0, aligned
+        self.taken, self.looked, self._aligned = 0, 0, aligned
 
     @property
     def arguments(self) -> Arguments | None:
@@ -130,6 +131,7 @@ class OrdinaryTraits(Traits):
         given = self._given
         if self._aligned is None or given is None:
             self.taken += 1
+            self.looked += 1
             return given
         self._aligned.taken += 1
         return given.mapped(TensorSpec.misaligned)
@@ -152,6 +154,7 @@ class OrdinaryTraits(Traits):
     def __getitem__(self, trait: str) -> bool:
         if trait not in _AGGREGATES:
             return super().__getitem__(trait)
+        self.looked += trait == "aligned"
         return trait != "aligned" or self._aligned is None
 
     def _each(self, name: str, trait: str) -> bool:

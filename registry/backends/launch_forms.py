@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Generic, TypeVar
 
 from ..artifact import Signature
-from ..implementation import Launch
-from ..problem import exact, exact_items
-from .written_run import WrittenRun
+from ..implementation import Launch, Run
+from ..problem import exact_items
+from .written_run import Form, WrittenRun
 
 MOST_FORMS = 8192
 """Of one backend. A form is some KiB; what is dropped is bound anew from the kernels, which stay loaded."""
 
-_Form = TypeVar("_Form")
+_Form = TypeVar("_Form", bound=Form)
 
 
 def _type_alone(_place: int, value: Any) -> str:
@@ -42,74 +42,6 @@ def form_key(keys: Iterable[Hashable], signature: Signature, device: int, *other
     return (*keys, signature.form, device, *others)
 
 
-class Origin(NamedTuple):
-    """What a run was bound from."""
-
-    launches: tuple[Launch, ...]
-    signature: Signature
-    device: int
-
-
-SameNumber = Callable[[Launch, int, Any, Any], bool]
-"""``same(launch, place, value, other)``: whether code depends on nothing in which two numbers of one type differ."""
-
-
-def form_of_like(like: object, origin: Origin, same: SameNumber | None = None) -> Any:
-    """The form of the run ``like``, where it was bound from what differs from ``origin`` in extents and numbers alone.
-
-    None where it was not, or where that is not told at a glance: ``form_key`` has the answer then.
-    """
-    was = like.origin if isinstance(like, WrittenRun) else None
-    if was is None or was.device != origin.device or len(was.launches) != len(origin.launches):
-        return None
-    for launch, known in zip(origin.launches, was.launches, strict=True):
-        if not _alike(launch, known, same):
-            return None
-    return like.written.form if origin.signature.has_form_of(was.signature) else None  # type: ignore[attr-defined]
-
-
-def _alike(launch: Launch, was: Launch, same: SameNumber | None) -> bool:
-    """Whether ``launch_key`` of both is equal, as far as that is told at a glance."""
-    return (
-        launch.kernel is was.kernel
-        and len(launch.grid) == len(was.grid)
-        and (0 in launch.grid) is (0 in was.grid)
-        and launch.shared_bytes == was.shared_bytes
-        and launch.cluster == was.cluster
-        and _equal(launch.constants, was.constants)
-        and _equal(launch.options, was.options)
-        and _alike_arguments(launch, was, same)
-    )
-
-
-def _equal(values: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
-    if [*values] != [*others]:
-        return False
-    for value, other in zip(values.values(), others.values(), strict=True):
-        if type(value) is not type(other) or value != other:
-            return False
-        # equal zeros may differ in sign, and items of a list in type
-        if type(value) not in _TOLD and exact(value) != exact(other):
-            return False
-    return True
-
-
-def _alike_arguments(launch: Launch, was: Launch, same: SameNumber | None) -> bool:
-    if len(launch.args) != len(was.args):
-        return False
-    for place, (argument, other) in enumerate(zip(launch.args, was.args, strict=True)):
-        if argument is not other:
-            if type(argument) is not type(other) or (type(argument) is str and argument != other):
-                return False
-            if type(argument) is not str and same is not None and not same(launch, place, argument, other):
-                return False
-    return True
-
-
-_TOLD = frozenset({int, str, bool})
-"""Types whose values are the same where they are equal."""
-
-
 class Forms(Generic[_Form]):
     """Forms of bound launches by key; the oldest is dropped when there are too many. Safe to read from any thread."""
 
@@ -123,6 +55,24 @@ class Forms(Generic[_Form]):
             return self._forms.get(key)
         except TypeError:
             return None
+
+    def run(
+        self,
+        like: object,
+        launches: tuple[Launch, ...],
+        key: Callable[[], Hashable],
+        make_twin: Callable[[], Run] | None = None,
+    ) -> WrittenRun | None:
+        """A run of launches of a known form: that of the run ``like``, else that of ``key()``; None without one.
+
+        ``like`` is of this device, and of a signature of the same form.
+        """
+        form: Form | None = like.form if isinstance(like, WrittenRun) else None
+        numbers = None if form is None else form.numbers(launches)
+        if numbers is None:
+            form = self.get(key())
+            numbers = None if form is None else form.numbers(launches)
+        return None if form is None or numbers is None else WrittenRun(form, numbers, launches, make_twin)
 
     def put(self, key: Hashable, form: _Form) -> None:
         try:

@@ -6,13 +6,16 @@ names in the text, so that a run for another size is the compiled text with othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NoReturn
 
 from ..errors import NotReadyError
 from ..generated_code import function
+from ..implementation import Launch, Run
+from .launch_numbers import Numbers
 
 
 @dataclass(frozen=True)
@@ -56,20 +59,36 @@ class Operands:
 _WHOLE = {"outputs": "outputs", "arguments": "arguments", "scratch": "scratch"}
 
 
-@dataclass(frozen=True)
-class Written:
-    """A run as text. ``lines`` enqueue what the run enqueues and return nothing; they reach for ``names``.
+class Form(ABC):
+    """Launches of loaded kernels without their extents and numbers: runs of one form have one text.
 
-    Names begin with ``k_``. Runs of an equal ``form`` have equal lines and differ in what is behind the names.
+    names   all that the text reaches for and that is no size
+    sized   what is: a run's numbers are behind these names, and the run itself behind ``k_run``
+    numbers  takes the numbers from launches; None for launches of another form
+
+    Every name begins with ``k_``.
     """
 
-    form: Hashable
-    lines: Callable[[Operands], list[str]]
     names: Mapping[str, Any]
+    sized: Collection[str]
+    numbers: Numbers
 
-    @property
+    def run(self, launches: tuple[Launch, ...], make_twin: Callable[[], Run] | None = None) -> WrittenRun:
+        """The run of the launches that the form was made of."""
+        numbers = self.numbers(launches)
+        assert numbers is not None
+        return WrittenRun(self, numbers, launches, make_twin)
+
+    @abstractmethod
+    def lines(self, operands: Operands) -> list[str]:
+        """The text that enqueues a run's launches and returns nothing."""
+
+    def careful(self, run: WrittenRun, *groups: Any) -> None:
+        """Run what the text leaves to a slower way, ``k_run.careful``."""
+        raise NotImplementedError
+
     def all_names(self) -> dict[str, Any]:
-        """All that the text reaches for."""
+        """All that the text reaches for, but for what is a size."""
         return {"k_no_memory": no_memory, **self.names}
 
 
@@ -79,14 +98,22 @@ def no_memory() -> NoReturn:
 
 
 class WrittenRun:
-    """A run that remembers its text, and is made a function of its own when it is first called as one.
+    """A run that has a text, and is made a function of its own when it is first called as one.
 
-    ``origin`` is what a backend has bound it from, for runs of other sizes.
+    ``launches`` are what a backend has bound; ``make_twin`` makes what runs where tensors are not aligned.
     """
 
-    def __init__(self, written: Written, origin: Any = None) -> None:
-        self.written = written
-        self.origin = origin
+    def __init__(
+        self,
+        form: Form,
+        numbers: tuple[Any, ...],
+        launches: tuple[Launch, ...] = (),
+        make_twin: Callable[[], Run] | None = None,
+    ) -> None:
+        self.form = form
+        self.numbers = numbers
+        self.launches = launches
+        self._make_twin = make_twin
 
     def __call__(self, outputs: Any, arguments: Any, scratch: Any) -> None:
         self.function(outputs, arguments, scratch)
@@ -94,9 +121,16 @@ class WrittenRun:
     @cached_property
     def function(self) -> Callable[..., Any]:
         """The text as ``function(outputs, arguments, scratch)``."""
-        return function("run", ", ".join(_WHOLE), self.written.lines(Operands(_WHOLE)), self.written.all_names)
+        form = self.form
+        names = {**form.all_names(), **dict(zip(form.sized, self.numbers, strict=True)), "k_run": self}
+        return function("run", ", ".join(_WHOLE), form.lines(Operands(_WHOLE)), names)
 
+    @cached_property
+    def twin(self) -> Run:
+        """The run for tensors that do not start at multiples of 16 bytes, where this one assumes that they do."""
+        assert self._make_twin is not None
+        return self._make_twin()
 
-def written_of(run: object) -> Written | None:
-    """The text of a run that has one."""
-    return run.written if isinstance(run, WrittenRun) else None
+    def careful(self, *groups: Any) -> None:
+        """Run in the form's slower way."""
+        self.form.careful(self, *groups)

@@ -62,8 +62,10 @@ def gradient_of(arguments: Arguments, output: str, like: str) -> None:
 
 def normalised_dim(op: str, dim: int, spec: TensorSpec, name: str = "x") -> int:
     """``dim`` counted from the front."""
-    check_dim(op, dim, len(spec.shape), f" (shape {shape_text(spec.shape)})", name)
-    return dim % max(len(spec.shape), 1)
+    rank = len(spec.shape)
+    if not -rank <= dim < rank:
+        check_dim(op, dim, rank, f" (shape {shape_text(spec.shape)})", name)
+    return dim % max(rank, 1)
 
 
 def check_dim(op: str, dim: int, rank: int, shown: str = "", name: str = "x") -> None:

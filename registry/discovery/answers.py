@@ -58,7 +58,7 @@ def default_config(implementation: Implementation, problem: Problem, device: Dev
     except Exception:
         _refuse_empty(implementation, space)
         raise
-    if not isinstance(given, Mapping):
+    if type(given) is not dict and not isinstance(given, Mapping):
         raise _wrong(implementation, "default", given, "a mapping of the space's parameters to values")
     if violations := space.violations(given):
         _refuse_empty(implementation, space)

@@ -96,7 +96,7 @@ class Miss:
         self.plans = plans
         self.entries = EntryMaker(op.parsed)
         self.table = Table(len(self.entries.parts.plain))
-        self.families = Families(plans, op.parsed)
+        self.families = Families(plans, op.parsed, self.entries)
         self.profiles = Profiles(torch_ops.qualified_name(op))
         self._op = op
         self._forcing = forcing
@@ -184,7 +184,7 @@ class Miss:
         member = families.member(values, table)
         if member is None:
             return None
-        run, resolved, read = member
+        run, resolved, shape, free, grad = member
         try:
             profiled = profiler._is_profiler_enabled
             outputs = self.profiles.run(resolved, run, *values) if profiled else run(*values)
@@ -195,9 +195,8 @@ class Miss:
             return None
         self._missed.hit()
         resolved.calls.hit()
-        self.entries.add(
-            table, generations[0], (values, values), (run, resolved.calls.hit, resolved), resolved.conditions, read
-        )
+        answer = grad, run, resolved.calls.hit, resolved
+        self.entries.add_like(table, generations[0], shape, values, free, answer, resolved.conditions)
         return (outputs,)
 
     def _add_family(self, asked: Asked, resolved: Resolved) -> None:

@@ -8,18 +8,18 @@ bound to what is loaded. Whatever is out of the ordinary is left to the miss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ..arguments.schema import Schema
 from ..arguments.specs import Argument, Arguments
 from ..contract import Op
 from ..device import Device
-from .hit.call_parts import CallParts
+from .hit.entries import EntryMaker, FreeValue
 from .hit.family import Specs, family_of
-from .hit.guards import aligned
-from .hit.table import Table, Unpacked
-from .plans.plan import Candidate, Draft, Plan
+from .hit.guards import Condition, aligned
+from .hit.table import Table
+from .plans.plan import Draft, Plan
 from .resolve.candidates import Plans
 from .resolve.resolved import Resolved, resized
 from .resolve.undoubted import Undoubted
@@ -29,32 +29,43 @@ from .torch_side.torch_private import stream_capturing
 MOST_FAMILIES = 32
 """Per op: dtypes, devices, attributes and which optional tensors are given."""
 
+_ALIGNED: tuple[Condition, ...] = (aligned,)
+
 
 class _Family:
-    """``plans`` holds one of each candidate that has answered a call of the family."""
+    """``plans`` holds one of each candidate that has answered a call of the family, by the candidate's id."""
 
-    __slots__ = ("device", "plans", "specs", "undoubted")
+    __slots__ = ("device", "free", "grad", "plans", "specs", "undoubted")
 
-    def __init__(self, specs: Specs, device: Device) -> None:
+    def __init__(self, specs: Specs, device: Device, grad: bool | None) -> None:
         self.specs = specs
         self.device = device
-        self.plans: dict[Hashable, Plan] = {}
+        self.grad = grad
+        self.plans: dict[int, Plan] = {}
         self.undoubted: Undoubted | None = None
+        self.free: dict[frozenset[str], Sequence[FreeValue]] = {}
+        """By the attributes that an answer depends on what stands for the others."""
 
 
-Member = tuple[Callable[..., Any], Resolved, frozenset[str]]
-"""A call of a family: what runs it, on what that rests, and the attributes that it depends on."""
+class Member(NamedTuple):
+    """What runs a call of a family, and what that rests on; the rest is what an entry of the table has."""
+
+    run: Callable[..., Any]
+    resolved: Resolved
+    shape: Hashable
+    free: Sequence[FreeValue]
+    grad: bool | None
 
 
 class Families:
     """The families of one op whose calls were answered by a plan; ``known`` are those with the latest first."""
 
-    def __init__(self, plans: Plans, schema: Schema) -> None:
+    def __init__(self, plans: Plans, schema: Schema, entries: EntryMaker) -> None:
         self.known: tuple[_Family, ...] = ()
         self._plans = plans
         self._op: Op = plans.op
         self._schema = schema
-        self._parts = CallParts(schema)
+        self._entries = entries
         self._mutates = schema.mutates
 
     def clear(self) -> None:
@@ -67,7 +78,13 @@ class Families:
             return
         specs = family_of(self._schema, values)
         if specs is not None:
-            self.known = (_Family(specs, device), *self.known)[:MOST_FAMILIES]
+            # one of a tensor that requires a gradient has no call in grad mode
+            grad = (
+                False
+                if any(one is not None and one.requires_grad for one in self._entries.parts.tensors(values))
+                else None
+            )
+            self.known = (_Family(specs, device, grad), *self.known)[:MOST_FAMILIES]
 
     def member(self, values: tuple[Any, ...], table: Table) -> Member | None:
         """The answer to a call of these values; None where the miss must see to it, faults included.
@@ -79,26 +96,32 @@ class Families:
             for family in self.known:
                 specs = family.specs(*values)
                 if specs is not None:
-                    found = self._resized(family, specs, table.now.shapes.get(self._parts.shape(values), ()))
-                    if found is None:
-                        return None
-                    resolved, read = found
-                    run = counting_writes(resolved.run, self._op.parsed) if self._mutates else resolved.run
-                    return run, resolved, read | self._op.fake_reads
+                    return self._member(family, specs, values, table)
         except Exception:  # the miss meets it again, and tells it as it must be told
             return None
         return None
 
-    def _resized(
-        self, family: _Family, specs: dict[str, Argument], entries: Iterable[Unpacked]
-    ) -> tuple[Resolved, frozenset[str]] | None:
-        op, plans, device = self._op, self._plans, family.device
-        if plans.failures or (device.type == "cuda" and stream_capturing()):
+    def _member(
+        self, family: _Family, specs: dict[str, Argument], values: tuple[Any, ...], table: Table
+    ) -> Member | None:
+        if self._plans.failures or (family.device.type == "cuda" and stream_capturing()):
             return None
-        for *_, known in entries:
-            if _answers(known, specs):
-                return known, known.plan.signature.arguments.read
-        arguments = Arguments(op.name, specs, seen=set())
+        shape = self._entries.parts.shape(values)
+        entries = table.now.shapes.get(shape)
+        known = next((one[-1] for one in entries if _answers(one[-1], specs)), None) if entries else None
+        arguments = Arguments(self._op.name, specs, False, set()) if known is None else known.plan.signature.arguments
+        resolved = known or self._resized(family, arguments)
+        if resolved is None:
+            return None
+        read = arguments.read
+        free = family.free.get(read)
+        if free is None:
+            free = family.free[read] = self._entries.free(values, read | self._op.fake_reads)
+        run = counting_writes(resolved.run, self._schema) if self._mutates else resolved.run
+        return Member(run, resolved, shape, free, family.grad)
+
+    def _resized(self, family: _Family, arguments: Arguments) -> Resolved | None:
+        op, plans, device = self._op, self._plans, family.device
         problem = op.pose(arguments, ordinary=True)
         if family.undoubted is None:
             family.undoubted = Undoubted(plans.situation(problem, device))
@@ -108,18 +131,17 @@ class Families:
         implementation = candidate.implementation
         if not implementation.deterministic or not implementation.capturable:
             return None
-        key = _key(candidate)
-        like = family.plans.get(key)
+        like = family.plans.get(id(candidate))
         plan = None if like is None else like.resized(problem, arguments, device, plans.sizeless)
         if plan is None:
             plan = Draft.of(op, candidate, problem, arguments, device).from_memory(plans.sizeless)
             if plan is None:
                 return None
-            _remember(family, key, plan)
-        conditions = (aligned,) if found.narrow else ()
-        untuned = found.choice.step == "default"
-        resolved = resized(found.choice, plan, found.misses, conditions, untuned)
-        return resolved, arguments.read
+            if len(family.plans) >= MOST_FAMILIES:
+                family.plans.clear()
+            # the plan holds the candidate, whose id no other has meanwhile
+            family.plans[id(candidate)] = plan
+        return resized(found.choice, plan, found.misses, _ALIGNED if found.narrow else ())
 
 
 def _answers(known: Resolved, specs: Mapping[str, Argument]) -> bool:
@@ -129,17 +151,3 @@ def _answers(known: Resolved, specs: Mapping[str, Argument]) -> bool:
         return False
     arguments = plan.signature.arguments
     return not arguments.gradient and arguments.all == specs
-
-
-def _key(candidate: Candidate) -> Hashable:
-    values = candidate.config.values()
-    # 1, 1.0 and True are equal
-    return id(candidate.implementation), *values, *map(type, values)
-
-
-def _remember(family: _Family, key: Hashable, plan: Plan) -> None:
-    plans = family.plans
-    if key not in plans:
-        if len(plans) >= MOST_FAMILIES:
-            plans.clear()
-        plans[key] = plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,12 @@ from registry.artifact import Signature
 from registry.backends.cuda import CudaKernel
 from registry.backends.cuda import launch as cuda_launch
 from registry.backends.cuda.launch import LaunchForm
-from registry.backends.launch_forms import Forms, Origin, form_key, form_of_like, launch_key
+from registry.backends.launch_forms import Forms, form_key, launch_key
+from registry.backends.launch_numbers import numbers_of
 from registry.backends.triton import launch as triton_launch
 from registry.backends.triton.bound_launch import BoundLaunch
 from registry.backends.triton.launch import DeviceForm
 from registry.backends.triton.variant import Operand
-from registry.backends.written_run import Written, WrittenRun
 from registry.dispatch.plans.written_plan import written_call
 from registry.implementation import Launch
 from registry.problem import Arguments, TensorSpec
@@ -26,13 +27,13 @@ from registry.problem import Arguments, TensorSpec
 ROWS = [1, 2, 15, 16, 17, 100, 4097]
 
 
-def launches_of(rows: int) -> list[Launch]:
+def launches_of(rows: int) -> tuple[Launch, ...]:
     """Two launches, the second over scratch; grids and numbers follow from the rows."""
     kernel = CudaKernel("", "kernel")
-    return [
+    return (
         Launch(kernel, (-(-rows // 16), 2), ("y", "x", "eps", rows, rows * 7 // 2, 3, 0.5), {}, {"block": 128}),
         Launch(kernel, (rows * 2,), ("partial", "y", rows / 2), {}, {"block": (32, 2)}, cluster=(2,), shared_bytes=64),
-    ]
+    )
 
 
 SPEC = TensorSpec.contiguous((4,), torch.float32)
@@ -73,19 +74,27 @@ def test_a_cuda_run_packs_what_its_size_asks(monkeypatch: pytest.MonkeyPatch, co
         calls.clear()
 
 
-def triton_launches(rows: int, kernel: Any) -> list[BoundLaunch]:
+TRITON_KERNEL = object()
+
+
+def twin(told: list[Any]) -> Any:
+    """A run that is told of."""
+    return lambda *given: told.append(given)
+
+
+def triton_launches(rows: int, kernel: Any) -> tuple[tuple[Launch, ...], list[BoundLaunch]]:
     operands = (
         Operand("y", "tensor", "*fp32", "outputs", 0, aligned=True),
         Operand("x", "tensor", "*fp32", "arguments", 0, aligned=True),
         Operand("eps", "attribute", "fp32", "arguments", 1),
-        Operand("rows", "number", "i32", value=rows),
-        Operand("units", "number", "i32", value=rows * 7 // 2),
+        Operand("rows", "number", "i32", value=rows, argument=3),
+        Operand("units", "number", "i32", value=rows * 7 // 2, argument=4),
         Operand("BLOCK", "constant", "constexpr", value=64),
     )
-    return [
-        BoundLaunch(None, kernel, (-(-rows // 16), 2, 1), operands, {}),
-        BoundLaunch(None, kernel, (rows * 2, 1, 1), operands, {}),
-    ]
+    grids = (-(-rows // 16), 2), (rows * 2,)
+    args = ("y", "x", "eps", rows, rows * 7 // 2)
+    launches = tuple([Launch(TRITON_KERNEL, grid, args, {"BLOCK": 64}) for grid in grids])
+    return launches, [BoundLaunch(TRITON_KERNEL, kernel, (*grid, 1, 1)[:3], operands, {}) for grid in grids]
 
 
 @pytest.mark.parametrize("scratch_bytes", [0, 32])
@@ -106,13 +115,13 @@ def test_a_triton_run_launches_what_its_size_asks(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(triton_launch, "current_stream", lambda index: 5)
     monkeypatch.setattr(torch, "empty", empty)
     y, x, unaligned = torch.ones(4), torch.ones(4), torch.ones(5)[1:]
-    form = DeviceForm.made(tuple(triton_launches(8, kernel)), 0, direct=True)
+    form = DeviceForm(*triton_launches(8, kernel), 0, direct=True)
     for rows in ROWS:
         twins: list[tuple[Any, ...]] = []
-        launches = triton_launches(rows, kernel)
-        run = form.run(launches, lambda *given, told=twins: told.append(given))
+        launches, bound = triton_launches(rows, kernel)
+        run = form.run(launches, partial(twin, twins))
         run((y,), (x, 0.5), ())
-        assert [given[:3] for given in calls] == [launch.grid for launch in launches]
+        assert [given[:3] for given in calls] == [launch.grid for launch in bound]
         assert all((0.5, rows, rows * 7 // 2, 64) == given[-4:] for given in calls)
         programs = [-(-rows // 16) * 2 * 2 * 32, rows * 2 * 2 * 32]
         assert allocated == (programs if scratch_bytes else [])
@@ -135,9 +144,9 @@ def test_a_plan_launches_triton_kernels_in_line(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(triton_launch, "current_device", lambda: 0)
     monkeypatch.setattr(triton_launch, "current_stream", lambda index: 5)
     monkeypatch.setattr(triton_launch._CarefulRun, "__call__", lambda careful, *given: left.append(given))
-    form = DeviceForm.made(tuple(triton_launches(8, kernel)), 0, direct=direct)
+    form = DeviceForm(*triton_launches(8, kernel), 0, direct=direct)
     for rows in ROWS:
-        run = form.run(triton_launches(rows, kernel), lambda *given: left.append(given))
+        run = form.run(triton_launches(rows, kernel)[0], partial(twin, left))
         plan = written_call(2, SPEC.device, run, [TensorSpec.contiguous((rows,), torch.float32)], [], None)
         for x in (torch.ones(4), torch.ones(5)[1:]):
             y = plan(x, 0.5)
@@ -192,7 +201,7 @@ def test_forms_are_bounded_and_take_no_key_that_cannot_be_hashed() -> None:
     assert [forms.get(number) for number in (6, 7, 8, 9, [])] == [None, 7, 8, 9, None]
 
 
-def test_a_form_that_is_told_at_a_glance_is_the_form_of_equal_keys() -> None:
+def test_numbers_are_told_of_launches_of_one_key_alone() -> None:
     kernel = CudaKernel("", "kernel")
     base: dict[str, Any] = {
         "grid": (4, 2),
@@ -205,52 +214,59 @@ def test_a_form_that_is_told_at_a_glance_is_the_form_of_equal_keys() -> None:
         {"grid": (9, 1)},
         {"grid": (0, 1)},
         {"grid": (9,)},
-        {"args": ("y", "x", 2**40, 0.25)},
+        *({"args": ("y", "x", number, 0.25)} for number in (8, 16, 2**31, 2**31 + 1, -(2**31), -(2**31) - 16)),
         {"args": ("y", "x", True, 0.5)},
         {"args": ("y", "x", 7, 1)},
         {"args": ("x", "y", 7, 0.5)},
         {"args": ("y", "x", 7)},
+        {"args": ("y", "x", "z", 0.5)},
+        {"args": ()},
         {"kernel": CudaKernel("", "other")},
+        {"kernel": CudaKernel("", "kernel")},
         *({"constants": {"BLOCK": value}} for value in (2, True, 1.0, 0.0, -0.0, "1", None)),
+        *({"constants": {"A": one, "B": other}} for one in (1, True) for other in (1, True)),
+        {"constants": {"B": True, "A": 1}},
         {"constants": {"BLOCKS": 1}},
+        {"options": {"b": 32}},
+        {"options": {"b": 32.0}},
         {"options": {"b": [32.0]}},
         {"options": {"b": [16]}},
         {"cluster": (2,)},
         {"shared_bytes": 64},
     ]
-    specs = [
-        (SPEC, 0.25),
-        (TensorSpec.contiguous((64, 3), torch.float32), 0.5),
-        (TensorSpec.contiguous((4,), torch.float16), 0.25),
-        (TensorSpec((4,), torch.float32, (1,), alignment=4), 0.25),
-        (TensorSpec.contiguous((0,), torch.float32), 0.25),
-        (SPEC, 3),
-        (SPEC, 2**40),
-        (SPEC, None),
-        (None, 0.25),
-    ]
-    origins = [
-        Origin((Launch(**{"kernel": kernel, **base, **change}),), signature, 0)
-        for change in changes
-        for signature in (Signature(Arguments("op", {"x": x, "eps": eps}), {"y": SPEC}) for x, eps in specs)
-    ]
+    launches = [Launch(**{"kernel": kernel, **base, **change}) for change in changes]
+
+    def key(launch: Launch, *, told: bool) -> Any:
+        def form(place: int, number: Any) -> Any:
+            narrow = type(number) is int and (-(2**31) <= number < 2**31, place == 2 and number % 16 == 0)
+            return type(number).__name__, told and narrow
+
+        return launch_key(launch, form)
+
     found = 0
-    for was in origins[::7]:
-        run = WrittenRun(Written("the form", lambda _: [], {}), was)
-        key = form_key(map(launch_key, was.launches), was.signature, 0)
-        for origin in origins:
-            told = form_of_like(run, origin)
-            equal = form_key(map(launch_key, origin.launches), origin.signature, 0) == key
-            assert told == ("the form" if equal else None)
-            found += equal
-            assert form_of_like(run, origin._replace(device=1)) is None
-    assert found > len(origins[::7]), "sizes alone differ in some"
-    assert form_of_like(lambda *_: None, origins[0]) is None
-    assert form_of_like(WrittenRun(Written("the form", lambda _: [], {})), origins[0]) is None
+    for told in (False, True):
+        for was in launches:
+            given = [f"a0_{place}" for place, one in enumerate(was.args) if type(one) is not str]
+            numbers = numbers_of([was], ["x0", "y0", *given], None, [{2}] if told else None)
+            for launch in launches:
+                wanted = [one for one in launch.args if type(one) is not str]
+                equal = key(launch, told=told) == key(was, told=told)
+                assert numbers((launch,)) == ((*(*launch.grid, 1)[:2], *wanted) if equal else None)
+                found += equal
+            assert numbers((was, was)) is None
+    assert found > 2 * len(launches), "sizes alone differ in some"
+
+
+def test_numbers_of_more_programs_than_a_launch_may_have_are_not_told() -> None:
+    def launch(*grid: int) -> tuple[Launch]:
+        return (Launch(CudaKernel("", "kernel"), grid, ()),)
+
+    numbers = numbers_of(launch(1, 1), ["x0 * y0"], None, None, (100, 10))
+    assert [numbers(launch(*grid)) for grid in ((10, 10), (51, 2), (5, 11))] == [(100,), None, None]
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_a_triton_run_of_launches_that_are_not_bound_is_that_of_bound_ones(
+def test_a_triton_run_of_another_size_is_that_of_launches_bound_to_it(
     monkeypatch: pytest.MonkeyPatch, direct: bool
 ) -> None:
     calls: list[tuple[Any, ...]] = []
@@ -263,18 +279,13 @@ def test_a_triton_run_of_launches_that_are_not_bound_is_that_of_bound_ones(
     monkeypatch.setattr(triton_launch, "current_device", lambda: 0)
     monkeypatch.setattr(triton_launch, "current_stream", lambda index: 5)
     monkeypatch.setattr(triton_launch._CarefulRun, "__call__", lambda run, *_: careful.append(run._launches))
-    form = DeviceForm.made(tuple(triton_launches(8, kernel)), 0, direct)
+    form = DeviceForm(*triton_launches(8, kernel), 0, direct)
     given = (torch.ones(4),), (torch.ones(4), 0.5), ()
     for rows in ROWS:
-        launches = tuple(
-            Launch(None, grid, ("y", "x", "eps", rows, rows * 7 // 2), {"BLOCK": 64})
-            for grid in ((-(-rows // 16), 2), (rows * 2,))
-        )
-        bound = triton_launches(rows, kernel)
-        grids = [launch.grid for launch in bound]
-        for run in (form.run(bound, None), form.sized(Origin(launches, SIGNATURE, 0), grids, None)):  # type: ignore[arg-type]
+        launches, bound = triton_launches(rows, kernel)
+        for run in (form.run(launches), DeviceForm(launches, bound, 0, direct).run(launches)):
             run(*given)
-            run.written.names["k_careful"](*given)
+            run.careful(*given)
         assert calls[: len(calls) // 2] == calls[len(calls) // 2 :]
         assert careful[: len(careful) // 2] == careful[len(careful) // 2 :]
         assert careful[-1] == bound

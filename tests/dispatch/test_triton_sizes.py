@@ -108,7 +108,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
     monkeypatch.setattr(triton, "_load", loaded)
     monkeypatch.setattr(triton, "_FORMS", Forms())
-    monkeypatch.setattr(DeviceForm, "of", lambda launches, _: DeviceForm.made(tuple(launches), 0, direct=True))
+    monkeypatch.setattr(DeviceForm, "of", lambda launches, bound, _: DeviceForm(launches, bound, 0, direct=True))
     monkeypatch.setattr(triton_launch, "current_device", lambda: 0)
     monkeypatch.setattr(triton_launch, "current_stream", lambda _: 5)
     return seen

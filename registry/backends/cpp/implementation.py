@@ -22,8 +22,9 @@ from ...space import Config
 from .. import compiler_environment
 from ..kernel_signature import check_kernel
 from ..launch_checks import argument_of, launches_of, placed
-from ..launch_forms import Forms, Origin, form_key, form_of_like, launch_key
-from ..written_run import Operands, Written, WrittenRun
+from ..launch_forms import Forms, form_key, launch_key
+from ..launch_numbers import numbers_of
+from ..written_run import Form, Operands
 from .compiler import NoCompiler, build, find_compiler, load
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
@@ -87,17 +88,16 @@ class CppImplementation(Implementation):
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """Load the libraries; the run packs addresses and numbers into bytes that one C pointer refers to."""
         launches = self.launches(problem, config, device)
-        form = _Form.of(launches, built)
+        form = _Form(launches, built)
         _FORMS.put(form_key(map(launch_key, launches), built.signature, 0), form)
-        return form.run(Origin(launches, built.signature, 0))
+        return form.run(launches)
 
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
     ) -> Run | None:
         """The run of libraries that are loaded, with other numbers."""
-        origin = Origin(self.launches(problem, config, device), signature, 0)
-        form = form_of_like(like, origin) or _FORMS.get(form_key(map(launch_key, origin.launches), signature, 0))
-        return None if form is None else form.run(origin)
+        launches = self.launches(problem, config, device)
+        return _FORMS.run(like, launches, lambda: form_key(map(launch_key, launches), signature, 0))
 
     def sources(self) -> Iterable[ModuleType | str]:
         """The class's modules, the preamble, and the text of every kernel that they or the class hold under a name."""
@@ -154,45 +154,37 @@ def _translation_unit(variant: Variant) -> str:
     return f'{_preamble()}\n{macros}\n#line 1 "{kernel}.cpp"\n{variant.source}\n#line 1 "{kernel}.launch"\n{entry}\n'
 
 
-@dataclass(frozen=True, eq=False)
-class _Form:
-    """Launches without their numbers: ``names`` hold the loaded functions, ``arguments`` those of each call.
+class _Form(Form):
+    """Launches without their numbers: ``names`` hold the loaded functions, ``arguments`` those of each.
 
     Measured with six arguments on a 2-core machine: one pointer to packed bytes takes 0.19 us, the same call through
     ctypes ``argtypes`` 0.48 us. The bytes are new at each call, so that threads cannot disturb each other.
     """
 
-    arguments: tuple[tuple[RunItem | None, ...], ...]
-    names: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, launches: Sequence[Launch], built: Built) -> _Form:
-        """The form of launches whose libraries are loaded now."""
-        names: dict[str, Any] = {}
+    def __init__(self, launches: Sequence[Launch], built: Built) -> None:
+        """The libraries are loaded now."""
+        self.names: dict[str, Any] = {}
         for place, artifact in enumerate(built.artifacts):
             entry = load(artifact.path).registry_entry
             entry.restype = None
             kinds = artifact.variant.spec["arguments"]
-            names[f"k_entry_{place}"] = entry
-            names[f"k_pack_{place}"] = struct.Struct("=" + "".join(_FORMATS[kind] for kind in kinds)).pack
+            self.names[f"k_entry_{place}"] = entry
+            self.names[f"k_pack_{place}"] = struct.Struct("=" + "".join(_FORMATS[kind] for kind in kinds)).pack
         known = built.signature.operands
-        arguments = tuple(
-            tuple(known[argument] if isinstance(argument, str) else None for argument in launch.args)
-            for launch in launches
-        )
-        return cls(arguments, names)
-
-    def run(self, origin: Origin) -> Run:
-        """A run of launches of this form, with their numbers."""
-        numbers = {
-            f"k_number_{place}_{number}": argument
-            for place, launch in enumerate(origin.launches)
-            for number, argument in enumerate(launch.args)
-            if type(argument) is not str
+        self.arguments = [
+            [known[argument] if isinstance(argument, str) else None for argument in launch.args] for launch in launches
+        ]
+        texts = {
+            f"k_number_{place}_{number}": f"a{place}_{number}"
+            for place, args in enumerate(self.arguments)
+            for number, one in enumerate(args)
+            if one is None
         }
-        return WrittenRun(Written(self, self._lines, {**self.names, **numbers}), origin)
+        self.sized = texts.keys()
+        self.numbers = numbers_of(launches, texts.values())
 
-    def _lines(self, operands: Operands) -> list[str]:
+    def lines(self, operands: Operands) -> list[str]:
+        """The calls in order."""
         return [
             f"k_entry_{place}(k_pack_{place}({', '.join(self._values(place, given, operands))}))"
             for place, given in enumerate(self.arguments)

@@ -56,6 +56,7 @@ class Layout:
         ]
         self.clusters = [_cluster(launch) for launch in launches]
         self._blocks = [block_of(launch) for launch in launches]
+        self._shared = [launch.shared_bytes for launch in launches]
         # address and count of each launch's attributes
         self._attributes = [(0, 0) if one is None else (ctypes.addressof(one), 1) for one in self.clusters]
         # what frames are made of: each new size of a call makes one for its thread
@@ -83,15 +84,18 @@ class Layout:
             texts += [*extents, "k_stream", *map(str, self._attributes[place])]
         return [*texts, *addresses, *(operands.at(group, place) for group, place in self.numbers)]
 
-    def names(self, launches: Sequence[Launch]) -> dict[str, int]:
-        """What the expressions of ``packed`` reach for, of launches of this form."""
-        if not self._whole:
-            return {}
-        return {
-            f"k_extent_{place}_{number}": extent
-            for place, launch in enumerate(launches)
-            for number, extent in enumerate(self._extents(place, launch))
-        }
+    def extents(self, places: Sequence[int]) -> tuple[dict[str, str], dict[str, int]]:
+        """What the expressions of ``packed`` reach for: the grids, as ``numbers_of`` takes them, and what stays.
+
+        ``places`` are those of the launches among all.
+        """
+        grids: dict[str, str] = {}
+        fixed: dict[str, int] = {}
+        for place, number in enumerate(places if self._whole else ()):
+            grids |= {f"k_extent_{place}_{each}": f"{letter}{number}" for each, letter in enumerate("xyz")}
+            rest = enumerate((*self._blocks[place], self._shared[place]), 3)
+            fixed |= {f"k_extent_{place}_{each}": extent for each, extent in rest}
+        return grids, fixed
 
     def _extents(self, place: int, launch: Launch) -> tuple[int, ...]:
         """Grid, block and shared bytes. Launches of one form have one block."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from types import ModuleType
 
@@ -19,8 +20,9 @@ from ...space import Config
 from .. import estimate
 from ..kernel_signature import check_kernel
 from ..launch_checks import launches_of, placed, refuse_empty
-from ..launch_forms import Forms, Origin, form_key, form_of_like, launch_key
+from ..launch_forms import Forms, form_key, launch_key
 from ..misaligned_run import MisalignedRun, compiled_run
+from ..written_run import WrittenRun
 from . import launch as cuda_launch
 from . import nvrtc
 from .frame import block_of
@@ -121,30 +123,20 @@ class CudaImplementation(Implementation):
         kernels = self._kernels(launches, device, built)
         aligned = problem.traits["aligned"]
         form = cuda_launch.LaunchForm(kernels, launches, built.signature, device.index, guarded=aligned)
-        _FORMS.put(form_key(map(launch_key, launches), built.signature, device.index, aligned), form)
-        twin = self._twin(problem, config, device, built.signature) if aligned else None
-        run = form.run(launches, twin)
-        run.origin = Origin(launches, built.signature, device.index)
-        return run
+        _FORMS.put(_form_key(launches, built.signature, device, aligned), form)
+        return form.run(launches, partial(self._twin, problem, config, device, built.signature) if aligned else None)
 
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
     ) -> Run | None:
         """The run of kernels that are loaded, with other extents and numbers."""
-        origin, aligned = (
-            Origin(self._launches(problem, config, device), signature, device.index),
-            problem.traits["aligned"],
-        )
-        form: cuda_launch.LaunchForm | None = form_of_like(like, origin)
-        if form is None or form.guarded != aligned:
-            form = _FORMS.get(form_key(map(launch_key, origin.launches), signature, device.index, aligned))
-        if form is None:
-            return None
-        for launch in origin.launches:
+        launches, aligned = self._launches(problem, config, device), problem.traits["aligned"]
+        for launch in launches:
             _check_launch(self.name, launch, device)
-        run = form.run(origin.launches, self._twin(problem, config, device, signature) if aligned else None)
-        run.origin = origin
-        return run
+        if isinstance(like, WrittenRun) and aligned is not getattr(like.form, "guarded", None):
+            like = None
+        twin = partial(self._twin, problem, config, device, signature) if aligned else None
+        return _FORMS.run(like, launches, lambda: _form_key(launches, signature, device, aligned), twin)
 
     def _twin(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run:
         """The run for tensors that are not aligned, where this one assumes that they are."""
@@ -206,6 +198,10 @@ class CudaImplementation(Implementation):
         if kernel is None:
             raise CacheError(f"{artifact.path} cannot be read back", hint="is the cache folder's disk full?")
         return kernel
+
+
+def _form_key(launches: Sequence[Launch], signature: Signature, device: Device, aligned: bool) -> Hashable:
+    return form_key(map(launch_key, launches), signature, device.index, aligned)
 
 
 _FORMS: Forms[cuda_launch.LaunchForm] = Forms()

@@ -15,11 +15,12 @@ import torch
 
 from ...artifact import Signature
 from ...errors import DeviceError, InvalidDefinitionError, OutOfResourcesError
-from ...implementation import Launch, Run
+from ...implementation import Launch
 from ...problem import FULL_ALIGNMENT
 from ..cuda_stream import current_device, current_stream, only_gpu
 from ..kernel_limit import check_room
-from ..written_run import Operands, Written, WrittenRun
+from ..launch_numbers import numbers_of
+from ..written_run import Form, Operands, WrittenRun
 from . import nvrtc
 from .frame import Frames, Layout, kind_of
 
@@ -111,7 +112,7 @@ def check_arguments(kernel: Kernel, launch: Launch, signature: Signature) -> Non
         )
 
 
-class LaunchForm:
+class LaunchForm(Form):
     """Launches of loaded kernels without their extents and numbers, on the current stream of ``device``.
 
     ``guarded``: a call goes elsewhere when a tensor's address is no multiple of 16 bytes.
@@ -125,30 +126,27 @@ class LaunchForm:
         self._kept = tuple(place for place, launch in enumerate(launches) if 0 not in launch.grid)
         self._titles = ", ".join(str(launches[place].kernel) for place in self._kept)
         self._layout = Layout([launches[place] for place in self._kept], signature)
-        self._names: dict[str, Any] = {
+        extents, fixed = self._layout.extents(self._kept)
+        self.sized = ["k_frames", *extents]
+        made = {"frames": lambda launches: Frames(self._layout, [launches[place] for place in self._kept])}
+        self.numbers = numbers_of(launches, ["frames(launches)", *extents.values()], made)
+        self.names: dict[str, Any] = {
             "k_current_device": current_device,
             "k_current_stream": current_stream,
             "k_pack": self._layout.pack,
             "k_enqueue": _enqueue() if self._kept else None,
             "k_recover": self._recover,
             "k_kernels": tuple(kernels),
+            **fixed,
         }
         for number, place in enumerate(self._kept):
             # a reference that ctypes made is passed on without another look, an int is converted each time
-            self._names[f"k_kernel_{number}"] = ctypes.c_void_p.from_param(kernels[place].handle)
+            self.names[f"k_kernel_{number}"] = ctypes.c_void_p.from_param(kernels[place].handle)
 
-    def run(self, launches: Sequence[Launch], misaligned: Run | None) -> WrittenRun:
-        """A run of launches of this form, which any thread may call; ``misaligned`` where the form is guarded."""
-        kept = [launches[place] for place in self._kept]
-
-        def elsewhere(*given: Any) -> None:
-            with torch.cuda.device(self._device):
-                run(*given)
-
-        frames = Frames(self._layout, kept)
-        names = {**self._names, "k_elsewhere": elsewhere, "k_misaligned": misaligned, "k_frames": frames}
-        run = WrittenRun(Written(self, self._lines, names | self._layout.names(kept)))
-        return run
+    def careful(self, run: WrittenRun, *groups: Any) -> None:
+        """Where another GPU is current."""
+        with torch.cuda.device(self._device):
+            run(*groups)
 
     def _recover(self, status: int, *call: Any) -> None:
         """Launch again where the context was missing. Raises DeviceError for every other fault of a launch."""
@@ -162,7 +160,8 @@ class LaunchForm:
             kind = OutOfResourcesError if status == _OUT_OF_RESOURCES else DeviceError
             raise kind(f"launch of {self._titles} on cuda:{self._device} failed: {_error_name(status)}")
 
-    def _lines(self, operands: Operands) -> list[str]:
+    def lines(self, operands: Operands) -> list[str]:
+        """The launches in order."""
         return _lines(self._layout, operands, self._device, guarded=self.guarded) if self._kept else []
 
 
@@ -172,11 +171,11 @@ def _lines(layout: Layout, operands: Operands, device: int, *, guarded: bool) ->
     taken = zip(addresses, layout.tensors, strict=True)
     body: list[str] = []
     if not operands.on_device and not only_gpu():
-        body = [f"if k_current_device() != {device}:", *(f"    {line}" for line in operands.leave_to("k_elsewhere"))]
+        body = [f"if k_current_device() != {device}:", *(f"    {line}" for line in operands.leave_to("k_run.careful"))]
     body += [f"{name} = {operands.address(group, place)}" for name, (group, place) in taken]
     if guarded and addresses:
         body.append(f"if ({' | '.join(addresses)}) & {FULL_ALIGNMENT - 1}:")
-        body += [f"    {line}" for line in operands.leave_to("k_misaligned")]
+        body += [f"    {line}" for line in operands.leave_to("k_run.twin")]
     calls = [(f"k_configuration_{place}", f"k_parameters_{place}") for place in range(layout.count)]
     body += [
         f"k_stream = {operands.stream or f'k_current_stream({device})'}",

@@ -14,8 +14,8 @@ from .variant import Operand
 
 _INTERPRETING = threading.RLock()
 
-_MAX_GRID = 2**31 - 1
-_MAX_GRID_YZ = 65535
+MOST_PROGRAMS = _MAX_GRID, _MAX_GRID_YZ = 2**31 - 1, 65535
+"""Programs of a launch, and the most in its second and in its third extent."""
 
 
 class BoundLaunch(NamedTuple):
@@ -27,13 +27,12 @@ class BoundLaunch(NamedTuple):
     operands: tuple[Operand, ...]
     options: Mapping[str, Any]
 
-    def sized(self, launch: Launch, grid: tuple[int, int, int]) -> BoundLaunch:
+    def sized(self, launch: Launch) -> BoundLaunch:
         """This launch with the extents and numbers of another one of its form."""
-        given = iter(launch.args)
-        # a parameter that is no constant of the launch takes the next argument
-        free = [(operand, None if operand.parameter in launch.constants else next(given)) for operand in self.operands]
-        operands = [one._replace(value=value) if one.kind == "number" else one for one, value in free]
-        return BoundLaunch(self.jit, self.compiled, grid, tuple(operands), self.options)
+        operands = [
+            one._replace(value=launch.args[one.argument]) if one.kind == "number" else one for one in self.operands
+        ]
+        return self._replace(grid=full_grid(launch.grid, launch.place), operands=tuple(operands))
 
 
 def full_grid(grid: Sequence[int], title: str) -> tuple[int, int, int]:

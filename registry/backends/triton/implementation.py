@@ -8,6 +8,7 @@ import re
 import threading
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar, cast
 
@@ -29,7 +30,7 @@ from .. import compiler_environment
 from ..estimate import shared_limit
 from ..kernel_limit import check_room
 from ..launch_checks import launches_of, refuse_empty
-from ..launch_forms import Forms, Origin, form_key, form_of_like, launch_key
+from ..launch_forms import Forms, form_key, launch_key
 from ..misaligned_run import MisalignedRun, compiled_run
 from . import cubin
 from . import stored as triton_stored
@@ -43,7 +44,6 @@ from .variant import (
     gpu_target,
     number_form,
     operands,
-    same_number,
     source_of,
     variant_of,
 )
@@ -108,11 +108,9 @@ class TritonImplementation(Implementation):
         bound = self._bound(launches, device, built)
         if INTERPRETED:
             return interpreted_run(bound)
-        form = DeviceForm.of(bound, device.index)
+        form = DeviceForm.of(launches, bound, device.index)
         _FORMS.put(_form_key(launches, built.signature, device), form)
-        run = form.run(bound, self._twin(problem, config, device, built.signature))
-        run.origin = Origin(launches, built.signature, device.index)
-        return run
+        return form.run(launches, partial(self._twin, problem, config, device, built.signature))
 
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
@@ -120,16 +118,9 @@ class TritonImplementation(Implementation):
         """The run of kernels that are loaded, with other extents and numbers."""
         if INTERPRETED:
             return None
-        origin = Origin(self.launches(problem, config, device), signature, device.index)
-        form = form_of_like(like, origin, same_number)
-        if form is None:
-            form = _FORMS.get(_form_key(origin.launches, signature, device))
-        if form is None:
-            return None
-        title = f"{self.name} of {self.op}"
-        grids = [full_grid(launch.grid, title) for launch in origin.launches]
-        run: Run = form.sized(origin, grids, self._twin(problem, config, device, signature))
-        return run
+        launches = self.launches(problem, config, device)
+        twin = partial(self._twin, problem, config, device, signature)
+        return _FORMS.run(like, launches, partial(_form_key, launches, signature, device), twin)
 
     def compiler_environment(self) -> Mapping[str, str]:
         return compiler_environment.triton()

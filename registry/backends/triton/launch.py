@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,13 +19,13 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ...implementation import Tensors
+from ...implementation import Launch, Tensors
 from ...problem import FULL_ALIGNMENT
 from ..cuda_stream import current_device, current_stream, only_gpu
-from ..launch_forms import Origin
-from ..written_run import Operands, Written, WrittenRun
-from .bound_launch import BoundLaunch, interpreted_run, launch_jit, value_of
-from .variant import Operand
+from ..launch_numbers import numbers_of
+from ..written_run import Form, Operands, WrittenRun
+from .bound_launch import MOST_PROGRAMS, BoundLaunch, launch_jit, value_of
+from .variant import Operand, specialised_parameters
 
 
 def load(kernel: Any) -> None:
@@ -64,102 +63,76 @@ class _CarefulRun:
         self._launch(groups)
 
 
-@dataclass(frozen=True, eq=False)
-class DeviceForm:
+class DeviceForm(Form):
     """Launches on a device without their extents and numbers. ``launches`` are those of the first run of the form.
 
     Its text is the hot path, one function without a loop: each loop or tuple here costs as much as a third of the
     launch. ``direct``: through the C launcher.
     """
 
-    launches: tuple[BoundLaunch, ...]
-    index: int
-    direct: bool
-    names: Mapping[str, Any] = field(default_factory=dict)
+    def __init__(self, launches: tuple[Launch, ...], bound: Sequence[BoundLaunch], index: int, direct: bool) -> None:
+        self.launches = tuple([launch for launch in bound if 0 not in launch.grid])
+        self.index = index
+        self.direct = direct
+        self.names = _runtime_names(index)
+        texts: dict[str, str] = {}
+        kept = [number for number, launch in enumerate(bound) if 0 not in launch.grid]
+        for place, number in enumerate(kept if direct else ()):
+            self.names |= _launcher_names(place, bound[number])
+            texts |= _size_texts(place, number, bound[number])
+        self.sized = texts.keys()
+        narrow = [
+            {one.argument for one in _numbers(launch) if one.parameter in specialised_parameters(launch.jit)}
+            for launch in bound
+        ]
+        self.numbers = numbers_of(launches, texts.values(), None, narrow, MOST_PROGRAMS)
 
     @classmethod
-    def of(cls, launches: Sequence[BoundLaunch], index: int) -> DeviceForm:
+    def of(cls, launches: tuple[Launch, ...], bound: Sequence[BoundLaunch], index: int) -> DeviceForm:
         """The form of loaded launches; the first of a process tests the C launcher."""
-        kept = tuple(launch for launch in launches if 0 not in launch.grid)
         with torch.cuda.device(index):
-            known = all(_has_known_launcher(launch.compiled) for launch in kept)
+            known = all(_has_known_launcher(launch.compiled) for launch in bound if 0 not in launch.grid)
             direct = known and not torch.cuda.is_current_stream_capturing() and _probe()
-        return cls.made(kept, index, direct)
+        return cls(launches, bound, index, direct)
 
-    @classmethod
-    def made(cls, launches: tuple[BoundLaunch, ...], index: int, direct: bool) -> DeviceForm:
-        """The form with all that does not change with a size behind its names."""
-        runtime = triton.knobs.runtime
-        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-        names: dict[str, Any] = {
-            "k_runtime": runtime,
-            "k_enter": enter,
-            "k_leave": leave,
-            "k_enter_calls": getattr(enter, "calls", ()),
-            "k_leave_calls": getattr(leave, "calls", ()),
-            "k_current_stream": current_stream,
-            "k_current_device": current_device,
-            "k_empty": torch.empty,
-            "k_uint8": torch.uint8,
-            "k_device": torch.device("cuda", index),
-        }
-        for place, launch in enumerate(launches if direct else ()):
-            names |= _launcher_names(place, launch) | _size_names(place, launch)
-        return cls(launches, index, direct, names)
+    def careful(self, run: WrittenRun, *groups: Any) -> None:
+        """Where somebody listens to launches, another GPU is current, or the C launcher is not the one known here."""
+        kept = [launch for launch in run.launches if 0 not in launch.grid]
+        _CarefulRun([one.sized(launch) for one, launch in zip(self.launches, kept, strict=True)], self.index)(*groups)
 
-    def run(self, launches: Sequence[BoundLaunch], twin: Callable[..., Any]) -> WrittenRun:
-        """A run of launches of this form with their extents and numbers."""
-        kept = [launch for launch in launches if 0 not in launch.grid]
-        names = {**self.names, "k_careful": _CarefulRun(kept, self.index), "k_twin": twin}
-        for place, launch in enumerate(kept if self.direct else ()):
-            names |= _size_names(place, launch)
-        return WrittenRun(Written(self, self._lines, names))
-
-    def sized(self, origin: Origin, grids: Sequence[tuple[int, int, int]], twin: Callable[..., Any]) -> WrittenRun:
-        """``run`` of launches that are not bound: they name what those of the form do."""
-        kept = [(launch, grid) for launch, grid in zip(origin.launches, grids, strict=True) if 0 not in grid]
-
-        def bound() -> list[BoundLaunch]:
-            return [one.sized(*pair) for one, pair in zip(self.launches, kept, strict=True)]
-
-        if not self.direct:
-            run = self.run(bound(), twin)
-            run.origin = origin
-            return run
-
-        def careful(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
-            # where somebody listens to launches, which is a slow way of its own
-            _CarefulRun(bound(), self.index)(outputs, arguments, scratch)
-
-        names = {**self.names, "k_twin": twin, "k_careful": careful}
-        for place, (launch, (x, y, z)) in enumerate(kept):
-            names[f"k_x_{place}"], names[f"k_y_{place}"], names[f"k_z_{place}"] = x, y, z
-            given = iter(launch.args)
-            for number, operand in enumerate(self.launches[place].operands):
-                # a parameter that is no constant of the launch takes the next argument
-                value = None if operand.parameter in launch.constants else next(given)
-                if operand.kind == "number":
-                    names[f"k_value_{place}_{number}"] = value
-            launcher = self.launches[place].compiled.run
-            if launcher.global_scratch_size:
-                names[f"k_size_{place}"] = x * y * z * launcher.num_ctas * launcher.global_scratch_size
-        return WrittenRun(Written(self, self._lines, names), origin)
-
-    def _lines(self, operands: Operands) -> list[str]:
+    def lines(self, operands: Operands) -> list[str]:
+        """The launches in order."""
         body = _addresses(self.launches, operands)
         elsewhere = "" if operands.on_device or only_gpu() else f" or k_current_device() != {self.index}"
         if not self.direct:
-            return [*body, *operands.leave_to("k_careful")]
+            return [*body, *operands.leave_to("k_run.careful")]
         body += [
             "if k_enter_calls or k_leave_calls or k_runtime.launch_enter_hook is not k_enter"
             f" or k_runtime.launch_exit_hook is not k_leave{elsewhere}:",
-            *(f"    {line}" for line in operands.leave_to("k_careful")),
+            *(f"    {line}" for line in operands.leave_to("k_run.careful")),
             f"k_stream = {operands.stream or f'k_current_stream({self.index})'}",
         ]
-        return [
-            *body,
-            *(line for place, launch in enumerate(self.launches) for line in _direct_call(place, launch, operands)),
-        ]
+        for place, launch in enumerate(self.launches):
+            body += _direct_call(place, launch, operands)
+        return body
+
+
+def _runtime_names(index: int) -> dict[str, Any]:
+    """All that every text reaches for."""
+    runtime = triton.knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return {
+        "k_runtime": runtime,
+        "k_enter": enter,
+        "k_leave": leave,
+        "k_enter_calls": getattr(enter, "calls", ()),
+        "k_leave_calls": getattr(leave, "calls", ()),
+        "k_current_stream": current_stream,
+        "k_current_device": current_device,
+        "k_empty": torch.empty,
+        "k_uint8": torch.uint8,
+        "k_device": torch.device("cuda", index),
+    }
 
 
 def _addresses(launches: Sequence[BoundLaunch], operands: Operands) -> list[str]:
@@ -170,7 +143,7 @@ def _addresses(launches: Sequence[BoundLaunch], operands: Operands) -> list[str]
     if aligned:
         lines += [
             f"if ({' | '.join(sorted(aligned))}) & {FULL_ALIGNMENT - 1}:",
-            *(f"    {line}" for line in operands.leave_to("k_twin")),
+            *(f"    {line}" for line in operands.leave_to("k_run.twin")),
         ]
     return lines
 
@@ -185,6 +158,7 @@ def _launcher_names(place: int, launch: BoundLaunch) -> dict[str, Any]:
     # the first name keeps the kernel: from Triton 3.8 on its module is unloaded when it is collected
     names = {f"k_kernel_{place}": kernel, f"k_launch_{place}": launcher.launch, f"k_function_{place}": kernel.function}
     names[f"k_metadata_{place}"] = kernel.packed_metadata
+    names |= {f"k_constant_{place}_{one.parameter}": one.value for one in launch.operands if one.kind == "constant"}
     if _is_annotated(launcher):
         names |= {f"k_types_{place}": launcher.arg_annotations, f"k_signature_{place}": launcher.kernel_signature}
     return names
@@ -195,16 +169,19 @@ def _is_annotated(launcher: Any) -> bool:
     return hasattr(launcher, "arg_annotations")
 
 
-def _size_names(place: int, launch: BoundLaunch) -> dict[str, Any]:
-    x, y, z = launch.grid
-    names: dict[str, Any] = {f"k_x_{place}": x, f"k_y_{place}": y, f"k_z_{place}": z}
-    for number, operand in enumerate(launch.operands):
-        if not operand.group:
-            names[f"k_value_{place}_{number}"] = operand.value
+def _size_texts(place: int, number: int, launch: BoundLaunch) -> dict[str, str]:
+    """Extents and numbers of a launch, and the bytes of its scratch, by name, as ``numbers_of`` takes them."""
+    texts = {f"k_{letter}_{place}": f"{letter}{number}" for letter in "xyz"}
+    texts |= {f"k_value_{place}_{one.argument}": f"a{number}_{one.argument}" for one in _numbers(launch)}
     launcher = launch.compiled.run
     if launcher.global_scratch_size:
-        names[f"k_size_{place}"] = x * y * z * launcher.num_ctas * launcher.global_scratch_size
-    return names
+        each = launcher.num_ctas * launcher.global_scratch_size
+        texts[f"k_size_{place}"] = f"x{number} * y{number} * z{number} * {each}"
+    return texts
+
+
+def _numbers(launch: BoundLaunch) -> list[Operand]:
+    return [operand for operand in launch.operands if operand.kind == "number"]
 
 
 def _direct_call(place: int, launch: BoundLaunch, operands: Operands) -> list[str]:
@@ -225,13 +202,15 @@ def _direct_call(place: int, launch: BoundLaunch, operands: Operands) -> list[st
 
 
 def _arguments(place: int, launch: BoundLaunch, operands: Operands) -> Iterator[str]:
-    for number, operand in enumerate(launch.operands):
+    for operand in launch.operands:
         if operand.kind == "tensor":
             yield _address(operand)
         elif operand.kind == "attribute":
             yield operands.at(operand.group, operand.place)
+        elif operand.kind == "number":
+            yield f"k_value_{place}_{operand.argument}"
         else:
-            yield f"k_value_{place}_{number}"
+            yield f"k_constant_{place}_{operand.parameter}"
 
 
 TRIED = frozenset({(3, 6), (3, 7), (3, 8), (3, 9)})
@@ -277,18 +256,18 @@ def _probe() -> bool:
     operands = (
         Operand("y", "tensor", "*fp32", "outputs", 0),
         Operand("x", "tensor", "*fp32", "arguments", 0),
-        Operand("count", "number", "i32", value=100),
+        Operand("count", "number", "i32", value=100, argument=2),
         Operand("factor", "attribute", "fp32", "arguments", 1),
         Operand("SIZE", "constant", "constexpr", value=64),
     )
     if not _has_known_launcher(kernel):
         return False
-    launch = BoundLaunch(_probe_kernel, kernel, (2, 1, 1), operands, {})
-    form = DeviceForm.made((launch,), index, True)
+    launch = Launch(_probe_kernel, (2,), ("y", "x", 100, "factor"), {"SIZE": 64})
+    form = DeviceForm((launch,), [BoundLaunch(_probe_kernel, kernel, (2, 1, 1), operands, {})], index, True)
     x = torch.arange(128, dtype=torch.float32, device="cuda")
     y = torch.zeros_like(x)
     try:
-        form.run([launch], interpreted_run([launch]))((y,), (x, 0.5), ())
+        form.run((launch,), lambda: lambda *_: None)((y,), (x, 0.5), ())
         right = torch.equal(y.cpu(), torch.cat([0.5 * x[:100], x.new_zeros(28)]).cpu())
         fault = "it wrote something else than it should"
     except (TypeError, ValueError, SystemError, AttributeError) as refused:

@@ -50,7 +50,8 @@ class Operand(NamedTuple):
     """The argument of one parameter of a kernel. ``kind`` is ``tensor``, ``attribute``, ``number`` or ``constant``.
 
     A tensor or attribute is value ``place`` of ``group`` (``outputs``, ``arguments``, ``scratch``) of a run; ``value``
-    is the number or constant, ``type`` Triton's name of the type, ``aligned`` that it is a multiple of 16.
+    is the number or constant, ``type`` Triton's name of the type, ``aligned`` that it is a multiple of 16. A number
+    stands in place ``argument`` of the launch's arguments.
     """
 
     parameter: str
@@ -60,6 +61,7 @@ class Operand(NamedTuple):
     place: int = 0
     value: Any = None
     aligned: bool = False
+    argument: int = 0
 
 
 def kernel_identity(kernel: Any) -> str:
@@ -116,11 +118,11 @@ def operands(launch: Launch, signature: Signature) -> tuple[Operand, ...]:
             f"{_title(launch)} takes {len(free)} arguments ({', '.join(free)}) beside its constants,"
             f" but the launch has {len(launch.args)}: {list(launch.args)}"
         )
-    given = dict(zip(free, launch.args, strict=True))
+    places = {name: place for place, name in enumerate(free)}
     return tuple(
         Operand(name, "constant", "constexpr", value=launch.constants[name])
         if name in launch.constants
-        else _operand(launch, name, given[name], signature)
+        else _operand(launch, name, places[name], signature)
         for name in names
     )
 
@@ -129,9 +131,10 @@ def _title(launch: Launch) -> str:
     return f"kernel {launch.kernel.fn.__qualname__}{at(launch.kernel)}"
 
 
-def _operand(launch: Launch, parameter: str, argument: str | int | float, signature: Signature) -> Operand:
+def _operand(launch: Launch, parameter: str, number: int, signature: Signature) -> Operand:
+    argument = launch.args[number]
     if not isinstance(argument, str):
-        return _number(launch, Operand(parameter, "number", "", value=argument))
+        return _number(launch, Operand(parameter, "number", "", value=argument, argument=number))
     group, place, value = argument_of(launch, _title(launch), argument, signature)
     if value is None:
         return Operand(parameter, "constant", "constexpr", value=None)
@@ -140,9 +143,9 @@ def _operand(launch: Launch, parameter: str, argument: str | int | float, signat
             raise launch.fault(f"{_title(launch)}: {argument} has dtype {value.dtype}, which Triton has not")
         aligned = value.alignment >= FULL_ALIGNMENT and _is_specialised(launch, parameter)
         return Operand(parameter, "tensor", "*" + _POINTERS[value.dtype], group, place, aligned=aligned)
-    number = _number(launch, Operand(parameter, "number", "", value=value))
+    attribute = _number(launch, Operand(parameter, "number", "", value=value))
     # an attribute is read from each call, so nothing may be assumed of its value
-    return number._replace(kind="attribute", group=group, place=place, value=None, aligned=False)
+    return attribute._replace(kind="attribute", group=group, place=place, value=None, aligned=False)
 
 
 def _number(launch: Launch, operand: Operand) -> Operand:
@@ -185,19 +188,6 @@ def number_form(kernel: Any, parameter: str, value: Any) -> Hashable:
     if type(value) is not int:
         return type(value).__name__
     return fits_int32(value), value % FULL_ALIGNMENT == 0 and parameter in specialised_parameters(kernel)
-
-
-def same_number(launch: Launch, place: int, value: Any, other: Any) -> bool:
-    """Whether ``number_form`` is equal for two numbers that a launch may hand over as argument ``place``."""
-    if type(value) is not int or type(other) is not int:
-        return type(value) is type(other)
-    narrow = min(value, other) >= -(2**31) and max(value, other) < 2**31
-    if not narrow and fits_int32(value) is not fits_int32(other):
-        return False
-    if (value % FULL_ALIGNMENT == 0) is (other % FULL_ALIGNMENT == 0):
-        return True
-    free = [name for name in launch.kernel.arg_names if name not in launch.constants]
-    return free[place] not in specialised_parameters(launch.kernel)
 
 
 def variant_of(launch: Launch, signature: Signature, target: Target) -> Variant:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -28,13 +29,14 @@ class CallParts:
         self.plain = tuple([place for place, one in enumerate(parameters) if one.kind != "Tensor"])
         self.lists = frozenset(place for place, one in enumerate(parameters) if one.kind == "Tensor[]")
         self._tensors = tuple([place for place, one in enumerate(parameters) if one.holds_tensors])
+        self._tensors_of, self._plain_of = _getter(self._tensors), _getter(self.plain)
         key = key_parameter(parameters)
         self._key = None if key is None else parameters.index(key)
 
     def tensors(self, values: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
         """The tensors in the schema's order, None for one that is left out, those of a list one by one."""
         if not self.lists:
-            return tuple([values[place] for place in self._tensors])
+            return self._tensors_of(values)
         found: list[Any] = []
         for place in self._tensors:
             found += values[place] if place in self.lists else (values[place],)
@@ -42,6 +44,8 @@ class CallParts:
 
     def compared(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """What is compared, by the order of ``plain``."""
+        if not self.lists:
+            return self._plain_of(values)
         return tuple([len(values[place]) if place in self.lists else values[place] for place in self.plain])
 
     def shape(self, values: Sequence[Any]) -> Hashable:
@@ -50,6 +54,16 @@ class CallParts:
         if isinstance(key, tuple):
             key = key[0] if key else None
         return None if key is None else key.shape
+
+
+def _getter(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Takes the values at some places; a comprehension would be another Python call."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    if not places:
+        return lambda _: ()
+    place = places[0]
+    return lambda values: (values[place],)
 
 
 GIVEN_AS_LIST = frozenset({list, torch.Size})

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import is_grad_enabled
 
 from ...arguments.schema import Schema
 from .call_parts import CallParts
-from .free import free_like
+from .free import Free, free_like
 from .guards import Condition, matcher
-from .table import Entry, Table, Unpacked
+from .table import Entry, Table
 
 
 class EntryMaker:
@@ -27,9 +27,16 @@ class EntryMaker:
         parts = self.parts
         return table.find(parts.shape(given), parts.tensors(given), parts.compared(given), is_grad_enabled())
 
-    def of_shape(self, table: Table, given: tuple[Any, ...]) -> tuple[Unpacked, ...]:
-        """The entries of the shape by which those of such a call are found."""
-        return table.now.shapes.get(self.parts.shape(given), ())
+    def free(self, values: tuple[Any, ...], read: Collection[str]) -> list[FreeValue]:
+        """What may differ in further calls, of an answer to these values that depends on the attributes ``read``."""
+        parts, names = self.parts, self._names
+        compared = zip(parts.plain, parts.compared(values), strict=True)
+        found = [
+            (number, free_like(value))
+            for number, (place, value) in enumerate(compared)
+            if place in self._free and names[place] not in read
+        ]
+        return [(number, free) for number, free in found if free is not None]
 
     def add(
         self,
@@ -46,29 +53,47 @@ class EntryMaker:
         answer depends on; the others may differ in further calls.
         """
         (given, values), (run, hit, resolved) = calls, answer
-        parts, plain = self.parts, self.parts.plain
-        tensors = parts.tensors(given)
-        present = [tensor for tensor in tensors if tensor is not None]
+        present = [tensor for tensor in self.parts.tensors(given) if tensor is not None]
         if not present:
             return
-        coerced: dict[int, Any] = {}
-        expected = list(parts.compared(given))
-        for number, place in enumerate(plain):
-            value = values[place]
-            # the items of a list are what the schema makes of them
-            if given[place] is not value and not isinstance(value, tuple):
-                coerced[place] = value
-            elif place in self._free and self._names[place] not in read:
-                expected[number] = free_like(expected[number]) or expected[number]
+        # the items of a list are what the schema makes of them
+        coerced = {
+            place: values[place]
+            for place in self.parts.plain
+            if given[place] is not values[place] and not isinstance(values[place], tuple)
+        }
+        free = [one for one in self.free(given, read) if self.parts.plain[one[0]] not in coerced]
         if coerced:
             run = _coerced(run, coerced)
-        grad = None
-        for tensor in present:
-            if tensor.requires_grad:
-                grad = is_grad_enabled()
-        entry = Entry(matcher(tensors, conditions), tuple(expected), grad, run, hit, resolved)
-        table.add(parts.shape(given), entry, generation)
+        grad = is_grad_enabled() if any(tensor.requires_grad for tensor in present) else None
+        self.add_like(table, generation, self.parts.shape(given), given, free, (grad, run, hit, resolved), conditions)
 
+    def add_like(
+        self,
+        table: Table,
+        generation: int,
+        shape: Hashable,
+        given: tuple[Any, ...],
+        free: Iterable[FreeValue],
+        answer: tuple[bool | None, Callable[..., Any], Callable[[], int], Any],
+        conditions: Sequence[Condition],
+    ) -> None:
+        """``add`` for a call whose values are as the schema has them; ``answer`` begins with the grad mode.
+
+        ``shape`` is that by which such calls are found.
+        """
+        parts = self.parts
+        expected = parts.compared(given)
+        if free:
+            compared = [*expected]
+            for number, value in free:
+                compared[number] = value
+            expected = tuple(compared)
+        table.add(shape, (matcher(parts.tensors(given), conditions), expected, *answer), generation)
+
+
+FreeValue = tuple[int, Free]
+"""The place of an attribute among what is compared, and what stands for each of its values."""
 
 _MAY_DIFFER = frozenset({"int", "float", "Scalar", "int[]"})
 """The kinds of attributes that another value may take the place of where nobody has looked at the first."""

@@ -18,15 +18,19 @@ Condition = Callable[..., bool]
 """A further demand on a call, called with the call's tensors."""
 
 
+_NONE = type(None)
+
+
 def matcher(given: Sequence[torch.Tensor | None], conditions: Sequence[Condition] = ()) -> Check:
     """``match(*given)``: whether later tensors, as many, may take the place of these; None stands for one left out.
 
     Tensors must agree in all that ``torch_private.native_guard`` names. A nested tensor must not be given to it.
     """
+    twice = len({*map(id, given)}) < len(given)
+    if not twice and not conditions and _NONE not in map(type, given):
+        return tensor_guard(*given)
     tensors = [value for value in given if value is not None]
-    twice = len({id(tensor) for tensor in tensors}) < len(tensors)
-    if not twice and not conditions and len(tensors) == len(given):
-        return tensor_guard(*tensors)
+    twice = twice and len({*map(id, tensors)}) < len(tensors)
     # torch's guard refuses a tensor that is given twice, so each gets its own then
     checks = [tensor_guard(tensor) for tensor in tensors] if twice else [tensor_guard(*tensors)]
     others = tuple(condition for condition in conditions if condition is not aligned)

@@ -87,7 +87,7 @@ class Table:
     def __len__(self) -> int:
         return len(self._order)
 
-    def add(self, shape: Hashable, entry: Entry, generation: int) -> None:
+    def add(self, shape: Hashable, entry: Unpacked, generation: int) -> None:
         """Add an entry that was resolved while the table was of ``generation``; a later one makes it stale."""
         with self._lock:
             if generation != self.generation:
@@ -96,7 +96,7 @@ class Table:
             if shape not in shapes:
                 self._order.append(shape)
             # conditions make an entry narrower, so the newest goes first: it was made because no other matched
-            shapes[shape] = (tuple(entry), *shapes.get(shape, ()))[: self._most_entries]
+            shapes[shape] = (entry, *shapes.get(shape, ()))[: self._most_entries]
             while len(self._order) > self._most_shapes:
                 del shapes[self._order.popleft()]
 

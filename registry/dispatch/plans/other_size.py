@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...artifact import Artifact
+from ...artifact import Artifact, Signature
 from ...contract import Op
 from ...device import Device
 from ...problem import Arguments, Problem
@@ -34,7 +34,8 @@ def at_other_size(plan: Plan, problem: Problem, arguments: Arguments, device: De
     if plan.candidate.implementation.any_size:
         home = Draft(plan.op, plan.candidate, plan.problem, device, plan.signature, plan.prepared)
         runs.put(home, plan)
-    if all(each.traits[trait] for each in (plan.problem, problem) for trait in ("contiguous", "aligned")):
+    alike = Signature(arguments, {}).form == Signature(plan.signature.arguments, {}).form
+    if alike and all(each.traits[trait] for each in (plan.problem, problem) for trait in ("contiguous", "aligned")):
         resized = plan.resized(problem, arguments, device, runs)
         if resized is not None:
             return resized

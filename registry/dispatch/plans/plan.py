@@ -30,11 +30,12 @@ _Record = TypeVar("_Record")
 
 
 def changed(record: _Record, **changes: Any) -> _Record:
-    """``dataclasses.replace`` in a third of the time: ``__init__`` and ``__post_init__`` are not called."""
+    """``dataclasses.replace`` in a fifth of the time: ``__init__`` and ``__post_init__`` are not called.
+
+    What cached properties have left in the record is in the other, too.
+    """
     made: _Record = object.__new__(type(record))
-    was = record.__dict__
-    # not what cached properties have left there
-    made.__dict__.update([(name, was[name]) for name in record.__dataclass_fields__], **changes)  # type: ignore[attr-defined]
+    made.__dict__.update(record.__dict__, **changes)
     return made
 
 
@@ -99,26 +100,32 @@ class Plan:
         None where something would have to be compiled, loaded or prepared for it.
         """
         own, candidate = self.signature, self.candidate
-        prepares, has_scratch = _asks(type(candidate.implementation))
+        implementation = candidate.implementation
+        prepares, has_scratch = _asks(type(implementation))
         if prepares and not self.prepared.serve(problem, arguments, own.arguments):
             return None
         outputs = self.op.new_output_specs(arguments, device.torch)
-        scratch = _scratch(candidate, problem, device) if has_scratch else {}
-        signature = Signature(arguments, outputs, scratch, own.prepared)
-        implementation, run = candidate.implementation, None
+        scratch = _scratch(candidate, problem, device) if has_scratch else own.scratch
+        # what is written for tensors of other kinds says nothing about these
+        alike = _alike(own.outputs, outputs) and (scratch is own.scratch or _alike(own.scratch, scratch))
+        signature, like = Signature(arguments, outputs, scratch, own.prepared), self.run if alike else None
+        run = None
         if not implementation.any_size:
             if binds_loaded(type(implementation)):
-                run = implementation.bind_loaded(problem, candidate.config, device, signature, self.run)
+                run = implementation.bind_loaded(problem, candidate.config, device, signature, like)
         elif sizeless.serves(self, problem, arguments):
             run = self.run
         else:
             run = sizeless.get(Draft(self.op, candidate, problem, device, signature, self.prepared))
         if run is None:
             return None
-        plan = changed(self, problem=problem, signature=signature, artifacts=(), run=run, read=frozenset())
-        call = resized_call(self.call, self.run, run, own, signature)
-        if call is not None:
-            plan.__dict__["call"] = call
+        if implementation.returns_outputs:
+            call = self.call if run is self.run and not scratch else None
+        else:
+            call = resized_call(self.call, self.run, run, (*outputs.values(), *scratch.values())) if alike else None
+        plan = changed(self, problem=problem, signature=signature, artifacts=(), run=run, read=frozenset(), call=call)
+        if call is None:
+            del plan.__dict__["call"]
         return plan
 
     def allocate(self) -> Tensors:
@@ -236,6 +243,16 @@ class Draft:
     def planned(self, run: Run, artifacts: tuple[Artifact, ...] = (), read: frozenset[str] = frozenset()) -> Plan:
         """The plan with a run that is bound; ``read``: the attributes that binding looked at."""
         return Plan(self.op, self.candidate, self.problem, self.signature, artifacts, run, self.prepared, read)
+
+
+def _alike(was: Mapping[str, TensorSpec], made: Mapping[str, TensorSpec]) -> bool:
+    """Whether tensors that a plan makes are those of another by name, dtype and whether they have elements."""
+    if [*was] != [*made]:
+        return False
+    for one, other in zip(was.values(), made.values(), strict=True):
+        if one.dtype is not other.dtype or (0 in one.shape) is not (0 in other.shape):
+            return False
+    return True
 
 
 @lru_cache(maxsize=1024)

@@ -9,8 +9,9 @@ it with its record, and ``registry/shipped/defaults.json`` holds those that come
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ...arguments.specs import Value
@@ -29,6 +30,11 @@ class Leaf:
 
     ranking: tuple[tuple[str, float], ...]
     problems: int
+
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """By implementation its place."""
+        return {name: place for place, (name, _) in enumerate(self.ranking)}
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,11 @@ class WinningConfig:
         return differ, squares
 
 
+def nearest_config(known: Sequence[WinningConfig], dims: Mapping[str, Value]) -> WinningConfig:
+    """The one that won nearest to a problem with these dimensions, the first of several."""
+    return min(known, key=lambda one: one.octaves(dims))
+
+
 @dataclass(frozen=True)
 class LearntDefault:
     """The rule of an op at one ``version``, fitted to so many ``problems``.
@@ -89,30 +100,28 @@ class LearntDefault:
     def config(self, name: str, dims: Mapping[str, Value]) -> Config | None:
         """The configuration with which an implementation won nearest; None where its own default is as good."""
         known = self.configs.get(name)
-        return None if not known else min(known, key=lambda one: one.octaves(dims)).config
+        return nearest_config(known, dims).config if known else None
 
-    def leaf(self, dims: Mapping[str, Value]) -> tuple[Leaf, tuple[str, ...]]:
-        """The leaf of a problem with these dimensions, and the answers that lead to it."""
-        node, told = self.tree, []
-        while isinstance(node, Split):
-            holds = node.holds(dims)
-            told.append(node.shown(holds))
-            node = node.yes if holds else node.no
-        return node, tuple(told)
-
-    def rank(self, dims: Mapping[str, Value]) -> dict[str, int]:
-        """By implementation its place for a problem with these dimensions."""
+    def leaf(self, dims: Mapping[str, Value]) -> Leaf:
+        """The leaf of a problem with these dimensions."""
         node = self.tree
         while isinstance(node, Split):
             node = node.yes if node.holds(dims) else node.no
-        return {name: place for place, (name, _) in enumerate(node.ranking)}
+        return node
+
+    def rank(self, dims: Mapping[str, Value]) -> Mapping[str, int]:
+        """By implementation its place for a problem with these dimensions."""
+        return self.leaf(dims).places
 
     def reason(self, dims: Mapping[str, Value], name: str) -> str:
         """Why an implementation of the ranking is taken, for people."""
-        leaf, told = self.leaf(dims)
-        ratio = dict(leaf.ranking)[name]
+        node, told = self.tree, list[str]()
+        while isinstance(node, Split):
+            told.append(node.shown(holds := node.holds(dims)))
+            node = node.yes if holds else node.no
+        ratio = dict(node.ranking)[name]
         among = f" where {' and '.join(told)}" if told else ""
-        return f"{ratio:.2f} times the fastest one's time in {leaf.problems} problems{among}, {self.where}"
+        return f"{ratio:.2f} times the fastest one's time in {node.problems} problems{among}, {self.where}"
 
     def plain(self) -> dict[str, Any]:
         """The rule as JSON holds it."""

@@ -62,9 +62,7 @@ class Resolved:
                 raise RegistryError(f"{self.plan.candidate} returned {name}, which shares memory with an argument")
 
 
-def resized(
-    choice: Choice, plan: Plan, misses: tuple[str, ...], conditions: tuple[Condition, ...], untuned: bool
-) -> Resolved:
+def resized(choice: Choice, plan: Plan, misses: tuple[str, ...], conditions: tuple[Condition, ...]) -> Resolved:
     """What answers another size of a call, whose place nobody asks for. Made at once, without ``__init__``."""
     made = object.__new__(Resolved)
     made.__dict__.update(
@@ -77,7 +75,7 @@ def resized(
         conditions=conditions,
         makeshift=False,
         plain_torch=False,
-        untuned=untuned,
+        untuned=choice.step == "default",
         calls=Counter(),
     )
     return made

@@ -6,7 +6,7 @@ other dimensions being equal, is nearest to it as well.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, TypeVar
 
 from ...arguments.specs import Value
@@ -39,6 +39,19 @@ class Spans(Generic[_Winner]):
                     if first <= size <= last:
                         return winner
         return None
+
+    def add_ahead(
+        self, dims: Mapping[str, Value], winner: _Winner, nearest: Callable[[Mapping[str, Value]], _Winner | None]
+    ) -> None:
+        """``add``, and how far beyond the dimensions ``winner`` is the ``nearest``: a context grows token by token."""
+        self.add(dims, winner)
+        for name, _ in self._along:
+            size = dims[name]
+            for further_size in (size * 2, size * 5 // 4) if isinstance(size, int) else ():
+                further = {**dims, name: further_size}
+                if nearest(further) is winner:
+                    self.add(further, winner)
+                    break
 
     def add(self, dims: Mapping[str, Value], winner: _Winner) -> None:
         """Tell that ``winner`` is the nearest to these dimensions, and none is of exactly these."""

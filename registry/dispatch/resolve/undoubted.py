@@ -6,31 +6,19 @@ it is, so that another size asks little of either.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable
-from typing import Literal, NamedTuple
+from collections.abc import Hashable, Mapping
+from typing import Literal
 
-from ...device import Device
-from ...discovery import answers
-from ...implementation import Implementation
-from ...problem import Problem, getter
+from ...problem import Problem, Value, getter
 from ..plans.plan import Candidate, changed
+from .best_default import BestDefault, Found, demand
 from .expected import Expectation, expected, expected_elsewhere
 from .neighbours import octaves_between, sizes_of
 from .op_winners import Source, Winner
-from .questions import preference_of, refusals
 from .remembered import Remembered
-from .resolution import Choice, default_choice, exact_choice, learnt_config, nearest_choice, similar_choice
+from .resolution import Choice, exact_choice, nearest_choice, similar_choice
 from .situation import Situation, shown_exact, standing_of
 from .spans import Spans
-
-
-class Found(NamedTuple):
-    """A choice; whether it demands tensors that start at a multiple of 16 bytes; why winners were passed over."""
-
-    choice: Choice
-    narrow: bool
-    misses: tuple[str, ...] = ()
 
 
 class Undoubted:
@@ -43,8 +31,7 @@ class Undoubted:
         op = situation.op
         self._situation = situation
         self._untuned = situation.winners.is_empty
-        self._defaults = [_Default(each, situation) for each in situation.implementations]
-        self._default = Remembered(self._best_default, op.dynamic)
+        self._default = BestDefault(situation)
         self._usable: dict[int, _Usable] = {}
         self._nearest: dict[Hashable, _Usable] = {}
         self._spans: Spans[_Usable] = Spans(op)
@@ -117,8 +104,7 @@ class Undoubted:
             return "none"
         usable, octaves = expectation
         if alone:
-            self._spans.add(problem.dims, usable)
-            self._look_ahead(problem, usable)
+            self._spans.add_ahead(problem.dims, usable, lambda dims: self._further(dims, problem))
         found_near = usable.found(problem, octaves)
         return found_near and found_near._replace(misses=tuple(misses))
 
@@ -148,18 +134,13 @@ class Undoubted:
         sides = [(size > far) - (size < far) for size, far in zip(here, there, strict=True)]
         return id(near), id(one.other), one.nearest, *sides
 
-    def _look_ahead(self, problem: Problem, usable: _Usable) -> None:
-        """Tell the spans how far beyond a size ``usable`` is the best, too: a context grows token by token."""
-        op, winners = self._situation.op, self._situation.winners
-        for name in op.dynamic:
-            size = problem.dims[name]
-            for further_size in (size * 2, size * 5 // 4) if isinstance(size, int) else ():
-                further = Problem(op.name, {**problem.dims, name: further_size}, problem.traits)
-                if not winners.exact(op, further):
-                    expectation = self._expected(self._situation.of(further), [])
-                    if expectation is not None and expectation[0] is usable:
-                        self._spans.add(further.dims, usable)
-                        break
+    def _further(self, dims: Mapping[str, Value], like: Problem) -> _Usable | None:
+        """The candidate that is expected to be the fastest at other dimensions; None where they have a winner."""
+        further = Problem(like.op, dims, like.traits)
+        if self._situation.winners.exact(self._situation.op, further):
+            return None
+        expectation = self._expected(self._situation.of(further), [])
+        return expectation and expectation[0]
 
     def _standing(self, decision: Winner, situation: Situation) -> _Usable | str:
         """The decision's candidate as it is today, or why the decision holds for no size."""
@@ -171,38 +152,6 @@ class Undoubted:
             candidate = Candidate(implementation, decision.candidate.config)
             found = self._usable[id(decision)] = _Usable(decision, candidate, situation)
         return found
-
-    def _best_default(self, problem: Problem) -> Found | None:
-        """The first of ``default_choices``; None where an implementation fails to answer."""
-        learnt = self._situation.winners.learnt
-        rank = {} if learnt is None else learnt.rank(problem.dims)
-        best: _Default | None = None
-        least = math.inf, math.inf
-        for default in self._defaults:
-            if not default.refused.of(problem):
-                preference = default.preference.of(problem)
-                if isinstance(preference, str):
-                    return None
-                place = rank.get(default.implementation.name, len(rank)), -preference
-                if best is None or place < least:
-                    best, least = default, place
-        config = "nothing can run it" if best is None else best.config.of(problem)
-        if best is None or isinstance(config, str):
-            return None
-        choice = default_choice(self._situation.of(problem), -least[1], Candidate(best.implementation, config))
-        return Found(choice, best.narrow.of(problem))
-
-
-class _Default:
-    """What one implementation answers about problems."""
-
-    def __init__(self, implementation: Implementation, situation: Situation) -> None:
-        device, learnt, dynamic = situation.device, situation.winners.learnt, situation.op.dynamic
-        self.implementation = implementation
-        self.refused = Remembered(lambda problem: bool(refusals(implementation, problem, device)), dynamic)
-        self.preference = Remembered(lambda problem: preference_of(implementation, problem, device), dynamic)
-        self.config = Remembered(lambda problem: learnt_config(learnt, implementation, problem, device), dynamic)
-        self.narrow = Remembered(lambda problem: _is_narrow(implementation, problem, device), dynamic)
 
 
 class _Usable:
@@ -220,14 +169,14 @@ class _Usable:
         self._choice = choice
         implementation, config = candidate.implementation, candidate.config
         device, dynamic = situation.device, situation.op.dynamic
-        self._runs = Remembered(lambda problem: not answers.refusals(implementation, problem, device), dynamic)
         self._fits = Remembered(lambda problem: not implementation.space(problem, device).violations(config), dynamic)
-        self._narrow = Remembered(lambda problem: _is_narrow(implementation, problem, device), dynamic)
-        self.narrow = Remembered(self._standing, dynamic)
+        self._demand = Remembered(lambda problem: demand(implementation, problem, device), dynamic)
+        self.narrow = Remembered(self._narrow, dynamic)
         """None where it cannot run (``resolution.usable``), else whether it refuses tensors that are not aligned."""
 
-    def _standing(self, problem: Problem) -> bool | None:
-        return self._narrow.of(problem) if self._runs.of(problem) and self._fits.of(problem) else None
+    def _narrow(self, problem: Problem) -> bool | None:
+        narrow = self._demand.of(problem)
+        return narrow if narrow is not None and self._fits.of(problem) else None
 
     def found(self, problem: Problem, octaves: float) -> Found | None:
         """The choice for a problem that is so far from the decision's; None where the candidate cannot run it."""
@@ -235,7 +184,3 @@ class _Usable:
         if self._choice is None or narrow is None:
             return None
         return Found(changed(self._choice, octaves=octaves), narrow, self.misses)
-
-
-def _is_narrow(implementation: Implementation, problem: Problem, device: Device) -> bool:
-    return bool(answers.refusals(implementation, problem.misaligned(), device))

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,8 @@ _functorch: Any = getattr(torch._C, "_functorch", None)
 
 # --- guards
 
+_shape = attrgetter("shape")
+
 
 def native_guard(*tensors: torch.Tensor) -> Check:
     """``check(*tensors)`` in C, about 0.1 µs: class, dtype, shape, strides, device, requires_grad and dispatch state.
@@ -34,7 +37,8 @@ def native_guard(*tensors: torch.Tensor) -> Check:
     The state covers inference mode, autocast of that device, vmap, func.grad and jit tracing; not dispatch modes,
     forward AD and grad mode. It refuses one tensor given twice, and raises TypeError for another number of tensors.
     """
-    sizes, strides = [list(one.shape) for one in tensors], [list(one.stride()) for one in tensors]
+    # a comprehension is a Python call: each new size of a call makes a guard
+    sizes, strides = [*map(list, map(_shape, tensors))], [*map(list, map(torch.Tensor.stride, tensors))]
     check: Check = _guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check
 

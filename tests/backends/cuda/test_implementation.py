@@ -369,7 +369,7 @@ def test_a_refused_launch_says_so(enqueued: _Enqueued) -> None:
 
 def test_a_plan_launches_in_line_what_its_run_launches(enqueued: _Enqueued) -> None:
     told: list[Any] = []
-    run = bound(misaligned=lambda *given: told.append(given))
+    run = bound(misaligned=lambda: lambda *given: told.append(given))
     plan = written_call(5, torch.device("cpu"), run, [TensorSpec.contiguous((8,), torch.float32)], [], None)
     x, unaligned = torch.empty(8), torch.empty(9)[1:]
     y = plan(x, 0.25, None, 7, True)

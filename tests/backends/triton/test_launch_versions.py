@@ -51,4 +51,4 @@ def test_any_other_version_is_launched_by_its_own_call(
 def test_the_launcher_of_another_device_is_not_called_directly(kernel: Any) -> None:
     kernel.run = type("HIPLauncher", (CudaLauncher,), {})()
     assert not _has_known_launcher(kernel)
-    assert DeviceForm.made((), 0, direct=False).names["k_runtime"] is triton.knobs.runtime
+    assert DeviceForm((), (), 0, direct=False).names["k_runtime"] is triton.knobs.runtime

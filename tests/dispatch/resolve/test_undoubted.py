@@ -57,7 +57,7 @@ def test_without_winners_the_default_is_asked_once(dispatcher: Dispatcher, told:
     undoubted = Undoubted(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
     found = [undoubted.choice(posed(dispatcher, rows)) for rows in range(1, 9)]
     assert {one.choice.candidate.implementation.name for one in found if one and one.choice.candidate} == {"a.any"}
-    assert asked == [16, 16], "once for the problem and once for tensors that are not aligned"
+    assert asked == [16], "tensors that are not aligned are no other question to who does not look"
 
 
 def test_winners_of_which_none_holds_are_told_at_every_size(dispatcher: Dispatcher, told: Any, publish: Any) -> None:

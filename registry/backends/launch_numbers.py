@@ -1,0 +1,96 @@
+"""Extents and numbers of launches that differ in nothing else, taken by a function that is written for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from ..generated_code import function
+from ..implementation import Launch
+from ..problem import FULL_ALIGNMENT, exact_items, fits_int32
+
+Numbers = Callable[[tuple[Launch, ...]], tuple[Any, ...] | None]
+"""``numbers(launches)``: None for launches that other code may serve."""
+
+_PLAIN = frozenset({int, str, bool})
+"""Types whose values are the same where they are equal."""
+
+
+def numbers_of(
+    launches: Sequence[Launch],
+    texts: Collection[str],
+    names: Mapping[str, Any] | None = None,
+    narrow: Sequence[Collection[int]] | None = None,
+    most: tuple[int, int] | None = None,
+) -> Numbers:
+    """The values of ``texts`` for launches of the form of these: ``launch_forms.launch_key`` is equal.
+
+    A text may name the extents ``x0``, ``y0`` and ``z0`` of the first launch, its argument ``a0_2`` that is a number,
+    ``launches`` and ``names``. Other forms, and launches of which that is not told at a glance, have None.
+    narrow  of each launch the arguments, by place, whose numbers are compiled for multiples of 16; code then depends on
+            whether a number fits in 32 bits, too. None where code depends on no number
+    most    programs of a launch, and the second and third extent
+    """
+    known: dict[str, Any] = {"len": len, "type": type, "map": map, "str": str, "exact": exact_items, **(names or {})}
+    lines = [f"if len(launches) != {len(launches)}: return None"]
+    lines += [f"{_listed([f'l{place}' for place in range(len(launches))])} = launches"] if launches else []
+    for place, launch in enumerate(launches):
+        lines += _launch_lines(place, launch, known, None if narrow is None else narrow[place])
+        if most is not None:
+            told = f"x{place} * y{place} * z{place} > {most[0]} or y{place} > {most[1]} or z{place} > {most[1]}"
+            lines.append(f"if {told}: return None")
+    lines.append(f"return ({_listed(texts)})")
+    return function("numbers", "launches", lines, known)
+
+
+def _launch_lines(place: int, launch: Launch, known: dict[str, Any], narrow: Collection[int] | None) -> list[str]:
+    """Lines that compare a launch with another one and set its extents and arguments."""
+    own = f"l{place}"
+    known |= {f"{own}_kernel": launch.kernel, f"{own}_shared": launch.shared_bytes, f"{own}_cluster": launch.cluster}
+    extents = [f"{letter}{place}" for letter in "xyz"]
+    given = [f"a{place}_{number}" for number in range(len(launch.args))]
+    tests = [
+        f"{own}.kernel is not {own}_kernel and {own}.kernel != {own}_kernel",
+        f"{own}.shared_bytes != {own}_shared or {own}.cluster != {own}_cluster",
+        f"len({own}.grid) != {len(launch.grid)} or len({own}.args) != {len(given)}",
+        *_constants(own, launch, known),
+    ]
+    lines = [f"if {' or '.join(tests)}: return None"]
+    lines.append(f"{_listed(extents[: len(launch.grid)])} = {own}.grid")
+    lines += [f"{extent} = 1" for extent in extents[len(launch.grid) :]]
+    tests = [f"(0 in {own}.grid) is not {0 in launch.grid}"]
+    for number, (name, argument) in enumerate(zip(given, launch.args, strict=True)):
+        known[f"{name}_was"] = argument
+        if type(argument) is str:
+            tests.append(f"{name} is not {name}_was and (type({name}) is not str or {name} != {name}_was)")
+            continue
+        known[f"{name}_type"] = type(argument)
+        tests.append(f"type({name}) is not {name}_type")
+        if narrow is not None and type(argument) is int:
+            tests.append(f"(-2147483648 <= {name} < 2147483648) is not {fits_int32(argument)}")
+            if number in narrow:
+                tests.append(f"({name} % {FULL_ALIGNMENT} == 0) is not {argument % FULL_ALIGNMENT == 0}")
+    lines += [f"{_listed(given)} = {own}.args"] if given else []
+    return [*lines, f"if {' or '.join(tests)}: return None"]
+
+
+def _constants(own: str, launch: Launch, known: dict[str, Any]) -> list[str]:
+    """Tests that tell constants and options which are others to a compiler."""
+    groups = {"constants": launch.constants, "options": launch.options}
+    values = [value for group in groups.values() for value in group.values()]
+    if not _PLAIN.issuperset(map(type, values)):
+        # equal zeros may differ in sign, and items of a list in type
+        known |= {f"{own}_{name}": exact_items(group) for name, group in groups.items()}
+        return [f"exact({own}.{name}) != {own}_{name}" for name in groups]
+    known |= {f"{own}_{name}": dict(group) for name, group in groups.items()}
+    known |= {f"{own}_names": [*launch.constants, *launch.options], f"{own}_kinds": [*map(type, values)]}
+    return [
+        *(f"{own}.{name} != {own}_{name}" for name in groups),
+        # in another order the types would be compared with those of other values
+        f"[*{own}.constants, *{own}.options] != {own}_names",
+        f"[*map(type, (*{own}.constants.values(), *{own}.options.values()))] != {own}_kinds",
+    ]
+
+
+def _listed(names: Collection[str]) -> str:
+    return "".join(f"{name}, " for name in names)

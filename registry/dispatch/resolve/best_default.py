@@ -1,0 +1,187 @@
+"""The best default for a call of one family: what implementations answer is asked once, not at each size."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from ...arguments.traits import OrdinaryTraits
+from ...contract import Op
+from ...device import Device
+from ...discovery import answers
+from ...implementation import Implementation
+from ...problem import Problem, exact_items
+from ...space import Config
+from ..plans.plan import Candidate
+from .learnt import Leaf, WinningConfig, nearest_config
+from .questions import preference_of, refusals
+from .remembered import Remembered
+from .resolution import Choice, default_choice
+from .situation import Situation
+from .spans import Spans
+
+_MOST = 1024
+"""Answers of one family that are kept."""
+
+
+class Found(NamedTuple):
+    """A choice; whether it demands tensors that start at a multiple of 16 bytes; why winners were passed over."""
+
+    choice: Choice
+    narrow: bool
+    misses: tuple[str, ...] = ()
+
+
+class BestDefault:
+    """Finds what ``resolution.default_choices`` begins with, for problems of one family of calls.
+
+    The learnt rule is asked for its leaf alone: what follows from one is known from the sizes before.
+    """
+
+    def __init__(self, situation: Situation) -> None:
+        self._learnt = situation.winners.learnt
+        self._situation = situation
+        self._defaults = [_Default(each, situation) for each in situation.implementations]
+        self._offers = Remembered(self._offered, situation.op.dynamic)
+        self._firsts: dict[Hashable, _First] = {}
+
+    def of(self, problem: Problem) -> Found | None:
+        """The first of ``default_choices``; None where an implementation fails to answer, or none can run it.
+
+        Raises what asking for a configuration raises.
+        """
+        offers = self._offers.of(problem)
+        if not offers.able:
+            return None
+        leaf = None if self._learnt is None else self._learnt.leaf(problem.dims)
+        place = id(leaf)
+        first = offers.first.get(place)
+        if first is None:
+            first = offers.first[place] = self._first(offers, leaf)
+        return first.found(problem)
+
+    def _offered(self, problem: Problem) -> _Offers:
+        able = []
+        for default in self._defaults:
+            narrow = default.narrow.of(problem)
+            if narrow is not None:
+                preference = default.preference.of(problem)
+                if isinstance(preference, str):
+                    return _Offers([])
+                able.append(_Offer(default, preference, narrow))
+        return _Offers(able)
+
+    def _first(self, offers: _Offers, leaf: Leaf | None) -> _First:
+        rank = {} if leaf is None else leaf.places
+        # min takes the first of equals, as a sort does
+        best = min(offers.able, key=lambda one: (rank.get(one.default.implementation.name, len(rank)), -one.preference))
+        key = best, id(leaf)
+        if key not in self._firsts:
+            if len(self._firsts) >= _MOST:
+                self._firsts.clear()
+            self._firsts[key] = _First(best, self._situation)
+        return self._firsts[key]
+
+
+class _Offer(NamedTuple):
+    """An implementation that can run a problem; ``narrow`` as in ``Found``."""
+
+    default: _Default
+    preference: float
+    narrow: bool
+
+
+class _Offers:
+    """Those that can run a problem; ``first`` are the best by the leaf's id."""
+
+    def __init__(self, able: list[_Offer]) -> None:
+        self.able = able
+        self.first: dict[int, _First] = {}
+
+
+_Wanted = tuple[Config, WinningConfig | None]
+"""A configuration, and the one with which the implementation won nearest, if it is among those that are learnt."""
+
+
+class _Default:
+    """What one implementation answers about problems."""
+
+    def __init__(self, implementation: Implementation, situation: Situation) -> None:
+        device, learnt, dynamic = situation.device, situation.winners.learnt, situation.op.dynamic
+        self.implementation = implementation
+        self._device = device
+        self.narrow = Remembered(lambda problem: demand(implementation, problem, device), dynamic)
+        self.preference = Remembered(lambda problem: preference_of(implementation, problem, device), dynamic)
+        self.config = Remembered(self._config, dynamic)
+        known = None if learnt is None else learnt.configs.get(implementation.name)
+        self._won = _NearestConfig(known, situation.op) if known else None
+
+    def _config(self, problem: Problem) -> _Wanted:
+        """``resolution.learnt_config``. Raises where the implementation has no configuration, or fails to answer."""
+        implementation, device = self.implementation, self._device
+        won = None if self._won is None else self._won.of(problem)
+        if won is not None and not implementation.space(problem, device).violations(won.config):
+            return won.config, won
+        return answers.default_config(implementation, problem, device), won
+
+
+class _NearestConfig:
+    """``LearntDefault.config`` of one implementation, which measures no distance between two sizes of one answer."""
+
+    def __init__(self, known: Sequence[WinningConfig], op: Op) -> None:
+        self._known = known
+        self._spans: Spans[WinningConfig] = Spans(op)
+        # sizes nearest to one of them are neighbours where all are measured along the same dimensions
+        self._convex = all(type(one.dims.get(name)) is int for one in known for name in op.dynamic)
+
+    def of(self, problem: Problem) -> WinningConfig:
+        """The configuration with which the implementation won nearest."""
+        found = self._spans.find(problem.dims) if self._convex else None
+        if found is None:
+            found = nearest_config(self._known, problem.dims)
+            if self._convex:
+                self._spans.add_ahead(problem.dims, found, lambda dims: nearest_config(self._known, dims))
+        return found
+
+
+class _First:
+    """The best offer, wherever implementations answer alike and the learnt rule comes to one leaf."""
+
+    def __init__(self, offer: _Offer, situation: Situation) -> None:
+        self._offer = offer
+        self._situation = situation
+        self._known: dict[Hashable, tuple[_Wanted, Found]] = {}
+        self._latest: tuple[_Wanted, Found] | None = None
+
+    def found(self, problem: Problem) -> Found:
+        """The choice of its configuration for a problem."""
+        wanted = self._offer.default.config.of(problem)
+        latest = self._latest
+        if latest is None or wanted[0] is not latest[0][0] or wanted[1] is not latest[0][1]:
+            key = exact_items(wanted[0]), id(wanted[1])
+            latest = self._known.get(key)
+            if latest is None:
+                if len(self._known) >= _MOST:
+                    self._known.clear()
+                latest = self._known[key] = wanted, self._choice(problem, wanted[0])
+            self._latest = latest
+        return latest[1]
+
+    def _choice(self, problem: Problem, config: Config) -> Found:
+        default, preference, narrow = self._offer
+        candidate = Candidate(default.implementation, config)
+        return Found(default_choice(self._situation.of(problem), preference, candidate), narrow)
+
+
+def demand(implementation: Implementation, problem: Problem, device: Device) -> bool | None:
+    """Whether an implementation demands tensors that are aligned; None where it cannot run the problem at all.
+
+    It is asked once where it does not look at alignment.
+    """
+    traits = problem.traits
+    looked = traits.looked if type(traits) is OrdinaryTraits else -1
+    if refusals(implementation, problem, device):
+        return None
+    if type(traits) is OrdinaryTraits and traits.looked == looked:
+        return False
+    return bool(answers.refusals(implementation, problem.misaligned(), device))

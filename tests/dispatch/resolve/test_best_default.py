@@ -1,0 +1,108 @@
+"""The best default of another size, found by what sizes before it told, is that which resolution begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from registry import Config, Device, Implementation, Problem, Space
+from registry.arguments.traits import OrdinaryTraits
+from registry.artifact import Built
+from registry.contracts.softmax import SOFTMAX
+from registry.dispatch.resolve.best_default import BestDefault
+from registry.dispatch.resolve.learnt import Leaf, LearntDefault, Split, WinningConfig
+from registry.dispatch.resolve.op_winners import OpWinners
+from registry.dispatch.resolve.resolution import default_choices
+from registry.dispatch.resolve.situation import Situation
+from registry.implementation import Run
+
+NAMES = ("a.one", "a.two", "a.three")
+SIZES = st.integers(1, 600)
+BLOCKS = (1, 2, 4)
+
+
+class Answering(Implementation):
+    """Answers by rows and columns in a way that a number chooses."""
+
+    op, device_types = "softmax", frozenset({"cpu"})
+
+    def __init__(self, name: str, way: int) -> None:
+        self.name, self.way = name, way
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        if self.way & 1 and problem.rows % 7 == 0:
+            yield "odd rows"
+        if self.way & 2 and problem.cols == 16 and not problem.traits["aligned"]:
+            yield "not aligned"
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        return Space(block=[1, 2] if self.way & 4 and problem.rows > 300 else BLOCKS)
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        return {"block": 2 if self.way & 8 and problem.rows < 100 else 1}
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        return float(problem.rows % 3 if self.way & 16 else self.way % 5)
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        return lambda *_: None
+
+
+LEAVES = st.builds(
+    lambda names, problems: Leaf(tuple((name, 1.0 + place) for place, name in enumerate(names)), problems),
+    st.permutations(NAMES).flatmap(lambda names: st.integers(0, 3).map(lambda count: names[:count])),
+    st.integers(1, 9),
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda nodes: st.one_of(
+        st.builds(Split, st.just("rows"), SIZES, nodes, nodes),
+        st.builds(Split, st.just("cols"), st.sampled_from([16, 32]), nodes, nodes),
+        st.builds(Split, st.just("dtype"), st.sampled_from(["float32", "bfloat16"]), nodes, nodes),
+    ),
+    max_leaves=4,
+)
+WON = st.builds(
+    lambda rows, cols, block: WinningConfig({"rows": rows, "cols": cols, "dtype": "float32"}, {"block": block}),
+    SIZES, st.sampled_from([8, 16, 64]), st.sampled_from(BLOCKS),
+)  # fmt: skip
+RULES = st.one_of(
+    st.none(),
+    st.builds(
+        LearntDefault, st.just(1), st.just(9), TREES,
+        st.dictionaries(st.sampled_from(NAMES), st.lists(WON, min_size=1, max_size=5).map(tuple)),
+    ),
+)  # fmt: skip
+
+
+def posed(rows: int, cols: int) -> Problem:
+    found = SOFTMAX.pose(SOFTMAX.specs((torch.empty(rows, cols), -1)), ordinary=True)
+    assert type(found.traits) is OrdinaryTraits
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rule=RULES,
+    ways=st.lists(st.integers(0, 31), min_size=1, max_size=3),
+    sizes=st.lists(st.tuples(SIZES, st.sampled_from([16, 32])), min_size=1, max_size=40),
+)
+def test_every_size_has_the_default_that_resolution_finds(
+    rule: LearntDefault | None, ways: list[int], sizes: list[tuple[int, int]]
+) -> None:
+    implementations = tuple(Answering(name, way) for name, way in zip(NAMES, ways, strict=False))
+    situation = Situation(SOFTMAX, posed(1, 16), Device.of("cpu"), implementations, OpWinners(learnt=rule))
+    best = BestDefault(situation)
+    for size in sizes:
+        problem = posed(*size)
+        misses: list[Any] = []
+        first = next(default_choices(situation.of(problem), misses), None)
+        found = best.of(problem)
+        assert (found and found.choice) == first
+        if found is not None and found.choice.candidate is not None:
+            runs = found.choice.candidate.implementation
+            assert found.narrow is bool([*runs.unsupported(problem.misaligned(), situation.device)])
