@@ -8,12 +8,12 @@ from typing import Any, Generic, TypeVar
 from ..artifact import Signature
 from ..implementation import Launch, Run
 from ..problem import exact_items
-from .written_run import Form, WrittenRun
+from .written_run import WrittenForm, WrittenRun
 
 MOST_FORMS = 8192
 """Of one backend. A form is some KiB; what is dropped is bound anew from the kernels, which stay loaded."""
 
-_Form = TypeVar("_Form", bound=Form)
+_Form = TypeVar("_Form", bound=WrittenForm)
 
 
 def _type_alone(_place: int, value: Any) -> str:
@@ -67,7 +67,7 @@ class Forms(Generic[_Form]):
 
         ``like`` is of this device, and of a signature of the same form.
         """
-        form: Form | None = like.form if isinstance(like, WrittenRun) else None
+        form: WrittenForm | None = like.form if isinstance(like, WrittenRun) else None
         numbers = None if form is None else form.numbers(launches)
         if numbers is None:
             form = self.get(key())

@@ -59,7 +59,7 @@ class Operands:
 _WHOLE = {"outputs": "outputs", "arguments": "arguments", "scratch": "scratch"}
 
 
-class Form(ABC):
+class WrittenForm(ABC):
     """Launches of loaded kernels without their extents and numbers: runs of one form have one text.
 
     names   all that the text reaches for and that is no size
@@ -105,7 +105,7 @@ class WrittenRun:
 
     def __init__(
         self,
-        form: Form,
+        form: WrittenForm,
         numbers: tuple[Any, ...],
         launches: tuple[Launch, ...] = (),
         make_twin: Callable[[], Run] | None = None,

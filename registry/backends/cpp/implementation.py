@@ -24,7 +24,7 @@ from ..kernel_signature import check_kernel
 from ..launch_checks import argument_of, launches_of, placed
 from ..launch_forms import Forms, form_key, launch_key
 from ..launch_numbers import numbers_of
-from ..written_run import Form, Operands
+from ..written_run import Operands, WrittenForm
 from .compiler import NoCompiler, build, find_compiler, load
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
@@ -154,7 +154,7 @@ def _translation_unit(variant: Variant) -> str:
     return f'{_preamble()}\n{macros}\n#line 1 "{kernel}.cpp"\n{variant.source}\n#line 1 "{kernel}.launch"\n{entry}\n'
 
 
-class _Form(Form):
+class _Form(WrittenForm):
     """Launches without their numbers: ``names`` hold the loaded functions, ``arguments`` those of each.
 
     Measured with six arguments on a 2-core machine: one pointer to packed bytes takes 0.19 us, the same call through

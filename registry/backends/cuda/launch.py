@@ -20,7 +20,7 @@ from ...problem import FULL_ALIGNMENT
 from ..cuda_stream import current_device, current_stream, only_gpu
 from ..kernel_limit import check_room
 from ..launch_numbers import numbers_of
-from ..written_run import Form, Operands, WrittenRun
+from ..written_run import Operands, WrittenForm, WrittenRun
 from . import nvrtc
 from .frame import Frames, Layout, kind_of
 
@@ -112,7 +112,7 @@ def check_arguments(kernel: Kernel, launch: Launch, signature: Signature) -> Non
         )
 
 
-class LaunchForm(Form):
+class LaunchForm(WrittenForm):
     """Launches of loaded kernels without their extents and numbers, on the current stream of ``device``.
 
     ``guarded``: a call goes elsewhere when a tensor's address is no multiple of 16 bytes.

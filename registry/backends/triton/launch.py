@@ -23,7 +23,7 @@ from ...implementation import Launch, Tensors
 from ...problem import FULL_ALIGNMENT
 from ..cuda_stream import current_device, current_stream, only_gpu
 from ..launch_numbers import numbers_of
-from ..written_run import Form, Operands, WrittenRun
+from ..written_run import Operands, WrittenForm, WrittenRun
 from .bound_launch import MOST_PROGRAMS, BoundLaunch, launch_jit, value_of
 from .variant import Operand, specialised_parameters
 
@@ -63,7 +63,7 @@ class _CarefulRun:
         self._launch(groups)
 
 
-class DeviceForm(Form):
+class DeviceForm(WrittenForm):
     """Launches on a device without their extents and numbers. ``launches`` are those of the first run of the form.
 
     Its text is the hot path, one function without a loop: each loop or tuple here costs as much as a third of the

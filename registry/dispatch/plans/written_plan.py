@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...backends.cuda_stream import current_device, only_gpu
-from ...backends.written_run import Form, Operands, WrittenRun
+from ...backends.written_run import Operands, WrittenForm, WrittenRun
 from ...generated_code import CodeTemplate, template, with_defaults
 from ...implementation import Run
 from ...problem import TensorSpec
@@ -80,7 +80,7 @@ def resized_call(
     return with_defaults(call, _sizes(run, form, made))
 
 
-def _sizes(run: Run, form: Form | None, made: Sequence[TensorSpec]) -> list[Any]:
+def _sizes(run: Run, form: WrittenForm | None, made: Sequence[TensorSpec]) -> list[Any]:
     """What the text has as parameters behind the values of a call: see ``_sized_names``."""
     sizes: list[Any] = [run] if form is None else [run, *run.numbers]  # type: ignore[attr-defined]
     for spec in made:
@@ -88,7 +88,7 @@ def _sizes(run: Run, form: Form | None, made: Sequence[TensorSpec]) -> list[Any]
     return sizes
 
 
-def _sized_names(form: Form | None, made: Sequence[str]) -> list[str]:
+def _sized_names(form: WrittenForm | None, made: Sequence[str]) -> list[str]:
     """Parameters of the text: the run, its numbers, shape and strides of each tensor that is made."""
     names = ["k_run"] if form is None else ["k_run", *form.sized]
     return [*names, *(f"{kind}_{name}" for name in made for kind in ("shape", "strides"))]
@@ -105,7 +105,7 @@ class _Shape(NamedTuple):
     returns_outputs: bool
 
 
-def _template(shape: _Shape, form: Form | None, hit: Hit | None) -> CodeTemplate:
+def _template(shape: _Shape, form: WrittenForm | None, hit: Hit | None) -> CodeTemplate:
     given = [f"a{place}" for place in range(shape.values)]
     made, held = [f"y{place}" for place in range(shape.outputs)], [f"t{place}" for place in range(shape.scratch)]
     items = {
