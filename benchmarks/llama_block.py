@@ -35,7 +35,6 @@ from .arguments import output_folder
 
 EPS = 1e-5
 NAMES = ("q", "k", "v", "o", "gate", "up", "down")
-FORMS = ("eager", "compiled", "graph")
 LIMITS = {"rms": (2.0, 1e-3), "worst": (2.0, 2e-2)}
 """Allowed error: so many times that of torch in bfloat16, and so much more; relative to the output's rms."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -40,10 +39,7 @@ class Backward:
         """No output has a gradient, such as an index or a quantised tensor: all have ``requires_grad=False``."""
         return cls(None, (), (), by_reference=True)
 
-    def differentiable_of(self, outputs: tuple[str, ...], taken: Collection[str] = ()) -> tuple[str, ...]:
-        """The outputs that a gradient comes back for; ``taken`` are the backward op's parameters."""
-        if self.differentiable is not None:
-            return tuple(name for name in outputs if name in self.differentiable)
-        if self.op is None:
-            return outputs[:1]
-        return tuple(name for name in outputs if f"grad_{name}" in taken)
+    def by_reference_of(self, outputs: tuple[str, ...]) -> tuple[str, ...]:
+        """The outputs that a gradient by the reference comes back for."""
+        said = self.differentiable
+        return outputs[:1] if said is None else tuple(name for name in outputs if name in said)

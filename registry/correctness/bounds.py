@@ -31,12 +31,8 @@ class Bounds:
     high: torch.Tensor
     has_nan: bool
 
-    def hold(self, output: torch.Tensor) -> bool:
-        """Whether every element is within."""
-        return bool(self.holding(output))
-
     def holding(self, output: torch.Tensor) -> torch.Tensor:
-        """``hold`` as a tensor, which the host need not wait for; ``output`` may be several outputs stacked."""
+        """Whether every element is within, on the device; ``output`` may be several outputs stacked."""
         if self.are_exact:
             return (output == self.low).all()
         output = calculable(output)

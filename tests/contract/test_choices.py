@@ -258,4 +258,4 @@ def test_a_tolerance_may_be_a_results_own_and_take_the_arguments() -> None:
     assert numerics.compare(loose, check_problem, results, reference, (10.0, 0.0), values).ok
     assert not numerics.compare(TOP, check_problem, results, reference, (10.0, 0.0), values).ok
     (bounds, _) = bounds_of(loose, check_problem, values, reference, (10.0, 0.0))
-    assert bounds.hold(results[0])
+    assert bounds.holding(results[0])

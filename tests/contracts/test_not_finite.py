@@ -135,11 +135,11 @@ def test_bounds_know_where_nan_belongs(op: Op) -> None:
         as_tuple(op.reference(*values)), bounds_of(op, problem, values, reference, own), strict=True
     ):
         assert bounds.has_nan
-        assert bounds.hold(output)
-        assert not bounds.hold(output.nan_to_num(0.0))
+        assert bounds.holding(output)
+        assert not bounds.holding(output.nan_to_num(0.0))
         astray = output.clone()
         astray[~output.isnan()] = torch.nan
-        assert not bounds.hold(astray)
+        assert not bounds.holding(astray)
 
 
 # --- who is refused ---

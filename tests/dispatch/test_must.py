@@ -46,7 +46,7 @@ def right(op: registry.Op, values: tuple[Any, ...], output: Any) -> bool:
     problem = op.pose(op.arguments(values))
     wide = reference64(op, values)
     bounds = bounds_of(op, problem, values, wide, own_error(op, problem, values, wide))
-    return all(bound.hold(each) for bound, each in zip(bounds, as_tuple(output), strict=True))
+    return all(bound.holding(each) for bound, each in zip(bounds, as_tuple(output), strict=True))
 
 
 # --- a misaligned view on a hit

@@ -63,7 +63,7 @@ def check(op: str, values: tuple[Any, ...], y: torch.Tensor) -> None:
     wide = reference64(contract, values)
     (bounds,) = bounds_of(contract, problem, values, wide, own_error(contract, problem, values, wide))
     (output,) = as_tuple(y)
-    assert bounds.hold(output), f"{problem}: out of bounds by {(output.double() - wide[0]).abs().max().item():.3g}"
+    assert bounds.holding(output), f"{problem}: out of bounds by {(output.double() - wide[0]).abs().max().item():.3g}"
 
 
 def in_a_thread(work: Callable[[], Any]) -> Any:

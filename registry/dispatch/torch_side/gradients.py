@@ -114,7 +114,7 @@ class Gradients:
         """The values of a call that are kept for its backward."""
         schema, declared = self.op.parsed, self.op.backward
         if declared is not None and declared.by_reference:
-            wanted = declared.differentiable_of(schema.outputs)
+            wanted = declared.by_reference_of(schema.outputs)
             silent = tuple(place for place, name in enumerate(schema.outputs) if name not in wanted)
             return Recipe(tuple((name, place) for place, name in enumerate(schema.names)) if wanted else (), silent)
         if self.backward is None:

@@ -34,7 +34,7 @@ def reference_gradient(
     with torch.enable_grad():
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         outputs = as_tuple(keeping_dtype(op.reference, tensors)(*grouped(leaves, lengths)))
-    wanted = op.backward.differentiable_of(op.parsed.outputs)
+    wanted = op.backward.by_reference_of(op.parsed.outputs)
     pairs = [
         (output, grad)
         for name, output, grad in zip(op.parsed.outputs, outputs, grads, strict=True)

@@ -101,11 +101,6 @@ class TimedPlan:
             made = secrets.choice(extended)[len(values) :]
             self._prepared = [(tensor, tensor.clone()) for tensor in made]
 
-    @property
-    def writes(self) -> bool:
-        """Whether the plan writes to outputs of the host, rather than returning its own."""
-        return bool(self._stacks)
-
     def poison(self) -> None:
         """Fill outputs and scratch with values that no right answer holds.
 
