@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeVar
 
 from sqlalchemy import select, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from .identities import CandidateKey, Environment, ProblemKey
+from .identities import CandidateKey, Environment, ProblemKey, Protocol
 from .keys import digest
 from .models import (
     CandidateRow,
@@ -22,7 +23,7 @@ from .models import (
     SoftwareRow,
     StoredRow,
 )
-from .records import Decision, Final, Trial
+from .records import Decision, Final, PlainTrial, Trial
 
 CHUNK = 500
 """Keys in one IN list: far below every database's limit on parameters."""
@@ -33,58 +34,85 @@ Known = dict[tuple[str, str], int]
 """(table, key) of an identity -> its row number, which never changes once it is committed."""
 
 
+MEASURED_IDS = ("problem_id", "candidate_id", "hardware_id", "software_id", "protocol_id")
+"""Columns of what a trial or a decision refers to."""
+
+_Identity = TypeVar("_Identity", Environment, ProblemKey, Protocol)
+
+
 class Identities:
     """Row numbers of the identities of some records; identities that are not stored yet are added.
 
     All identities of a transaction are looked up at once and added in the order of their keys: two writers on a server
     that add identities in different orders would wait for each other. Those in ``known`` are not looked up.
+    Records share their identities, so that these are told apart as objects first: a key takes longer to compare.
     """
 
     def __init__(
         self,
         session: Session,
-        trials: Sequence[Trial],
+        trials: Sequence[Trial | PlainTrial],
         decisions: Sequence[tuple[Decision, Sequence[Final]]] = (),
         environments: Iterable[Environment] = (),
         known: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
-        records: list[Trial | Decision] = [*trials, *(decision for decision, _ in decisions)]
-        finals = [(decision.problem.op, final.candidate) for decision, finals in decisions for final in finals]
-        candidates = {(record.problem.op, record.candidate) for record in records}
-        candidates |= {(op, candidate) for op, candidate in finals if candidate is not None}
-        environments = {*(record.environment for record in records), *environments}
-        protocols = {record.protocol for record in records}
+        records: list[Trial | PlainTrial | Decision] = [*trials, *(decision for decision, _ in decisions)]
+        candidates = {(record.problem.op, id(record.candidate)): record.candidate for record in records}
+        for decision, finals in decisions:
+            op = decision.problem.op
+            candidates |= {(op, id(one.candidate)): one.candidate for one in finals if one.candidate is not None}
         self._session, self._known = session, known or {}
         self.found: Known = {}
-        self._hardware = self._ids(HardwareRow, {e.hardware_key: {"identity": e.hardware} for e in environments})
-        self._software = self._ids(SoftwareRow, {e.software_key: {"identity": e.software} for e in environments})
-        self._protocols = self._ids(ProtocolRow, {p.key: {"regime": p.regime, "details": p.details} for p in protocols})
-        self._problems = self._ids(
-            ProblemRow, {record.problem.key: _problem_values(record.problem) for record in records}
+        self._add_environments(_by_object([*(record.environment for record in records), *environments]))
+        protocols = _by_object(record.protocol for record in records)
+        ids = self._ids(ProtocolRow, {p.key: {"regime": p.regime, "details": p.details} for p in protocols.values()})
+        self._protocols = {place: ids[one.key] for place, one in protocols.items()}
+        problems = _by_object(record.problem for record in records)
+        ids = self._ids(ProblemRow, {one.key: _problem_values(one) for one in problems.values()})
+        self._problems = {place: ids[one.key] for place, one in problems.items()}
+        self._add_candidates(candidates)
+        self._held = records, decisions, environments  # the number of an object is its own as long as it lives
+
+    def _add_environments(self, environments: Mapping[int, Environment]) -> None:
+        hardware = {one.hardware_key: {"identity": one.hardware} for one in environments.values()}
+        software = {one.software_key: {"identity": one.software} for one in environments.values()}
+        machines, versions = self._ids(HardwareRow, hardware), self._ids(SoftwareRow, software)
+        self._environments = {
+            place: (machines[one.hardware_key], versions[one.software_key]) for place, one in environments.items()
+        }
+
+    def _add_candidates(self, candidates: Mapping[tuple[str, int], CandidateKey]) -> None:
+        named = [(op, candidate) for (op, _), candidate in candidates.items()]
+        implementations = self._ids(
+            ImplementationRow, {_implementation_key(*pair): _implementation_values(*pair) for pair in named}
         )
-        implementations = {_implementation_key(*pair): _implementation_values(*pair) for pair in candidates}
-        self._implementations = self._ids(ImplementationRow, implementations)
-        self._candidates = self._ids(CandidateRow, {candidate_key(*p): self._candidate(*p) for p in candidates})
+        values = {
+            candidate_key(*pair): {
+                "implementation_id": implementations[_implementation_key(*pair)],
+                "config": pair[1].config,
+            }
+            for pair in named
+        }
+        ids = self._ids(CandidateRow, values)
+        self._candidates = {place: ids[candidate_key(place[0], one)] for place, one in candidates.items()}
 
     def environment(self, environment: Environment) -> dict[str, int]:
         """The row numbers of an environment's hardware and software, by column."""
-        return {
-            "hardware_id": self._hardware[environment.hardware_key],
-            "software_id": self._software[environment.software_key],
-        }
+        return dict(zip(("hardware_id", "software_id"), self._environments[id(environment)], strict=True))
 
-    def measured(self, record: Trial | Decision) -> dict[str, int]:
-        """The row numbers of all identities of a trial or decision, by column."""
-        return {
-            "problem_id": self._problems[record.problem.key],
-            "candidate_id": self.candidate(record.problem.op, record.candidate),
-            "protocol_id": self._protocols[record.protocol.key],
-            **self.environment(record.environment),
-        }
+    def measured(self, record: Trial | PlainTrial | Decision) -> tuple[int, int, int, int, int]:
+        """The row numbers of a trial's or decision's identities, in the order of ``MEASURED_IDS``."""
+        problem = record.problem
+        return (
+            self._problems[id(problem)],
+            self._candidates[problem.op, id(record.candidate)],
+            *self._environments[id(record.environment)],
+            self._protocols[id(record.protocol)],
+        )
 
     def candidate(self, op: str, candidate: CandidateKey) -> int:
         """The row number of a candidate of ``op``."""
-        return self._candidates[candidate_key(op, candidate)]
+        return self._candidates[op, id(candidate)]
 
     def _ids(self, row: type[Keyed], wanted: Mapping[str, Mapping[str, Any]]) -> Ids:
         # a problem is not known by its key alone: an op may have changed which of its dimensions are static
@@ -96,10 +124,6 @@ class Identities:
             _renew_static_keys(self._session, new)
         self.found |= {places[key]: number for key, number in ids.items()}
         return ids
-
-    def _candidate(self, op: str, candidate: CandidateKey) -> dict[str, Any]:
-        key = _implementation_key(op, candidate)
-        return {"implementation_id": self._implementations[key], "config": candidate.config}
 
 
 def insert_new(session: Session, row: type[StoredRow]) -> sqlite.Insert | postgresql.Insert:
@@ -115,17 +139,43 @@ def chunks(keys: Iterable[str]) -> Iterable[list[str]]:
     return (ordered[start : start + CHUNK] for start in range(0, len(ordered), CHUNK))
 
 
+def numbers_of(
+    session: Session, key: InstrumentedAttribute[str], number: InstrumentedAttribute[int], keys: Iterable[str]
+) -> Ids:
+    """The row numbers of those of ``keys`` that are stored in the column ``key``, by key."""
+    found: Ids = {}
+    for chunk in chunks(keys):
+        found |= {name: place for name, place in session.execute(select(key, number).where(key.in_(chunk)))}  # noqa: C416
+    return found
+
+
 def add_new(session: Session, row: type[StoredRow], values: list[dict[str, Any]]) -> None:
     """Adds the rows whose key is not stored yet."""
     if values:  # the connection's insert: the session's would look at each row as an object first
         session.connection().execute(insert_new(session, row), values)
 
 
+def add_rows(session: Session, row: type[StoredRow], names: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:
+    """Adds the rows, values of the columns ``names``, whose key is not stored yet; returns how many these were.
+
+    Values go to the driver as they are, JSON as text: what SQLAlchemy does with each takes longer than the insert.
+    """
+    connection = session.connection()
+    made = insert_new(session, row).inline().compile(dialect=connection.dialect, column_keys=list(names))
+    values: list[Any]
+    if made.positional:
+        order = [names.index(name) for name in made.positiontup or ()]
+        values = list(rows if order == sorted(order) else map(itemgetter(*order), rows))
+    else:
+        values = [dict(zip(names, one, strict=True)) for one in rows]
+    return connection.exec_driver_sql(str(made), values).rowcount if values else 0
+
+
 def _ids(session: Session, row: type[Keyed], wanted: Mapping[str, Mapping[str, Any]]) -> Ids:
-    found = _stored(session, row, wanted)
+    found = numbers_of(session, row.key, row.id, wanted)
     missing = sorted(wanted.keys() - found.keys())
     add_new(session, row, [{"key": key, **wanted[key]} for key in missing])
-    return found | _stored(session, row, missing)
+    return found | numbers_of(session, row.key, row.id, missing)
 
 
 def _renew_static_keys(session: Session, wanted: Mapping[str, Mapping[str, Any]]) -> None:
@@ -136,11 +186,8 @@ def _renew_static_keys(session: Session, wanted: Mapping[str, Mapping[str, Any]]
             session.execute(changed, execution_options={"synchronize_session": False})
 
 
-def _stored(session: Session, row: type[Keyed], keys: Iterable[str]) -> Ids:
-    found: Ids = {}
-    for chunk in chunks(keys):
-        found |= {each.key: each.id for each in session.execute(select(row.key, row.id).where(row.key.in_(chunk)))}
-    return found
+def _by_object(identities: Iterable[_Identity]) -> dict[int, _Identity]:
+    return {id(identity): identity for identity in identities}
 
 
 def _problem_values(problem: ProblemKey) -> dict[str, Any]:

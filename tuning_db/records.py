@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from .errors import InvalidRecordError
 from .identities import CandidateKey, Environment, Exchanged, ProblemKey, Protocol, require_text, set_fields
-from .keys import finite, finite_or_none, plain_mapping, plain_text
+from .keys import canonical_json, finite, finite_or_none, plain_mapping, plain_text
 
 Role = Literal["candidate", "copy", "floor"]
 """An entrant of the finals: a candidate, a second copy of the incumbent, or the device copy that is the floor."""
@@ -83,6 +84,40 @@ class Trial(Exchanged):
             details=plain_mapping(self.details, "trial.details", lenient=True),
             created=_utc(self.created, "trial.created"),
         )
+
+
+class PlainTrial(NamedTuple):
+    """A trial of the run ``run`` whose ``samples`` and ``details`` are JSON, as a database and a file hold them."""
+
+    run: str
+    problem: ProblemKey
+    candidate: CandidateKey
+    environment: Environment
+    protocol: Protocol
+    uid: str
+    status: str
+    message: str
+    median_us: float | None
+    samples: str
+    censored: bool
+    stop_reason: str
+    artifact_hash: str
+    details: str
+    created: datetime
+
+    @classmethod
+    def of(cls, run: str, trial: Trial) -> PlainTrial:
+        """A record of a run."""
+        fields = {name: getattr(trial, name) for name in cls._fields[1:]}
+        texts = {name: canonical_json(fields[name]) for name in ("samples", "details")}
+        return cls(run, **{**fields, **texts})
+
+    def trial(self) -> Trial:
+        """The record. Raises InvalidRecordError for what a trial cannot be."""
+        fields = self._asdict()
+        del fields["run"]
+        samples, details = fields.pop("samples"), fields.pop("details")
+        return Trial(**fields, samples=tuple(json.loads(samples)), details=json.loads(details))
 
 
 @dataclass(frozen=True)

@@ -94,9 +94,6 @@ _TABLES = frozenset({"candidate", "decision", "hardware", "implementation", "pro
 _MOST_NUMBERS = 500
 """Row numbers in one IN list."""
 
-_CACHE = "PRAGMA cache_size=-65536"
-"""64 MiB: with SQLite's 2 MiB the pages of ten thousand winners are read several times over."""
-
 
 @dataclass(frozen=True)
 class StoredWinner:
@@ -267,7 +264,6 @@ def _of_file(place: Location, question: Callable[[Ask], Result], deadline: float
 def _of_access(access: Access, shown: str, question: Callable[[Ask], Result], deadline: float) -> Result:
     with closing(connect(access, seconds=max(deadline - time.monotonic(), 0))) as connection:
         connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
-        connection.execute(_CACHE)
         connection.execute("BEGIN")
         _check_tables(connection, shown)
 

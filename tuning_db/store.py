@@ -29,7 +29,7 @@ from .models import (
     TrialRow,
     WinnerRow,
 )
-from .records import Decision, Final, Run, Statistics, Trial, new_uid, now
+from .records import Decision, Final, PlainTrial, Run, Statistics, Trial, new_uid, now
 
 if TYPE_CHECKING:
     from .exchange import Line
@@ -113,7 +113,7 @@ class Store:
         with self._opened.writing() as session:
             writing.require_run(session, run)
             identities = Identities(session, trials, known=self._known)
-            writing.add_trials(session, identities, [(run, trial) for trial in trials])
+            writing.add_trials(session, identities, [PlainTrial.of(run, trial) for trial in trials])
         self._known |= identities.found
 
     def publish(self, run: str, decision: Decision, finals: Sequence[Final] = ()) -> bool:
@@ -129,8 +129,9 @@ class Store:
             if writing.is_stored(session, decision):  # by an earlier call, whose answer was lost
                 return writing.is_winner(session, decision)
             identities = Identities(session, [], [(decision, finals)])
-            number = writing.add_decision(session, identities, run, decision, finals)
-            place = writing.place_of(identities.measured(decision), decision.protocol.regime)
+            number = writing.add_decisions(session, identities, [(run, decision)])[decision.uid]
+            writing.add_finals(session, identities, [(number, decision, finals)])
+            place = writing.place_of(writing.measured(decision, identities), decision.protocol.regime)
             return writing.swap_winner(session, place, number, decision.previous)
 
     def load(self, stream: TextIO) -> int:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from .errors import InvalidRecordError
-from .identity_rows import Identities, add_new, insert_new
-from .models import DECISION_FIELDS, FINAL_FIELDS, TRIAL_FIELDS, DecisionRow, FinalRow, RunRow, TrialRow, WinnerRow
-from .records import Decision, Final, Run, Trial
+from .identity_rows import MEASURED_IDS, Identities, add_new, add_rows, insert_new, numbers_of
+from .models import DECISION_FIELDS, FINAL_FIELDS, DecisionRow, FinalRow, RunRow, TrialRow, WinnerRow
+from .records import Decision, Final, PlainTrial, Run
+
+_OWN = PlainTrial._fields[PlainTrial._fields.index("uid") : -1]
+"""The fields of a trial, but for ``created``, that its columns hold as they are."""
+
+_final_fields = attrgetter(*FINAL_FIELDS)
 
 
 def add_runs(session: Session, identities: Identities, runs: Iterable[Run]) -> None:
@@ -19,28 +26,37 @@ def add_runs(session: Session, identities: Identities, runs: Iterable[Run]) -> N
     add_new(session, RunRow, [_run_values(run, identities) for run in runs])
 
 
-def add_trials(session: Session, identities: Identities, trials: Iterable[tuple[str, Trial]]) -> None:
-    """Adds trials, each beside the uid of its run, whose uid is not stored yet."""
-    add_new(session, TrialRow, [_trial_values(run, trial, identities) for run, trial in trials])
+def add_trials(session: Session, identities: Identities, trials: Iterable[PlainTrial]) -> int:
+    """Adds the trials whose uid is not stored yet; returns how many these were."""
+    stored, own = _instant(session), attrgetter(*_OWN)
+    names = ("run_id", *_OWN, "created", *MEASURED_IDS)
+    rows = ((one.run, *own(one), stored(one.created), *identities.measured(one)) for one in trials)
+    return add_rows(session, TrialRow, names, rows)
 
 
-def add_decision(
-    session: Session, identities: Identities, run: str, decision: Decision, finals: Sequence[Final]
-) -> int:
-    """Adds a decision with its finals and returns its row number."""
-    values = _decision_values(run, decision, identities)
-    number = session.execute(insert(DecisionRow).returning(DecisionRow.id), [values]).scalar_one()
-    add_finals(session, identities, number, decision, finals)
-    return number
+def add_decisions(
+    session: Session, identities: Identities, decisions: Sequence[tuple[str, Decision]]
+) -> dict[str, int]:
+    """Adds decisions that are new, each beside the uid of its run; returns their row numbers by uid.
+
+    :func:`add_finals` adds what they rest on.
+    """
+    values = [_decision_values(run, decision, identities) for run, decision in decisions]
+    add_new(session, DecisionRow, values)
+    return numbers_of(session, DecisionRow.uid, DecisionRow.id, [decision.uid for _, decision in decisions])
 
 
 def add_finals(
-    session: Session, identities: Identities, number: int, decision: Decision, finals: Sequence[Final]
+    session: Session, identities: Identities, decided: Iterable[tuple[int, Decision, Sequence[Final]]]
 ) -> None:
-    """Adds the finals of the decision in row ``number``, which has none."""
-    op = decision.problem.op
-    if rows := [_final_values(number, place, op, final, identities) for place, final in enumerate(finals)]:
-        session.connection().execute(insert(FinalRow), rows)
+    """Adds finals of decisions, each beside its row number, that have none."""
+    rows = (
+        (number, place, candidate and identities.candidate(decision.problem.op, candidate), *_final_fields(final))
+        for number, decision, finals in decided
+        for place, final in enumerate(finals)
+        for candidate in (final.candidate,)
+    )
+    add_rows(session, FinalRow, ("decision_id", "ordinal", "candidate_id", *FINAL_FIELDS), rows)
 
 
 def swap_winner(session: Session, place: Mapping[str, Any], decision_id: int, previous: str | None) -> bool:
@@ -73,6 +89,11 @@ def place_of(references: Mapping[str, Any], regime: str) -> dict[str, Any]:
     return {name: references[name] for name in ("problem_id", "hardware_id", "software_id")} | {"regime": regime}
 
 
+def measured(record: Decision, identities: Identities) -> dict[str, int]:
+    """The row numbers of what a decision refers to, by column."""
+    return dict(zip(MEASURED_IDS, identities.measured(record), strict=True))
+
+
 def require_run(session: Session, run: str) -> RunRow:
     """The row of a run; raises InvalidRecordError when there is none."""
     row = session.get(RunRow, run)
@@ -92,11 +113,6 @@ def _run_values(run: Run, identities: Identities) -> dict[str, Any]:
     return values | {name: getattr(run, name) for name in ("started", "ended", "details", "summary")}
 
 
-def _trial_values(run: str, trial: Trial, identities: Identities) -> dict[str, Any]:
-    values = {"run_id": run, "samples": list(trial.samples), **identities.measured(trial)}
-    return values | {name: getattr(trial, name) for name in TRIAL_FIELDS}
-
-
 def _decision_values(run: str, decision: Decision, identities: Identities) -> dict[str, Any]:
     ratio = decision.default_ratio
     value, low, high = (None, None, None) if ratio is None else (ratio.value, ratio.low, ratio.high)
@@ -107,12 +123,13 @@ def _decision_values(run: str, decision: Decision, identities: Identities) -> di
         "default_ratio": value,
         "default_lo": low,
         "default_hi": high,
-        **identities.measured(decision),
+        **measured(decision, identities),
         **{name: getattr(decision, name) for name in DECISION_FIELDS},
     }
 
 
-def _final_values(decision_id: int, ordinal: int, op: str, final: Final, identities: Identities) -> dict[str, Any]:
-    candidate = None if final.candidate is None else identities.candidate(op, final.candidate)
-    values = {"decision_id": decision_id, "ordinal": ordinal, "candidate_id": candidate}
-    return values | {name: getattr(final, name) for name in FINAL_FIELDS}
+def _instant(session: Session) -> Callable[[datetime], Any]:
+    """What the driver is given for an instant in UTC."""
+    if session.get_bind().dialect.name == "sqlite":  # the text of SQLAlchemy's type, in a tenth of its time
+        return lambda instant: instant.isoformat(" ", "microseconds")[:26]
+    return lambda instant: instant

@@ -6,6 +6,7 @@ import io
 import json
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tuning_db.exchange import format as exchange_format
 from tuning_db.exchange import importing
 from tuning_db.exchange.format import Line, TrialLine, line, lines
 from tuning_db.exchange.quick_lines import KnownIdentities
+from tuning_db.records import PlainTrial
 
 ENVIRONMENT = Environment({"name": "H200", "parts": [1, True]}, {"torch": "2.11"})
 PROTOCOL = Protocol("cold", {"rounds": 10})
@@ -70,15 +72,42 @@ def test_lines_made_of_columns_are_those_of_the_records(tmp_path: Path) -> None:
     assert found == expected
 
 
+def records(text: str) -> list[tuple[int, Line]]:
+    """The lines with each plain trial as the record that it stands for."""
+    return [
+        (number, TrialLine(run=content.run, trial=content.trial()) if isinstance(content, PlainTrial) else content)
+        for number, content in lines(io.StringIO(text))
+    ]
+
+
 def thoroughly(monkeypatch: pytest.MonkeyPatch, text: str) -> list[tuple[int, Line]]:
     with monkeypatch.context() as patch:
-        patch.setattr(exchange_format, "_quickly", lambda text, known: None)
+        patch.setattr(KnownIdentities, "trial", lambda self, text: None)
         patch.setattr(KnownIdentities, "without_finals", lambda self, text: None)
         return list(lines(io.StringIO(text)))
 
 
 def test_what_is_read_quickly_is_what_is_read_thoroughly(exported: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(lines(io.StringIO(exported))) == thoroughly(monkeypatch, exported)
+    assert records(exported) == thoroughly(monkeypatch, exported)
+
+
+def test_names_of_fields_inside_values_are_not_taken_for_fields(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = {"samples": [1.5], "uid": "a", "problem": {"dims": 1}, "finals": [{"block": 0}], "details": {"created": 1}}
+    candidate = CandidateKey("acme.row", "f", {"censored": False, "created": "x", **odd})
+    message = '","problem":{"dims":{}},"uid":"b"}},"finals":[{"block":0'
+    fields = {"candidate": candidate, "protocol": Protocol("cold", odd), "message": message, "details": odd}
+    trials = [replace(a_trial(number), **fields) for number in range(3)]  # type: ignore[arg-type]
+    decision = Decision(trials[0].problem, ENVIRONMENT, Protocol("cold", odd), candidate, 5.0, verdict=message)
+    with Store.open(tmp_path / "from.db") as store:
+        run = store.start_run(ENVIRONMENT)
+        store.add_trials(run, [a_trial(0), *trials])
+        store.publish(run, decision, [Final(candidate, "candidate", 0, 0, 0, 1.5), Final(None, "floor", 0, 1, 1, 2.5)])
+        stream = io.StringIO()
+        store.export(stream)
+    text = stream.getvalue()
+    assert records(text) == thoroughly(monkeypatch, text)
 
 
 def test_only_lines_that_name_something_new_are_read_thoroughly(exported: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +143,10 @@ SPOILS: list[Callable[[dict[str, Any]], Any]] = [
     lambda r: r["trial"].update(uid="x" * 65),
     lambda r: r["trial"].update(censored=1),
     lambda r: r["trial"].update(details=[1]),
+    lambda r: r["trial"].update(details={"x": "BIG"}),
+    lambda r: r["trial"].update(details={"x": "\0"}),
+    lambda r: r["trial"].update(samples=[1.0, "BIG"]),
+    lambda r: r["trial"].update(median_us="BIG"),
     lambda r: r["trial"].update(artifact_hash="x" * 256),
     lambda r: r["trial"].update(more=1),
     lambda r: r["trial"].update(problem=None),
@@ -130,9 +163,9 @@ def test_a_bad_line_of_known_identities_is_refused_as_any(
 ) -> None:
     record = json.loads(next(text for text in exported.splitlines() if '"kind":"trial"' in text))
     spoil(record)
-    text = exported + json.dumps(record, separators=(",", ":")) + "\n"
+    text = exported + json.dumps(record, separators=(",", ":")).replace('"BIG"', "1e999") + "\n"
     outcomes = []
-    for read in (lambda: list(lines(io.StringIO(text))), lambda: thoroughly(monkeypatch, text)):
+    for read in (lambda: records(text), lambda: thoroughly(monkeypatch, text)):
         try:
             outcomes.append(repr(read()))
         except Exception as fault:  # both raise, and tell alike

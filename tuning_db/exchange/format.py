@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ..errors import ExchangeError
 from ..keys import canonical_json
-from ..records import Decision, Final, Run, Trial
+from ..records import Decision, Final, PlainTrial, Run, Trial
 from .quick_lines import KnownIdentities
 
 FORMAT = "kernel-registry tuning results"
@@ -66,11 +66,14 @@ class WinnerLine(_Line):
     decision: str
 
 
-Line = HeaderLine | RunLine | TrialLine | DecisionLine | WinnerLine
-_LINES: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
+Written = HeaderLine | RunLine | TrialLine | DecisionLine | WinnerLine
+Line = Written | PlainTrial
+"""A line as it is read: a trial of which everything is usual is plain."""
+
+_LINES: TypeAdapter[Written] = TypeAdapter(Annotated[Written, Field(discriminator="kind")])
 
 
-def line(content: Line) -> str:
+def line(content: Written) -> str:
     """One line of the format, with its line feed."""
     return canonical_json(dict(content), _plain) + "\n"
 
@@ -98,7 +101,7 @@ def _numbered(stream: Iterable[str]) -> Iterator[tuple[int, Line]]:
     try:
         for number, text in enumerate(stream, 1):
             if text.strip():
-                yield number, _quickly(text, known) or _thoroughly(number, text, known)
+                yield number, known.trial(text) or _thoroughly(number, text, known)
     except ValidationError as invalid:
         raise ExchangeError(f"line {number}: {_fault(invalid)}", hint="nothing was imported") from invalid
     except UnicodeDecodeError as invalid:
@@ -107,13 +110,7 @@ def _numbered(stream: Iterable[str]) -> Iterator[tuple[int, Line]]:
         ) from invalid
 
 
-def _quickly(text: str, known: KnownIdentities) -> TrialLine | None:
-    if not text.startswith('{"kind":"trial"') or (found := known.trial(text)) is None:
-        return None
-    return TrialLine.model_construct(kind="trial", run=found[0], trial=found[1])
-
-
-def _thoroughly(number: int, text: str, known: KnownIdentities) -> Line:
+def _thoroughly(number: int, text: str, known: KnownIdentities) -> Written:
     split = known.without_finals(text) if '"finals":[{' in text else None
     content = _LINES.validate_json(text if split is None else split[0], strict=True)
     if fault := next(_faults(content), ""):
@@ -128,7 +125,7 @@ def _thoroughly(number: int, text: str, known: KnownIdentities) -> Line:
     return content
 
 
-def _faults(content: Line) -> Iterator[str]:
+def _faults(content: Written) -> Iterator[str]:
     """What no tuner writes, though a record can hold it: ``decision.median_us is 0.0, expected more than 0``."""
     match content:
         case RunLine(run=run):

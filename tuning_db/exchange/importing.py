@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from .. import writing
 from ..errors import ExchangeError
-from ..identity_rows import Identities, Known, chunks
-from ..models import DecisionRow, FinalRow, ProtocolRow, RunRow, TrialRow, WinnerRow
-from .format import DecisionLine, Line, RunLine, TrialLine, WinnerLine
+from ..identity_rows import Identities, Known, chunks, numbers_of
+from ..models import DecisionRow, FinalRow, RunRow
+from ..records import PlainTrial
+from .format import DecisionLine, HeaderLine, Line, RunLine, TrialLine, WinnerLine
 
-_Measured = TypeVar("_Measured", TrialLine, DecisionLine)
+_Measured = TypeVar("_Measured", PlainTrial, DecisionLine)
 
 _TOGETHER = 4096
 """Lines that are added together: what an import holds in memory, however long the file."""
@@ -23,15 +24,16 @@ _TOGETHER = 4096
 def add_lines(session: Session, lines: Iterable[tuple[int, Line]]) -> int:
     """Adds the records that are new; returns their number. Raises ExchangeError for a reference to a missing record."""
     adding = _Adding(session)
-    winners: list[tuple[int, WinnerLine]] = []
+    winners: dict[str, int] = {}
     for number, content in lines:
         if isinstance(content, WinnerLine):
-            winners.append((number, content))
-        elif isinstance(content, RunLine | TrialLine | DecisionLine):
+            winners[content.decision] = number
+        elif isinstance(content, TrialLine):
+            adding.add(number, PlainTrial.of(content.run, content.trial))
+        elif not isinstance(content, HeaderLine):
             adding.add(number, content)
     adding.finish()
-    crowned = sum(_crown(session, number, content.decision) for number, content in winners)
-    return adding.count + crowned
+    return adding.count + _crown(session, winners)
 
 
 class _Adding:
@@ -44,19 +46,19 @@ class _Adding:
         self.count = 0
         self._session = session
         self._runs: dict[str, RunLine] = {}
-        self._trials: dict[str, tuple[int, TrialLine]] = {}
+        self._trials: dict[str, tuple[int, PlainTrial]] = {}
         self._decisions: dict[str, tuple[int, DecisionLine]] = {}
-        self._early: list[tuple[int, TrialLine | DecisionLine]] = []
+        self._early: list[tuple[int, PlainTrial | DecisionLine]] = []
         self._there: set[str] = set()
         self._known: Known = {}
 
-    def add(self, number: int, content: RunLine | TrialLine | DecisionLine) -> None:
+    def add(self, number: int, content: RunLine | PlainTrial | DecisionLine) -> None:
         """Takes in one line."""
         match content:
             case RunLine(run=run):
                 self._runs[run.uid] = content
-            case TrialLine(trial=trial):
-                self._trials[trial.uid] = number, content
+            case PlainTrial(uid=uid):
+                self._trials[uid] = number, content
             case DecisionLine(decision=decision):
                 self._decisions[decision.uid] = number, content
         # a decision counts as the lines that its finals would be
@@ -73,32 +75,28 @@ class _Adding:
     def _flush(self, *, last: bool) -> None:
         trials = self._belonging(self._trials, last)
         decisions = self._belonging(self._decisions, last)
-        taken = {
+        stored = {
             *_present(self._session, RunRow.id, self._runs),
-            *_present(self._session, TrialRow.uid, trials),
             *_present(self._session, DecisionRow.uid, decisions),
         }
-        runs = [content.run for uid, content in self._runs.items() if uid not in taken]
-        new_trials = [content for uid, content in trials.items() if uid not in taken]
-        new_decisions = [content for uid, content in decisions.items() if uid not in taken]
+        runs = [content.run for uid, content in self._runs.items() if uid not in stored]
         bare = _with_fewer_finals(self._session, {uid: len(content.finals) for uid, content in decisions.items()})
-        late = {uid: decisions[uid] for uid in bare}
+        taken = {uid: content for uid, content in decisions.items() if uid in bare or uid not in stored}
         identities = Identities(
             self._session,
-            [content.trial for content in new_trials],
-            [(content.decision, content.finals) for content in (*new_decisions, *late.values())],
+            list(trials.values()),
+            [(content.decision, content.finals) for content in taken.values()],
             [run.environment for run in runs],
             self._known,
         )
         self._known |= identities.found
         writing.add_runs(self._session, identities, runs)
-        writing.add_trials(self._session, identities, ((content.run, content.trial) for content in new_trials))
-        for content in new_decisions:
-            writing.add_decision(self._session, identities, content.run, content.decision, content.finals)
-        for uid, content in late.items():
-            self._session.execute(delete(FinalRow).where(FinalRow.decision_id == bare[uid]))
-            writing.add_finals(self._session, identities, bare[uid], content.decision, content.finals)
-        self.count += len(runs) + len(new_trials) + len(new_decisions) + len(late)
+        self.count += writing.add_trials(self._session, identities, trials.values()) + len(runs) + len(taken)
+        self._session.execute(delete(FinalRow).where(FinalRow.decision_id.in_(bare.values())))
+        new = [(content.run, content.decision) for uid, content in taken.items() if uid not in bare]
+        rows = bare | writing.add_decisions(self._session, identities, new)
+        finals = ((rows[uid], content.decision, content.finals) for uid, content in taken.items())
+        writing.add_finals(self._session, identities, finals)
         self._runs, self._trials, self._decisions = {}, {}, {}
 
     def _belonging(self, held: Mapping[str, tuple[int, _Measured]], last: bool) -> dict[str, _Measured]:
@@ -133,21 +131,28 @@ def _with_fewer_finals(session: Session, given: Mapping[str, int]) -> dict[str, 
     return found
 
 
-def _crown(session: Session, number: int, uid: str) -> bool:
-    """Makes a decision the winner unless a later one is; returns whether it did.
+_CROWN = text(
+    "INSERT INTO winner (problem_id, hardware_id, software_id, regime, decision_id)"
+    " SELECT new.problem_id, new.hardware_id, new.software_id, protocol.regime, new.id"
+    " FROM decision AS new JOIN protocol ON protocol.id = new.protocol_id WHERE new.uid = :uid"
+    " ON CONFLICT (problem_id, hardware_id, software_id, regime) DO UPDATE SET decision_id = excluded.decision_id"
+    " WHERE EXISTS (SELECT 1 FROM decision AS one, decision AS other WHERE one.id = excluded.decision_id"
+    " AND other.id = winner.decision_id AND (one.created, one.uid) > (other.created, other.uid))"
+)
+
+
+def _crown(session: Session, lines: Mapping[str, int]) -> int:
+    """Makes each decision, by uid with the number of its line, the winner unless a later one is; returns how many it
+    made so.
 
     The later ``created`` counts as later, then the greater uid, so that imports in any order end in the same database.
     """
-    new = session.execute(select(DecisionRow).where(DecisionRow.uid == uid)).scalar_one_or_none()
-    if new is None:
-        raise ExchangeError(
-            f"line {number}: the decision {uid!r} is neither in the file nor in the database",
-            hint="nothing was imported; export again, whole",
-        )
-    protocol = session.get_one(ProtocolRow, new.protocol_id)
-    place = writing.place_of(vars(new), protocol.regime)
-    winner = select(WinnerRow.decision_id).filter_by(**place).scalar_subquery()
-    current = session.execute(select(DecisionRow).where(DecisionRow.id == winner)).scalar_one_or_none()
-    if current is not None and (current.created, current.uid) >= (new.created, new.uid):
-        return False
-    return writing.swap_winner(session, place, new.id, None if current is None else current.uid)
+    stored = numbers_of(session, DecisionRow.uid, DecisionRow.id, lines)
+    for uid, number in lines.items():
+        if uid not in stored:
+            raise ExchangeError(
+                f"line {number}: the decision {uid!r} is neither in the file nor in the database",
+                hint="nothing was imported; export again, whole",
+            )
+    # the connection's execute: the session's would take a statement for each
+    return session.connection().execute(_CROWN, [{"uid": uid} for uid in lines]).rowcount if lines else 0
