@@ -75,7 +75,9 @@ class TensorSpec:
         """A row-major, aligned tensor of that shape."""
         sizes = [max(size, 1) for size in shape] if 0 in shape else shape
         strides = (*accumulate(reversed(sizes[1:]), mul, initial=1),)[::-1] if shape else ()
-        return aligned_spec(shape, dtype, strides, device)
+        spec: TensorSpec = object.__new__(cls)
+        spec.__dict__.update(shape=tuple(shape), dtype=dtype, strides=strides, device=device, alignment=FULL_ALIGNMENT)
+        return spec
 
     @property
     def numel(self) -> int:

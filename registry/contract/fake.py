@@ -43,4 +43,7 @@ class RowMajor:
         given = values.values()
         if self.otherwise is not None and not all(one.is_contiguous for one in given if type(one) is TensorSpec):
             return None
-        return [TensorSpec.contiguous(tuple(shape), dtype, device) for shape, dtype in self.rule(*given)]
+        made = []
+        for shape, dtype in self.rule(*given):  # a comprehension is a Python call more
+            made.append(TensorSpec.contiguous(tuple(shape), dtype, device))
+        return made

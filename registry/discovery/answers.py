@@ -58,7 +58,12 @@ def default_config(implementation: Implementation, problem: Problem, device: Dev
     except Exception:
         _refuse_empty(implementation, space)
         raise
-    if type(given) is not dict and not isinstance(given, Mapping):
+    return checked_default(implementation, space, given)
+
+
+def checked_default(implementation: Implementation, space: Space, given: Any) -> Config:
+    """``given`` if it is a point of the space. Raises as ``default_config``."""
+    if not isinstance(given, Mapping):
         raise _wrong(implementation, "default", given, "a mapping of the space's parameters to values")
     if violations := space.violations(given):
         _refuse_empty(implementation, space)

@@ -14,11 +14,12 @@ from ..contract import Op
 from ..discovery.catalog import Catalog
 from ..errors import RegistryError, UnsupportedError
 from ..tracing import constant_while_tracing, let_through, refuse
+from .asking import Asked
 from .explain import Explanation, explained
 from .forcing import Forcing
 from .hit.hot_path import Around, hot_path
 from .hit.packed_form import check_form
-from .miss import Asked, Miss
+from .miss import Miss
 from .mode import Mode
 from .recording import recorder
 from .resolve.candidates import Plans
@@ -91,7 +92,7 @@ class BoundOp:
         entry = None if unusual(asked.tensors) else self.miss.known(forced, args, attributes)
         kept = [] if entry is None else [entry.resolved]
         unready: list[str] = []
-        for resolved in itertools.chain(kept, self.miss.answers(asked, forced, self.plans.generation, telling=True)):
+        for resolved in itertools.chain(kept, self.miss.answers.to(asked, forced, self.plans.generation, telling=True)):
             reason = resolved.plan.prepared.unready(asked.values) if resolved.plan else ""
             if not reason:
                 told = replace(resolved, misses=(*resolved.misses, *dict.fromkeys(unready)))

@@ -8,27 +8,25 @@ from typing import Any
 
 from torch.fx import Proxy
 
-from ..arguments.schema import tensors_in
-from ..contract import Op
 from ..device import Device
-from ..errors import NotLaunchedError, NotReadyError, UnsupportedError
-from ..problem import Arguments, Problem
+from ..errors import NotLaunchedError, NotReadyError
+from ..problem import Arguments
+from .asking import Answers, Asked
 from .forcing import Forced, Forcing
 from .hit.call_parts import without_lists
 from .hit.counter import Counter
 from .hit.entries import EntryMaker
 from .hit.table import Entry, Table
-from .mode import REFERENCE_MODE, Mode
+from .mode import Mode
 from .recording import recorder
 from .resize import Families
-from .resolve.candidates import Call, Plans, passes, place_of
-from .resolve.resolved import Attempt, Resolved, reference
+from .resolve.candidates import Plans, passes, place_of
+from .resolve.resolved import Attempt, Resolved
 from .torch_side import operators as torch_ops
 from .torch_side.distributed import with_weights_replicated
 from .torch_side.gradients import Gradients
 from .torch_side.profiles import Profiles
 from .torch_side.situation import (
-    capturing,
     counting_writes,
     gradient_needed,
     in_dual_level,
@@ -47,33 +45,6 @@ _NOT_ENQUEUED = (NotReadyError, NotLaunchedError)
 
 _MOST_FORCED = 32
 """Demands of ``using`` whose tables are kept."""
-
-
-class Asked:
-    """One call: the schema's values in order, their specs and the problem that they pose."""
-
-    def __init__(self, op: Op, values: tuple[Any, ...]) -> None:
-        self.values = values
-        self.tensors = tensors_in(values)
-        self._op = op
-        self._arguments: Arguments | None = None
-        self._problem: Problem | None = None
-
-    # a cached_property takes a lock in Python 3.11, 1 µs
-
-    @property
-    def arguments(self) -> Arguments:
-        """The values as specs, which note the attributes that are looked at."""
-        if self._arguments is None:
-            self._arguments = self._op.arguments(self.values).watched()
-        return self._arguments
-
-    @property
-    def problem(self) -> Problem:
-        """The op's problem of these arguments. Raises InvalidArgumentError for what the op does not accept."""
-        if self._problem is None:
-            self._problem = self._op.pose(self.arguments)
-        return self._problem
 
 
 class Miss:
@@ -101,6 +72,7 @@ class Miss:
         self._op = op
         self._forcing = forcing
         self._follow = follow
+        self.answers = Answers(plans, gradients, mode)
         self._gradients = gradients
         self._watch = watch
         self._mode = mode
@@ -159,7 +131,7 @@ class Miss:
             resolved.calls.hit()
         if not strange and not warming:
             self._report(asked)
-        if not strange and not capturing(asked.tensors):
+        if not strange and not asked.capturing:
             self.plans.remember(resolved, forced, generations[1])
             # inference tensors, whose changes cannot be followed, have entries of their own: others are not bound
             if not resolved.makeshift or any(tensor.is_inference() for tensor in asked.tensors):
@@ -243,7 +215,7 @@ class Miss:
 
     def _first_that_runs(self, asked: Asked, forced: Forced | None, generation: int) -> tuple[Any, Resolved]:
         makeshift = False
-        for resolved in _unseen(self.answers(asked, forced, generation)):
+        for resolved in _unseen(self.answers.to(asked, forced, generation)):
             attempt = Attempt(resolved)
             try:
                 with self.profiles.around(resolved):
@@ -322,58 +294,6 @@ class Miss:
         if forced.key not in tables and len(tables) >= _MOST_FORCED:
             tables.pop(next(iter(list(tables))), None)  # a list: other threads add to it meanwhile
         return tables.setdefault(forced.key, Table(len(self.entries.parts.plain)))
-
-    # --- who may answer
-
-    def answers(
-        self, asked: Asked, forced: Forced | None, generation: int, telling: bool = False
-    ) -> Iterator[Resolved]:
-        """All that may answer a call, best first; the first that runs does. ``telling``: none is going to run."""
-        tensors = asked.tensors
-        if reason := unusual(tensors):
-            yield self._plain_torch(reason, None, None if self._mode() == "reference" else forced)
-            return
-        problem = asked.problem
-        if reason := nothing_to_launch(tensors):
-            yield reference(self._op, reason, problem)
-            return
-        if self._mode() == "reference":
-            yield reference(self._op, REFERENCE_MODE, problem)
-            return
-        if gradient_needed(tensors) and (refusal := self._gradients.refusal(asked.values)):
-            raise refusal
-        strict = self._mode() == "strict" and not telling
-        place = place_of(asked.arguments)
-        known = self.plans.recall(place, forced)
-        if known is not None and all(condition(*asked.values) for condition in known.conditions):
-            yield known
-        call = Call(problem, asked.arguments, Device.of(tensors[0].device), place)
-        if capturing(tensors):
-            yield from self._during_capture(call, forced, generation, strict, telling)
-        else:
-            yield from self.plans.candidates(call, forced, generation, strict)
-
-    def _during_capture(
-        self, call: Call, forced: Forced | None, generation: int, strict: bool, telling: bool
-    ) -> Iterator[Resolved]:
-        """What is loaded, the best first, else the reference: nothing is read or compiled while a stream captures."""
-        if self.plans.in_memory(call.device):
-            yield from self.plans.candidates(call, forced, generation, strict, loaded_only=True)
-        reason = "a CUDA stream is capturing and this call's plan is not in memory: call it once before"
-        hint = "registry.warmup(...) builds plans ahead"
-        if strict:
-            raise NotReadyError(f"{call.problem}: {reason}", hint=hint)
-        if forced is None and not telling:
-            tell_caller(self.plans, "capture", f"torch's reference is captured for {call.problem}: {reason}, or {hint}")
-        yield self._plain_torch(reason, call.problem, forced)
-
-    def _plain_torch(self, reason: str, problem: Problem | None, forced: Forced | None) -> Resolved:
-        if forced is not None:
-            raise UnsupportedError(
-                f"{self._op.name}: {forced.implementation} is forced, but {reason}",
-                hint="leave the registry.using(...) block for this call",
-            )
-        return reference(self._op, reason, problem)
 
 
 def _went_through(fault: Exception, function: Callable[..., Any]) -> bool:

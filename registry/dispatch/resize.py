@@ -9,7 +9,7 @@ bound to what is loaded. Whatever is out of the ordinary is left to the miss.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..arguments.schema import Schema
 from ..arguments.specs import Argument, Arguments
@@ -47,14 +47,9 @@ class _Family:
         """By the attributes that an answer depends on what stands for the others."""
 
 
-class Member(NamedTuple):
-    """What runs a call of a family, and what that rests on; the rest is what an entry of the table has."""
-
-    run: Callable[..., Any]
-    resolved: Resolved
-    shape: Hashable
-    free: Sequence[FreeValue]
-    grad: bool | None
+Member = tuple[Callable[..., Any], Resolved, Hashable, Sequence[FreeValue], bool | None]
+"""What runs a call of a family, and what that rests on; then what an entry of the table has: the shape by which it is
+found, what stands for attributes, the grad mode that it needs."""
 
 
 class Families:
@@ -118,7 +113,7 @@ class Families:
         if free is None:
             free = family.free[read] = self._entries.free(values, read | self._op.fake_reads)
         run = counting_writes(resolved.run, self._schema) if self._mutates else resolved.run
-        return Member(run, resolved, shape, free, family.grad)
+        return run, resolved, shape, free, family.grad
 
     def _resized(self, family: _Family, arguments: Arguments) -> Resolved | None:
         op, plans, device = self._op, self._plans, family.device

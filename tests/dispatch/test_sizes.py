@@ -17,7 +17,7 @@ from registry.backends.cpp import implementation as cpp_implementation
 from registry.backends.launch_forms import Forms
 from registry.contract import Floor, Tolerance
 from registry.discovery.catalog import Catalog
-from registry.dispatch import miss
+from registry.dispatch import asking
 from registry.dispatch.dispatcher import Dispatcher
 from registry.implementation import Run
 from registry.problem import Arguments
@@ -444,7 +444,7 @@ def test_a_new_size_of_what_is_loaded_is_captured_and_nothing_else(work: Work, m
     implementation.capturable = True
     dispatcher = shifting(implementation)
     dispatcher.call("acme::shifted", torch.randn(6), 1)
-    monkeypatch.setattr(miss, "capturing", lambda tensors: True)
+    monkeypatch.setattr(asking, "capturing", lambda tensors: True)
     for count in (7, 8):
         told = dispatcher.explain("acme::shifted", torch.randn(count), 1)
         assert told.implementation == "acme.shifted"
@@ -457,7 +457,7 @@ def test_a_new_size_of_what_is_loaded_is_captured_and_nothing_else(work: Work, m
 
 def test_nothing_is_read_while_a_stream_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher = dispatching(native("softmax"))
-    monkeypatch.setattr(miss, "capturing", lambda tensors: True)
+    monkeypatch.setattr(asking, "capturing", lambda tensors: True)
     monkeypatch.setattr(dispatcher._winners, "of", lambda *given: pytest.fail("read"))
     with pytest.warns(DispatchWarning, match="reference is captured"):
         right(dispatcher.call("softmax", x := torch.randn(5, 8)), x)

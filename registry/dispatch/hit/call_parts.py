@@ -17,11 +17,16 @@ def key_parameter(parameters: Sequence[Parameter]) -> Parameter | None:
     return min(tensors, key=lambda one: (one.optional, one.kind != "Tensor"), default=None)
 
 
+_Getter = Callable[[Sequence[Any]], tuple[Any, ...]]
+
+
 class CallParts:
     """Takes the values of a schema apart; a list among them must be a tuple.
 
-    ``plain``: places of the values that are compared. Of a list of tensors, whose place is in ``lists`` too, that is
-    its length.
+    plain     places of the values that are compared. Of a list of tensors, whose place is in ``lists`` too, that is its
+              length
+    compared  what is compared, by the order of ``plain``
+    tensors   the tensors in the schema's order, None for one that is left out, those of a list one by one
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -29,23 +34,18 @@ class CallParts:
         self.plain = tuple([place for place, one in enumerate(parameters) if one.kind != "Tensor"])
         self.lists = frozenset(place for place, one in enumerate(parameters) if one.kind == "Tensor[]")
         self._tensors = tuple([place for place, one in enumerate(parameters) if one.holds_tensors])
-        self._tensors_of, self._plain_of = _getter(self._tensors), _getter(self.plain)
+        self.compared: _Getter = self._with_lengths if self.lists else _getter(self.plain)
+        self.tensors: _Getter = self._with_items if self.lists else _getter(self._tensors)
         key = key_parameter(parameters)
         self._key = None if key is None else parameters.index(key)
 
-    def tensors(self, values: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
-        """The tensors in the schema's order, None for one that is left out, those of a list one by one."""
-        if not self.lists:
-            return self._tensors_of(values)
+    def _with_items(self, values: Sequence[Any]) -> tuple[Any, ...]:
         found: list[Any] = []
         for place in self._tensors:
             found += values[place] if place in self.lists else (values[place],)
         return tuple(found)
 
-    def compared(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """What is compared, by the order of ``plain``."""
-        if not self.lists:
-            return self._plain_of(values)
+    def _with_lengths(self, values: Sequence[Any]) -> tuple[Any, ...]:
         return tuple([len(values[place]) if place in self.lists else values[place] for place in self.plain])
 
     def shape(self, values: Sequence[Any]) -> Hashable:
@@ -56,7 +56,7 @@ class CallParts:
         return None if key is None else key.shape
 
 
-def _getter(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+def _getter(places: Sequence[int]) -> _Getter:
     """Takes the values at some places; a comprehension would be another Python call."""
     if len(places) > 1:
         return itemgetter(*places)

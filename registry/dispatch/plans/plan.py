@@ -24,9 +24,10 @@ from ...problem import Arguments, Problem, TensorSpec
 from ...space import Config, config_key
 from .prepared import PreparedTensors
 from .sizeless import SizelessRuns
-from .written_plan import resized_call, written_call
+from .written_plan import resized_call, resized_made, written_call
 
 _Record = TypeVar("_Record")
+_NOTHING: frozenset[str] = frozenset()
 
 
 def changed(record: _Record, **changes: Any) -> _Record:
@@ -106,12 +107,16 @@ class Plan:
             return None
         outputs = self.op.new_output_specs(arguments, device.torch)
         scratch = _scratch(candidate, problem, device) if has_scratch else own.scratch
-        # what is written for tensors of other kinds says nothing about these
-        alike = _alike(own.outputs, outputs) and (scratch is own.scratch or _alike(own.scratch, scratch))
-        signature, like = Signature(arguments, outputs, scratch, own.prepared), self.run if alike else None
+        sizes = resized_made(own.outputs, outputs)
+        if has_scratch and sizes is not None:
+            more = resized_made(own.scratch, scratch)
+            sizes = None if more is None else [*sizes, *more]
+        signature = Signature(arguments, outputs, scratch, own.prepared)
         run = None
         if not implementation.any_size:
             if binds_loaded(type(implementation)):
+                # what was written for tensors of other kinds says nothing about these
+                like = None if sizes is None else self.run
                 run = implementation.bind_loaded(problem, candidate.config, device, signature, like)
         elif sizeless.serves(self, problem, arguments):
             run = self.run
@@ -119,13 +124,15 @@ class Plan:
             run = sizeless.get(Draft(self.op, candidate, problem, device, signature, self.prepared))
         if run is None:
             return None
+        plan = changed(self, problem=problem, signature=signature, artifacts=(), run=run, read=_NOTHING)
         if implementation.returns_outputs:
             call = self.call if run is self.run and not scratch else None
         else:
-            call = resized_call(self.call, self.run, run, (*outputs.values(), *scratch.values())) if alike else None
-        plan = changed(self, problem=problem, signature=signature, artifacts=(), run=run, read=frozenset(), call=call)
+            call = None if sizes is None else resized_call(self.call, self.run, run, sizes)
         if call is None:
-            del plan.__dict__["call"]
+            plan.__dict__.pop("call", None)
+        else:
+            plan.__dict__["call"] = call
         return plan
 
     def allocate(self) -> Tensors:
@@ -243,16 +250,6 @@ class Draft:
     def planned(self, run: Run, artifacts: tuple[Artifact, ...] = (), read: frozenset[str] = frozenset()) -> Plan:
         """The plan with a run that is bound; ``read``: the attributes that binding looked at."""
         return Plan(self.op, self.candidate, self.problem, self.signature, artifacts, run, self.prepared, read)
-
-
-def _alike(was: Mapping[str, TensorSpec], made: Mapping[str, TensorSpec]) -> bool:
-    """Whether tensors that a plan makes are those of another by name, dtype and whether they have elements."""
-    if [*was] != [*made]:
-        return False
-    for one, other in zip(was.values(), made.values(), strict=True):
-        if one.dtype is not other.dtype or (0 in one.shape) is not (0 in other.shape):
-            return False
-    return True
 
 
 @lru_cache(maxsize=1024)

@@ -6,7 +6,7 @@ with those of a plan as defaults.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -64,28 +64,34 @@ def written_call(
         for place, spec in enumerate(specs):
             names[f"make_{letter}{place}"] = allocator(spec.dtype, spec.device)
             names[f"dtype_{letter}{place}"] = spec.dtype
-    return found.function(names, _sizes(run, form, (*outputs, *scratch)))
+    sizes = [size for spec in (*outputs, *scratch) for size in (spec.shape, spec.strides)]
+    return found.function(names, (run, *run.numbers, *sizes) if form is not None else (run, *sizes))
 
 
-def resized_call(
-    call: Callable[..., Any], former: Run, run: Run, made: Sequence[TensorSpec]
-) -> Callable[..., Any] | None:
+def resized_made(was: Mapping[str, TensorSpec], made: Mapping[str, TensorSpec]) -> list[Any] | None:
+    """The sizes of tensors that are ``made`` in the places of others, as ``resized_call`` takes them.
+
+    None where names or dtypes are others, or where these alone, or those, have no elements.
+    """
+    if [*was] != [*made]:
+        return None
+    sizes: list[Any] = []
+    for one, other in zip(was.values(), made.values(), strict=True):
+        if one.dtype is not other.dtype or (0 in one.shape) is not (0 in other.shape):
+            return None
+        sizes += other.shape, other.strides
+    return sizes
+
+
+def resized_call(call: Any, former: Run, run: Run, sizes: Sequence[Any]) -> Callable[..., Any] | None:
     """``call``, which was written for the ``former`` of two runs, for the other: the same text with other sizes.
 
-    It allocates what is ``made``, of the dtypes of what ``call`` allocates. None where the text would be another one.
+    ``sizes`` are those of outputs and scratch. None where the text would be another one.
     """
-    form = former.form if isinstance(former, WrittenRun) else None
-    if form is not (run.form if isinstance(run, WrittenRun) else None):
-        return None
-    return with_defaults(call, _sizes(run, form, made))
-
-
-def _sizes(run: Run, form: WrittenForm | None, made: Sequence[TensorSpec]) -> list[Any]:
-    """What the text has as parameters behind the values of a call: see ``_sized_names``."""
-    sizes: list[Any] = [run] if form is None else [run, *run.numbers]  # type: ignore[attr-defined]
-    for spec in made:
-        sizes += spec.shape, spec.strides
-    return sizes
+    if isinstance(run, WrittenRun):
+        alike = isinstance(former, WrittenRun) and run.form is former.form
+        return with_defaults(call, (run, *run.numbers, *sizes)) if alike else None
+    return None if isinstance(former, WrittenRun) else with_defaults(call, (run, *sizes))
 
 
 def _sized_names(form: WrittenForm | None, made: Sequence[str]) -> list[str]:

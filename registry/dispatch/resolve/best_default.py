@@ -11,7 +11,7 @@ from ...device import Device
 from ...discovery import answers
 from ...implementation import Implementation
 from ...problem import Problem, exact_items
-from ...space import Config
+from ...space import Config, Space
 from ..plans.plan import Candidate
 from .learnt import Leaf, WinningConfig, nearest_config
 from .questions import preference_of, refusals
@@ -113,6 +113,8 @@ class _Default:
         self.narrow = Remembered(lambda problem: demand(implementation, problem, device), dynamic)
         self.preference = Remembered(lambda problem: preference_of(implementation, problem, device), dynamic)
         self.config = Remembered(self._config, dynamic)
+        self._sound: tuple[Space, Config] | None = None
+        """The latest default, and the space that it is a point of: most sizes have these."""
         known = None if learnt is None else learnt.configs.get(implementation.name)
         self._won = _NearestConfig(known, situation.op) if known else None
 
@@ -120,9 +122,14 @@ class _Default:
         """``resolution.learnt_config``. Raises where the implementation has no configuration, or fails to answer."""
         implementation, device = self.implementation, self._device
         won = None if self._won is None else self._won.of(problem)
-        if won is not None and not implementation.space(problem, device).violations(won.config):
+        space = implementation.space(problem, device)
+        if won is not None and not space.violations(won.config):
             return won.config, won
-        return answers.default_config(implementation, problem, device), won
+        given = implementation.default(problem, device)
+        sound = self._sound
+        if sound is None or given is not sound[1] or space is not sound[0]:
+            self._sound = space, answers.checked_default(implementation, space, given)
+        return given, won
 
 
 class _NearestConfig:

@@ -106,7 +106,10 @@ class LearntDefault:
         """The leaf of a problem with these dimensions."""
         node = self.tree
         while isinstance(node, Split):
-            node = node.yes if node.holds(dims) else node.no
+            value, bound = dims.get(node.dim), node.bound
+            # without a call where both are plain numbers: each new size of a call comes here
+            plain = type(value) is int and type(bound) is not str and type(bound) is not bool
+            node = node.yes if (value <= bound if plain else node.holds(dims)) else node.no  # type: ignore[operator]
         return node
 
     def rank(self, dims: Mapping[str, Value]) -> Mapping[str, int]:

@@ -12,7 +12,7 @@ import torch
 
 from registry import Device, DispatchWarning, shipped
 from registry.backends.inductor import InductorImplementation
-from registry.dispatch import miss
+from registry.dispatch import asking
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.resolve.op_winners import OpWinners
 from registry.dispatch.resolve.resolution import choices
@@ -229,7 +229,7 @@ def test_in_a_capture_the_best_that_is_in_memory_runs_and_nothing_is_read(
     publish({**DIMS, "rows": 9}, "a.other", {"block": 1})
     publish({**DIMS, "rows": 64}, "a.plain", {"block": 2})
     assert captured(dispatcher, 8) == "a.fast"
-    monkeypatch.setattr(miss, "capturing", lambda tensors: True)
+    monkeypatch.setattr(asking, "capturing", lambda tensors: True)
     monkeypatch.setattr(OpWinners, "evidence", lambda *given: (None, "not read"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -244,7 +244,7 @@ def test_a_captured_reference_is_told_once_with_the_remedy(
 ) -> None:
     dispatcher.register(told("a.tuned"))
     publish({**DIMS, "rows": 8}, "a.tuned", {"block": 1})
-    monkeypatch.setattr(miss, "capturing", lambda tensors: True)
+    monkeypatch.setattr(asking, "capturing", lambda tensors: True)
     with pytest.warns(DispatchWarning, match=r"reference is captured .* registry\.warmup") as warned:
         assert captured(dispatcher, 8) == captured(dispatcher, 9) == "reference"
     assert len(warned) == 1

@@ -1,0 +1,109 @@
+"""One call as it is asked for, and who may answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..arguments.schema import tensors_in
+from ..contract import Op
+from ..device import Device
+from ..errors import NotReadyError, UnsupportedError
+from ..problem import Arguments, Problem
+from .forcing import Forced
+from .mode import REFERENCE_MODE, Mode
+from .resolve.candidates import Call, Plans, place_of
+from .resolve.resolved import Resolved, reference
+from .torch_side.gradients import Gradients
+from .torch_side.situation import capturing, gradient_needed, nothing_to_launch, unusual
+from .warning import tell_caller
+
+
+class Asked:
+    """One call: the schema's values in order, their specs and the problem that they pose."""
+
+    def __init__(self, op: Op, values: tuple[Any, ...]) -> None:
+        self.values = values
+        self.tensors = tensors_in(values)
+        self._op = op
+        self._arguments: Arguments | None = None
+        self._problem: Problem | None = None
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a CUDA graph is being captured from the current stream of the tensors' GPU."""
+        return capturing(self.tensors)
+
+    # a cached_property takes a lock in Python 3.11, 1 µs
+
+    @property
+    def arguments(self) -> Arguments:
+        """The values as specs, which note the attributes that are looked at."""
+        if self._arguments is None:
+            self._arguments = self._op.arguments(self.values).watched()
+        return self._arguments
+
+    @property
+    def problem(self) -> Problem:
+        """The op's problem of these arguments. Raises InvalidArgumentError for what the op does not accept."""
+        if self._problem is None:
+            self._problem = self._op.pose(self.arguments)
+        return self._problem
+
+
+class Answers:
+    """The answers that one op's plans, its reference and its gradients have for a call."""
+
+    def __init__(self, plans: Plans, gradients: Gradients, mode: Callable[[], Mode]) -> None:
+        self.plans = plans
+        self._op = plans.op
+        self._gradients = gradients
+        self._mode = mode
+
+    def to(self, asked: Asked, forced: Forced | None, generation: int, telling: bool = False) -> Iterator[Resolved]:
+        """All that may answer a call, best first; the first that runs does. ``telling``: none is going to run."""
+        tensors = asked.tensors
+        if reason := unusual(tensors):
+            yield self._plain_torch(reason, None, None if self._mode() == "reference" else forced)
+            return
+        problem = asked.problem
+        if reason := nothing_to_launch(tensors):
+            yield reference(self._op, reason, problem)
+            return
+        if self._mode() == "reference":
+            yield reference(self._op, REFERENCE_MODE, problem)
+            return
+        if gradient_needed(tensors) and (refusal := self._gradients.refusal(asked.values)):
+            raise refusal
+        strict = self._mode() == "strict" and not telling
+        place = place_of(asked.arguments)
+        known = self.plans.recall(place, forced)
+        if known is not None and all(condition(*asked.values) for condition in known.conditions):
+            yield known
+        call = Call(problem, asked.arguments, Device.of(tensors[0].device), place)
+        if asked.capturing:
+            yield from self._during_capture(call, forced, generation, strict, telling)
+        else:
+            yield from self.plans.candidates(call, forced, generation, strict)
+
+    def _during_capture(
+        self, call: Call, forced: Forced | None, generation: int, strict: bool, telling: bool
+    ) -> Iterator[Resolved]:
+        """What is loaded, the best first, else the reference: nothing is read or compiled while a stream captures."""
+        if self.plans.in_memory(call.device):
+            yield from self.plans.candidates(call, forced, generation, strict, loaded_only=True)
+        reason = "a CUDA stream is capturing and this call's plan is not in memory: call it once before"
+        hint = "registry.warmup(...) builds plans ahead"
+        if strict:
+            raise NotReadyError(f"{call.problem}: {reason}", hint=hint)
+        if forced is None and not telling:
+            tell_caller(self.plans, "capture", f"torch's reference is captured for {call.problem}: {reason}, or {hint}")
+        yield self._plain_torch(reason, call.problem, forced)
+
+    def _plain_torch(self, reason: str, problem: Problem | None, forced: Forced | None) -> Resolved:
+        if forced is not None:
+            raise UnsupportedError(
+                f"{self._op.name}: {forced.implementation} is forced, but {reason}",
+                hint="leave the registry.using(...) block for this call",
+            )
+        return reference(self._op, reason, problem)
