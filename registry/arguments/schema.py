@@ -31,6 +31,7 @@ _PYTHON: Mapping[str, tuple[type, ...]] = {
     "str": (str,),
 }
 """The Python types whose values a kind accepts; a bool is no int."""
+_SYMBOLIC: Mapping[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 _ALLOWED = "an argument is a Tensor, Tensor[], int, int[], float, Scalar, bool or str; all but a list may be optional"
 _IN_TEXT: Mapping[str, str] = {
@@ -131,6 +132,9 @@ class Parameter:
             return float(value)
         elif type(value) in _PYTHON[self.kind] and not self.kind.endswith("[]"):
             return value
+        elif self.kind == "Scalar" and type(value) in _SYMBOLIC:
+            # of all kinds torch traces this one alone as a symbol: its value becomes a guard of what is compiled
+            return _SYMBOLIC[type(value)](value)
         shown = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else repr(value)
         return refuse(f"{where} must be a {self.kind}, got {shown[:80]}", kind=ArgumentTypeError)
 

@@ -56,7 +56,7 @@ def _launch_lines(place: int, launch: Launch, known: dict[str, Any], narrow: Col
         *_constants(own, launch, known),
     ]
     lines = [f"if {' or '.join(tests)}: return None"]
-    lines.append(f"{_listed(extents[: len(launch.grid)])} = {own}.grid")
+    lines += [f"{_listed(extents[: len(launch.grid)])} = {own}.grid"] if launch.grid else []
     lines += [f"{extent} = 1" for extent in extents[len(launch.grid) :]]
     tests = [f"(0 in {own}.grid) is not {0 in launch.grid}"]
     for number, (name, argument) in enumerate(zip(given, launch.args, strict=True)):

@@ -110,7 +110,8 @@ def _define(op: Op) -> _Defined:
     overload: OpOverload[..., Any] = getattr(getattr(torch.ops, namespace), name).default
     kernels = _Kernels(op.name, overload)
     library.impl(name, kernels.compute, "CompositeExplicitAutograd")
-    library.impl(name, kernels.fake, "Meta")
+    # under torch's mode of fake tensors, where a reference may make tensors of its own
+    torch.library.register_fake(f"{namespace}::{name}", kernels.fake, lib=library)
     library.impl(name, kernels.autograd, "Autograd")
     # not "FuncTorchBatched": below a transform torch brings back the caller's autocast for every operation
     library.impl(name, kernels.transformed, "FuncTorchDynamicLayerFrontMode")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from registry import (
+    Arguments,
     ArgumentTypeError,
     InvalidArgumentError,
     InvalidDefinitionError,
@@ -234,6 +235,33 @@ def shift(x: torch.Tensor, by: float) -> torch.Tensor:
 
 def shifted(x: torch.Tensor, by: float) -> torch.Tensor:
     return torch.empty_like(x)
+
+
+def losses(logits: torch.Tensor, target: torch.Tensor, factor: float) -> torch.Tensor:
+    """As a fake torch makes tensors of a symbolic size in it."""
+    return torch.nn.functional.cross_entropy(logits, target, reduction="none") * factor
+
+
+def test_a_reference_serves_as_a_fake_of_symbolic_sizes_and_scalars_are_constants(dispatcher: Dispatcher) -> None:
+    schema = "acme::losses(Tensor logits, Tensor target, Scalar factor=1) -> Tensor y"
+
+    def dims_of(arguments: Arguments) -> dict[str, Any]:
+        return {"n": arguments.tensor("logits").shape[0], "dtype": "float32"}
+
+    dispatcher.catalog.define(
+        replace(SQUARE, name="acme::losses", schema=schema, reference=losses, backward=None, fake=None, problem=dims_of)
+    )
+
+    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)
+    def f(logits: torch.Tensor, target: torch.Tensor, factor: float) -> Any:
+        return dispatcher.call("acme::losses", logits, target, factor)
+
+    for rows, factor in ((4, 2), (7, 2), (9, 3), (4, 0.5)):
+        given = torch.randn(rows, 5), torch.randint(5, (rows,)), factor
+        close(f(*given), losses(*given))
+    assert dispatcher.call(
+        "acme::losses", torch.empty(3, 5, device="meta"), torch.empty(3, dtype=torch.long, device="meta")
+    ).shape == (3,)
 
 
 def test_an_op_without_outputs_writes_in_eager_and_compiled_code(dispatcher: Dispatcher) -> None:
