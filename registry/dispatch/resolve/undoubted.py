@@ -66,20 +66,23 @@ class Undoubted:
         """The default by winners of other static dimensions, else the best of all; None where it cannot run."""
         usable = self._similar_spans.find(problem.dims)
         if usable is None and key not in self._alone:
-            usable = self._expected_elsewhere(problem)
+            usable = self._expected_elsewhere(problem.dims, problem)
             if usable is None:
                 self._alone.add(key)
             else:
-                self._similar_spans.add(problem.dims, usable)
+                self._similar_spans.add_ahead(
+                    problem.dims, usable, lambda dims: self._expected_elsewhere(dims, problem)
+                )
         return self._default.of(problem) if usable is None else usable.found(problem, 0.0)
 
-    def _expected_elsewhere(self, problem: Problem) -> _Usable | None:
-        situation = self._situation.of(problem)
+    def _expected_elsewhere(self, dims: Mapping[str, Value], like: Problem) -> _Usable | None:
+        """The candidate that winners of similar static dimensions suggest for other dimensions."""
+        situation = self._situation.of(Problem(like.op, dims, like.traits))
         found = next(expected_elsewhere(situation), None)
         if found is None:
             return None
         one, static = found
-        place = "similar", *self._place(problem, one), one.candidate.implementation.name, one.over
+        place = "similar", *self._place(situation.problem, one), one.candidate.implementation.name, one.over
         if place not in self._nearest:
             choice = similar_choice(situation, one, static)
             self._nearest[place] = _Usable(one.near.decision, one.candidate, situation, choice)

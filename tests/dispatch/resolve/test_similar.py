@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from registry import Device, NotTunedError
+from registry import Device, NotTunedError, Op, Problem
 from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.resolve.op_winners import OpWinners
 from registry.dispatch.resolve.resolution import choices
 from registry.dispatch.resolve.similar import FARTHEST, Similar, SimilarStatics
 from registry.dispatch.resolve.undoubted import Undoubted
@@ -113,3 +114,24 @@ def test_the_short_way_finds_what_the_long_way_finds(
         found = undoubted.choice(posed(rows))
         assert found is None or found.choice == first
         assert found is not None or rows % 97 == 0
+
+
+def test_sizes_that_grow_one_by_one_look_for_similar_winners_a_few_times(
+    dispatcher: Dispatcher, told: Any, publish: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher.register(told("a.tuned"))
+    publish({"rows": 8, "cols": 24, "dtype": "float32"}, "a.tuned", {"block": 1})
+    plans, op = dispatcher.bound("softmax").plans, dispatcher.bound("softmax").op
+    looked: list[int] = []
+    similar = OpWinners.similar
+
+    def counted(self: OpWinners, op: Op, problem: Problem) -> Any:
+        looked.append(problem.rows)
+        return similar(self, op, problem)
+
+    monkeypatch.setattr(OpWinners, "similar", counted)
+    problems = [op.pose(op.specs((torch.empty(rows, 16), -1)), ordinary=True) for rows in range(100, 400)]
+    undoubted = Undoubted(plans.situation(problems[0], Device.of("cpu")))
+    found = [undoubted.choice(problem) for problem in problems]
+    assert all(one is not None and dict(one.choice.candidate.config) == {"block": 1} for one in found)
+    assert len(looked) <= 4
