@@ -15,7 +15,17 @@ from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.errors import RegistryError
 from registry.problem import Problem
-from registry.tuner.events import Event, Note, Observer, ProblemDecided, Result, RunEnded, RunStarted, TrialDone
+from registry.tuner.events import (
+    Event,
+    FinalsStarted,
+    Note,
+    Observer,
+    ProblemDecided,
+    Result,
+    RunEnded,
+    RunStarted,
+    TrialDone,
+)
 from registry.tuner.limits import Budget
 from registry.tuner.options import TuneOptions
 from registry.tuner.run import tune
@@ -168,17 +178,20 @@ def test_a_device_that_fails_at_the_start_leaves_all_to_the_other(
     assert note.endswith("the run goes on without it, on cpu")
 
 
+@pytest.mark.parametrize("when", [TrialDone, FinalsStarted], ids=["in the search", "in the finals"])
 def test_what_a_device_was_at_when_it_failed_is_done_by_the_other(
-    rogues: Catalog, tmp_path: Path, failing: Failing
+    rogues: Catalog, tmp_path: Path, failing: Failing, when: type[Event]
 ) -> None:
-    """Its worker dies of a candidate, and no other finds the device, while it has searches and trials."""
+    """Its worker dies of a candidate or gives way to a fresh one, and no other finds the device."""
 
     def watch(event: Event) -> None:
-        Failing.failed = Failing.failed or (isinstance(event, TrialDone) and event.device == "cpu:1")
+        on = event.device if isinstance(event, TrialDone) else "cpu:1"
+        Failing.failed = Failing.failed or (isinstance(event, when) and on == "cpu:1")
 
     results, events = run(rogues, tmp_path / "run.db", CPU, failing, names=("naps", "crashes"), watch=watch)
     assert {result.problem: result.config["naps"] for result in results} == dict.fromkeys(PROBLEMS, 1)
     assert [event for event in events if isinstance(event, Note) and "goes on without it" in event.message]
+    assert not [event for event in events if isinstance(event, Note) and "lost" in event.message]
     tried = Counter((event.problem, event.implementation) for event in events if isinstance(event, TrialDone))
     assert tried == {(problem, f"rogue.{name}"): count for problem in PROBLEMS
                      for name, count in (("naps", 2), ("crashes", 1))}  # fmt: skip
