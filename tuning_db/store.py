@@ -116,6 +116,25 @@ class Store:
             writing.add_trials(session, identities, [PlainTrial.of(run, trial) for trial in trials])
         self._known |= identities.found
 
+    def add_trial(self, run: str, trial: Trial, *, since: int, statuses: Collection[str]) -> Trial:
+        """Adds a trial of a run; returns it, or that of another run, which then stays the only one.
+
+        That is the last trial of the same candidate and artifact under the same conditions, stored after row ``since``
+        with one of these statuses: of two runs that try a candidate at once, the later learns what the other has found.
+        """
+        with self._opened.writing() as session:
+            writing.require_run(session, run)
+            identities = Identities(session, [trial], known=self._known)
+            writing.hold(session, identities, trial)
+            query = writing.select_same(identities, trial).where(
+                TrialRow.id > since, TrialRow.run_id != run, TrialRow.status.in_(sorted(statuses))
+            )
+            found = [other for _, other in reading.trials_of(session, query.order_by(TrialRow.id.desc()).limit(1))]
+            if not found:
+                writing.add_trials(session, identities, [PlainTrial.of(run, trial)])
+        self._known |= identities.found
+        return found[0] if found else trial
+
     def publish(self, run: str, decision: Decision, finals: Sequence[Final] = ()) -> bool:
         """Stores a decision with its finals. True if it became the winner, since ``decision.previous`` still was.
 

@@ -7,13 +7,14 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import Select, func, select, update
 from sqlalchemy.orm import Session
 
+from . import reading
 from .errors import InvalidRecordError
 from .identity_rows import MEASURED_IDS, Identities, add_new, add_rows, insert_new, numbers_of
 from .models import DECISION_FIELDS, FINAL_FIELDS, DecisionRow, FinalRow, RunRow, TrialRow, WinnerRow
-from .records import Decision, Final, PlainTrial, Run
+from .records import Decision, Final, PlainTrial, Run, Trial
 
 _OWN = PlainTrial._fields[PlainTrial._fields.index("uid") : -1]
 """The fields of a trial, but for ``created``, that its columns hold as they are."""
@@ -32,6 +33,19 @@ def add_trials(session: Session, identities: Identities, trials: Iterable[PlainT
     names = ("run_id", *_OWN, "created", *MEASURED_IDS)
     rows = ((one.run, *own(one), stored(one.created), *identities.measured(one)) for one in trials)
     return add_rows(session, TrialRow, names, rows)
+
+
+def select_same(identities: Identities, trial: Trial) -> Select[Any]:
+    """Query of the trials of the same candidate and artifact under the same conditions, for ``reading.trials_of``."""
+    found = reading.select_trials().where(TrialRow.artifact_hash == trial.artifact_hash)
+    return found.where(*(getattr(TrialRow, name) == number for name, number in measured(trial, identities).items()))
+
+
+def hold(session: Session, identities: Identities, trial: Trial) -> None:
+    """Waits, until the transaction ends, for others that write about this candidate; SQLite has one writer anyway."""
+    if session.get_bind().dialect.name == "postgresql":
+        place = measured(trial, identities)
+        session.execute(select(func.pg_advisory_xact_lock(place["problem_id"], place["candidate_id"])))
 
 
 def add_decisions(
@@ -89,8 +103,8 @@ def place_of(references: Mapping[str, Any], regime: str) -> dict[str, Any]:
     return {name: references[name] for name in ("problem_id", "hardware_id", "software_id")} | {"regime": regime}
 
 
-def measured(record: Decision, identities: Identities) -> dict[str, int]:
-    """The row numbers of what a decision refers to, by column."""
+def measured(record: Trial | Decision, identities: Identities) -> dict[str, int]:
+    """The row numbers of what a trial or decision refers to, by column."""
     return dict(zip(MEASURED_IDS, identities.measured(record), strict=True))
 
 

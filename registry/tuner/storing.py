@@ -18,6 +18,7 @@ from ..problem import Problem
 from .jobs import Outcome
 from .measure.protocol import TimingProtocol
 from .patience import Patience
+from .planning.distance import Distances
 from .planning.problems import ImplementationPlan, ProblemPlan
 from .planning.variants import artifact_hash
 
@@ -26,6 +27,9 @@ LASTING = frozenset({"ok", "wrong_result", "nondeterministic", "compile_error", 
 
 _LATEST = 32
 """Runs, the newest of which on this hardware tells what was learnt before."""
+
+_NEAREST = 64
+"""Neighbours whose winners are offered as seeds: of a thousand problems, reading all of each other's takes an hour."""
 
 _LATE_ROWS = 64
 """At most so many rows of a server's table become visible after a row with a greater number."""
@@ -60,6 +64,7 @@ class RunStore:
         self._began, _ = self._patiently(store.newest_trial)
         self._newest = self._began
         self._seen: dict[ProblemKey, _Seen] = {}
+        self._winners: dict[tuple[str, int, str], tuple[list[Decision], Distances]] = {}
 
     def end(self, details: Mapping[str, Any]) -> None:
         self._patiently(lambda: self._store.end_run(self.run, details))
@@ -71,8 +76,8 @@ class RunStore:
             self._fingerprints[key] = implementation.fingerprint()
         return self._fingerprints[key]
 
-    def trial(self, plan: ProblemPlan, candidate: Candidate, outcome: Outcome) -> str:
-        """Store one trial; returns its uid."""
+    def trial(self, plan: ProblemPlan, candidate: Candidate, outcome: Outcome) -> Trial:
+        """Store one trial; returns it, or that of another run which has tried the candidate since this run began."""
         trial = Trial(
             problem=problem_key(plan.op, plan.problem),
             candidate=self._key(candidate),
@@ -81,9 +86,9 @@ class RunStore:
             artifact_hash=_artifact_hash(plan, candidate),
             **{name: value for name, value in vars(outcome).items() if name != "seconds"},
         )
-        self._patiently(lambda: self._store.add_trials(self.run, [trial]))
-        self._seen_of(trial.problem).uids.add(trial.uid)
-        return trial.uid
+        stored = self._patiently(lambda: self._store.add_trial(self.run, trial, since=self._began, statuses=LASTING))
+        self._seen_of(trial.problem).uids.add(stored.uid)
+        return stored
 
     def known_trials(self, plan: ProblemPlan) -> list[tuple[Candidate, Trial]]:
         """Stored trials of this problem, environment and protocol whose candidates have unchanged sources.
@@ -140,25 +145,31 @@ class RunStore:
         return candidate if candidate is None or tried is None or _same_kernels(plan, candidate, tried) else None
 
     def neighbours(self, plan: ProblemPlan) -> list[tuple[Mapping[str, Any], Candidate]]:
-        """(dims, winner) of stored problems with this problem's static dimensions; configs invalid here are left out.
+        """(dims, winner) of the nearest stored problems with this problem's static dimensions; configs invalid here are
+        left out.
 
-        A winner whose source has changed since is still a good seed.
+        A winner whose source has changed since is still a good seed. Winners are read again after a ``publish``.
         """
         key = problem_key(plan.op, plan.problem)
-        decisions = self._patiently(
-            lambda: self._store.winners(
-                op=plan.op.name,
-                op_version=plan.op.version,
-                static_key=key.static_key,
-                hardware=self.environment.hardware,
-                regime=self._protocol.regime,
-            )
-        )
+        place = (plan.op.name, plan.op.version, key.static_key)
+        if place not in self._winners:
+            found = self._winners_like(*place)
+            self._winners[place] = found, Distances(plan.op, [decision.problem.dims for decision in found])
+        decisions, distances = self._winners[place]
+        near = [decisions[number] for number in distances.nearest(plan.problem.dims, _NEAREST)]
         pairs = (
             (decision.problem.dims, self._candidate(plan.choices, decision.candidate, same_source=False))
-            for decision in decisions
+            for decision in near
         )
         return [(dims, candidate) for dims, candidate in pairs if candidate is not None]
+
+    def _winners_like(self, op: str, version: int, static_key: str) -> list[Decision]:
+        hardware, regime = self.environment.hardware, self._protocol.regime
+        return self._patiently(
+            lambda: self._store.winners(
+                op=op, op_version=version, static_key=static_key, hardware=hardware, regime=regime
+            )
+        )
 
     def winners_of(self, op: Op) -> list[Decision]:
         """The winners of all problems of an op on this hardware, newest first."""
@@ -172,6 +183,7 @@ class RunStore:
 
     def publish(self, decision: Decision, finals: Sequence[Final]) -> bool:
         """Store a decision; False when another process has published since ``decision.previous`` was read."""
+        self._winners.clear()
         return self._patiently(lambda: self._store.publish(self.run, decision, finals))
 
     def decision(self, plan: ProblemPlan, candidate: Candidate, **fields: Any) -> Decision:

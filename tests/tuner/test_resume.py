@@ -256,10 +256,12 @@ def test_two_runs_on_the_same_problems_share_trials_and_store_one_winner_each(ru
     results = [run.results() for run in both]
     stored = runs.stored()
     assert stored.keys() == {(size, repeats) for size in sizes for repeats in range(1, CONFIGS + 1)}
-    assert sum(run.trials() for run in both) == sum(stored.values())
-    # what was in flight in one when the other asked is tried twice; what is stored is not asked for again. Of the 48
-    # candidates 14 to 24 were tried twice when these runs began together on two cores
-    assert sum(stored.values()) <= 5 / 3 * len(stored)
+    assert set(stored.values()) == {1}
+    # what was in flight in one when the other asked is tried twice, though stored once; what is stored is not asked
+    # for again. Of the 48 candidates 14 to 24 were tried twice when these runs began together on two cores
+    tried = sum(run.trials() for run in both)
+    print(f"{tried} tried, {len(stored)} stored")  # noqa: T201
+    assert len(stored) <= tried <= 5 / 3 * len(stored)
     with Store.open(runs.database) as store:
         decisions = store.winners(op="square")
         assert store.statistics().winners == len(sizes)

@@ -41,7 +41,7 @@ def recorder(store: Store) -> RunStore:
 
 def tell(recorder: RunStore, plan: ProblemPlan, number: int, status: str = "ok") -> str:
     outcome = Outcome(status, "", (1.0,), 1.0)
-    return recorder.trial(plan, candidates(plan)[number], outcome)
+    return recorder.trial(plan, candidates(plan)[number], outcome).uid
 
 
 def uids(found: list[tuple[Candidate, Trial]]) -> list[str]:
@@ -53,12 +53,23 @@ def test_news_are_other_runs_lasting_trials_each_told_once(store: Store, plans: 
     first, second = plans
     before = tell(other, first, 0)
     assert uids(one.known_trials(first)) == [before]
-    tell(one, first, 1)
     news = [tell(other, first, 1), tell(other, first, 2)]
     tell(other, first, 0, "crash")
     tell(other, second, 0)
     assert uids(one.news(first)) == news
     assert one.news(first) == []
+
+
+def test_what_two_runs_try_at_once_is_stored_once(store: Store, plans: list[ProblemPlan]) -> None:
+    before = tell(recorder(store), plans[0], 1)
+    one, other = recorder(store), recorder(store)
+    mine = tell(one, plans[0], 1)
+    assert mine != before, "what earlier runs have stored is tried again where it is tuned again"
+    assert tell(other, plans[0], 1) == mine
+    assert tell(one, plans[0], 1) not in {mine, before}, "a run may try its own candidate again"
+    crashed = tell(one, plans[0], 2, "crash")
+    assert tell(other, plans[0], 2) != crashed, "a crash may have been bad luck"
+    assert tell(one, plans[1], 1) not in {mine, before}, "another problem"
 
 
 def test_whether_there_is_news_depends_on_others_only(store: Store, plans: list[ProblemPlan]) -> None:
@@ -78,6 +89,25 @@ def test_who_does_not_ask_for_what_is_known_hears_only_of_what_came_later(
     tell(one, plans[0], 2)
     later = tell(other, plans[0], 1)
     assert uids(one.news(plans[0])) == [later]
+
+
+def test_seeds_are_winners_of_the_nearest_and_of_what_was_published_since(catalog: Catalog, store: Store) -> None:
+    problems = [Problem("softmax", {"rows": 2**n, "cols": 64, "dtype": "float32"}) for n in range(10)]
+    plans = plan(problems, catalog, CPU, ["torch.native"])
+    writer = recorder(store)
+
+    def publish(planned: ProblemPlan) -> None:
+        writer.publish(writer.decision(planned, planned.defaults()[0], median_us=1.0), [])
+
+    def rows() -> list[int]:
+        return [dims["rows"] for dims, _ in writer.neighbours(plans[5])]
+
+    assert rows() == []
+    for planned in (plans[0], plans[4], plans[9]):
+        publish(planned)
+    assert rows() == [16, 512, 1]
+    publish(plans[6])
+    assert sorted(rows()[:2]) == [16, 64]
 
 
 class ReadAtLaunch(CppImplementation):

@@ -61,18 +61,32 @@ class Distances:
     """
 
     def __init__(self, op: Op, problems: Sequence[Mapping[str, Any]]) -> None:
-        names = list(dict.fromkeys(name for dims in problems for name in dims))
-        values: list[list[Any]] = [[dims.get(name) for name in names] for dims in problems]
-        logs = [[math.log(value) if _is_size(value) else math.nan for value in row] for row in values]
-        codes: dict[Any, int] = {}
-        kinds = [[codes.setdefault((type(value), value), len(codes)) for value in row] for row in values]
-        self._logs, self._kinds = np.array(logs).reshape(len(problems), -1), np.array(kinds).reshape(len(problems), -1)
-        self._weights = np.array([1.0 if name in op.dynamic else _STATIC_WEIGHT for name in names])
+        self._names = list(dict.fromkeys(name for dims in problems for name in dims))
+        self._codes: dict[Any, int] = {}
+        rows = [self._row(dims) for dims in problems]
+        self._logs = np.array([logs for logs, _ in rows]).reshape(len(rows), len(self._names))
+        self._kinds = np.array([kinds for _, kinds in rows]).reshape(len(rows), len(self._names))
+        self._weights = np.array([1.0 if name in op.dynamic else _STATIC_WEIGHT for name in self._names])
 
     def of(self, number: int) -> NDArray[np.float64]:
         """The distance of every problem from the one at ``number``."""
-        apart = np.abs(self._logs - self._logs[number]) * self._weights
-        others = np.where(self._kinds == self._kinds[number], 0.0, _OTHER)
+        return self._from(self._logs[number], self._kinds[number])
+
+    def nearest(self, dims: Mapping[str, Any], most: int) -> list[int]:
+        """The numbers of at most so many problems, the nearest to ``dims`` first; the first of equals."""
+        logs, kinds = self._row(dims)
+        far = self._from(np.array(logs), np.array(kinds))
+        return [int(number) for number in np.argsort(np.round(far, _DIGITS), kind="stable")[:most]]
+
+    def _row(self, dims: Mapping[str, Any]) -> tuple[list[float], list[int]]:
+        """Logarithms of sizes, nan elsewhere, and a number for each value."""
+        values: list[Any] = [dims.get(name) for name in self._names]
+        logs = [math.log(value) if _is_size(value) else math.nan for value in values]
+        return logs, [self._codes.setdefault((type(value), value), len(self._codes)) for value in values]
+
+    def _from(self, logs: NDArray[np.float64], kinds: NDArray[np.int64]) -> NDArray[np.float64]:
+        apart = np.abs(self._logs - logs) * self._weights
+        others = np.where(self._kinds == kinds, 0.0, _OTHER)
         return np.asarray(np.where(np.isnan(apart), others, apart).sum(axis=1), dtype=np.float64)
 
 

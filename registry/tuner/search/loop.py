@@ -282,8 +282,8 @@ class SearchLoop:
         self, search: SearchState, candidate: Candidate, outcome: Outcome, *, shared: bool = False, device: str = ""
     ) -> None:
         plan = search.plan
-        uid = self._store.trial(plan, candidate, outcome)
-        told = Finding(candidate, outcome.status, outcome.median_us, outcome.censored, uid, outcome.message)
+        stored = self._store.trial(plan, candidate, outcome)
+        told = Finding(candidate, stored.status, stored.median_us, stored.censored, stored.uid, stored.message)
         search.learn(told, asked=not shared)
         self.trials += 1
         self._observe(
@@ -291,9 +291,9 @@ class SearchLoop:
                 plan.problem,
                 candidate.implementation.name,
                 candidate.config,
-                outcome.status,
-                outcome.message,
-                outcome.median_us,
+                stored.status,
+                stored.message,
+                stored.median_us,
                 search.done,
                 search.candidates,
                 search.findings.best_us,

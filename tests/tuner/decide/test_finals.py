@@ -113,7 +113,7 @@ def searched(planned: ProblemPlan, recorder: RunStore, medians: Mapping[str, flo
     search = Findings(planned, 0, stored)
     for name, candidate in candidates(planned).items():
         if name in medians:
-            uid = recorder.trial(planned, candidate, Outcome("ok", median_us=medians[name]))
+            uid = recorder.trial(planned, candidate, Outcome("ok", median_us=medians[name])).uid
             search.learn(Finding(candidate, "ok", medians[name], False, uid))
     return search
 
