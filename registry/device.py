@@ -73,7 +73,7 @@ class Device:
 
     def __hash__(self) -> int:
         # of what devices of one process differ in: plans and spaces are kept by device, and eleven fields take a while
-        return hash((self.index, self.multiprocessors, self.memory_bytes))
+        return self.memory_bytes + 4096 * self.multiprocessors + self.index
 
     @cached_property
     def torch(self) -> torch.device:

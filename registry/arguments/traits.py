@@ -152,10 +152,10 @@ class OrdinaryTraits(Traits):
         return OrdinaryTraits(self._source, self._told, self)
 
     def __getitem__(self, trait: str) -> bool:
-        if trait not in _AGGREGATES:
-            return super().__getitem__(trait)
-        self.looked += trait == "aligned"
-        return trait != "aligned" or self._aligned is None
+        if trait == "aligned":
+            self.looked += 1
+            return self._aligned is None
+        return trait == "contiguous" or super().__getitem__(trait)
 
     def _each(self, name: str, trait: str) -> bool:
         there = bool(self._of(name))

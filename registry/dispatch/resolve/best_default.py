@@ -14,7 +14,7 @@ from ...problem import Problem, exact_items
 from ...space import Config, Space
 from ..plans.plan import Candidate
 from .learnt import Leaf, WinningConfig, nearest_config
-from .questions import preference_of, refusals
+from .questions import refusals
 from .remembered import Remembered
 from .resolution import Choice, default_choice
 from .situation import Situation
@@ -46,9 +46,9 @@ class BestDefault:
         self._firsts: dict[Hashable, _First] = {}
 
     def of(self, problem: Problem) -> Found | None:
-        """The first of ``default_choices``; None where an implementation fails to answer, or none can run it.
+        """The first of ``default_choices``; None where no implementation can run it.
 
-        Raises what asking for a configuration raises.
+        Raises what asking for a preference or a configuration raises.
         """
         offers = self._offers.of(problem)
         if not offers.able:
@@ -65,10 +65,7 @@ class BestDefault:
         for default in self._defaults:
             narrow = default.narrow.of(problem)
             if narrow is not None:
-                preference = default.preference.of(problem)
-                if isinstance(preference, str):
-                    return _Offers([])
-                able.append(_Offer(default, preference, narrow))
+                able.append(_Offer(default, default.preference.of(problem), narrow))
         return _Offers(able)
 
     def _first(self, offers: _Offers, leaf: Leaf | None) -> _First:
@@ -111,7 +108,9 @@ class _Default:
         self.implementation = implementation
         self._device = device
         self.narrow = Remembered(lambda problem: demand(implementation, problem, device), dynamic)
-        self.preference = Remembered(lambda problem: preference_of(implementation, problem, device), dynamic)
+        self.preference = Remembered(
+            lambda problem: answers.declared_preference(implementation, problem, device), dynamic
+        )
         self.config = Remembered(self._config, dynamic)
         self._sound: tuple[Space, Config] | None = None
         """The latest default, and the space that it is a point of: most sizes have these."""
@@ -187,7 +186,11 @@ def demand(implementation: Implementation, problem: Problem, device: Device) -> 
     """
     traits = problem.traits
     looked = traits.looked if type(traits) is OrdinaryTraits else -1
-    if refusals(implementation, problem, device):
+    try:
+        reasons: Sequence[str] = answers.refusals(implementation, problem, device)
+    except Exception:  # that is told, and counts as a reason
+        reasons = refusals(implementation, problem, device)
+    if reasons:
         return None
     if type(traits) is OrdinaryTraits and traits.looked == looked:
         return False

@@ -6,10 +6,12 @@ it is, so that another size asks little of either.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from typing import Literal
 
 from ...problem import Problem, Value, getter
+from ...space import Space
 from ..plans.plan import Candidate, changed
 from .best_default import BestDefault, Found, demand
 from .expected import Expectation, expected, expected_elsewhere
@@ -30,6 +32,7 @@ class Undoubted:
     def __init__(self, situation: Situation) -> None:
         op = situation.op
         self._situation = situation
+        self._dynamic = sorted(op.dynamic)
         self._untuned = situation.winners.is_empty
         self._default = BestDefault(situation)
         self._usable: dict[int, _Usable] = {}
@@ -46,7 +49,7 @@ class Undoubted:
             return self._default.of(problem)
         usable = self._spans.find(problem.dims)
         if usable is not None:
-            octaves = octaves_between(sizes_of(self._situation.op, problem.dims), usable.sizes)
+            octaves = self._octaves(problem.dims, usable.sizes)
             # of its own size there may be several, and one that does not hold is told as this problem's own
             own = octaves == 0 or (usable.stale and self._situation.winners.exact(self._situation.op, problem))
             if not own:
@@ -61,6 +64,12 @@ class Undoubted:
             self._unanswered[key] = tuple(misses)
         default = self._similar(problem, key)
         return default and default._replace(misses=(*self._unanswered[key], *default.misses))
+
+    def _octaves(self, dims: Mapping[str, Value], sizes: tuple[float, ...]) -> float:
+        """``octaves_between`` of dimensions and sizes."""
+        if len(self._dynamic) > 1:
+            return octaves_between(sizes_of(self._situation.op, dims), sizes)
+        return abs(math.log2(max(float(dims[self._dynamic[0]]), 1) / sizes[0])) if sizes else 0.0
 
     def _similar(self, problem: Problem, key: Hashable) -> Found | None:
         """The default by winners of other static dimensions, else the best of all; None where it cannot run."""
@@ -170,12 +179,22 @@ class _Usable:
         self.stale = False
         """Whether some of them hold for no size."""
         self._choice = choice
-        implementation, config = candidate.implementation, candidate.config
-        device, dynamic = situation.device, situation.op.dynamic
-        self._fits = Remembered(lambda problem: not implementation.space(problem, device).violations(config), dynamic)
+        implementation, device, dynamic = candidate.implementation, situation.device, situation.op.dynamic
+        self._device = device
+        self._space: Space | None = None
+        self._fits = Remembered(self._is_point, dynamic)
         self._demand = Remembered(lambda problem: demand(implementation, problem, device), dynamic)
         self.narrow = Remembered(self._narrow, dynamic)
         """None where it cannot run (``resolution.usable``), else whether it refuses tensors that are not aligned."""
+
+    def _is_point(self, problem: Problem) -> bool:
+        """Whether the configuration is valid for a problem; most sizes have the space of the size before."""
+        space = self.candidate.implementation.space(problem, self._device)
+        if space is not self._space:
+            if space.violations(self.candidate.config):
+                return False
+            self._space = space
+        return True
 
     def _narrow(self, problem: Problem) -> bool | None:
         narrow = self._demand.of(problem)
