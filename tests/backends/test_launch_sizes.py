@@ -214,6 +214,7 @@ def test_numbers_are_told_of_launches_of_one_key_alone() -> None:
         {"grid": (9, 1)},
         {"grid": (0, 1)},
         {"grid": (9,)},
+        {"grid": ()},
         *({"args": ("y", "x", number, 0.25)} for number in (8, 16, 2**31, 2**31 + 1, -(2**31), -(2**31) - 16)),
         {"args": ("y", "x", True, 0.5)},
         {"args": ("y", "x", 7, 1)},
@@ -251,7 +252,7 @@ def test_numbers_are_told_of_launches_of_one_key_alone() -> None:
             for launch in launches:
                 wanted = [one for one in launch.args if type(one) is not str]
                 equal = key(launch, told=told) == key(was, told=told)
-                assert numbers((launch,)) == ((*(*launch.grid, 1)[:2], *wanted) if equal else None)
+                assert numbers((launch,)) == ((*(*launch.grid, 1, 1)[:2], *wanted) if equal else None)
                 found += equal
             assert numbers((was, was)) is None
     assert found > 2 * len(launches), "sizes alone differ in some"
