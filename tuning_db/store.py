@@ -126,8 +126,12 @@ class Store:
             writing.require_run(session, run)
             identities = Identities(session, [trial], known=self._known)
             writing.hold(session, identities, trial)
-            query = writing.select_same(identities, trial).where(
-                TrialRow.id > since, TrialRow.run_id != run, TrialRow.status.in_(sorted(statuses))
+            query = reading.select_trials().where(
+                TrialRow.id > since,
+                TrialRow.run_id != run,
+                TrialRow.status.in_(sorted(statuses)),
+                TrialRow.artifact_hash == trial.artifact_hash,
+                *(getattr(TrialRow, name) == place for name, place in writing.measured(trial, identities).items()),
             )
             found = [other for _, other in reading.trials_of(session, query.order_by(TrialRow.id.desc()).limit(1))]
             if not found:

@@ -7,10 +7,9 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Select, func, select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from . import reading
 from .errors import InvalidRecordError
 from .identity_rows import MEASURED_IDS, Identities, add_new, add_rows, insert_new, numbers_of
 from .models import DECISION_FIELDS, FINAL_FIELDS, DecisionRow, FinalRow, RunRow, TrialRow, WinnerRow
@@ -33,12 +32,6 @@ def add_trials(session: Session, identities: Identities, trials: Iterable[PlainT
     names = ("run_id", *_OWN, "created", *MEASURED_IDS)
     rows = ((one.run, *own(one), stored(one.created), *identities.measured(one)) for one in trials)
     return add_rows(session, TrialRow, names, rows)
-
-
-def select_same(identities: Identities, trial: Trial) -> Select[Any]:
-    """Query of the trials of the same candidate and artifact under the same conditions, for ``reading.trials_of``."""
-    found = reading.select_trials().where(TrialRow.artifact_hash == trial.artifact_hash)
-    return found.where(*(getattr(TrialRow, name) == number for name, number in measured(trial, identities).items()))
 
 
 def hold(session: Session, identities: Identities, trial: Trial) -> None:
