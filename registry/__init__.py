@@ -25,7 +25,7 @@ from .api import (
     weights_changed,
 )
 from .backends.library_function import implementation_of
-from .contract import Backward, Floor, Op, Tolerance
+from .contract import Backward, Floor, Op, Tolerance, octave
 from .contracts.families import gemm_op, rows_op
 from .device import Device
 from .discovery.hooks import defines, implements
@@ -100,6 +100,7 @@ __all__ = [
     "implementations",
     "implements",
     "load_file",
+    "octave",
     "op",
     "ops",
     "plugins",

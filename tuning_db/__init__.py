@@ -22,7 +22,7 @@ from .errors import (
     UnreachableDatabaseError,
 )
 from .identities import CandidateKey, Environment, ProblemKey, Protocol
-from .records import Decision, Final, Interval, Run, Statistics, Trial
+from .records import Decision, Final, Interval, Run, Statistics, Transfer, Trial
 
 if TYPE_CHECKING:
     from .store import Store
@@ -48,6 +48,7 @@ __all__ = [
     "Run",
     "Statistics",
     "Store",
+    "Transfer",
     "Trial",
     "TuningDBError",
     "UnreachableDatabaseError",

@@ -201,6 +201,7 @@ class DecisionRow(Measured):
     default_lo: Mapped[float | None]
     default_hi: Mapped[float | None]
     ties: Mapped[list[str]] = mapped_column(server_default="[]")
+    transfers: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
     trial_uid: Mapped[str | None] = mapped_column(String(64))
     previous_uid: Mapped[str | None] = mapped_column(String(64))
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from sqlalchemy import Select, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from . import first_version
+from . import older_versions
 from .identities import CandidateKey, Environment, ProblemKey, Protocol
 from .models import (
     DECISION_FIELDS,
@@ -29,8 +29,9 @@ from .models import (
     TrialRow,
     WinnerRow,
 )
-from .records import Decision, Final, Interval, Run, Trial
+from .records import Decision, Final, Interval, Run, Trial, transfers_of
 from .referred import TOGETHER, Referred
+from .schema import LATEST
 
 SCHEMA_VERSION = "schema_version"
 """The name in a session's ``info`` under which the version of the database's schema stands."""
@@ -97,10 +98,9 @@ def each_trial(session: Session, query: Select[Any], names: Sequence[str]) -> It
 def decisions_of(session: Session, query: Select[Any]) -> Iterator[tuple[str, Decision]]:
     """(uid of the run, decision) of each row of a :func:`select_decisions` query."""
     shared = _BuiltOnce()
-    first = session.info.get(SCHEMA_VERSION) == 1
-    for row, *parts in session.execute(first_version.without_new_columns(query) if first else query):
-        stored = first_version.completed(row) if first else row
-        yield row.run_id, _decision(stored, shared.of(cast(Parts, parts)))
+    version = session.info.get(SCHEMA_VERSION, LATEST)
+    for row, *parts in session.execute(older_versions.without_new_columns(query, version)):
+        yield row.run_id, _decision(older_versions.completed(row, version), shared.of(cast(Parts, parts)))
 
 
 def finals_of(session: Session, decision_uid: str) -> list[Final]:
@@ -186,8 +186,8 @@ def _trial(row: TrialRow, identities: Mapping[str, Any]) -> Trial:
 
 def _decision(row: DecisionRow, identities: Mapping[str, Any]) -> Decision:
     ratio = _interval(row.default_ratio, row.default_lo, row.default_hi)
-    fields = _fields(row, DECISION_FIELDS)
-    return Decision(**identities, previous=row.previous_uid, default_ratio=ratio, ties=tuple(row.ties), **fields)
+    fields = _fields(row, DECISION_FIELDS) | {"ties": tuple(row.ties), "transfers": transfers_of(row.transfers)}
+    return Decision(**identities, previous=row.previous_uid, default_ratio=ratio, **fields)
 
 
 def _interval(value: float | None, low: float | None, high: float | None) -> Interval | None:

@@ -151,6 +151,30 @@ class Interval(Exchanged):
 
 
 @dataclass(frozen=True)
+class Transfer(Exchanged):
+    """The sizes ``low`` to ``high`` of a static dimension at which a decision's candidate may run, too.
+
+    It was right at both ends. ``codes`` are hashes of what was compiled there: no other code was seen to be right.
+    Without any, ``low`` and ``high`` are the decision's own size: the candidate was wrong at another one.
+    """
+
+    low: int
+    high: int
+    codes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        ends = self.low, self.high
+        if not all(type(size) is int for size in ends) or not 0 < self.low <= self.high:
+            raise InvalidRecordError(f"transfer from {self.low!r:.40} to {self.high!r:.40}, expected sizes in order")
+        set_fields(self, codes=tuple(plain_text(code) for code in self.codes))
+
+
+def transfers_of(stored: Mapping[str, Any]) -> dict[str, Transfer]:
+    """The transfers, by dimension, that a column holds. Raises what a bad one raises."""
+    return {name: Transfer(one["low"], one["high"], tuple(one["codes"])) for name, one in stored.items()}
+
+
+@dataclass(frozen=True)
 class Decision(Exchanged):
     """The outcome of one problem's finals: the candidate that dispatch should run, and the evidence.
 
@@ -159,6 +183,7 @@ class Decision(Exchanged):
     one candidate. ``baselines`` maps other implementations to their time over the candidate's, ``default_ratio`` is the
     default's time over the candidate's with the interval in which another measurement is expected to find it. ``ties``
     names the candidates that could not be told from this one. ``previous`` is the uid of the incumbent's decision.
+    ``transfers`` says by static dimension at which other sizes the candidate may run, too.
     """
 
     problem: ProblemKey
@@ -179,6 +204,7 @@ class Decision(Exchanged):
     created: datetime = field(default_factory=now)
     default_ratio: Interval | None = None
     ties: tuple[str, ...] = ()
+    transfers: Mapping[str, Transfer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_text(self.uid, "decision.uid")
@@ -190,6 +216,7 @@ class Decision(Exchanged):
             verdict=plain_text(self.verdict),
             baselines={name: finite(value, f"baselines[{name!r}]") for name, value in self.baselines.items()},
             ties=tuple(plain_text(name) for name in self.ties),
+            transfers=dict(self.transfers),
             created=_utc(self.created, "decision.created"),
         )
 

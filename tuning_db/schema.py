@@ -27,10 +27,10 @@ VERSION_TABLE = "tuning_db_version"
 STAMPS = f"SELECT version_num FROM {VERSION_TABLE}"
 """Query of what that table holds: one version."""
 
-LATEST = 2
+LATEST = 3
 """The version that this code writes."""
 
-READABLE = frozenset({1, 2})
+READABLE = frozenset({1, 2, 3})
 """The versions that are read without migrating them."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"

@@ -24,6 +24,7 @@ from .files import Access, check_file, connect, second_access
 from .identities import CandidateKey, Environment, ProblemKey
 from .keys import digest, plain_mapping
 from .location import Location, locate
+from .records import Transfer, transfers_of
 from .schema import STAMPS, VERSION_TABLE, check_readable, read_version, refuse_foreign, version_of
 
 Result = TypeVar("Result")
@@ -36,18 +37,22 @@ Ask = Callable[[str, Mapping[str, Any]], list[Row]]
 LEARNT = "learnt_defaults"
 """The name in a run's summary under which stands by op what the run has learnt."""
 
-UID, CANDIDATE, SOFTWARE, VERSION, DIMS, CREATED, BASELINES = range(7)
+UID, CANDIDATE, SOFTWARE, VERSION, DIMS, CREATED, BASELINES, TRANSFERS = range(8)
 """Columns of a winner's row: uid of the decision, number of candidate and of software, version of the op, and so on."""
 
 _WINNERS = """
     SELECT decision.uid, decision.candidate_id, winner.software_id, problem.op_version, CAST(problem.dims AS TEXT),
-        CAST(decision.created AS TEXT), CAST(decision.baselines AS TEXT)
+        CAST(decision.created AS TEXT), CAST(decision.baselines AS TEXT), {transfers}
     FROM problem
     JOIN winner ON winner.problem_id = problem.id
     JOIN hardware ON hardware.id = winner.hardware_id
     JOIN decision ON decision.id = winner.decision_id
     WHERE problem.op = :op AND winner.regime = :regime AND hardware.key = :hardware
 """
+
+_TRANSFERS = "CAST(decision.transfers AS TEXT)"
+_WITHOUT_TRANSFERS = 2
+"""The last schema version without that column."""
 
 _CANDIDATES = """
     SELECT candidate.id, implementation.name, implementation.fingerprint, CAST(candidate.config AS TEXT)
@@ -97,7 +102,7 @@ _MOST_NUMBERS = 500
 
 @dataclass(frozen=True)
 class StoredWinner:
-    """A winner with its time's ratios to other implementations' (see ``Decision.baselines``) and no other figure.
+    """A winner with its time's ratios to other implementations' and its transfers (see ``Decision``), no other figure.
 
     ``Store.history`` has the figures, in the decision with this uid.
     """
@@ -107,6 +112,7 @@ class StoredWinner:
     candidate: CandidateKey
     environment: Environment
     baselines: Mapping[str, float] = field(default_factory=dict)
+    transfers: Mapping[str, Transfer] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ class Snapshot:
 
     def winner(self, place: int) -> StoredWinner:
         """The winner in the row at ``place``. Raises InvalidRecordError for a row that cannot be decoded."""
-        uid, candidate, software, version, dims, _, baselines = self.rows[place]
+        uid, candidate, software, version, dims, _, baselines, transfers = self.rows[place]
         try:
             return StoredWinner(
                 uid,
@@ -133,6 +139,7 @@ class Snapshot:
                 self._once("candidate", candidate, self._candidate),
                 self._once("environment", software, self._environment),
                 _ratios(_parsed(baselines)),
+                transfers_of(json.loads(transfers)),
             )
         except Exception as fault:  # whatever a row may hold
             raise InvalidRecordError(f"{self.url}: the winner {uid!s:.64}: {_shown(fault)}") from fault
@@ -145,6 +152,14 @@ class Snapshot:
         except (ValueError, TypeError, RecursionError):
             found = []
         return found if len(found) == len(texts) else [_parsed(text) for text in texts]
+
+    def transfers(self, place: int) -> Mapping[str, Transfer]:
+        """Where else the winner in the row at ``place`` may run; empty where that cannot be decoded."""
+        text = self.rows[place][TRANSFERS]
+        try:
+            return {} if text == "{}" else transfers_of(json.loads(text))
+        except Exception:
+            return {}
 
     def software_of(self, place: int) -> Mapping[str, Any] | None:
         """The software under which the row at ``place`` was measured; None where it cannot be decoded."""
@@ -312,7 +327,8 @@ def _of_server(place: Location, question: Callable[[Ask], Result], deadline: flo
 
 
 def _asked(ask: Ask, wanted: Mapping[str, Any]) -> _Found:
-    rows = ask(_WINNERS, wanted)
+    version = int(ask(STAMPS, {})[0][0])
+    rows = ask(_WINNERS.format(transfers=_TRANSFERS if version > _WITHOUT_TRANSFERS else "'{}'"), wanted)
     candidates = {row[0]: row for row in _numbered(ask, _CANDIDATES, (row[CANDIDATE] for row in rows))}
     software = {row[0]: row for row in _numbered(ask, _SOFTWARE, (row[SOFTWARE] for row in rows))}
     return rows, candidates, software, _learnt(ask, wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from operator import attrgetter
 from typing import Any
@@ -127,6 +128,7 @@ def _decision_values(run: str, decision: Decision, identities: Identities) -> di
         "run_id": run,
         "previous_uid": decision.previous,
         "ties": list(decision.ties),
+        "transfers": {name: asdict(one) for name, one in decision.transfers.items()},
         "default_ratio": value,
         "default_lo": low,
         "default_hi": high,

@@ -5,5 +5,19 @@ from .gradient import Backward
 from .op import COUNT, Op, Outputs, as_tuple
 from .packed_call import Packed
 from .tolerance import Comparator, Floor, Tolerance
+from .transfer import checked_range, octave
 
-__all__ = ["COUNT", "Backward", "Comparator", "Floor", "Op", "Outputs", "Packed", "RowMajor", "Tolerance", "as_tuple"]
+__all__ = [
+    "COUNT",
+    "Backward",
+    "Comparator",
+    "Floor",
+    "Op",
+    "Outputs",
+    "Packed",
+    "RowMajor",
+    "Tolerance",
+    "as_tuple",
+    "checked_range",
+    "octave",
+]

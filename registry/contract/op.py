@@ -33,6 +33,7 @@ from .fake import RowMajor
 from .gradient import Backward
 from .packed_call import Packed
 from .tolerance import Comparator, Floor, Tolerance
+from .transfer import Range
 
 Outputs = torch.Tensor | tuple[torch.Tensor, ...] | None
 """What a call returns: its one output, several, or None where the schema has none."""
@@ -85,6 +86,8 @@ class Op:
     flatten    the user's call -> (args, attributes) in the schema's terms, e.g. a PackedWeight into its tensors
     packed     the same for the usual call, as data: dispatch then takes the argument apart without a Python call
     baseline   the implementation whose time over the winner's is told as "× torch"
+    transfers  static dimensions (int) along which a winner may answer for other sizes, each with the range of a size:
+               ``{"cols": registry.octave}``. It does within the sizes at whose both ends the tuner has verified it
     weights    tensor arguments that stay from call to call: an implementation may prepare these and no others
     """
 
@@ -113,6 +116,7 @@ class Op:
     distributions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     view: Callable[[Arguments], Arguments] | None = None
     alike: Mapping[str, str] = field(default_factory=dict)
+    transfers: Mapping[str, Range] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not _NAME.match(self.name):
@@ -143,6 +147,7 @@ class Op:
             raise InvalidDefinitionError(f"op {self.name!r}: weights: {UnknownNameError('tensor', name, tensors)}")
         for name, values in self._named_values.items():
             check_choices(self.name, name, values)
+        self._check_transfers()
         for name in {**self.tolerances, **self.compare}:
             if name not in self.parsed.results:
                 raise InvalidDefinitionError(
@@ -154,6 +159,25 @@ class Op:
             if isinstance(names := getattr(self, given), str):
                 raise InvalidDefinitionError(f"op {self.name!r}: {given} is {names!r}", hint=f"expected {{{names!r}}}")
             object.__setattr__(self, given, frozenset(names))
+
+    def _check_transfers(self) -> None:
+        sizes = self.static - self._named_values.keys() - {"dtype"}
+        for name, declared in self.transfers.items():
+            if name not in sizes:
+                raise InvalidDefinitionError(
+                    f"op {self.name!r}: transfers: {name} is no static size",
+                    hint=f"its static sizes are {', '.join(sorted(sizes)) or 'none'}; dynamic ones transfer anyway",
+                )
+            if not callable(declared):
+                raise InvalidDefinitionError(
+                    f"op {self.name!r}: transfers: the range of {name} is {declared!r:.80}",
+                    hint=f"expected a function of a size, e.g. {{{name!r}: registry.octave}}",
+                )
+
+    @cached_property
+    def near_along(self) -> tuple[str, ...]:
+        """The dimensions along which a winner of another problem may be near, in order of name."""
+        return tuple(sorted(self.dynamic | self.transfers.keys()))
 
     @cached_property
     def parsed(self) -> Schema:

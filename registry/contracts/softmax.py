@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..contract import Backward, Tolerance
+from ..contract import Backward, Tolerance, octave
 from ..problem import Arguments, Problem, Value, dtype_name
 from . import fills
 from .checks import AS_FIRST, check_dim, float_tensor, normalised_dim
@@ -97,4 +97,5 @@ SOFTMAX = rows_op(
     kinds=KINDS,
     view=rows_last,
     backward=Backward(op="softmax_backward", saved=("y",)),
+    transfers={"cols": octave},  # attention scores of a cache that grows have one more with every token
 )

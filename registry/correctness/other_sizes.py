@@ -13,7 +13,7 @@ _MOST_BYTES = {"cpu": 1 << 20, "cuda": 1 << 30}
 _MEMORY_PART = 1 / 128
 """The part of the device's memory that one problem may move: its float64 reference takes some twenty times as much."""
 _MOST_FLOP = {"cpu": 5e7, "cuda": 1e12}
-_MULTIPLE = 16
+MULTIPLE = 16
 """Compilers specialise on it: a size that is a multiple, or none, stays so where that is possible."""
 
 
@@ -80,12 +80,12 @@ def _first(op: Op, problem: Problem, name: str, sizes: Iterable[int], device: De
 
 def _smaller(size: int) -> Iterator[int]:
     """Half the size, a quarter and so on, each a multiple of 16 where ``size`` is one, and otherwise not."""
-    of_multiple = size % _MULTIPLE == 0
+    of_multiple = size % MULTIPLE == 0
     while size > 1:
         half = size // 2
-        if of_multiple and half > _MULTIPLE:
-            half -= half % _MULTIPLE
-        elif not of_multiple and half % _MULTIPLE == 0:
+        if of_multiple and half > MULTIPLE:
+            half -= half % MULTIPLE
+        elif not of_multiple and half % MULTIPLE == 0:
             half += 1
         size = half
         yield size

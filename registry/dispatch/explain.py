@@ -22,7 +22,7 @@ from .resolve.failures import told_of
 from .resolve.questions import default_of, preference_of, refusals
 from .resolve.resolution import Choice, Step, choices
 from .resolve.resolved import Resolved
-from .resolve.situation import Situation, changed_software, dynamic_dims
+from .resolve.situation import Situation, apart_dims, changed_software
 from .resolve.tuning_command import tune_command
 
 
@@ -202,7 +202,7 @@ def _is_about(decision: Decision | None, problem: Problem | None) -> bool:
 def _in_finals(implementation: Implementation, situation: Situation, choice: Choice, evidence: Decision) -> str:
     """What was measured for another implementation where the choice's candidate was measured."""
     here = _is_about(evidence, situation.problem)
-    where = "the finals" if here else f"the finals of {dynamic_dims(situation.op, evidence)}"
+    where = "the finals" if here else f"the finals of {apart_dims(situation.op, evidence, situation.problem)}"
     ratio = evidence.time_over(implementation.name)
     if ratio is None:
         return f"it did not reach {where}"

@@ -15,13 +15,16 @@ from ..arguments.schema import Schema
 from ..arguments.specs import Argument, Arguments
 from ..contract import Op
 from ..device import Device
+from ..problem import Problem
 from .hit.entries import EntryMaker, FreeValue
 from .hit.family import Specs, family_of
 from .hit.guards import Condition, aligned
 from .hit.table import Table
-from .plans.plan import Draft, Plan
+from .plans.plan import Candidate, Draft, Plan
 from .resolve.candidates import Plans
+from .resolve.resolution import Choice
 from .resolve.resolved import Resolved, resized
+from .resolve.situation import moved_along, runs_verified_code
 from .resolve.undoubted import Undoubted
 from .torch_side.situation import counting_writes
 from .torch_side.torch_private import stream_capturing
@@ -126,17 +129,32 @@ class Families:
         implementation = candidate.implementation
         if not implementation.deterministic or not implementation.capturable:
             return None
-        like = family.plans.get(id(candidate))
-        plan = None if like is None else like.resized(problem, arguments, device, plans.sizeless)
-        if plan is None:
-            plan = Draft.of(op, candidate, problem, arguments, device).from_memory(plans.sizeless)
-            if plan is None:
+        plan = self._plan(family, found.choice, candidate, problem, arguments)
+        return None if plan is None else resized(found.choice, plan, found.misses, _ALIGNED if found.narrow else ())
+
+    def _plan(
+        self, family: _Family, choice: Choice, candidate: Candidate, problem: Problem, arguments: Arguments
+    ) -> Plan | None:
+        """The plan of a choice; None where something would have to be compiled or loaded, or is not verified code."""
+        op, device, sizeless, decision = self._op, family.device, self._plans.sizeless, choice.decision
+        if op.transfers and decision is not None and moved_along(op, decision, problem):
+            draft = Draft.of(op, candidate, problem, arguments, device)
+            if not runs_verified_code(op, decision, draft):
                 return None
+        like = family.plans.get(id(candidate))
+        plan = None if like is None else like.resized(problem, arguments, device, sizeless)
+        if plan is not None:
+            return plan
+        draft = Draft.of(op, candidate, problem, arguments, device)
+        plan = draft.from_memory(sizeless)
+        if plan is None and candidate.implementation.any_size and not draft.variants():
+            plan = draft.compiled({}, sizeless)  # static dimensions differ: a run of its own, without compiling
+        if plan is not None:
             if len(family.plans) >= MOST_FAMILIES:
                 family.plans.clear()
             # the plan holds the candidate, whose id no other has meanwhile
             family.plans[id(candidate)] = plan
-        return resized(found.choice, plan, found.misses, _ALIGNED if found.narrow else ())
+        return plan
 
 
 def _answers(known: Resolved, specs: Mapping[str, Argument]) -> bool:

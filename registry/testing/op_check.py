@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from ..arguments.schema import tensors_in, with_tensors
-from ..contract import Floor, Op, as_tuple
+from ..contract import Floor, Op, as_tuple, checked_range
 from ..correctness import numerics
 from ..correctness.bits import all_same
 from ..correctness.output_faults import output_faults
 from ..correctness.tolerance_check import blind_spots
+from ..errors import InvalidArgumentError, InvalidDefinitionError
 from ..problem import Problem, Value
 from .given_inputs import SEED
 from .reports import Notes, Report, guarded
@@ -23,7 +24,8 @@ def check_op(op: Op, *, problems: Sequence[Problem | Mapping[str, Value]] | None
 
     On ``problems`` (the op's examples when not given) and every kind of inputs: the inputs fit the schema, pose the
     problem again and are reproducible; the fake tells the reference's shapes, dtypes and strides; the reference leaves
-    its arguments alone and is accepted by its own tolerance; the floor is positive. On its examples taken together the
+    its arguments alone and is accepted by its own tolerance; the floor is positive; both ends of a range along which
+    winners transfer are problems of the op, of that same range. On its examples taken together the
     tolerance refuses what nobody computed: zeros, one number everywhere, the output of a previous call.
     """
     notes = Notes(f"op {op.name}")
@@ -47,6 +49,8 @@ def _op_faults(op: Op, problem: Problem) -> Iterator[str]:
         yield f"its floor is {floor!r:.80}, expected registry.Floor(bytes=..., flop=...)"
     elif floor.bytes <= 0 or floor.flop < 0:
         yield f"its floor is {floor}: bytes must be positive, flop not negative"
+    for name in op.transfers:
+        yield from _range_faults(op, problem, name)
     for kind in op.kinds:
         values, again = (op.draw(problem, kind, torch.Generator().manual_seed(SEED)) for _ in range(2))
         if not all_same(tensors_in(values), tensors_in(again)):
@@ -56,6 +60,20 @@ def _op_faults(op: Op, problem: Problem) -> Iterator[str]:
             yield f"{kind} inputs: they pose {posed}"
             continue
         yield from (f"{kind} inputs: {fault}" for fault in _reference_faults(op, problem, values))
+
+
+def _range_faults(op: Op, problem: Problem, name: str) -> Iterator[str]:
+    size = problem.dims[name]
+    if type(size) is not int:
+        yield f"transfers: {name} is {size!r:.80}, expected an int"
+        return
+    try:
+        for end in checked_range(name, op.transfers[name], size):
+            op.problem_of({**problem.dims, name: end})
+    except InvalidDefinitionError as fault:
+        yield f"{fault.message}: {fault.hint}"
+    except InvalidArgumentError as fault:
+        yield f"transfers: {name}={end}, an end of the range of {size}, is no problem of the op: {fault.message}"
 
 
 def _reference_faults(op: Op, problem: Problem, values: tuple[Any, ...]) -> list[str]:

@@ -59,6 +59,22 @@ class BlockJob:
 
 
 @dataclass(frozen=True)
+class TransferJob:
+    """See for which other sizes of its static dimensions a winner's candidate is right, too: ``Op.transfers``."""
+
+    id: int
+    op: str
+    dims: Mapping[str, Value]
+    entrant: Entrant
+    protocol: Mapping[str, Any]
+    seed: int
+
+
+DeviceJob = TrialJob | BlockJob | TransferJob
+"""What a worker on the device does."""
+
+
+@dataclass(frozen=True)
 class CompileJob:
     """Compile one variant."""
 
@@ -104,19 +120,20 @@ class TimedBlock:
 Answer = Outcome | TimedBlock
 
 
-def to_json(job: TrialJob | BlockJob | CompileJob) -> dict[str, Any]:
+def to_json(job: DeviceJob | CompileJob) -> dict[str, Any]:
     """A job as a message; the variant inside an artifact travels whole, so that a worker can load it."""
     return {"kind": type(job).__name__, **asdict(job)}
 
 
-def job_from_json(message: Mapping[str, Any]) -> TrialJob | BlockJob | CompileJob:
+def job_from_json(message: Mapping[str, Any]) -> DeviceJob | CompileJob:
     """The job that ``to_json`` wrote."""
     fields = {name: value for name, value in message.items() if name != "kind"}
     if message["kind"] == "CompileJob":
         fields |= {"variant": Variant(**fields["variant"]), "target": Target(**fields["target"])}
         return CompileJob(**fields)
-    if message["kind"] == "TrialJob":
-        return TrialJob(**{**fields, "entrant": _entrant(fields["entrant"])})
+    if "entrant" in fields:
+        kind = TrialJob if message["kind"] == "TrialJob" else TransferJob
+        return kind(**{**fields, "entrant": _entrant(fields["entrant"])})
     return BlockJob(**{**fields, "entrants": tuple(_entrant(entrant) for entrant in fields["entrants"])})
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import registry
-from registry import Device
+from registry import Device, octave
 from registry.arguments.schema import Schema
 from registry.correctness import numerics
 from registry.correctness.bounds import bounds_of
@@ -162,6 +162,10 @@ def test_winners_are_filed_by_distribution_and_those_of_another_one_answer(catal
         ({"choices": {"rows": ("a",)}}, "both static and dynamic"),
         ({"compare": {"place": lambda *_: None}}, "unknown result 'place'"),
         ({"tolerances": {"score": TOP.tolerance}}, "unknown result 'score'"),
+        ({"transfers": {"rows": octave}}, "transfers: rows is no static size"),
+        ({"transfers": {"dtype": octave}}, "transfers: dtype is no static size"),
+        ({"transfers": {"order": octave}}, "transfers: order is no static size"),
+        ({"transfers": {"cols": (32, 64)}}, r"the range of cols is \(32, 64\)"),
     ],
 )
 def test_an_op_with_named_values_that_make_no_sense_is_refused(change: Any, fault: str) -> None:

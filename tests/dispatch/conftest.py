@@ -13,7 +13,7 @@ from registry.artifact import Built
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.implementation import Run
-from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Protocol, Store
+from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Protocol, Store, Transfer
 
 
 class Told(Implementation):
@@ -93,6 +93,7 @@ def publish(store: Store) -> Callable[..., Decision]:
         software: Mapping[str, Any] | None = None,
         baselines: Mapping[str, float] | None = None,
         finals: Mapping[str, Mapping[str, Any]] | None = None,
+        transfers: Mapping[str, Transfer] | None = None,
     ) -> Decision:
         device = Device.of("cpu")
         environment = Environment(
@@ -110,6 +111,7 @@ def publish(store: Store) -> Callable[..., Decision]:
             ratio=1.25,
             lo=1.2,
             hi=1.3,
+            transfers=transfers or {},
         )
         met = {implementation: config, **(finals or {})}
         keys = [CandidateKey(name, fingerprint, its) for name, its in met.items()]

@@ -9,10 +9,42 @@ import pytest
 import torch
 
 from registry.contract import Op, Tolerance
-from registry.contracts import BOX, SQUARE
-from registry.errors import CheckError
+from registry.contracts import BOX, RMS_NORM, SQUARE
+from registry.errors import CheckError, InvalidArgumentError
 from registry.problem import Problem, Value
 from registry.testing import check_op
+
+
+def sixteenths(size: int) -> tuple[int, int]:
+    return (size - 1) // 16 * 16 + 1, -(-size // 16) * 16
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        (lambda size: (size // 2, size * 2), "33 is in the range (16, 66), but 16 in (8, 32)"),
+        (lambda size: (1, 16), "the range of 33 is (1, 16)"),
+        (lambda size: [size, size], "the range of 33 is [33, 33]"),
+        (lambda size: (0, 64), "the range of 33 is (0, 64)"),
+    ],
+)
+def test_ranges_along_which_winners_transfer_are_checked(declared: Any, expected: str) -> None:
+    problems = ({"rows": 3, "cols": 33, "dtype": "float32"},)
+    assert check_op(replace(RMS_NORM, transfers={"cols": sixteenths}), problems=problems).ok
+    with pytest.raises(CheckError) as raised:
+        check_op(replace(RMS_NORM, transfers={"cols": declared}), problems=problems)
+    assert expected in str(raised.value)
+
+
+def test_an_end_of_a_range_has_to_be_a_problem_of_the_op() -> None:
+    def even(problem: Problem) -> None:
+        if problem.cols % 2:
+            raise InvalidArgumentError("an odd number of columns")
+
+    op = replace(RMS_NORM, check=even, transfers={"cols": sixteenths}, examples=())
+    with pytest.raises(CheckError, match=r"cols=17, an end of the range of 32, is no problem of the op: an odd number"):
+        check_op(op, problems=({"rows": 3, "cols": 32, "dtype": "float32"},))
+
 
 SMALL: tuple[dict[str, Value], ...] = ({"n": 7, "dtype": "float32"},)
 

@@ -159,7 +159,7 @@ def test_a_newer_schema_is_left_alone(file: Path, options: dict[str, bool]) -> N
     connection.commit()
     connection.close()
     before = file.read_bytes()
-    with pytest.raises(NewerSchemaError, match="schema version 99, this installation knows versions up to 2") as caught:
+    with pytest.raises(NewerSchemaError, match="schema version 99, this installation knows versions up to 3") as caught:
         Store.open(file, **options)
     assert "upgrade kernel-registry" in caught.value.hint
     assert file.read_bytes() == before

@@ -6,6 +6,7 @@ numbers, and what is loaded already is bound to them.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -207,6 +208,12 @@ class Draft:
     def variants(self) -> tuple[Variant, ...]:
         """What must be compiled for the plan."""
         return self.candidate.implementation.variants(self.problem, self.candidate.config, self.device, self.signature)
+
+    @property
+    def code(self) -> str:
+        """Hash of what must be compiled for the plan, equal where the very same code runs; "" where nothing is."""
+        keys = [variant.key for variant in self.variants()]
+        return hashlib.sha256("\n".join(keys).encode()).hexdigest() if keys else ""
 
     def from_memory(self, sizeless: SizelessRuns) -> Plan | None:
         """The plan of what was bound before, for another size, where that is in memory. Compiles and loads nothing."""

@@ -28,7 +28,7 @@ from .failures import Failures, tell_broken
 from .questions import refusals
 from .resolution import Choice, Step, choices
 from .resolved import Resolved
-from .situation import Situation
+from .situation import Situation, runs_verified_code, shown_near
 from .tuning_command import tune_command
 from .winners import Winners
 
@@ -163,7 +163,7 @@ class Plans:
                 narrow = () if call.problem.traits["aligned"] else (misaligned,)
                 yield way.answer(choice, self.op.reference, None, narrow, untuned=False)
                 return
-            plan = None if self._passed_over(way, candidate) else self._tried(way, choice.step, candidate)
+            plan = None if self._passed_over(way, candidate) else self._tried(way, situation, choice, candidate)
             if plan is not None:
                 conditions = conditions_of(candidate, call.problem, call.device)
                 yield way.answer(choice, plan.call, plan, conditions, untuned=choice.step == "default" and not tuned)
@@ -191,10 +191,18 @@ class Plans:
             way.conditions = (*way.conditions, self.failures.pause(failure))
         return True
 
-    def _tried(self, way: _Way, step: Step, candidate: Candidate) -> Plan | None:
+    def _tried(self, way: _Way, situation: Situation, choice: Choice, candidate: Candidate) -> Plan | None:
         """The candidate's plan; None where it cannot be had. Raises what no other candidate could avoid."""
+        call = way.call
         try:
-            plan = self._built(step, candidate, way.call, way.loaded_only)
+            draft = Draft.of(self.op, candidate, call.problem, call.arguments, call.device)
+            decision = choice.decision if choice.step == "nearest" else None
+            if decision is not None and not runs_verified_code(self.op, decision, draft):
+                way.misses.append(
+                    f"{shown_near(situation, decision)}: {candidate} needs other code here than was verified"
+                )
+                return None
+            plan = self._built(choice.step, draft, way.loaded_only)
             if plan is not None:
                 plan.call  # noqa: B018 - writing it may fail, too
                 return plan
@@ -209,11 +217,10 @@ class Plans:
         way.unloaded = True
         return None
 
-    def _built(self, step: Step, candidate: Candidate, call: Call, loaded_only: bool) -> Plan | None:
-        """The candidate's plan; None where it is not in memory and nothing else will do. Raises CompileError."""
-        draft = Draft.of(self.op, candidate, call.problem, call.arguments, call.device)
+    def _built(self, step: Step, draft: Draft, loaded_only: bool) -> Plan | None:
+        """The draft's plan; None where it is not in memory and nothing else will do. Raises CompileError."""
         plan = draft.from_memory(self.sizeless)
-        if plan is None and loaded_only and not (candidate.implementation.any_size and not draft.variants()):
+        if plan is None and loaded_only and not (draft.candidate.implementation.any_size and not draft.variants()):
             return None
         if plan is None and step in {"nearest", "default"}:
             plan = draft.untuned()

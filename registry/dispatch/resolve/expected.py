@@ -19,7 +19,7 @@ from ...problem import Problem, Value
 from ..plans.plan import Candidate
 from .op_winners import Near, Source, Winner, source_of
 from .questions import asked, default_of
-from .situation import Situation, shown_near, standing_of
+from .situation import Situation, moved_along, shown_near, standing_of
 
 _MOST_ELSEWHERE = 8
 """Expectations that are taken from the winners of one group of static dimensions."""
@@ -76,13 +76,25 @@ def expected_elsewhere(situation: Situation) -> Iterator[tuple[Expectation, Mapp
         like = situation.of(
             Problem(problem.op, {**problem.dims, **similar.static}, problem.traits), reads=situation.reads
         )
-        found = list(itertools.islice(expected(like, [], set(), own=True), _MOST_ELSEWHERE))
+        every = (one for one in expected(like, [], set(), own=True) if not _was_refused(situation, one))
+        found = list(itertools.islice(every, _MOST_ELSEWHERE))
         # what the winners on both sides suggest is ranked by both
         nearest = min((one.near.octaves for one in found), default=0.0)
         for one in found:
             along = nearest if one.nearest or one.other is not None else one.near.octaves
             waiting.append((similar.from_all(along), len(waiting), one, similar.static))
     yield from ((one, static) for _, _, one, static in sorted(waiting, key=lambda each: each[:2]))
+
+
+def _was_refused(situation: Situation, one: Expectation) -> bool:
+    """Whether the tuner has looked if a winner transfers to sizes such as the problem's, and it does not."""
+    op, decision, problem = situation.op, one.near.decision, situation.problem
+    name = moved_along(op, decision, problem)
+    looked = decision.transfers.get(name)
+    if looked is None or decision.candidate.implementation != one.candidate.implementation.name:
+        return False
+    size, declared = problem.dims[name], op.transfers[name]
+    return not looked.codes or (isinstance(size, int) and declared(size) == declared(looked.low))
 
 
 def _of_sides(situation: Situation, sides: list[Near], misses: list[str]) -> Iterator[Expectation]:

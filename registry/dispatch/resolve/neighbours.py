@@ -1,7 +1,11 @@
-"""Winners whose static dimensions are equal: which are of exactly some sizes, which are nearest to them."""
+"""Winners whose static dimensions are equal: which are of exactly some sizes, which are nearest to them.
+
+Static dimensions along which winners transfer are sizes here, as dynamic ones are; see ``Op.transfers``.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -10,45 +14,78 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...contract import Op
+from tuning_db import Transfer
+
+from ...contract import Op, checked_range
 from ...problem import Value, exact
 
 Numbers = NDArray[np.float64]
 
 
 class Neighbours:
-    """Places of winners with equal static dimensions, and their sizes: their dynamic dimensions, in order of name.
+    """Places of winners with equal static dimensions, and their sizes: those along which one may be near.
 
     ``found`` are places with their dimensions; ``bad(place)`` is called for those whose sizes are no numbers.
+    ``transfers(place)`` tells where else a winner was verified.
     """
 
-    def __init__(self, op: Op, found: Iterable[tuple[int, Any]], bad: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        op: Op,
+        found: Iterable[tuple[int, Any]],
+        bad: Callable[[int], None],
+        transfers: Callable[[int], Mapping[str, Transfer]],
+    ) -> None:
         self.places: list[int] = []
         self.candidates: NDArray[np.int64] | None = None
         """A number for the candidate of each, and one for its source, once somebody needs them."""
         self._sizes: list[tuple[float, ...]] = []
         self._of_sizes: dict[tuple[float, ...], list[int]] = {}
-        dynamic, loose = sorted(op.dynamic), may_differ(op)
+        reach: list[tuple[tuple[float, float], ...]] = []
+        loose = may_differ(op)
         for place, dims in found:
             try:
                 if loose <= dims.keys():
-                    sizes = tuple([_size(dims[name]) for name in dynamic])
+                    sizes = tuple([_size(dims[name]) for name in op.near_along])
+                    reach.append(_reach(op, dims, transfers(place)))
                     self.places.append(place)
                     self._sizes.append(sizes)
                     self._of_sizes.setdefault(sizes, []).append(place)
             except (TypeError, ValueError, OverflowError, AttributeError):
                 bad(place)
-        self._array = np.array(self._sizes, dtype=np.float64).reshape(len(self.places), len(dynamic))
+        shape = len(self.places), len(op.near_along)
+        self._array = np.array(self._sizes, dtype=np.float64).reshape(shape)
+        self._reach = np.array(reach, dtype=np.float64).reshape(*shape, 2) if op.transfers else None
+        self._transferring = [name in op.transfers for name in op.near_along]
+        self._bounds = [self._bounds_along(column) for column in range(len(op.near_along))] if op.transfers else []
 
     def same(self, sizes: tuple[float, ...]) -> list[int]:
         """The places of winners of these sizes."""
         return self._of_sizes.get(sizes, [])
 
     def octaves(self, sizes: tuple[float, ...]) -> Numbers:
-        """The distance of each, right but for the last bits."""
+        """The distance of each, right but for the last bits; infinite where one does not transfer to these sizes."""
         logarithms = np.log2(np.asarray(sizes) / self._array)
         found: Numbers = np.abs(logarithms[:, 0]) if len(sizes) == 1 else np.sqrt((logarithms * logarithms).sum(axis=1))
+        if self._reach is not None:
+            here = np.asarray(sizes)
+            own = self._array == here
+            covered = own | ((self._reach[:, :, 0] <= here) & (here <= self._reach[:, :, 1]))
+            # each was verified along one dimension at a time
+            alone = (~own)[:, self._transferring].sum(axis=1) <= 1
+            found = np.where(covered.all(axis=1) & alone, found, np.inf)
         return found
+
+    def _bounds_along(self, column: int) -> Numbers:
+        """The sizes at which another set of winners begins to transfer, along one dimension."""
+        assert self._reach is not None
+        (low, high), own = self._reach[:, column].T, self._array[:, column]
+        return np.unique(np.concatenate([low, high + 1, own, own + 1]))
+
+    def stretch(self, column: int, size: float) -> float:
+        """The greatest size up to which the same winners transfer as to ``size``, along one dimension."""
+        further = self._bounds[column].searchsorted(size, "right")
+        return float(self._bounds[column][further]) - 1 if further < len(self._bounds[column]) else math.inf
 
     def across(self, sizes: tuple[float, ...], there: tuple[float, ...]) -> Numbers:
         """The distance of each on the other side of ``sizes`` than ``there``, infinite for all others.
@@ -71,8 +108,8 @@ def octaves_between(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def sizes_of(op: Op, dims: Mapping[str, Value]) -> tuple[float, ...]:
-    """The dynamic dimensions as numbers from 1 on, in order of name. Raises ValueError and OverflowError."""
-    return tuple([max(float(dims[name]), 1) for name in sorted(op.dynamic)])
+    """The dimensions of ``Op.near_along`` as numbers from 1 on. Raises ValueError and OverflowError."""
+    return tuple([max(float(dims[name]), 1) for name in op.near_along])
 
 
 def key_of(dims: Mapping[str, Value]) -> frozenset[tuple[str, Hashable]]:
@@ -82,7 +119,7 @@ def key_of(dims: Mapping[str, Value]) -> frozenset[tuple[str, Hashable]]:
 
 def may_differ(op: Op) -> frozenset[str]:
     """Dimensions that may differ between a problem and one whose winner it takes."""
-    return op.dynamic | op.distributions.keys()
+    return op.dynamic | op.distributions.keys() | op.transfers.keys()
 
 
 def unlike(op: Op, one: Mapping[str, Value], other: Mapping[str, Value]) -> list[int]:
@@ -123,3 +160,20 @@ def _size(value: Any) -> float:
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{value!r:.80} is no size")
     return max(float(value), 1.0)
+
+
+def _reach(op: Op, dims: Mapping[str, Any], transfers: Mapping[str, Transfer]) -> tuple[tuple[float, float], ...]:
+    """Between which sizes a winner may answer, for each that it is near along.
+
+    Along a static one these are the sizes at which it was verified, as far as the op still says that winners transfer.
+    """
+    found = []
+    for name in op.near_along:
+        size, declared, told = dims[name], op.transfers.get(name), transfers.get(name)
+        low, high = (0.0, math.inf) if declared is None else (size, size)
+        if declared is not None and told is not None:
+            with contextlib.suppress(Exception):  # an author's function may raise anything
+                least, greatest = checked_range(name, declared, size)
+                low, high = max(least, told.low), min(greatest, told.high)
+        found.append((low, high))
+    return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tuning_db import CandidateKey, Decision, InvalidRecordError
+from tuning_db import CandidateKey, Decision, InvalidRecordError, Transfer
 from tuning_db.snapshot import CANDIDATE, CREATED, UID, VERSION, Snapshot, StoredWinner, read_runners, within
 
 from ... import shipped
@@ -36,7 +37,7 @@ _EQUAL = 1 + 1e-9
 
 @dataclass(frozen=True)
 class Near:
-    """A winner of another problem: ``octaves`` is its distance along the dynamic dimensions, in powers of two."""
+    """A winner of another problem: ``octaves`` is its distance along ``Op.near_along``, in powers of two."""
 
     decision: Winner
     octaves: float
@@ -77,7 +78,7 @@ class OpWinners:
 
     def exact(self, op: Op, problem: Problem) -> tuple[Winner, ...]:
         """The winners of exactly these dimensions, one for each software, the user's first."""
-        group = self._group(op, problem)
+        group = self._group(op, problem.dims)
         if group is None:
             return ()
         key = key_of(problem.dims)
@@ -85,14 +86,15 @@ class OpWinners:
         return tuple([one.winner for one in known if one is not None and one.key == key])
 
     def nearest(self, op: Op, problem: Problem, spent: Collection[Source] = (), *, own: bool = False) -> Iterator[Near]:
-        """Winners with the problem's static dimensions, the nearest first, each candidate once (user's, shipped).
+        """Winners with the problem's static dimensions, or that transfer to them, the nearest first.
 
-        ``own``: those of exactly the problem, too.
+        Each candidate stands there once, of the user's and of those shipped. ``own``: winners of exactly the problem
+        are among them.
 
         Of two equally near that of the same distribution of data, then of the one declared first, then the user's, then
         the larger problem's. Those of a source that stands in ``spent`` when the next is asked for are left out.
         """
-        group = self._group(op, problem)
+        group = self._group(op, problem.dims)
         if group is None:
             return
         here = sizes_of(op, problem.dims)
@@ -110,10 +112,10 @@ class OpWinners:
     ) -> Near | None:
         """The nearest of the winners that hold on the other side of the problem than ``near``.
 
-        In each dynamic dimension the problem lies between both. None where there is no such winner, or where ``near``
+        In each size the problem lies between both. None where there is no such winner, or where ``near``
         is of the problem's own sizes.
         """
-        group = self._group(op, problem)
+        group = self._group(op, problem.dims)
         here, there = sizes_of(op, problem.dims), sizes_of(op, near.problem.dims)
         if group is None or here == there:
             return None
@@ -128,17 +130,22 @@ class OpWinners:
 
     def similar(self, op: Op, problem: Problem) -> list[Similar]:
         """Static dimensions near the problem's that have winners: first those of the winner that is nearest in all."""
-        static, groups = self._groups_of(op, problem)
+        static, groups = self._groups_by(problem.dims, may_differ(op) - op.transfers.keys())
         known = self._similar.get(static)
         if known is None:
             known = self._similar[static] = SimilarStatics(static, groups)
-        here = sizes_of(op, problem.dims)
         found = []
-        for key, similar in known.near(problem.dims):
-            group = self._neighbours(op, groups, key)
-            if group is not None and group.places:
-                found.append((similar.from_all(float(group.octaves(here).min())), similar))
+        for similar in known.near(problem.dims):
+            dims = {**problem.dims, **similar.static}
+            group = self._group(op, dims)
+            if group is not None:
+                found.append((similar.from_all(float(group.octaves(sizes_of(op, dims)).min())), similar))
         return [similar for _, similar in sorted(found, key=lambda one: one[0])]
+
+    def stretch(self, op: Op, dims: Mapping[str, Any], name: str) -> float:
+        """The greatest size of a static dimension up to which the same winners transfer as to its size in ``dims``."""
+        group = self._group(op, dims)
+        return math.inf if group is None else group.stretch(op.near_along.index(name), float(dims[name]))
 
     def runners(self, winner: Winner, *, read: bool = True) -> Mapping[str, CandidateKey]:
         """By implementation the best candidate in the finals and trials that a winner came from.
@@ -227,30 +234,29 @@ class OpWinners:
 
     # --- neighbours
 
-    def _group(self, op: Op, problem: Problem) -> Neighbours | None:
-        dims, loose = problem.dims, may_differ(op)
-        static, groups = self._groups_of(op, problem)
-        group = self._neighbours(op, groups, values_of(static, dims))
-        return group if group is not None and group.places and loose <= dims.keys() else None
-
-    def _neighbours(
-        self, op: Op, groups: dict[Hashable, Neighbours | list[tuple[int, Any]]], key: Hashable
-    ) -> Neighbours | None:
+    def _group(self, op: Op, dims: Mapping[str, Any]) -> Neighbours | None:
+        loose = may_differ(op)
+        static, groups = self._groups_by(dims, loose)
+        key = values_of(static, dims)
         group = groups.get(key)
         if isinstance(group, list):
-            group = groups[key] = Neighbours(op, group, self._bad)
-        return group
+            group = groups[key] = Neighbours(op, group, self._bad, self._transfers)
+        return group if group is not None and group.places and loose <= dims.keys() else None
 
-    def _groups_of(
-        self, op: Op, problem: Problem
+    def _groups_by(
+        self, dims: Mapping[str, Any], loose: Collection[str]
     ) -> tuple[tuple[str, ...], dict[Hashable, Neighbours | list[tuple[int, Any]]]]:
-        """The problem's static dimensions, and all winners by their values of these."""
-        static = tuple(sorted(problem.dims.keys() - may_differ(op)))
+        """The dimensions that are not ``loose``, and all winners by their values of these."""
+        static = tuple(sorted(dims.keys() - loose))
         groups = self._groups.get(static)
         if groups is None:
             dims_of_all = itertools.chain(self.stored.dims(), (one.problem.dims for one in self._behind))
             groups = self._groups[static] = dict(grouped(static, enumerate(dims_of_all), self._bad))
         return static, groups
+
+    def _transfers(self, place: int) -> Mapping[str, Transfer]:
+        own = place < len(self.stored.rows)
+        return self.stored.transfers(place) if own else self._behind[place - len(self.stored.rows)].transfers
 
     def _bad(self, place: int) -> None:
         if self._at(place) is not None:  # as JSON they are sound
@@ -261,7 +267,7 @@ class OpWinners:
         self, op: Op, problem: Problem, group: Neighbours, close: list[int], here: tuple[float, ...]
     ) -> list[tuple[float, int, _Known]]:
         """(distance, index, winner) of the equally near ones at ``close``, the first first."""
-        loose, names, key = may_differ(op), sorted(op.dynamic), key_of(problem.dims)
+        loose, names, key = may_differ(op), op.near_along, key_of(problem.dims)
         order = {place: rank for rank, place in enumerate(self._in_rank(op, [group.places[index] for index in close]))}
         ranked = []
         for index in close:

@@ -146,7 +146,8 @@ def similar_choice(situation: Situation, one: Expectation, static: Mapping[str, 
     """The choice of a default that is expected to be fast by the winners at other static dimensions."""
     dims = situation.problem.dims
     others = ", ".join(f"{name}={static[name]}" for name in dims if static.get(name, dims[name]) != dims[name])
-    reason = f"nothing tuned is near; for {others}: {nearest_choice(situation, one).reason}"
+    there = situation.of(Problem(situation.op.name, {**dims, **static}))
+    reason = f"nothing tuned is near; for {others}: {nearest_choice(there, one).reason}"
     return Choice("default", one.candidate, reason, like=static)
 
 

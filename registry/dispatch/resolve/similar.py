@@ -43,32 +43,28 @@ class SimilarStatics:
 
     def __init__(self, static: Sequence[str], keys: Iterable[Hashable]) -> None:
         self._static = static
-        self._of_texts: dict[Hashable, tuple[list[tuple[Hashable, tuple[Any, ...]]], NDArray[np.float64]]] = {}
-        by_texts: dict[Hashable, list[tuple[Hashable, tuple[Any, ...], list[float]]]] = {}
+        self._of_texts: dict[Hashable, tuple[list[tuple[Any, ...]], NDArray[np.float64]]] = {}
+        by_texts: dict[Hashable, list[tuple[tuple[Any, ...], list[float]]]] = {}
         for key in keys:
             values = key if len(static) != 1 else (key,)
             assert isinstance(values, tuple)
             if (split := _split(values)) is not None:
-                by_texts.setdefault(split[0], []).append((key, values, split[1]))
+                by_texts.setdefault(split[0], []).append((values, split[1]))
         for texts, found in by_texts.items():
-            numbers = np.array([each for _, _, each in found], dtype=np.float64)
-            self._of_texts[texts] = [(key, values) for key, values, _ in found], numbers
+            numbers = np.array([each for _, each in found], dtype=np.float64)
+            self._of_texts[texts] = [values for values, _ in found], numbers
 
-    def near(self, dims: Mapping[str, Value]) -> list[tuple[Hashable, Similar]]:
-        """The nearest within ``FARTHEST`` of ``dims``, each with its key: other numbers, equal texts."""
+    def near(self, dims: Mapping[str, Value]) -> list[Similar]:
+        """The nearest within ``FARTHEST`` of ``dims``: other numbers, equal texts."""
         split = _split(tuple([dims[name] for name in self._static]))
         known = None if split is None else self._of_texts.get(split[0])
         if split is None or known is None or not split[1]:
             return []
-        keys, numbers = known
+        values, numbers = known
         octaves = np.sqrt(((numbers - np.array(split[1])) ** 2).sum(axis=1))
         order = np.argsort(octaves, kind="stable")[: _MOST + 1].tolist()
         close = [index for index in order if 0 < octaves[index] <= FARTHEST][:_MOST]
-        return [
-            (key, Similar(dict(zip(self._static, values, strict=True)), float(octaves[index])))
-            for index in close
-            for key, values in [keys[index]]
-        ]
+        return [Similar(dict(zip(self._static, values[index], strict=True)), float(octaves[index])) for index in close]
 
 
 def _split(values: tuple[Any, ...]) -> tuple[Hashable, list[float]] | None:

@@ -14,7 +14,7 @@ from ...errors import RegistryError
 from ...implementation import Implementation
 from ...problem import Problem
 from ...space import Config
-from ..plans.plan import Candidate
+from ..plans.plan import Candidate, Draft
 from .op_winners import OpWinners, Winner
 from .questions import asked, refusals
 
@@ -121,13 +121,33 @@ def shown_exact(situation: Situation, decision: Winner) -> str:
 
 def shown_near(situation: Situation, decision: Winner) -> str:
     """What a decision about another problem is, for people."""
-    return f"{_kind(situation, decision)} of {dynamic_dims(situation.op, decision)}"
+    told = f"{_kind(situation, decision)} of {apart_dims(situation.op, decision, situation.problem)}"
+    where = decision.transfers.get(moved_along(situation.op, decision, situation.problem))
+    return f"{told} (verified at {where.low} and {where.high})" if where else told
 
 
-def dynamic_dims(op: Op, decision: Winner) -> str:
-    """The dimensions of a decision in which it may differ from a problem: ``rows=9``."""
-    dims, told = decision.problem.dims, {*op.dynamic, *op.distributions}
+def apart_dims(op: Op, decision: Winner, problem: Problem) -> str:
+    """The dimensions of a decision in which it may differ from a problem, a static one where it does: ``rows=9``."""
+    dims, told = decision.problem.dims, {*op.dynamic, *op.distributions, moved_along(op, decision, problem)}
     return ", ".join(f"{name}={dims[name]}" for name in dims if name in told)
+
+
+def moved_along(op: Op, decision: Winner, problem: Problem) -> str:
+    """The static dimension along which a decision has to transfer to a problem, "" where they are equal."""
+    dims = decision.problem.dims
+    return next((name for name in op.transfers if dims.get(name) != problem.dims.get(name)), "")
+
+
+def runs_verified_code(op: Op, decision: Winner, draft: Draft) -> bool:
+    """Whether a decision's implementation runs ``draft``'s problem by code that was right where the decision transfers.
+
+    True for a draft of another implementation, and where no static dimension differs.
+    """
+    name = moved_along(op, decision, draft.problem)
+    if not name or decision.candidate.implementation != draft.candidate.implementation.name:
+        return True
+    where = decision.transfers.get(name)
+    return where is not None and draft.code in where.codes
 
 
 def _kind(situation: Situation, decision: Winner) -> str:

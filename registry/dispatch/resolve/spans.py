@@ -1,11 +1,13 @@
 """Which winner is the nearest, without measuring the distance to each: known from sizes asked before.
 
 Sizes nearest to one winner form a convex region, so that whatever lies between two of them along one dimension, the
-other dimensions being equal, is nearest to it as well.
+other dimensions being equal, is nearest to it as well. Along a static dimension that holds within a stretch of sizes to
+which the same winners transfer.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, TypeVar
 
@@ -19,11 +21,17 @@ _Winner = TypeVar("_Winner")
 
 
 class Spans(Generic[_Winner]):
-    """Winners by the spans of sizes, along each of an op's dynamic dimensions, to which they are the nearest."""
+    """Winners by the spans of sizes to which they are the nearest, along each dimension in which these may differ.
 
-    def __init__(self, op: Op) -> None:
+    ``stretch(dims, name)`` is the last size of the stretch in which a static dimension's size is; without it only
+    dynamic ones count.
+    """
+
+    def __init__(self, op: Op, stretch: Callable[[Mapping[str, Value], str], float] | None = None) -> None:
         others = op.static | op.dynamic
-        self._along = [(name, getter(sorted(others - {name}))) for name in sorted(op.dynamic)]
+        static = () if stretch is None else op.transfers
+        self._along = [(name, getter(sorted(others - {name}))) for name in (*sorted(op.dynamic), *static)]
+        self._stretches = {} if stretch is None else dict.fromkeys(static, stretch)
         self._spans: dict[Hashable, dict[int, tuple[int, int, _Winner]]] = {}
 
     def find(self, dims: Mapping[str, Value]) -> _Winner | None:
@@ -32,8 +40,8 @@ class Spans(Generic[_Winner]):
         A size at the end of a span was asked before.
         """
         for name, others in self._along:
-            size, fixed = dims[name], others(dims)
-            spans = self._spans.get((name, *fixed, *map(type, fixed)))
+            size = dims[name]
+            spans = self._spans.get(self._key(dims, name, others(dims)))
             if spans is not None and type(size) is int:
                 for first, last, winner in spans.values():
                     if first <= size <= last:
@@ -46,20 +54,32 @@ class Spans(Generic[_Winner]):
         """``add``, and how far beyond the dimensions ``winner`` is the ``nearest``: a context grows token by token."""
         self.add(dims, winner)
         for name, _ in self._along:
-            size = dims[name]
-            for further_size in (size * 2, size * 5 // 4) if isinstance(size, int) else ():
+            for further_size in self._beyond(dims, name):
                 further = {**dims, name: further_size}
                 if nearest(further) is winner:
                     self.add(further, winner)
                     break
+
+    def _beyond(self, dims: Mapping[str, Value], name: str) -> tuple[int, ...]:
+        size, stretch = dims[name], self._stretches.get(name)
+        if not isinstance(size, int):
+            return ()
+        if stretch is None:
+            return size * 2, size * 5 // 4
+        end = stretch(dims, name)
+        return (int(end),) if size < end < math.inf else ()
 
     def add(self, dims: Mapping[str, Value], winner: _Winner) -> None:
         """Tell that ``winner`` is the nearest to these dimensions, and none is of exactly these."""
         if len(self._spans) >= _MOST:
             self._spans.clear()
         for name, others in self._along:
-            size, fixed = dims[name], others(dims)
+            size = dims[name]
             if type(size) is int:
-                spans = self._spans.setdefault((name, *fixed, *map(type, fixed)), {})
+                spans = self._spans.setdefault(self._key(dims, name, others(dims)), {})
                 first, last, _ = spans.get(id(winner), (size, size, winner))
                 spans[id(winner)] = min(first, size), max(last, size), winner
+
+    def _key(self, dims: Mapping[str, Value], name: str, fixed: tuple[Value, ...]) -> Hashable:
+        stretch = self._stretches.get(name)
+        return name, stretch and stretch(dims, name), *fixed, *map(type, fixed)

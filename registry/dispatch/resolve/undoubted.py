@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
+from functools import partial
 from typing import Literal
 
 from ...problem import Problem, Value, getter
@@ -32,12 +33,12 @@ class Undoubted:
     def __init__(self, situation: Situation) -> None:
         op = situation.op
         self._situation = situation
-        self._dynamic = sorted(op.dynamic)
+        self._along = op.near_along
         self._untuned = situation.winners.is_empty
         self._default = BestDefault(situation)
         self._usable: dict[int, _Usable] = {}
         self._nearest: dict[Hashable, _Usable] = {}
-        self._spans: Spans[_Usable] = Spans(op)
+        self._spans: Spans[_Usable] = Spans(op, partial(situation.winners.stretch, op))
         self._fixed = getter(sorted(op.static))
         self._unanswered: dict[Hashable, tuple[str, ...]] = {}
         self._similar_spans: Spans[_Usable] = Spans(op)
@@ -67,9 +68,9 @@ class Undoubted:
 
     def _octaves(self, dims: Mapping[str, Value], sizes: tuple[float, ...]) -> float:
         """``octaves_between`` of dimensions and sizes."""
-        if len(self._dynamic) > 1:
+        if len(self._along) > 1:
             return octaves_between(sizes_of(self._situation.op, dims), sizes)
-        return abs(math.log2(max(float(dims[self._dynamic[0]]), 1) / sizes[0])) if sizes else 0.0
+        return abs(math.log2(max(float(dims[self._along[0]]), 1) / sizes[0])) if sizes else 0.0
 
     def _similar(self, problem: Problem, key: Hashable) -> Found | None:
         """The default by winners of other static dimensions, else the best of all; None where it cannot run."""
@@ -91,7 +92,7 @@ class Undoubted:
         if found is None:
             return None
         one, static = found
-        place = "similar", *self._place(situation.problem, one), one.candidate.implementation.name, one.over
+        place = *self._place(situation.problem, one), *static.items(), one.candidate.implementation.name, one.over
         if place not in self._nearest:
             choice = similar_choice(situation, one, static)
             self._nearest[place] = _Usable(one.near.decision, one.candidate, situation, choice)

@@ -11,7 +11,7 @@ from tuning_db import Decision, Final
 from ...dispatch.plans.plan import Candidate
 from ...problem import Problem
 from ..events import BlockStarted, FinalsStarted, Note, Observer, Result
-from ..jobs import Answer, BlockJob, Entrant, TimedBlock
+from ..jobs import Answer, BlockJob, Entrant, TimedBlock, TransferJob
 from ..limits import PRE_FINALISTS
 from ..measure.protocol import TimingProtocol
 from ..planning.twin import LARGE_BYTES
@@ -31,6 +31,7 @@ from .judge import (
 )
 from .noise import Noise
 from .results import result_of, without_winner
+from .transfers import verified_transfers
 
 CHANGED = "source or space changed, or gone"
 """Why a stored winner is out that could not be tried; ``registry results`` uses the phrase, too."""
@@ -39,7 +40,7 @@ CHANGED = "source or space changed, or gone"
 class BlockRunner(Typed):
     """Runs blocks of the finals on a worker for each device; ``workers.crew.Crew`` is one."""
 
-    def run_blocks(self, jobs: Sequence[BlockJob]) -> Sequence[Answer]:
+    def run_blocks(self, jobs: Sequence[BlockJob | TransferJob]) -> Sequence[Answer]:
         """The answers of the jobs, in order, each from a present worker."""
 
     def replace_workers(self, *, last: bool) -> None:
@@ -97,9 +98,12 @@ class Finals:
                 self._observe(BlockStarted(number + 1, self.blocks, taking_part))
                 runner.replace_workers(last=number == self.blocks - 1)
                 self.block(number, runner)
-            if dismiss:
+            asks = any(contest.findings.plan.op.transfers for contest in self._contests)
+            if dismiss and not asks:
                 runner.dismiss_workers()
-            yield from self.decide(last=attempt == ATTEMPTS)
+            yield from self.decide(runner, last=attempt == ATTEMPTS)
+            if dismiss and asks:
+                runner.dismiss_workers()
             if not self.contests:
                 return
 
@@ -158,8 +162,8 @@ class Finals:
             contest.blocks.append({name: times for name, times in named.items() if times})
             contest.rows += self._rows(number, entrants, answer)
 
-    def decide(self, *, last: bool = True) -> Iterator[Result]:
-        """Judge every contest and publish, one after another.
+    def decide(self, runner: BlockRunner, *, last: bool = True) -> Iterator[Result]:
+        """Judge every contest and publish, one after another, with what ``runner`` sees of where winners transfer.
 
         Those that another run has overtaken remain, for finals against its winner, unless this is the ``last`` time.
         """
@@ -171,7 +175,7 @@ class Finals:
             self.noise += observed(contest.incumbent.key, contest.challenged_by, contest.blocks)
         known = self._known
         for contest in contests:
-            result = self._decide_one(contest, known, last=last)
+            result = self._decide_one(contest, known, runner, last=last)
             if result is not None:
                 yield result
         self._fix_blocks()
@@ -185,7 +189,7 @@ class Finals:
         for contest, count in zip(self._contests, blocks_of_each(durations, self._known), strict=True):
             contest.fix_blocks(count)
 
-    def _decide_one(self, contest: Contest, noise: Noise, *, last: bool) -> Result | None:
+    def _decide_one(self, contest: Contest, noise: Noise, runner: BlockRunner, *, last: bool) -> Result | None:
         if not contest.complete:
             mishap = self._mishaps.get(contest.findings.plan.problem, "")
             return self._undecided(contest, "no finals block was completed" + (f" ({mishap})" if mishap else ""))
@@ -197,13 +201,16 @@ class Finals:
             return self._undecided(contest, disturbed)
         why_out = self._why_out(contest)
         decision = self._decision(contest, verdict, noise, new=contest.previous is None or bool(why_out))
+        winner = contest.candidates[verdict.winner]
+        transfers = verified_transfers(contest.findings, winner, self._protocol, runner, self._observe)
+        decision = replace(decision, transfers=transfers)
         if self._store.publish(decision, contest.rows):
             findings, met = contest.findings, contest.met
             if why_out:
                 self._observe(Note(f"{findings.plan.problem}: {why_out}"))
                 met = replace(met, stored=False)
             return result_of(findings.plan, decision, decision.verdict, findings.statuses, met, why_out)
-        return self._overtaken(contest, decision, contest.candidates[verdict.winner], last=last)
+        return self._overtaken(contest, decision, winner, last=last)
 
     def _refuse_too_fast(self, contest: Contest) -> None:
         """Refuse challengers that did less in the finals than in the search; that the incumbent stays is no risk."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ...device import Device
 from ...errors import RegistryError
 from ..events import DeviceUse
-from ..jobs import Answer, BlockJob, Outcome, TrialJob
+from ..jobs import Answer, BlockJob, DeviceJob, Outcome, TransferJob, TrialJob
 from ..limits import Limits
 from ..processes.cores import compiling_cores
 from .compile_pool import CompilePool
@@ -61,7 +61,7 @@ class Crew:
         self._returned: list[TrialJob] = []
         self.blocks: list[tuple[float, float]] = []
         """For every series of blocks: its seconds, and the seconds that the workers measured."""
-        self._queued: collections.deque[BlockJob] = collections.deque()
+        self._queued: collections.deque[BlockJob | TransferJob] = collections.deque()
         self._blocks: dict[int, Answer] = {}
         self._jobs = 0
         self._began = time.monotonic()
@@ -93,8 +93,8 @@ class Crew:
         assert on.worker is not None
         on.worker.submit(job)
 
-    def run_blocks(self, jobs: Sequence[BlockJob]) -> list[Answer]:
-        """Run finals blocks on the present workers; returns the answers in the jobs' order. A crash costs that block.
+    def run_blocks(self, jobs: Sequence[BlockJob | TransferJob]) -> list[Answer]:
+        """Run what finals consist of on the present workers; answers in their order. A crash costs a job.
 
         A worker that has nothing to do takes the next job.
         """
@@ -192,7 +192,7 @@ class Crew:
             others = ", ".join(other.device.label for other in self.devices)
             self._note(f"{' '.join(one.lost.split())}; the run goes on without it, on {others}")
             for job in one.unanswered():
-                if isinstance(job, BlockJob):
+                if not isinstance(job, TrialJob):
                     self._queued.append(job)
                 else:
                     self._returned.append(job)
@@ -213,8 +213,8 @@ class Crew:
         take = functools.partial(self._take, on)
         return DeviceWorker(self._selector, on.device, self._files, take, self._note, self._limits)
 
-    def _take(self, by: TunedDevice, job: TrialJob | BlockJob, answer: Answer) -> None:
-        if isinstance(job, BlockJob):
+    def _take(self, by: TunedDevice, job: DeviceJob, answer: Answer) -> None:
+        if not isinstance(job, TrialJob):
             self._blocks[job.id] = answer
             return
         assert isinstance(answer, Outcome)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...device import Device
 from ...errors import RegistryError
-from ..jobs import Answer, BlockJob, Outcome, TimedBlock, TrialJob, to_json
+from ..jobs import Answer, BlockJob, DeviceJob, Outcome, TimedBlock, to_json
 from ..limits import Limits
 from ..measure import nvml
 from ..processes.channels import MOST_FAILED_STARTS, forget, send, settle
@@ -38,7 +38,7 @@ class DeviceWorker:
         selector: selectors.BaseSelector,
         device: Device,
         files: Sequence[str],
-        answered: Callable[[TrialJob | BlockJob, Answer], None],
+        answered: Callable[[DeviceJob, Answer], None],
         note: Callable[[str], None],
         limits: Limits | None = None,
     ) -> None:
@@ -48,7 +48,7 @@ class DeviceWorker:
         self._answered = answered
         self._note = note
         self._limits = limits or Limits()
-        self._jobs: collections.deque[TrialJob | BlockJob] = collections.deque()
+        self._jobs: collections.deque[DeviceJob] = collections.deque()
         self._failed_starts = 0
         self.lost = ""
         """Why no process can be started on the device any more."""
@@ -68,7 +68,7 @@ class DeviceWorker:
         return not self._jobs
 
     @property
-    def unanswered(self) -> tuple[TrialJob | BlockJob, ...]:
+    def unanswered(self) -> tuple[DeviceJob, ...]:
         """The jobs that it was given and has not answered."""
         return tuple(self._jobs)
 
@@ -82,7 +82,7 @@ class DeviceWorker:
         """How that process was started: ``forked`` or ``executed``."""
         return self._child.how
 
-    def submit(self, job: TrialJob | BlockJob) -> None:
+    def submit(self, job: DeviceJob) -> None:
         """Queue a job; its answer comes through ``answered``."""
         self._jobs.append(job)
         self._send()

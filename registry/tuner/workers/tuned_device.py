@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from ...device import Device
 from ..events import DeviceUse
-from ..jobs import BlockJob, TrialJob
+from ..jobs import DeviceJob
 from ..measure import nvml
 from .device_client import DeviceWorker
 
@@ -76,7 +76,7 @@ class TunedDevice:
         """Why no worker can be started on the device any more, "" as long as one can."""
         return next((worker.lost for worker in self._workers if worker.lost), "")
 
-    def unanswered(self) -> list[TrialJob | BlockJob]:
+    def unanswered(self) -> list[DeviceJob]:
         """The jobs that its workers were given and have not answered."""
         return [job for worker in self._workers for job in worker.unanswered]
 

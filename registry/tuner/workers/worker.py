@@ -5,17 +5,18 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import torch
 
+from ...artifact import Artifact
 from ...device import Device
 from ...discovery.catalog import Catalog
 from ...dispatch.plans.other_size import bound_by_call
 from ...dispatch.plans.plan import Candidate, Plan
 from ...problem import Problem
-from ..jobs import BlockJob, Entrant, Outcome, TimedBlock, TrialJob
+from ..jobs import BlockJob, Entrant, Outcome, TimedBlock, TransferJob, TrialJob
 from ..measure.clocks import Clocks
 from ..measure.copy_floor import copy_sampler
 from ..measure.interleaving import interleave
@@ -28,6 +29,7 @@ from ..planning.twin import twin_of
 from ..verify.probes import Probes
 from ..verify.session import Session, Sessions
 from ..verify.timed import TimedPlan
+from ..verify.transfer_codes import transfer_along
 from ..verify.verify import WrongError, verify, verify_timed
 from .integrity import Integrity, Trust
 from .statuses import status_of
@@ -74,7 +76,7 @@ class Worker:
             return _measure_copy(session, protocol, self._clocks)
         plan = self._plan(session, job.entrant)
         announce("verify")
-        verify(plan, session, self._on_twin(plan, session, job), announce.go_on)
+        verify(plan, session, self._on_twin(plan, session, job.seed, job.entrant.by_key), announce.go_on)
         probed = self._probes.come_first(plan)
         if probed:
             self._probes.check(plan, job.entrant.by_key)
@@ -128,6 +130,42 @@ class Worker:
         places = tuple(() if fault else tuple(rounds.positions.get(place, ())) for place, fault in enumerate(faults))
         return TimedBlock(times, tuple(faults), places, time.perf_counter() - began)
 
+    def transfers(self, job: TransferJob, announce: Announce) -> Outcome:
+        """Where the winner of a problem may answer for other sizes of static dimensions: see ``verify.transfer_codes``.
+
+        ``details`` holds the transfers by dimension as plain data; ``message`` says why there is none along others.
+        """
+        steps = Steps(announce)
+        try:
+            outcome = self._transfers(job, steps)
+        except BaseException as fault:  # as in trial
+            outcome = Outcome(*status_of(fault))
+        if breach := self.trust.breach():
+            outcome = Outcome("error", breach)
+        return steps.recorded(outcome)
+
+    def _transfers(self, job: TransferJob, announce: Steps) -> Outcome:
+        op, protocol = self._catalog.op(job.op), TimingProtocol(**job.protocol)
+        implementation = self._catalog.implementation(op.name, job.entrant.implementation)
+        self.trust.admit(implementation)
+        candidate, problem = Candidate(implementation, job.entrant.config), op.problem_of(job.dims)
+
+        def check(there: Problem) -> None:
+            announce("compile")
+            session = self.session(there, protocol, job.seed)
+            plan = bound_by_call(op, candidate, there, session.arguments, self._device, job.entrant.by_key)
+            announce("verify")
+            built = {artifact.variant.key: artifact for artifact in plan.artifacts}
+            try:
+                verify(plan, session, self._on_twin(plan, session, job.seed, built), announce.go_on)
+                self._probes.check(plan, built)
+            finally:
+                self._drop(there)
+
+        found = {name: transfer_along(name, op, candidate, problem, self._device, check) for name in op.transfers}
+        transfers = {name: asdict(one) for name, (one, _) in found.items() if one is not None}
+        return Outcome("ok", "; ".join(why for _, why in found.values() if why), details=transfers)
+
     def _beats_the_device(self, session: Session, samples: Sequence[float]) -> str:
         """Why samples in µs are too short to be true, "" where they are not."""
         floor, regime = session.op.floor(session.problem), session.protocol.regime
@@ -164,13 +202,15 @@ class Worker:
         """The session of a problem, with equal inputs and references at every call until ``start_afresh`` drops it."""
         return self._sessions.get(problem.op, dict(problem.dims), protocol, seed)
 
-    def _on_twin(self, plan: Plan, session: Session, job: TrialJob) -> tuple[Plan, Session] | None:
+    def _on_twin(
+        self, plan: Plan, session: Session, seed: int, artifacts: Mapping[str, Artifact]
+    ) -> tuple[Plan, Session] | None:
         """The candidate's plan on the problem's twin with the twin's session; None without a twin or its artifacts."""
         twin = twin_of(session.op, session.problem)
         if twin is None:
             return None
-        there = self.session(twin, session.protocol, job.seed)
-        plan_there = there.bound(plan.candidate, job.entrant.by_key)
+        there = self.session(twin, session.protocol, seed)
+        plan_there = there.bound(plan.candidate, artifacts)
         return None if plan_there is None else (plan_there, there)
 
     def _plan(self, session: Session, entrant: Entrant) -> Plan:
@@ -202,17 +242,19 @@ class Worker:
         if outcome.status in _NEVER_RAN:
             return
         if outcome.status != "out_of_memory":
-            op = self._catalog.op(job.op)
-            problem = op.problem_of(job.dims)
-            for each in (problem, twin_of(op, problem)):
-                if each is not None:
-                    self._sessions.drop(each)
+            self._drop(self._catalog.op(job.op).problem_of(job.dims))
             return
         self._sessions.clear()
         self._probes.forget()
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _drop(self, problem: Problem) -> None:
+        """Drop the sessions of a problem and of its twin."""
+        for each in (problem, twin_of(self._catalog.op(problem.op), problem)):
+            if each is not None:
+                self._sessions.drop(each)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from registry.dispatch.resolve.undoubted import Undoubted
 
 
 def cols(found: SimilarStatics, dims: dict[str, Any]) -> list[Any]:
-    return [similar.static["cols"] for _, similar in found.near(dims)]
+    return [similar.static["cols"] for similar in found.near(dims)]
 
 
 def test_the_nearest_numbers_come_first_where_texts_are_equal() -> None:
@@ -31,7 +31,7 @@ def test_the_nearest_numbers_come_first_where_texts_are_equal() -> None:
 
 def test_what_is_too_far_says_nothing() -> None:
     found = SimilarStatics(("cols",), [16])
-    assert found.near({"cols": int(16 * 2**FARTHEST)}) == [(16, Similar({"cols": 16}, FARTHEST))]
+    assert found.near({"cols": int(16 * 2**FARTHEST)}) == [Similar({"cols": 16}, FARTHEST)]
     assert found.near({"cols": int(16 * 2**FARTHEST) + 1}) == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from tuning_db import first_version
+from tuning_db import older_versions
 
 revision = "0002"
 down_revision = "0001"
@@ -29,7 +29,7 @@ def upgrade() -> None:
     moved = [
         {"row": number, **values}
         for number, baselines in stored
-        if (values := first_version.columns(baselines))["baselines"] != baselines
+        if (values := older_versions.second_of_first(baselines))["baselines"] != baselines
     ]
     if moved:
         connection.execute(sa.update(DECISION).where(DECISION.c.id == sa.bindparam("row")), moved)
