@@ -71,7 +71,7 @@ class JsonLines(Display):
     """One JSON object a line: ``event`` names its kind, the other keys are the event's fields."""
 
     def show(self, event: events.Event) -> None:
-        text.say(json.dumps(as_json(event), default=_plain))
+        text.write(json.dumps(as_json(event), default=_plain))
 
     def conclude(self, results: Sequence[events.Result]) -> None:
         say_results(results)
@@ -79,7 +79,7 @@ class JsonLines(Display):
 
 def say_results(results: Iterable[events.Result]) -> None:
     """Prints the last JSON line: all results, with those of problems that were tuned before."""
-    text.say(json.dumps({"event": "results", "results": list(results)}, default=_plain))
+    text.write(json.dumps({"event": "results", "results": list(results)}, default=_plain))
 
 
 def as_json(event: events.Event) -> dict[str, object]:

@@ -95,7 +95,11 @@ def test_plain_lines_tell_of_trials_only_now_and_then(monkeypatch: pytest.Monkey
     ]
 
 
-def test_json_lines_are_one_object_a_line_that_names_its_event(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("columns", ["", "40"])
+def test_json_lines_are_one_object_a_line_that_names_its_event(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
     display = JsonLines()
     for event in EVENTS:
         display(event)
