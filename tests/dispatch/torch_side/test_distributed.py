@@ -11,9 +11,9 @@ from ... import fresh
 PROGRAM = """
 import os, sys, warnings
 import torch, torch.distributed as dist, torch.multiprocessing as mp
+import registry, torch.distributed.tensor
 
 def work(rank, store):
-    import registry
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
     warnings.simplefilter("ignore", registry.DispatchWarning)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -42,7 +42,8 @@ def work(rank, store):
     dist.destroy_process_group()
 
 if __name__ == "__main__":
-    mp.spawn(work, (sys.argv[1],), nprocs=2)
+    # forked, so that both have what was imported once
+    mp.start_processes(work, (sys.argv[1],), nprocs=2, start_method="fork")
 """
 
 
