@@ -20,19 +20,14 @@ OPS = tuple(op.name for op in BOX)
 CPU = Device.of("cpu")
 
 COMPILED: dict[str, dict[str, Value]] = {
-    "vector_add": {"n": 1000, "dtype": "bfloat16"},
-    "square": {"n": 1000, "dtype": "float16"},
     "gelu": {"n": 1000, "dtype": "float32", "approximate": "none"},
-    "softmax": {"rows": 33, "cols": 1025, "dtype": "bfloat16"},
     "rms_norm": {"rows": 33, "cols": 1025, "dtype": "float16"},
     "gemm_int4": {
         "m": 3, "n": 33, "k": 256, "group_size": 64, "bits": 4, "dtype": "bfloat16", "symmetric": False,
     },
-    "square_backward": {"n": 1000, "dtype": "bfloat16"},
-    "gelu_backward": {"n": 1000, "dtype": "bfloat16", "approximate": "tanh"},
-    "softmax_backward": {"rows": 33, "cols": 1025, "dtype": "bfloat16"},
     "rms_norm_backward": {"rows": 33, "cols": 1025, "dtype": "float16"},
 }  # fmt: skip
+"""One of each kind: elementwise, rows, a product, several outputs. Each compiles C++ for 5 s; tests/gpu has all."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -50,7 +45,7 @@ def test_torchs_own_operator_is_right_for_every_example_and_layout(catalog: Cata
     assert report.skipped == ()
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", COMPILED)
 def test_what_inductor_makes_is_right(catalog: Catalog, op: str) -> None:
     compiled = catalog.implementation(op, "torch.compile")
     report = check_implementation(compiled, catalog.op(op), problems=[COMPILED[op]], device="cpu")
