@@ -11,7 +11,8 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from . import older_versions
-from .identities import CandidateKey, Environment, ProblemKey, Protocol
+from .identities import CandidateKey, Environment, ProblemKey, Protocol, set_fields
+from .keys import plain_mapping
 from .models import (
     DECISION_FIELDS,
     FINAL_FIELDS,
@@ -92,7 +93,11 @@ def each_trial(session: Session, query: Select[Any], names: Sequence[str]) -> It
         protocol, _, _ = referred.protocols(protocols), referred.hardware(hardware), referred.software(software)
         for p, c, h, s, t, *fields in part:
             told = dict(zip(names, fields, strict=True))
-            yield Trial(problem[p], candidate[c], referred.environment(h, s), protocol[t], **told)
+            details = told.pop("details", {})
+            trial = Trial(problem[p], candidate[c], referred.environment(h, s), protocol[t], **told)
+            # data of JSON need no copy, which takes as long as all else
+            set_fields(trial, details=details if type(details) is dict else plain_mapping(details, "trial.details"))
+            yield trial
 
 
 def decisions_of(session: Session, query: Select[Any]) -> Iterator[tuple[str, Decision]]:

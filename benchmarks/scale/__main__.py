@@ -37,12 +37,12 @@ def commands(folder: Path, trials: int) -> Iterator[Line]:
     for name, words in {
         "results": ["results", *there],
         "results --op": ["results", "--op", "softmax", *there],
-        "results --trials": ["results", "--trials", *there],
-        "results --trials --json": ["results", "--trials", "--json", *there],
         "report": ["report", "--out", str(folder / "report.html"), *there],
         "export": ["export", str(file), *there],
         "import": ["import", str(file), "--db", str(folder / "new.db")],
         "import again": ["import", str(file), "--db", str(folder / "new.db")],
+        "results --trials": ["results", "--trials", *there],
+        "results --trials --json": ["results", "--trials", "--json", *there],
     }.items():
         used = run(program("registry", *words), out)
         yield f"{trials:,} trials: registry {name}", used, f"{_size(out)} on stdout"
@@ -108,7 +108,7 @@ def _last(out: Path) -> str:
 
 
 def main() -> int:
-    """Run, print, and write what was printed if a folder is given."""
+    """Run, print, and write what was printed, line by line, if a folder is given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, action="append", help="a database of so many; repeatable")
     parser.add_argument("--only", choices=PARTS)
@@ -123,8 +123,8 @@ def main() -> int:
             printed.append(f"{what:46} {figures}  {said}{f'  EXIT CODE {used.code}' if used.code else ''}")
             print(printed[-1], flush=True)
             failed += used.code != 0
-    if options.out:
-        (options.out / "scale.txt").write_text("\n".join(printed) + "\n")
+            if options.out:  # a run of an hour that is ended has told what it found
+                (options.out / "scale.txt").write_text("\n".join(printed) + "\n")
     return min(failed, 1)
 
 

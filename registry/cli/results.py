@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,7 @@ from .options import SEVERAL, Database, Json, Op, check_stored_op, device_of, sp
 from .stored import baselines_of
 
 if TYPE_CHECKING:
-    from tuning_db import Decision, Interval, Trial
+    from tuning_db import CandidateKey, Decision, Interval, Trial
 
 STATUSES = frozenset(
     {
@@ -174,7 +175,8 @@ def _print_trials(trials: Iterable[Trial], *, json: bool) -> None:
         return
     if text.width() is None:
         names = ["problem", "hardware", "implementation", "config", "status", "µs", "message"]
-        print_long_table(names, ([text.named(one.problem), _name(one), *_trial_row(one)] for one in trials), ["µs"])
+        named = cache(text.named)
+        print_long_table(names, ([named(one.problem), _name(one), *_trial_row(one)] for one in trials), ["µs"])
         return
     for (problem, hardware), found in groupby(trials, lambda one: (text.named(one.problem), _name(one))):
         text.say(f"{problem}  on {hardware}", hang=4)
@@ -186,11 +188,16 @@ def _print_trials(trials: Iterable[Trial], *, json: bool) -> None:
 def _trial_row(trial: Trial) -> list[str]:
     return [
         trial.candidate.implementation,
-        text.pairs(trial.candidate.config),
+        _config(trial.candidate),
         trial.status,
         text.microseconds(trial.median_us),
         "; ".join(part for part in (" ".join(trial.message.split())[:120], *_disturbances(trial)) if part),
     ]
+
+
+@lru_cache(maxsize=4096)
+def _config(candidate: CandidateKey) -> str:
+    return text.pairs(candidate.config)
 
 
 def _disturbances(trial: Trial) -> Iterator[str]:
