@@ -89,6 +89,7 @@ def tune(  # noqa: PLR0913  (an option each)
     trials: int | None = None,
     implementations: Iterable[str] = (),
     retune: bool = False,
+    all_sizes: bool = False,
     time_limit: float | None = None,
     database: str | Path | None = None,
     sampler: str = "registry",
@@ -102,6 +103,7 @@ def tune(  # noqa: PLR0913  (an option each)
     seconds is for the whole run: what it leaves out the same call tunes later. ``database``: where ``configure`` says,
     when None. ``sampler``: a built-in one ("registry", "tpe", "gp", "nsgaii", "random"), one that a package registers,
     or ``module:name``. ``storage``: a file or URL in which Optuna keeps the searches, "" for none.
+    ``all_sizes``: of more than four problems to which one's winner transfers, each is tuned.
     Raises RegistryError for unknown names and dimensions before anything is measured.
     """
     from .tuner.limits import Budget
@@ -115,7 +117,9 @@ def tune(  # noqa: PLR0913  (an option each)
     check_limit("tune", "time_limit", time_limit, Real)
     check_limit("tune", "trials", trials, Integral)
     limits = Budget(budget, trials, run_seconds=time_limit)
-    options = TuneOptions(limits, implementations=names, retune=retune, sampler=sampler, storage=storage)
+    options = TuneOptions(
+        limits, implementations=names, retune=retune, all_sizes=all_sizes, sampler=sampler, storage=storage
+    )
     told = _told(contract, problems)
     there = (Device.best(),) if device is None else devices_of(device)
     catalog = dispatcher.catalog

@@ -71,6 +71,11 @@ Retune = Annotated[
     bool, typer.Option("--retune", help="Also problems that have a winner here already; it is the one to beat.")
 ]
 
+AllSizes = Annotated[
+    bool,
+    typer.Option("--all-sizes", help="Tune each of many sizes to which winners transfer, not one for a range of them."),
+]
+
 Sampler = Annotated[
     str,
     typer.Option(
@@ -99,6 +104,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     plugin: Plugins = None,
     dry_run: DryRun = False,
     retune: Retune = False,
+    all_sizes: AllSizes = False,
     regime: Regime = "cold",
     sampler: Sampler = "registry",
     storage: Storage = "",
@@ -124,14 +130,15 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
         there, catalog = _devices(device), catalog_with(plugin)
         told = read_shapes(shapes, catalog, ops)
         if dry_run:
-            _show_plan(told, catalog, there, names, json=json)
+            _show_plan(told, catalog, there, names, every=all_sizes, json=json)
             return
         from ..tuner import run
         from ..tuner.limits import Budget
         from ..tuner.options import TuneOptions
 
         options = TuneOptions(
-            Budget(budget, trials, run_seconds=time_limit), implementations=names, retune=retune, regime=regime,
+            Budget(budget, trials, run_seconds=time_limit), implementations=names, retune=retune,
+            all_sizes=all_sizes, regime=regime,
             sampler=sampler, storage=storage,
         )  # fmt: skip
         with _display(json) as display:
@@ -149,13 +156,17 @@ def _devices(wanted: str | None) -> tuple[Device, ...]:
     return devices_of(Device.best().type if wanted is None else wanted)
 
 
-def _show_plan(told: ToldShapes, catalog: Catalog, devices: Sequence[Device], names: list[str], *, json: bool) -> None:
+def _show_plan(
+    told: ToldShapes, catalog: Catalog, devices: Sequence[Device], names: list[str], *, every: bool, json: bool
+) -> None:
     from ..device import by_hardware
     from ..tuner.planning.problems import plan
+    from ..tuner.planning.ranges import represented
     from .display.dry_run import show
 
-    planned = [(group, plan(told.all, catalog, group[0], names)) for group in by_hardware(devices)]
-    show(planned, json=json)
+    wanted = represented(told.all, told.counts, catalog.op, every=every)
+    planned = [(group, plan(wanted.problems, catalog, group[0], names)) for group in by_hardware(devices)]
+    show(planned, wanted.notes, json=json)
 
 
 def _check_positive(option: str, value: float | None) -> None:

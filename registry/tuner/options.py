@@ -18,6 +18,7 @@ class TuneOptions:
     limits           seconds that a step of a child may take, and its memory
     implementations  their names, where not all take part
     retune           also problems that have a valid winner here; it is the one to beat
+    all_sizes        each of many sizes along which winners transfer; else one of a range is tuned, see ``represented``
     regime           of the timing: "cold" or "hot"; dispatch runs winners of "cold"
     sampler          the name of what proposes candidates, see ``sampler_named``
     storage          a file or URL in which Optuna keeps the searches, see ``open_storage``; "" for none
@@ -27,6 +28,7 @@ class TuneOptions:
     limits: Limits = field(default_factory=Limits)
     implementations: Sequence[str] = ()
     retune: bool = False
+    all_sizes: bool = False
     regime: str = REGIME
     sampler: str = DEFAULT
     storage: str = ""

@@ -22,6 +22,7 @@ from .events import Note, Observer, Result
 from .options import TuneOptions
 from .planning.problems import ProblemPlan, check_shared
 from .planning.problems import plan as plan_problems
+from .planning.ranges import represented
 from .processes import spawning
 from .processes.cores import compiling_cores
 from .search.samplers.names import sampler_named
@@ -58,11 +59,13 @@ def tune(
     _check_system()
     check_room()
     groups = by_hardware([device] if isinstance(device, Device) else device)
-    wanted = tuple(dict.fromkeys(problems))
+    wanted = represented(problems, counts or {}, catalog.op, every=options.all_sizes)
+    for told in wanted.notes:
+        observer(Note(told))
     try:
         with spawning.kept(preloading.ENTRY):
             studies = Studies(sampler_named(options.sampler), open_storage(options.storage))
-            planned = [plan_problems(wanted, catalog, group[0], options.implementations) for group in groups]
+            planned = [plan_problems(wanted.problems, catalog, group[0], options.implementations) for group in groups]
             _check(planned, catalog)
             cores = compiling_cores(groups[0][0], sum(map(len, groups)))
             with Store.open(database) as store:
@@ -70,7 +73,7 @@ def tune(
                 def run(number: int, observer: Observer, stop: threading.Event) -> tuple[Result, ...]:
                     note, own = (lambda text: observer(Note(text))), cores[number :: len(groups)] or cores
                     crew = Crew(groups[number], catalog.files, options.limits, note, cores=own, stop=stop)
-                    told = (store, options, studies, observer, counts or {})
+                    told = (store, options, studies, observer, wanted.counts)
                     return TuningRun(planned[number], catalog, crew, *told).run()
 
                 return side_by_side([functools.partial(run, number) for number in range(len(groups))], observer)

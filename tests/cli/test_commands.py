@@ -170,6 +170,21 @@ def test_a_dry_run_lists_candidates_and_why_others_are_out(command: Command, sha
     assert reasons["triton.block"] == ["it runs on cuda, not on cpu"]
 
 
+def test_many_sizes_to_which_winners_transfer_are_one_problem_unless_each_is_wanted(
+    command: Command, tmp_path: Path
+) -> None:
+    path = tmp_path / "growing.yaml"
+    path.write_text(f"softmax:\n  - {{rows: 8, cols: {list(range(1000, 1020))}, dtype: float32}}\n")
+    planned = ("tune", "--shapes", path, "--device", "cpu", "--dry-run", "--implementations", "torch.native")
+    told = command(*planned)
+    assert "1 problem to tune" in told.out
+    assert "cols=1019, dtype=float32) is tuned for 20 problems with cols from 1000 to 1019" in " ".join(
+        told.out.split()
+    )
+    assert len(json.loads(command(*planned, "--json").out)) == 1
+    assert "20 problems to tune" in command(*planned, "--all-sizes").out
+
+
 def test_what_does_not_fit_the_device_is_skipped_with_a_reason(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "large.yaml"
     path.write_text("square:\n  - {n: [1024, 99999999999999], dtype: float32}\n")

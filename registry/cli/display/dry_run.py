@@ -13,16 +13,20 @@ if TYPE_CHECKING:
     from ...tuner.planning.problems import ImplementationPlan, ProblemPlan
 
 
-def show(planned: Iterable[tuple[Sequence[Device], Sequence[ProblemPlan]]], *, json: bool) -> None:
+def show(
+    planned: Iterable[tuple[Sequence[Device], Sequence[ProblemPlan]]], notes: Iterable[str], *, json: bool
+) -> None:
     """Prints each problem with its implementations: the number of configurations, or every reason against.
 
-    ``planned``: devices of one hardware, and the plans for them.
+    ``planned``: devices of one hardware, and the plans for them. ``notes`` say which problems stand for others.
     """
     if json:
         text.print_json([_data(plan) for _, plans in planned for plan in plans])
         return
     for devices, plans in planned:
         _show(devices, plans)
+    for note in notes:
+        text.say(f"note: {note}")
 
 
 def _show(devices: Sequence[Device], plans: Sequence[ProblemPlan]) -> None:
