@@ -13,6 +13,8 @@ STAMP  := $(VENV)/.installed
 # SHAPES=configs/llm.yaml, OP=softmax, ARGS="--budget 10" narrow `make tune`
 SHAPES ?= $(shell $(BIN)/python -c 'import torch; print("configs/llm.yaml" if torch.cuda.is_available() else "configs/cpu.yaml")')
 JOBS   ?= 2
+# a third of the time tests wait for processes, locks and naps
+TESTERS ?= 3
 
 .PHONY: tune test lint sizes bench docs clean
 
@@ -24,7 +26,7 @@ test: export OMP_WAIT_POLICY = PASSIVE
 # the tests start a hundred processes of ours: modules are compiled once, whatever the shell asks for
 test: export PYTHONDONTWRITEBYTECODE =
 test: lint
-	$(BIN)/pytest -n $(JOBS) --dist worksteal
+	$(BIN)/pytest -n $(TESTERS) --dist worksteal
 	$(BIN)/python -m benchmarks.dispatch_overhead --device cpu --rounds 3
 
 lint: $(STAMP)

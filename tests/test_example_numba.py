@@ -88,15 +88,13 @@ def test_the_package_is_used_like_one_in_the_box(installed: Path, tmp_path: Path
     assert said["where"].startswith(str(installed.parent))
 
 
-NAMES = {"numba::row_sum": "numba.rows", "softmax": "numba.rows", "square": "numba.flat"}
+NAMES = {"numba::row_sum": "numba.rows", "softmax": "numba.rows"}
 
 SHAPES = """
 numba::row_sum:
   - {rows: 16, cols: 64, dtype: float32}
 softmax:
   - {rows: 4, cols: 128, dtype: float32}
-square:
-  - {n: 512, dtype: float32}
 """
 
 # one process for the script ``registry``, twice, and for calls: each would import torch and numba
