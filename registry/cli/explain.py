@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 def explain(
     op: Annotated[str, typer.Argument(metavar="OP", help="The op, e.g. softmax.")],
     dims: Annotated[
-        list[str], typer.Argument(metavar="DIM=VALUE...", help="Its dimensions, e.g. rows=256 cols=2048 dtype=float32.")
-    ],
+        list[str] | None,
+        typer.Argument(metavar="DIM=VALUE", help="Its dimensions, all of them, e.g. rows=256 cols=2048 dtype=float32."),
+    ] = None,
     device: DeviceName = None,
     plugin: Plugins = None,
     db: Database = None,
@@ -36,7 +38,7 @@ def explain(
     check_database(db)
     catalog = catalog_with(plugin)
     contract = catalog.op(op)
-    problem = contract.problem_of(_dimensions(contract, dims))
+    problem = contract.problem_of(_dimensions(contract, dims or ()))
     told = Dispatcher(catalog, database=db).explain_problem(problem, device_of(device))
     if json:
         text.print_json(told)
@@ -48,7 +50,7 @@ def explain(
                 text.say(line, hang=9)
 
 
-def _dimensions(op: Op, pairs: list[str]) -> dict[str, Any]:
+def _dimensions(op: Op, pairs: Iterable[str]) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for name, value in (_dimension(op, pair) for pair in pairs):
         if name in given:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cache, lru_cache
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +16,7 @@ from ..errors import RegistryError, UnknownNameError
 from .display import text
 from .display.table import Column, print_long_table, print_problems
 from .display.winners_table import COMPILED, verdict, with_reason
-from .options import SEVERAL, Database, Json, Op, check_stored_op, device_of, split
+from .options import SEVERAL, Database, Json, Ops, check_stored_op, device_of, split
 from .stored import baselines_of
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ _COLUMNS = (
 
 
 def results(
-    op: Op = None,
+    op: Ops = None,
     device: Annotated[
         str | None,
         typer.Option(
@@ -62,21 +63,24 @@ def results(
 ) -> None:
     """List the winners, or every trial.
 
-    With problem, hardware, config, median µs, fraction of the floor and speedups. ``× default`` is the default's time
-    over the winner's, with the interval in which another measurement is expected to find it; ``≈`` stands before the
-    candidates that could not be told from the winner. Behind the verdict ``new`` stands why a winner stored before did
+    With problem, hardware, config, median µs, fraction of the floor and speedups. `× default` is the default's time
+    over the winner's, with the interval in which another measurement is expected to find it; `≈` stands before the
+    candidates that could not be told from the winner. Behind the verdict `new` stands why a winner stored before did
     not enter the finals.
     """
+    ops: list[str | None] = [*dict.fromkeys(split("--op", op))] or [None]
     wanted = _statuses(status, trials=trials)
     hardware = None if device is None else device_of(device).hardware()
     with Store.open(db, create=False, migrate=False) as store:
-        check_stored_op(op, store)
+        for name in ops:
+            check_stored_op(name, store)
         if trials:
             without = () if json else ("samples",)
-            with store.each_trial(op=op, hardware=hardware, statuses=wanted, without=without) as found:
-                _print_trials(found, json=json)
+            with ExitStack() as reading:
+                each = [store.each_trial(op=name, hardware=hardware, statuses=wanted, without=without) for name in ops]
+                _print_trials(chain.from_iterable(map(reading.enter_context, each)), json=json)
         else:
-            winners = store.winners(op=op, hardware=hardware)
+            winners = [one for name in ops for one in store.winners(op=name, hardware=hardware)]
             _print_winners(winners, [why_out(winner, store) for winner in winners], json=json)
 
 

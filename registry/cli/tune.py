@@ -43,7 +43,9 @@ Implementations = Annotated[
 ]
 Seconds = Annotated[
     float | None,
-    typer.Option("--budget", metavar="SECONDS", parser=number, help="At most so long searching each problem."),
+    typer.Option(
+        "--budget", metavar="SECONDS", parser=number, help="At most so long searching each problem. Default: 30."
+    ),
 ]
 TimeLimit = Annotated[
     float | None,
@@ -54,7 +56,12 @@ TimeLimit = Annotated[
 ]  # fmt: skip
 Trials = Annotated[
     int | None,
-    typer.Option("--trials", metavar="N", parser=whole_number, help="At most so many candidates for each problem."),
+    typer.Option(
+        "--trials",
+        metavar="N",
+        parser=whole_number,
+        help="At most so many candidates for each problem. Default: until the search has settled, at most 64.",
+    ),
 ]
 DryRun = Annotated[
     bool,
@@ -110,11 +117,11 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     storage: Storage = "",
     json: Json = False,
 ) -> None:
-    """Find the fastest right candidate for each problem, and remember it.
+    """Find and store the winner of each problem.
 
-    Every candidate is verified against a float64 reference before it is timed. Ctrl-C keeps what was measured.
-    Exit codes: 0 all decided, 1 some problem has no winner (no candidate was right, its finals decided nothing, or the
-    time limit left it out), 2 bad input, 130 interrupted.
+    That is the fastest of the candidates that are right: each is verified against a float64 reference before it is
+    timed. Ctrl-C keeps what was measured. Exit codes: 0 all decided, 1 some problem has no winner (no candidate was
+    right, its finals decided nothing, or the time limit left it out), 2 bad input, 130 interrupted.
     """
     _check_positive("--budget", budget)
     _check_positive("--trials", trials)

@@ -65,6 +65,29 @@ def test_the_winners_of_an_op_are_shown_without_reading_its_trials(command: Comm
     assert "n=8192" in told.out
 
 
+@pytest.mark.parametrize(
+    ("ops", "shown"),
+    [
+        (("--op", "gelu,square"), ["gelu", "square"]),
+        (("--op", "square", "--op", "gelu"), ["gelu", "square"]),
+        (("--op", "gelu"), ["gelu"]),
+        ((), ["gelu", "square"]),
+    ],
+)
+def test_several_ops_are_shown(command: Command, database: Path, ops: tuple[str, ...], shown: list[str]) -> None:
+    other = ProblemKey("gelu", 1, {"n": 4096, "dtype": "float32"}, ("dtype",))
+    with Store.open(database) as store:
+        run = store.start_run(ENVIRONMENT)
+        store.add_trials(run, [Trial(other, candidate(1), ENVIRONMENT, PROTOCOL, "ok", "", 5.0)])
+        store.publish(run, Decision(other, ENVIRONMENT, PROTOCOL, candidate(1), 5.0, verdict="new"))
+    for more in ((), ("--trials",)):
+        told = json.loads(command("registry", "results", *more, *ops, "--json", "--db", database).out)
+        assert sorted({one["op"] for one in told}) == shown
+    refused = command("registry", "results", "--op", "gelu,squar", "--db", database)
+    assert refused.code == 2
+    assert "squar" in refused.err
+
+
 def test_the_interval_of_the_ratio_to_the_default_is_shown(command: Command, database: Path) -> None:
     told = command("registry", "results", "--db", database)
     assert "× default" in told.out.splitlines()[0]

@@ -68,7 +68,7 @@ def _problems(variant: CompiledVariant) -> str:
 
 def _fold(mark: str, faults: Iterator[tuple[str, str]]) -> None:
     for line in folded(faults):
-        text.say(f"{mark:<7}{line}", hang=7)
+        text.say(f"{mark:<7}{line}".replace("\n", "\n" + " " * 7), hang=7)
 
 
 def _total(report: CompileReport) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -79,6 +80,7 @@ class Recorder:
         self._recordings: tuple[_Recording, ...] = ()
         self._wanted = environ.get(VARIABLE, "")
         self._whole: _Recording | None = None
+        self._refused = False
         self.active = 1 if self._wanted else 0
         if self._wanted and self._wanted not in _watched:
             _watched.add(self._wanted)
@@ -124,8 +126,8 @@ class Recorder:
 
     @property
     def recorded(self) -> str:
-        """The path of the variable, once a call was seen; else ""."""
-        return "" if self._whole is None else self._wanted
+        """The path of the variable, once a call was seen, also where it could not be written; else ""."""
+        return self._wanted if self._whole is not None or self._refused else ""
 
     def _begin_whole(self) -> None:
         """Open what the variable names, and see that it is saved when this process ends."""
@@ -134,6 +136,7 @@ class Recorder:
         try:
             self._whole = _Recording(recording_file.checked(self._wanted))
         except RegistryError as fault:
+            self._refused = True
             raise type(fault)(f"{VARIABLE}: {fault.message}", hint=fault.hint) from None
         self._recordings += (self._whole,)
         # unlike atexit's, it runs in the children of multiprocessing too
@@ -156,7 +159,8 @@ def _tell_of_nothing(path: str, before: int) -> None:
         and _written(path) == before
         and not any(recorder.recorded == path for recorder in list(_recorders))
     ):
-        warnings.warn(f"{VARIABLE}: {_nothing(path)}", DispatchWarning, stacklevel=1)
+        # no line of the program is running any more
+        warnings.warn_explicit(f"{VARIABLE}: {_nothing(path)}", DispatchWarning, sys.argv[0] or "python", 0)
 
 
 def _written(path: str) -> int:

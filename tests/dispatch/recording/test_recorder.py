@@ -324,6 +324,8 @@ def test_a_path_of_the_variable_that_cannot_be_written_is_told_at_the_first_call
     for _ in range(2):
         with pytest.raises(RegistryError, match=r"KERNEL_REGISTRY_RECORD: record: .* cannot be written"):
             recorder.seen(softmax(1))
+    # at the program's end it is not told besides that nothing was called
+    assert recorder.recorded == str(tmp_path / "absent" / "shapes.yaml")
 
 
 def test_writers_at_once_lose_no_counts(path: Path) -> None:
