@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -37,6 +37,12 @@ class Variant:
         """SHA-256 of everything above: candidates with equal keys share one artifact."""
         text = canonical_json([self.backend, self.kernel, dict(self.spec), self.source])
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def code_of(variants: Iterable[Variant]) -> str:
+    """Hash of variants, equal where the very same code runs; "" where nothing is compiled."""
+    keys = [variant.key for variant in variants]
+    return hashlib.sha256("\n".join(keys).encode()).hexdigest() if keys else ""
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,14 @@ class BlockStarted:
 
 
 @dataclass(frozen=True)
+class TransfersStarted:
+    """The finals are judged; ``winners`` are verified at other sizes of static dimensions, by so many ``checks``."""
+
+    winners: int
+    checks: int
+
+
+@dataclass(frozen=True)
 class SecondsLeft:
     """An estimate of the seconds until the run is over, from its pace so far."""
 
@@ -206,6 +214,7 @@ Event = (
     | SecondsLeft
     | FinalsStarted
     | BlockStarted
+    | TransfersStarted
     | ProblemDecided
     | Note
     | RunEnded

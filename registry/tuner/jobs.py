@@ -60,7 +60,7 @@ class BlockJob:
 
 @dataclass(frozen=True)
 class TransferJob:
-    """See for which other sizes of its static dimensions a winner's candidate is right, too: ``Op.transfers``."""
+    """Verify one candidate, a winner of another size, on one problem, without timing it: ``Op.transfers``."""
 
     id: int
     op: str

@@ -6,7 +6,6 @@ numbers, and what is loaded already is bound to them.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...artifact import Artifact, Built, Signature, Variant
+from ...artifact import Artifact, Built, Signature, Variant, code_of
 from ...author_code import at_method
 from ...contract import Op, as_tuple
 from ...correctness.output_faults import overlap
@@ -212,8 +211,7 @@ class Draft:
     @property
     def code(self) -> str:
         """Hash of what must be compiled for the plan, equal where the very same code runs; "" where nothing is."""
-        keys = [variant.key for variant in self.variants()]
-        return hashlib.sha256("\n".join(keys).encode()).hexdigest() if keys else ""
+        return code_of(self.variants())
 
     def from_memory(self, sizeless: SizelessRuns) -> Plan | None:
         """The plan of what was bound before, for another size, where that is in memory. Compiles and loads nothing."""

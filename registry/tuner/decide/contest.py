@@ -13,6 +13,8 @@ from tuning_db import Decision, Final, Interval
 from ...dispatch.plans.plan import Candidate
 from ..events import Incumbent
 from ..jobs import Answer, Entrant, TimedBlock
+from ..limits import PRE_FINALISTS
+from ..planning.twin import LARGE_BYTES
 from ..search.findings import Findings
 from .judge import (
     ALPHA,
@@ -83,6 +85,12 @@ class Contest:
         best = [one for one in self.findings.best_of_each() if times[one.key] <= near]
         everybody = [*self.challengers, self.incumbent, *best]
         return list({candidate.key: candidate for candidate in everybody}.values())
+
+    @property
+    def is_long(self) -> bool:
+        """Whether to verify takes longer than a block's rounds: entrants are then verified in the last block only."""
+        plan = self.findings.plan
+        return plan.op.floor(plan.problem).bytes > LARGE_BYTES or self.rounds < ROUNDS
 
     @property
     def early_rounds(self) -> int:
@@ -267,6 +275,14 @@ class Contest:
         wanted = [winner, *([default] if default else [])]
         challengers = {candidate.key: candidate for candidate in wanted if candidate.key != holder.key}
         return Contest(self.findings, holder, previous, list(challengers.values()))
+
+
+def challengers(findings: Findings, incumbent: Candidate) -> list[Candidate]:
+    """Candidates near the fastest of the search, fastest first: two at least, if there are so many, eight at most."""
+    ranked = [candidate for candidate in findings.ranked() if candidate.key != incumbent.key]
+    limit = NEAR * (findings.best_us or 0.0)
+    near = sum((findings.median_us(candidate.key) or 0.0) <= limit for candidate in ranked)
+    return ranked[: max(FINALISTS, min(near, PRE_FINALISTS))]
 
 
 def _rounds_within(seconds: float, us: float, most: int) -> int:

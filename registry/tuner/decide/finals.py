@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol as Typed
 
-from tuning_db import Decision, Final
+from tuning_db import Decision, Final, Transfer
 
 from ...dispatch.plans.plan import Candidate
 from ...problem import Problem
 from ..events import BlockStarted, FinalsStarted, Note, Observer, Result
 from ..jobs import Answer, BlockJob, Entrant, TimedBlock, TransferJob
-from ..limits import PRE_FINALISTS
 from ..measure.protocol import TimingProtocol
-from ..planning.twin import LARGE_BYTES
 from ..search.findings import Findings
 from ..storing import RunStore
-from .contest import NEAR, Contest, Met
+from .contest import Contest, Met, challengers
 from .judge import (
     ATTEMPTS,
-    FINALISTS,
     MOST_BLOCKS,
-    ROUNDS,
     Verdict,
     blocks_of_each,
     judge,
@@ -31,13 +27,13 @@ from .judge import (
 )
 from .noise import Noise
 from .results import result_of, without_winner
-from .transfers import verified_transfers
+from .transfers import TransferRunner, verified_transfers
 
 CHANGED = "source or space changed, or gone"
 """Why a stored winner is out that could not be tried; ``registry results`` uses the phrase, too."""
 
 
-class BlockRunner(Typed):
+class BlockRunner(TransferRunner, Typed):
     """Runs blocks of the finals on a worker for each device; ``workers.crew.Crew`` is one."""
 
     def run_blocks(self, jobs: Sequence[BlockJob | TransferJob]) -> Sequence[Answer]:
@@ -119,7 +115,7 @@ class Finals:
             stored = self._store.valid(plan, previous)
             if stored is not None and not findings.fault_of(stored):
                 incumbent = stored  # which another run may have published since the search began
-            self._contests.append(Contest(findings, incumbent, previous, _challengers(findings, incumbent)))
+            self._contests.append(Contest(findings, incumbent, previous, challengers(findings, incumbent)))
         contested = [contest for contest in self._contests if contest.early_rounds]
         answers = runner.run_blocks([self._pre_final(contest) for contest in contested])
         early = dict(zip(map(id, contested), answers, strict=True))
@@ -144,7 +140,7 @@ class Finals:
         jobs = [
             replace(
                 self._job(contest, [entrant for _, entrant in entrants.values()], number),
-                verify=number == contest.wanted - 1 or not _is_long(contest),
+                verify=number == contest.wanted - 1 or not contest.is_long,
             )
             for contest, entrants in zip(contests, entered, strict=True)
         ]
@@ -174,9 +170,18 @@ class Finals:
         for contest in contests:
             self.noise += observed(contest.incumbent.key, contest.challenged_by, contest.blocks)
         known = self._known
+        judged = list[tuple[Contest, Verdict]]()
         for contest in contests:
-            result = self._decide_one(contest, known, runner, last=last)
-            if result is not None:
+            verdict = self._judge(contest, known)
+            if isinstance(verdict, Result):
+                yield verdict
+            else:
+                judged.append((contest, verdict))
+        winners = [(contest.findings, contest.candidates[verdict.winner]) for contest, verdict in judged]
+        transfers = verified_transfers(winners, self._protocol, runner, self._observe)
+        for contest, verdict in judged:
+            along = transfers.get(contest.findings.plan.problem, {})
+            if (result := self._publish(contest, verdict, known, along, last=last)) is not None:
                 yield result
         self._fix_blocks()
 
@@ -189,7 +194,8 @@ class Finals:
         for contest, count in zip(self._contests, blocks_of_each(durations, self._known), strict=True):
             contest.fix_blocks(count)
 
-    def _decide_one(self, contest: Contest, noise: Noise, runner: BlockRunner, *, last: bool) -> Result | None:
+    def _judge(self, contest: Contest, noise: Noise) -> Verdict | Result:
+        """Who has won; a result without a winner where that cannot be said."""
         if not contest.complete:
             mishap = self._mishaps.get(contest.findings.plan.problem, "")
             return self._undecided(contest, "no finals block was completed" + (f" ({mishap})" if mishap else ""))
@@ -199,10 +205,14 @@ class Finals:
         verdict = judge(contest.incumbent.key, contest.challenged_by, contest.blocks, noise)
         if disturbed := contest.disturbance(verdict.winner):
             return self._undecided(contest, disturbed)
+        return verdict
+
+    def _publish(
+        self, contest: Contest, verdict: Verdict, noise: Noise, transfers: Mapping[str, Transfer], *, last: bool
+    ) -> Result | None:
+        """Store the decision and return its result; None where finals against another run's winner follow."""
         why_out = self._why_out(contest)
         decision = self._decision(contest, verdict, noise, new=contest.previous is None or bool(why_out))
-        winner = contest.candidates[verdict.winner]
-        transfers = verified_transfers(contest.findings, winner, self._protocol, runner, self._observe)
         decision = replace(decision, transfers=transfers)
         if self._store.publish(decision, contest.rows):
             findings, met = contest.findings, contest.met
@@ -210,7 +220,7 @@ class Finals:
                 self._observe(Note(f"{findings.plan.problem}: {why_out}"))
                 met = replace(met, stored=False)
             return result_of(findings.plan, decision, decision.verdict, findings.statuses, met, why_out)
-        return self._overtaken(contest, decision, winner, last=last)
+        return self._overtaken(contest, decision, contest.candidates[verdict.winner], last=last)
 
     def _refuse_too_fast(self, contest: Contest) -> None:
         """Refuse challengers that did less in the finals than in the search; that the incumbent stays is no risk."""
@@ -291,17 +301,3 @@ class Finals:
             )
             for turn, (us, position) in enumerate(zip(times, positions, strict=True))
         ]
-
-
-def _challengers(findings: Findings, incumbent: Candidate) -> list[Candidate]:
-    """Candidates near the fastest of the search, fastest first: two at least, if there are so many, eight at most."""
-    ranked = [candidate for candidate in findings.ranked() if candidate.key != incumbent.key]
-    limit = NEAR * (findings.best_us or 0.0)
-    near = sum((findings.median_us(candidate.key) or 0.0) <= limit for candidate in ranked)
-    return ranked[: max(FINALISTS, min(near, PRE_FINALISTS))]
-
-
-def _is_long(contest: Contest) -> bool:
-    """Whether to verify takes longer than a block's rounds: entrants are then verified in the last block only."""
-    plan = contest.findings.plan
-    return plan.op.floor(plan.problem).bytes > LARGE_BYTES or contest.rounds < ROUNDS

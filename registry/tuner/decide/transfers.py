@@ -1,47 +1,145 @@
-"""Whether a problem's winner may answer for other sizes of static dimensions: asked of a worker before it is stored."""
+"""Whether winners may answer for other sizes of static dimensions: asked of a worker before they are stored."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol as Typed
 
 from tuning_db import Transfer
-from tuning_db.records import transfers_of
 
+from ...artifact import Artifact, Variant
 from ...dispatch.plans.plan import Candidate
-from ..events import Note, Observer
+from ...implementation import Implementation
+from ...problem import Problem
+from ..events import Note, Observer, TransfersStarted
 from ..jobs import Answer, Outcome, TransferJob
 from ..measure.protocol import TimingProtocol
+from ..planning.transfer_codes import TransferCode, transfer_codes
 from ..search.findings import Findings
 
 _SAYS_NOTHING = frozenset({"out_of_memory", "unsupported", "compile_error", "out_of_resources"})
 """Statuses of one that dispatch will not run there either, or that the machine was too small to see."""
 
+Check = tuple[str, Problem]
+"""The key of a candidate, and a problem that it is verified on: one check for all winners that ask for it."""
+
 
 class TransferRunner(Typed):
-    """Does such jobs on a worker; ``workers.crew.Crew`` is one."""
+    """Compiles, and does such jobs on a worker; ``workers.crew.Crew`` is one."""
+
+    def built(self, wanted: Sequence[tuple[Implementation, Variant]]) -> Mapping[str, Artifact]:
+        """The artifacts of variants by their keys, without those that do not compile."""
 
     def run_blocks(self, jobs: Sequence[TransferJob]) -> Sequence[Answer]:
         """The answers of the jobs, in order."""
 
 
-def verified_transfers(
-    findings: Findings, winner: Candidate, protocol: TimingProtocol, runner: TransferRunner, observe: Observer
-) -> Mapping[str, Transfer]:
-    """Where a problem's winner was seen to be right at other sizes, by static dimension; tells why it was nowhere.
+@dataclass(frozen=True)
+class _Question:
+    """Whether the winner of one problem may answer for other sizes of the dimension ``name``, by these codes."""
 
-    Of one that failed altogether at another size it is known that it must not run there.
+    findings: Findings
+    winner: Candidate
+    name: str
+    codes: Sequence[TransferCode]
+
+    @property
+    def checks(self) -> list[Check]:
+        return [(self.winner.key, problem) for code in self.codes for problem in code.problems]
+
+    @property
+    def variants(self) -> list[Variant]:
+        return [variant for code in self.codes for variant in code.variants]
+
+    @property
+    def own(self) -> int:
+        return int(self.findings.plan.problem.dims[self.name])
+
+
+def verified_transfers(
+    winners: Iterable[tuple[Findings, Candidate]], protocol: TimingProtocol, runner: TransferRunner, observe: Observer
+) -> Mapping[Problem, Mapping[str, Transfer]]:
+    """Where the winners of problems were seen to be right at other sizes, by static dimension.
+
+    It is told why one was right nowhere. Of one that failed at another size it is known that it must not run there.
     """
-    op, problem = findings.plan.op, findings.plan.problem
-    if not op.transfers or not winner.implementation.transfers:
+    questions = [question for findings, winner in winners for question in _questions(findings, winner, observe)]
+    if not questions:
         return {}
-    entrant = findings.entrant(winner)
-    job = TransferJob(0, op.name, dict(problem.dims), entrant, dict(protocol.details), findings.seed)
-    (answer,) = runner.run_blocks([job])
-    assert isinstance(answer, Outcome)
-    if answer.message:
-        observe(Note(f"{problem}: {winner} answers for no other size: {answer.message}"))
-    if answer.status == "ok":
-        return transfers_of({name: answer.details[name] for name in op.transfers if name in answer.details})
-    own = {name: int(problem.dims[name]) for name in op.transfers}
-    return {} if answer.status in _SAYS_NOTHING else {name: Transfer(size, size) for name, size in own.items()}
+    artifacts = runner.built(
+        [
+            (each.winner.implementation, variant)
+            for each in questions
+            for code in each.codes
+            for variant in code.variants
+        ]
+    )
+    jobs = _jobs(questions, protocol, artifacts)
+    observe(TransfersStarted(len(questions), len(jobs)))
+    answers = dict(zip(jobs, runner.run_blocks(list(jobs.values())), strict=True))
+    found: dict[Problem, dict[str, Transfer]] = {}
+    for question in questions:
+        transfer, why = _answered(question, answers)
+        if why:
+            observe(_none(question.findings, question.winner, why))
+        if transfer is not None:
+            found.setdefault(question.findings.plan.problem, {})[question.name] = transfer
+    return found
+
+
+def _questions(findings: Findings, winner: Candidate, observe: Observer) -> Iterable[_Question]:
+    plan = findings.plan
+    for name in plan.op.transfers if winner.implementation.transfers else ():
+        try:
+            codes, why = transfer_codes(name, plan.op, winner, plan.problem, plan.device)
+        except Exception as fault:  # a stranger's code, asked about sizes that it may not have thought of
+            codes, why = [], f"{type(fault).__name__}: {fault}"
+        if why:
+            observe(_none(findings, winner, why))
+        else:
+            yield _Question(findings, winner, name, codes)
+
+
+def _none(findings: Findings, winner: Candidate, why: str) -> Note:
+    return Note(f"{findings.plan.problem}: {winner} answers for no other size: {why}")
+
+
+def _jobs(
+    questions: Sequence[_Question], protocol: TimingProtocol, artifacts: Mapping[str, Artifact]
+) -> dict[Check, TransferJob]:
+    """One job for each check, those of one problem one after another, so that they share its inputs."""
+    jobs: dict[Check, TransferJob] = {}
+    for question in questions:
+        entrant = question.findings.entrant(question.winner)
+        built = {variant.key for variant in question.variants} & artifacts.keys()
+        known = dict(entrant.by_key) | {key: artifacts[key] for key in built}
+        entrant = replace(entrant, artifacts=tuple(known.values()))
+        op = question.findings.plan.op.name
+        for key, problem in question.checks:
+            jobs.setdefault((key, problem), TransferJob(0, op, dict(problem.dims), entrant, dict(protocol.details), 0))
+    return dict(sorted(jobs.items(), key=lambda job: job[0][1].key))
+
+
+def _answered(question: _Question, answers: Mapping[Check, Answer]) -> tuple[Transfer | None, str]:
+    """Where a winner transfers, None where nothing is known of it; and why it does not, "" if it does."""
+    right: list[TransferCode] = []
+    unseen = ""
+    for code in question.codes:
+        outcomes = [answers[question.winner.key, problem] for problem in code.problems]
+        failed = [
+            (size, outcome)
+            for size, outcome in zip((code.low, code.high), outcomes, strict=True)
+            if isinstance(outcome, Outcome) and outcome.status != "ok"
+        ]
+        if not failed:
+            right.append(code)
+        for size, outcome in failed:
+            told = f"{question.name}={size}: {outcome.status}: {outcome.message}"
+            if outcome.status not in _SAYS_NOTHING:
+                return Transfer(question.own, question.own), told
+            unseen = unseen or told
+    if not right:
+        return None, unseen
+    codes = tuple(sorted(code.code for code in right))
+    return Transfer(min(code.low for code in right), max(code.high for code in right), codes), ""

@@ -1,10 +1,12 @@
-"""The twin of a large problem: a small problem that the same compiled code runs, for most of the verification.
+"""Smaller problems that stand for a large one, since its compiled code runs them, too.
 
 The float64 reference of gigabytes takes far longer than the launches that it judges. The kind of inputs that is timed
 is verified at full size all the same.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from ...contract import Op
 from ...errors import RegistryError
@@ -14,25 +16,41 @@ LARGE_BYTES = 128 << 20
 """A problem that must move more bytes than these has a twin."""
 
 _TWIN_BYTES = 32 << 20
+_FEW = 64
+"""The greatest dynamic dimension of a problem of few elements."""
+_FEW_BYTES = 8 << 20
 _MULTIPLE = 16
-"""An extent that is a multiple of this stays one in the twin: compilers specialise on divisibility."""
+"""An extent that is a multiple of this stays one when it is halved: compilers specialise on divisibility."""
 
 
 def twin_of(op: Op, problem: Problem) -> Problem | None:
-    """The problem with its largest dynamic dimension halved until it moves at most 32 MiB.
+    """The problem with its dynamic dimensions halved, the largest first, until it moves at most 32 MiB.
 
     None where the problem is not large, or where no halving brings it below 64 MiB.
     """
     if op.floor(problem).bytes <= LARGE_BYTES:
         return None
-    name = max(op.dynamic, key=lambda name: int(problem.dims[name]), default=None)
-    twin = problem
-    while name is not None and op.floor(twin).bytes > _TWIN_BYTES:
-        size = int(twin.dims[name])
-        if size % (2 * _MULTIPLE):
+    twin = _halved(op, problem, lambda each, _: op.floor(each).bytes > _TWIN_BYTES)
+    return None if op.floor(twin).bytes > LARGE_BYTES // 2 else twin
+
+
+def of_few_elements(op: Op, problem: Problem) -> Problem:
+    """The problem with its dynamic dimensions halved until each is at most 64 and it moves at most 8 MiB."""
+    return _halved(op, problem, lambda each, size: size > _FEW or op.floor(each).bytes > _FEW_BYTES)
+
+
+def _halved(op: Op, problem: Problem, is_large: Callable[[Problem, int], bool]) -> Problem:
+    """The problem with its largest dynamic dimension halved while it ``is_large`` and half of it is a multiple of 16.
+
+    ``is_large`` is given a problem and the size of its largest dynamic dimension.
+    """
+    while op.dynamic:
+        name = max(op.dynamic, key=lambda each: int(problem.dims[each]))
+        size = int(problem.dims[name])
+        if size % (2 * _MULTIPLE) or not is_large(problem, size):
             break
         try:
-            twin = op.problem_of({**twin.dims, name: size // 2})
+            problem = op.problem_of({**problem.dims, name: size // 2})
         except RegistryError:
             break
-    return None if op.floor(twin).bytes > LARGE_BYTES // 2 else twin
+    return problem

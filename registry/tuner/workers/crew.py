@@ -8,13 +8,15 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from ...artifact import Artifact, Variant
 from ...device import Device
 from ...errors import RegistryError
+from ...implementation import Implementation
 from ..events import DeviceUse
-from ..jobs import Answer, BlockJob, DeviceJob, Outcome, TransferJob, TrialJob
+from ..jobs import Answer, BlockJob, DeviceJob, Failed, Outcome, TransferJob, TrialJob
 from ..limits import Limits
 from ..processes.cores import compiling_cores
 from .compile_pool import CompilePool
@@ -87,6 +89,17 @@ class Crew:
         """Let the workers end meanwhile; ``replace_workers`` has others."""
         for one in self.devices:
             one.dismiss()
+
+    def built(self, wanted: Sequence[tuple[Implementation, Variant]]) -> Mapping[str, Artifact]:
+        """The artifacts of variants by their keys, compiled where they were not; without those that do not compile."""
+
+        def results() -> dict[str, Artifact | Failed | None]:
+            want, target = self.compiler.want, self.devices[0].device.target
+            return {each.key: want(owner.op, owner.name, each, target) for owner, each in wanted}
+
+        while not all((found := results()).values()):
+            self.wait()
+        return {key: result for key, result in found.items() if isinstance(result, Artifact)}
 
     def submit(self, job: TrialJob, on: TunedDevice) -> None:
         """Queue a trial on a device's worker."""

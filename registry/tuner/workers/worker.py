@@ -6,7 +6,7 @@ import gc
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
@@ -29,7 +29,6 @@ from ..planning.twin import twin_of
 from ..verify.probes import Probes
 from ..verify.session import Session, Sessions
 from ..verify.timed import TimedPlan
-from ..verify.transfer_codes import transfer_along
 from ..verify.verify import WrongError, verify, verify_timed
 from .integrity import Integrity, Trust
 from .statuses import status_of
@@ -131,10 +130,7 @@ class Worker:
         return TimedBlock(times, tuple(faults), places, time.perf_counter() - began)
 
     def transfers(self, job: TransferJob, announce: Announce) -> Outcome:
-        """Where the winner of a problem may answer for other sizes of static dimensions: see ``verify.transfer_codes``.
-
-        ``details`` holds the transfers by dimension as plain data; ``message`` says why there is none along others.
-        """
+        """Whether the winner of another size is right on a problem: it is verified and probed, and not timed."""
         steps = Steps(announce)
         try:
             outcome = self._transfers(job, steps)
@@ -142,29 +138,18 @@ class Worker:
             outcome = Outcome(*status_of(fault))
         if breach := self.trust.breach():
             outcome = Outcome("error", breach)
+        if outcome.status != "ok":
+            self.start_afresh(job, outcome)
         return steps.recorded(outcome)
 
     def _transfers(self, job: TransferJob, announce: Steps) -> Outcome:
-        op, protocol = self._catalog.op(job.op), TimingProtocol(**job.protocol)
-        implementation = self._catalog.implementation(op.name, job.entrant.implementation)
-        self.trust.admit(implementation)
-        candidate, problem = Candidate(implementation, job.entrant.config), op.problem_of(job.dims)
-
-        def check(there: Problem) -> None:
-            announce("compile")
-            session = self.session(there, protocol, job.seed)
-            plan = bound_by_call(op, candidate, there, session.arguments, self._device, job.entrant.by_key)
-            announce("verify")
-            built = {artifact.variant.key: artifact for artifact in plan.artifacts}
-            try:
-                verify(plan, session, self._on_twin(plan, session, job.seed, built), announce.go_on)
-                self._probes.check(plan, built)
-            finally:
-                self._drop(there)
-
-        found = {name: transfer_along(name, op, candidate, problem, self._device, check) for name in op.transfers}
-        transfers = {name: asdict(one) for name, (one, _) in found.items() if one is not None}
-        return Outcome("ok", "; ".join(why for _, why in found.values() if why), details=transfers)
+        announce("load")
+        session = self.session(self._catalog.op(job.op).problem_of(job.dims), TimingProtocol(**job.protocol), job.seed)
+        plan = self._plan(session, job.entrant)
+        announce("verify")
+        verify(plan, session, self._on_twin(plan, session, job.seed, job.entrant.by_key), announce.go_on)
+        self._probes.check(plan, job.entrant.by_key)
+        return Outcome("ok")
 
     def _beats_the_device(self, session: Session, samples: Sequence[float]) -> str:
         """Why samples in µs are too short to be true, "" where they are not."""
@@ -237,7 +222,7 @@ class Worker:
         timed.keep(sampler.copies)
         return sampler
 
-    def start_afresh(self, job: TrialJob, outcome: Outcome) -> None:
+    def start_afresh(self, job: TrialJob | TransferJob, outcome: Outcome) -> None:
         """Drop the session after a failed trial, which may have written to the inputs or filled the memory."""
         if outcome.status in _NEVER_RAN:
             return

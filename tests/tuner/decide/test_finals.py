@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from registry.artifact import Artifact, Variant
 from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate
+from registry.implementation import Implementation
 from registry.problem import Problem
 from registry.tuner.decide.contest import DISTURBED, Contest
 from registry.tuner.decide.finals import CHANGED, Finals
@@ -72,6 +74,9 @@ class Bench:
         if self.workers and self.workers[-1]:
             self.meanwhile(len(self.workers) // MOST_BLOCKS)
         return [self._timed(job) for job in jobs]
+
+    def built(self, wanted: Sequence[tuple[Implementation, Variant]]) -> Mapping[str, Artifact]:
+        raise NotImplementedError
 
     def replace_workers(self, *, last: bool) -> None:
         self.workers.append(last)
@@ -363,7 +368,7 @@ def test_each_problem_meets_in_as_many_processes_as_its_own_decade_needs(
     short: int,
     first: bool,
 ) -> None:
-    monkeypatch.setattr("registry.tuner.decide.finals.LARGE_BYTES", 0)
+    monkeypatch.setattr("registry.tuner.decide.contest.LARGE_BYTES", 0)
     recorder, bench, events = recorders(), Bench(HONEST), list[Event]()
     few = [searched(planned_short, recorder, {name: us / 20 for name, us in HONEST.items()}) for _ in range(short)]
     many = [searched(planned, recorder, HONEST) for _ in range(USUAL_IS_KNOWN)]
@@ -404,7 +409,7 @@ def test_a_large_problem_is_verified_in_the_last_block_only(
     planned: ProblemPlan, recorders: Callable[[], RunStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(HONEST)
-    monkeypatch.setattr("registry.tuner.decide.finals.LARGE_BYTES", 0)
+    monkeypatch.setattr("registry.tuner.decide.contest.LARGE_BYTES", 0)
     decide(planned, recorders(), bench)
     assert [job.verify for job in bench.finals] == [False] * (MOST_BLOCKS - 1) + [True]
 
