@@ -14,8 +14,8 @@ _HOST = (
     "CPLUS_INCLUDE_PATH",
     "C_INCLUDE_PATH",
     "GCC_EXEC_PREFIX",
-    "LIBRARY_PATH",
 )
+"""Without ``LIBRARY_PATH``, which NVIDIA's images set: the linker alone reads it, for the compiler's own runtime."""
 _NVCC = ("NVCC_APPEND_FLAGS", "NVCC_CCBIN", "NVCC_PREPEND_FLAGS", "PYTORCH_NVCC")
 _TRITON = (
     "PTXAS_OPTIONS",

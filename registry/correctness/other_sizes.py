@@ -9,9 +9,10 @@ from ..contract import Op
 from ..device import Device
 from ..problem import Problem
 
-_MOST_BYTES = {"cpu": 1 << 20, "cuda": 1 << 30}
+_MOST_BYTES = {"cpu": 1 << 20, "cuda": 64 << 20}
+"""What one problem may move: its float64 reference takes some twenty times as much, in forty passes."""
 _MEMORY_PART = 1 / 128
-"""The part of the device's memory that one problem may move: its float64 reference takes some twenty times as much."""
+"""The part of the device's memory that one problem may move."""
 _MOST_FLOP = {"cpu": 5e7, "cuda": 1e12}
 MULTIPLE = 16
 """Compilers specialise on it: a size that is a multiple, or none, stays so where that is possible."""

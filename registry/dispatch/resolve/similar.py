@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...correctness.range_ends import divisibility
 from ...problem import Value
 
 FARTHEST = 3.0
@@ -21,6 +22,9 @@ FARTHEST = 3.0
 
 HALVES = {"float16": 0.0, "bfloat16": 0.25}
 """Octaves between dtypes of equal size, whose kernels differ in little but their name."""
+
+_OF_DIVISIBILITY = 0.25
+"""Octaves for each power of two, up to 16, that divides one of two sizes and not the other: 1 between 4096 and 4097."""
 
 _MOST = 8
 """Groups of winners that are looked at, those of the nearest static dimensions."""
@@ -68,7 +72,10 @@ class SimilarStatics:
 
 
 def _split(values: tuple[Any, ...]) -> tuple[Hashable, list[float]] | None:
-    """Texts and booleans with their places, and coordinates in octaves of the others; None for what has none."""
+    """Texts and booleans with their places, and coordinates in octaves of the others; None for what has none.
+
+    A size has another one for its divisibility, on which compilers specialise and by which vectors are loaded.
+    """
     texts: list[tuple[int, Value]] = []
     numbers: list[float] = []
     for place, value in enumerate(values):
@@ -79,6 +86,8 @@ def _split(values: tuple[Any, ...]) -> tuple[Hashable, list[float]] | None:
             texts.append((place, value))
         elif isinstance(value, int | float) and 0 < value < 2**1000:
             numbers.append(math.log2(value))
+            if isinstance(value, int):
+                numbers.append(_OF_DIVISIBILITY * math.log2(divisibility(value)))
         else:
             return None
     return tuple(texts), numbers

@@ -89,6 +89,12 @@ def group_of(op: Op, problem: Problem) -> str:
     return canonical_json({"op": op.name, "static": static, "own": own if is_probe else {}})
 
 
+def group_of_other_sizes(op: Op, problem: Problem, device: Device) -> str:
+    """The name of all problems that share the probes of ``probes_of_other_sizes``: large ones with one small home."""
+    pairs = [(dict(each.home.dims), dict(each.problem.dims)) for each in other_sizes(op, problem, device)]
+    return canonical_json({"op": op.name, "sizes": pairs})
+
+
 def _sizes(names: Sequence[str], size: int) -> dict[str, int]:
     """Sizes of the dynamic dimensions where the last is ``size``."""
     others = {name: 1 if size == 1 else _OTHER_SIZES[place % 3] for place, name in enumerate(names)}

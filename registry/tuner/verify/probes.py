@@ -31,7 +31,7 @@ from ...errors import RegistryError
 from ...implementation import Tensors
 from ...problem import Problem
 from ..planning.variants import variants_at
-from .probe_inputs import Probe, group_of, probes_of_other_sizes, small_probes
+from .probe_inputs import Probe, group_of, group_of_other_sizes, probes_of_other_sizes, small_probes
 from .verdicts import Checks, WrongError
 from .verify import check_unchanged
 
@@ -58,6 +58,8 @@ class Probes:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._groups: dict[str, tuple[Probe, ...]] = {}
+        self._named: dict[str, str] = {}
+        """Key of a problem -> the group of its other sizes."""
         self._passed: set[tuple[str, str, int]] = set()
         """Group, candidate, and which of the group's probes."""
         self._tried: set[tuple[str, str, frozenset[str]]] = set()
@@ -78,7 +80,13 @@ class Probes:
         it does not support it, and where its variants are not among ``artifacts`` (by key): nothing is compiled here.
         """
         self._check(group_of(plan.op, plan.problem), small_probes, plan, artifacts)
-        self._check(plan.problem.key, probes_of_other_sizes, plan, artifacts)
+        self._check(self._other_sizes(plan), probes_of_other_sizes, plan, artifacts)
+
+    def _other_sizes(self, plan: Plan) -> str:
+        key = plan.problem.key
+        if key not in self._named:
+            self._named[key] = group_of_other_sizes(plan.op, plan.problem, self._device)
+        return self._named[key]
 
     def _check(self, group: str, made: _Made, plan: Plan, artifacts: Mapping[str, Artifact]) -> None:
         tried = group, plan.candidate.key, frozenset(artifacts)

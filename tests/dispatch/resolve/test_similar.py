@@ -32,7 +32,14 @@ def test_the_nearest_numbers_come_first_where_texts_are_equal() -> None:
 def test_what_is_too_far_says_nothing() -> None:
     found = SimilarStatics(("cols",), [16])
     assert found.near({"cols": int(16 * 2**FARTHEST)}) == [Similar({"cols": 16}, FARTHEST)]
-    assert found.near({"cols": int(16 * 2**FARTHEST) + 1}) == []
+    assert found.near({"cols": int(16 * 2**FARTHEST) + 16}) == []
+
+
+def test_a_size_that_as_many_powers_of_two_divide_is_nearer() -> None:
+    """A row of 50257 elements is loaded one by one, as one of 30001 is, and not as one of 50272."""
+    found = SimilarStatics(("cols",), [50272, 30001, 60008])
+    assert cols(found, {"cols": 50257}) == [30001, 60008, 50272]
+    assert cols(found, {"cols": 50304}) == [50272, 60008, 30001]
 
 
 def test_the_other_half_precision_is_near_and_no_other_dtype_is(
