@@ -19,10 +19,14 @@ _Measured = TypeVar("_Measured", PlainTrial, DecisionLine)
 
 _TOGETHER = 4096
 """Lines that are added together: what an import holds in memory, however long the file."""
+_CACHE_KIB = 65_536
+"""SQLite's cache for an import: uids are random, and the pages of their index come back again and again."""
 
 
 def add_lines(session: Session, lines: Iterable[tuple[int, Line]]) -> int:
     """Adds the records that are new; returns their number. Raises ExchangeError for a reference to a missing record."""
+    if session.get_bind().dialect.name == "sqlite":
+        session.connection().exec_driver_sql(f"PRAGMA cache_size=-{_CACHE_KIB}")
     adding = _Adding(session)
     winners: dict[str, int] = {}
     for number, content in lines:
