@@ -30,6 +30,7 @@ from .models import (
     WinnerRow,
 )
 from .records import Decision, Final, PlainTrial, Run, Statistics, Trial, new_uid, now
+from .searches import Search, searches_of
 
 if TYPE_CHECKING:
     from .exchange import Line
@@ -270,6 +271,12 @@ class Store:
             query = query.where(TrialRow.status.in_(sorted(statuses)))
         with self._opened.reading() as session:
             yield reading.each_trial(session, query.order_by(TrialRow.id.desc()), names)
+
+    @contextmanager
+    def each_search(self, *, op: str | None = None) -> Iterator[Iterator[Search]]:
+        """Every search, or those of one op: read as they are asked for, as long as the context is."""
+        with self._opened.reading() as session:
+            yield searches_of(session, op)
 
     def knows(self, op: str) -> bool:
         """True if there is a trial of that op."""

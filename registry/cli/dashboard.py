@@ -36,9 +36,9 @@ def dashboard(
     from ..dashboard.studies import rebuild
 
     with Store.open(db, create=False, migrate=False) as store:
-        facts = stored_facts(store, ops, whole=True)
-    storage = rebuild(facts)
-    studies = sum(1 for section in facts.sections for problem in section.problems if problem.trials)
+        facts = stored_facts(store, ops)
+        storage = rebuild(facts, store)
+    studies = sum(1 for section in facts.sections for problem in section.problems if problem.search.trials)
     trials = sum(section.trials for section in facts.sections)
 
     def opened(url: str) -> None:

@@ -54,19 +54,16 @@ def prepared_limit(device: Device) -> str:
     return f"at most {budget / 2**30:.1f} GiB ({whence})"
 
 
-def stored_facts(store: Store, ops: Sequence[str], *, whole: bool = False) -> Facts:
-    """The facts about ``ops``, or about all ops, with ``whole`` trials or what a report shows of them.
+def stored_facts(store: Store, ops: Sequence[str]) -> Facts:
+    """The facts about ``ops``, or about all ops. Raises RegistryError for an op without any trial."""
+    from ..report.facts import read
 
-    Raises RegistryError for an op without any trial.
-    """
-    from ..report.facts import UNUSED, read
-
-    facts = read(store, ops, baselines_of, without=() if whole else UNUSED)
+    facts = read(store, ops, baselines_of)
     there = {section.op for section in facts.sections}
     for op in ops:
         if op not in there:
             check_stored_op(op, store)  # a misspelt name is told as such
-            others = sorted({section.op for section in read(store, without=UNUSED).sections})
+            others = sorted({section.op for section in read(store).sections})
             hint = f"it has {', '.join(others)}" if others else "it has none of any op: run tune first"
             raise RegistryError(f"no trials of {op} in {store.url}", hint=hint)
     if not there:

@@ -16,7 +16,7 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from tuning_db import Trial
+from tuning_db import Store, Trial
 
 from ..problem import canonical_json
 from ..report import formats
@@ -26,7 +26,7 @@ from ..tuner.search.parameters import IMPLEMENTATION, Choice, choices, distribut
 Offered = Mapping[str, CategoricalDistribution]
 
 
-def rebuild(facts: Facts) -> optuna.storages.InMemoryStorage:
+def rebuild(facts: Facts, store: Store) -> optuna.storages.InMemoryStorage:
     """A storage with a study for every problem that has trials."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = optuna.storages.InMemoryStorage()
@@ -34,9 +34,9 @@ def rebuild(facts: Facts) -> optuna.storages.InMemoryStorage:
     names: set[str] = set()
     for section in facts.sections:
         for problem in section.problems:
-            if problem.trials:
+            if problem.search.trials:
                 name = _unique(_name(section, problem, several), names)
-                _study(storage, name, problem)
+                _study(storage, name, problem, _trials(store, problem))
     return storage
 
 
@@ -56,21 +56,28 @@ def _unique(name: str, names: set[str]) -> str:
     return found
 
 
-def _study(storage: optuna.storages.InMemoryStorage, name: str, facts: ProblemFacts) -> None:
+def _trials(store: Store, facts: ProblemFacts) -> list[Trial]:
+    """The trials of a problem's search, oldest first: an import keeps instants, but not the order of rows."""
+    found = store.trials(facts.problem, environment=facts.environment, protocol=facts.protocol)
+    found.reverse()
+    return sorted(found, key=lambda trial: trial.created)
+
+
+def _study(storage: optuna.storages.InMemoryStorage, name: str, facts: ProblemFacts, trials: Sequence[Trial]) -> None:
     study = optuna.create_study(storage=storage, study_name=name, direction="minimize")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study.set_metric_names(["median µs"])
     for key, value in _about(facts).items():
         study.set_user_attr(key, value)
-    domains = _domains(facts.trials)
+    domains = _domains(trials)
     encoded = {
         parameter(implementation, name): dict(zip(map(canonical_json, values), choices(values), strict=True))
         for implementation, own in domains.items()
         for name, values in own.items()
     }
     offered = distributions(domains)
-    study.add_trials(_frozen(number, trial, encoded, offered) for number, trial in enumerate(facts.trials))
+    study.add_trials(_frozen(number, trial, encoded, offered) for number, trial in enumerate(trials))
 
 
 def _about(facts: ProblemFacts) -> Mapping[str, Any]:

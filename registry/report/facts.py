@@ -7,19 +7,17 @@ that decision's software and protocol; trials under other software are left out,
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-from tuning_db import Decision, Environment, ProblemKey, Protocol, Run, Store, Trial
+from tuning_db import Decision, Environment, ProblemKey, Protocol, Run, Store
+
+from .tally import Tally, tally
 
 TORCH = "torch.native"
 """The baseline of an op that names none."""
-
-
-UNUSED = ("samples", "details", "artifact_hash", "stop_reason")
-"""Fields of trials that no figure and no table shows."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +31,18 @@ class Timed:
 
 @dataclass(frozen=True)
 class ProblemFacts:
-    """One problem: its newest decision, if any, and its trials, oldest first."""
+    """One problem: its newest decision, if any, and what its search came to."""
 
     problem: ProblemKey
     environment: Environment
     protocol: Protocol
     decision: Decision | None
-    trials: tuple[Trial, ...]
+    search: Tally
 
     @cached_property
     def timed(self) -> Mapping[str, Timed]:
         """Implementation -> its best time, from the finals where it entered them, else from the search."""
-        best: dict[str, Timed] = {}
-        for trial in self.trials:
-            name, us = trial.candidate.implementation, timed_us(trial)
-            if us is not None and (name not in best or us < best[name].us):
-                best[name] = Timed(us, trial.candidate.config, False)
+        best = {name: Timed(one.us, one.config, False) for name, one in self.search.best.items()}
         if self.decision is None or self.decision.median_us <= 0:
             return best
         winner = self.decision.candidate.implementation
@@ -101,12 +95,12 @@ class Section:
 
     @property
     def trials(self) -> int:
-        return sum(len(facts.trials) for facts in self.problems)
+        return sum(facts.search.trials for facts in self.problems)
 
     @cached_property
     def implementations(self) -> list[str]:
         """Every implementation that was tried or timed, in alphabetical order."""
-        tried = {trial.candidate.implementation for facts in self.problems for trial in facts.trials}
+        tried = {name for facts in self.problems for name, _ in facts.search.outcomes}
         won = {facts.decision.candidate.implementation for facts in self.problems if facts.decision is not None}
         return sorted(tried | won | {name for facts in self.problems for name in facts.timed})
 
@@ -136,12 +130,6 @@ class Facts:
     runs: tuple[Run, ...]
 
 
-def timed_us(trial: Trial) -> float | None:
-    """The median of a trial that was right and was timed to the end, None of any other."""
-    us = trial.median_us if trial.status == "ok" and not trial.censored else None
-    return us if us is not None and us > 0 else None
-
-
 BaselinesOf = Callable[[Iterable[str]], Mapping[str, str]]
 """The names of the implementations that ops compare themselves with, by op."""
 
@@ -150,21 +138,16 @@ def _torchs(ops: Iterable[str]) -> Mapping[str, str]:
     return dict.fromkeys(ops, TORCH)
 
 
-def read(
-    store: Store, ops: Sequence[str] = (), baselines_of: BaselinesOf = _torchs, *, without: Collection[str] = ()
-) -> Facts:
-    """The facts about ``ops``, or about all ops. Sections are sorted by op, hardware, regime.
-
-    Trials have their fields ``without`` those that are named: samples and details are most of a database.
-    """
+def read(store: Store, ops: Sequence[str] = (), baselines_of: BaselinesOf = _torchs) -> Facts:
+    """The facts about ``ops``, or about all ops. Sections are sorted by op, hardware, regime."""
     wanted: Sequence[str | None] = list(dict.fromkeys(ops)) or [None]
-    trials: list[Trial] = []
+    searches: list[_Counted] = []
     for op in wanted:
-        with store.each_trial(op=op, without=without) as found:
-            trials += found
-    regimes = sorted({trial.protocol.regime for trial in trials} | {"cold"})
+        with store.each_search(op=op) as found:
+            searches += (_Counted(*one[:4], tally(one.tried)) for one in found)
+    regimes = sorted({search.protocol.regime for search in searches} | {"cold"})
     winners = [winner for op in wanted for regime in regimes for winner in store.winners(op=op, regime=regime)]
-    sections = _sections(trials, winners)
+    sections = _sections(searches, winners)
     baselines = baselines_of({section.op for section in sections})
     sections = tuple(replace(section, baseline=baselines[section.op]) for section in sections)
     # a run knows its environment, not its ops
@@ -173,27 +156,37 @@ def read(
     return Facts(store.url, sections, runs)
 
 
+class _Counted(NamedTuple):
+    """A ``Search`` with its tally in place of its trials."""
+
+    problem: ProblemKey
+    environment: Environment
+    protocol: Protocol
+    newest: int
+    search: Tally
+
+
 _Place = tuple[str, str, str]
 
 
-def _sections(trials: Sequence[Trial], winners: Sequence[Decision]) -> tuple[Section, ...]:
-    newest = _newest_versions([*trials, *winners])
+def _sections(searches: Sequence[_Counted], winners: Sequence[Decision]) -> tuple[Section, ...]:
+    newest = _newest_versions([*searches, *winners])
     decisions: dict[tuple[_Place, str], Decision] = {}
     for winner in winners:  # newest first: under several versions of the software, the newest is shown
         if winner.problem.op_version == newest[winner.problem.op]:
             decisions.setdefault((_place(winner), winner.problem.key), winner)
-    tried: dict[tuple[_Place, str], list[Trial]] = defaultdict(list)
+    searched: dict[tuple[_Place, str], list[_Counted]] = defaultdict(list)
     left_out: Counter[_Place] = Counter()
-    for trial in trials:
-        if trial.problem.op_version == newest[trial.problem.op]:
-            tried[_place(trial), trial.problem.key].append(trial)
+    for one in searches:
+        if one.problem.op_version == newest[one.problem.op]:
+            searched[_place(one), one.problem.key].append(one)
         else:
-            left_out[_place(trial)] += 1
+            left_out[_place(one)] += one.search.trials
     places: dict[_Place, list[ProblemFacts]] = defaultdict(list)
-    for place, problem in dict.fromkeys([*decisions, *tried]):
-        found = tried.get((place, problem), [])
+    for place, problem in dict.fromkeys([*decisions, *searched]):
+        found = searched.get((place, problem), [])
         facts = _problem_facts(decisions.get((place, problem)), found)
-        left_out[place] += len(found) - len(facts.trials)
+        left_out[place] += sum(one.search.trials for one in found) - facts.search.trials
         places[place].append(facts)
     return tuple(_section(place, places[place], left_out[place]) for place in sorted(places))
 
@@ -203,16 +196,15 @@ def _section(place: _Place, problems: Sequence[ProblemFacts], left_out: int) -> 
     return Section(place[0], ordered[0].environment.hardware, place[2], tuple(ordered), left_out)
 
 
-def _problem_facts(decision: Decision | None, trials: Sequence[Trial]) -> ProblemFacts:
-    """The facts of one problem, from its trials newest first."""
-    like = decision or trials[0]
-    same = [trial for trial in trials if trial.environment == like.environment and trial.protocol == like.protocol]
-    same.reverse()
-    same.sort(key=lambda trial: trial.created)  # an import keeps instants, but not the order of rows
-    return ProblemFacts(like.problem, like.environment, like.protocol, decision, tuple(same))
+def _problem_facts(decision: Decision | None, searches: Sequence[_Counted]) -> ProblemFacts:
+    """The facts of one problem: of its searches, the one like the decision, else the one with the newest trial."""
+    like = decision or max(searches, key=lambda one: one.newest)
+    same = (one for one in searches if one.environment == like.environment and one.protocol == like.protocol)
+    search = next((one.search for one in same), Tally())
+    return ProblemFacts(like.problem, like.environment, like.protocol, decision, search)
 
 
-def _newest_versions(records: Iterable[Trial | Decision]) -> Mapping[str, int]:
+def _newest_versions(records: Iterable[_Counted | Decision]) -> Mapping[str, int]:
     newest: dict[str, int] = {}
     for record in records:
         problem = record.problem
@@ -220,7 +212,7 @@ def _newest_versions(records: Iterable[Trial | Decision]) -> Mapping[str, int]:
     return newest
 
 
-def _place(record: Trial | Decision) -> _Place:
+def _place(record: _Counted | Decision) -> _Place:
     return record.problem.op, record.environment.hardware_key, record.protocol.regime
 
 

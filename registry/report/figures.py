@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .facts import ProblemFacts, Section, timed_us
+from .facts import ProblemFacts, Section
+from .tally import GIVEN_UP
 
 COMPILED = "torch.compile"
 NEAR = 0.01
 """Regret at which a search counts as having found the best."""
 _MOST_MESSAGES = 3
-_LONGEST_MESSAGE = 240
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,10 @@ def descents(section: Section) -> list[Descent]:
     """
     found = []
     for facts in section.problems:
-        steps: list[tuple[int, float]] = []
-        for number, trial in enumerate(facts.trials, 1):
-            us = timed_us(trial)
-            if us is not None and (not steps or us < steps[-1][1]):
-                steps.append((number, us))
-        if steps:
+        if steps := facts.search.steps:
             final = steps[-1][1]
             relative = tuple((number, us / final - 1) for number, us in steps)
-            found.append(Descent(facts, len(facts.trials), relative))
+            found.append(Descent(facts, facts.search.trials, relative))
     return found
 
 
@@ -108,20 +103,14 @@ class Statuses:
     total: int
 
 
-GIVEN_UP = "ok, given up"
-
-
 def statuses(section: Section) -> Statuses:
     """Counts by implementation and status, and the most frequent messages of what failed."""
     counts: dict[str, Counter[str]] = {}
     messages: Counter[tuple[str, str, str]] = Counter()
     for facts in section.problems:
-        for trial in facts.trials:
-            name = trial.candidate.implementation
-            status = GIVEN_UP if trial.status == "ok" and trial.censored else trial.status
-            counts.setdefault(name, Counter())[status] += 1
-            if trial.status != "ok":
-                messages[name, trial.status, _first_line(trial.message)] += 1
+        for (name, status), count in facts.search.outcomes.items():
+            counts.setdefault(name, Counter())[status] += count
+        messages.update(facts.search.failures)
     names = {status for counter in counts.values() for status in counter}
     ordered = [name for name in ("ok", GIVEN_UP) if name in names]
     ordered += sorted(names - set(ordered))
@@ -137,11 +126,6 @@ def _most_frequent(messages: Counter[tuple[str, str, str]]) -> list[Failure]:
         if taken[name, status] <= _MOST_MESSAGES:
             failures.append(Failure(name, status, message, count))
     return sorted(failures, key=lambda failure: (failure.implementation, failure.status, -failure.count))
-
-
-def _first_line(message: str) -> str:
-    text = " ".join(message.split()) or "(no message)"
-    return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1] + "…"
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -78,7 +78,7 @@ def test_a_browser_gets_the_page_the_studies_and_the_trials(database: Path) -> N
 
 def study_of(path: Path, name: str) -> optuna.Study:
     with Store.open(path) as store:
-        return optuna.load_study(study_name=name, storage=rebuild(read(store)))
+        return optuna.load_study(study_name=name, storage=rebuild(read(store), store))
 
 
 def test_a_study_is_over_the_joint_space(database: Path) -> None:
@@ -142,7 +142,7 @@ def test_hardware_of_the_same_name_gets_studies_of_its_own(tmp_path: Path) -> No
         for environment in (H200, smaller):
             one = trial(softmax(1), CandidateKey("x", "f", {}), 5.0, environment=environment)
             store.add_trials(store.start_run(environment), [one])
-        storage = rebuild(read(store))
+        storage = rebuild(read(store), store)
     names = {study.study_name for study in optuna.get_all_study_summaries(storage)}
     assert names == {"softmax rows=1, NVIDIA H200", "softmax rows=1, NVIDIA H200 (2)"}
 

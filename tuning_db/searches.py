@@ -1,0 +1,68 @@
+"""Searches: the trials of one problem under one environment and protocol, with what counting and comparing needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from sqlalchemy import Select, case, select
+from sqlalchemy.orm import Session
+
+from .identities import CandidateKey, Environment, ProblemKey, Protocol
+from .models import ProblemRow, TrialRow
+from .referred import TOGETHER, Referred
+
+
+class Tried(NamedTuple):
+    """The outcome of a trial. ``message`` is that of a failure, and empty of a trial that was right."""
+
+    candidate: CandidateKey
+    status: str
+    censored: bool
+    median_us: float | None
+    message: str
+
+
+class Search(NamedTuple):
+    """Trials of one problem that may be compared, oldest first; ``newest`` is the row number of the last stored one."""
+
+    problem: ProblemKey
+    environment: Environment
+    protocol: Protocol
+    newest: int
+    tried: list[Tried]
+
+
+_PLACE = (TrialRow.problem_id, TrialRow.hardware_id, TrialRow.software_id, TrialRow.protocol_id)
+
+
+def searches_of(session: Session, op: str | None) -> Iterator[Search]:
+    """Every search, or those of one op, read as they are asked for."""
+    referred = Referred(session)
+    for (problem, hardware, software, protocol), rows in groupby(_rows(session, _query(op)), itemgetter(0, 1, 2, 3)):
+        found = list(rows)
+        candidate = referred.candidates(row[5] for row in found)
+        referred.hardware([hardware]), referred.software([software])
+        yield Search(
+            referred.problems([problem])[problem],
+            referred.environment(hardware, software),
+            referred.protocols([protocol])[protocol],
+            max(row[4] for row in found),
+            [Tried(candidate[row[5]], *row[6:]) for row in found],
+        )
+
+
+def _query(op: str | None) -> Select[Any]:
+    message = case((TrialRow.status == "ok", ""), else_=TrialRow.message)
+    # an import keeps instants, but not the order of rows
+    query = select(
+        *_PLACE, TrialRow.id, TrialRow.candidate_id, TrialRow.status, TrialRow.censored, TrialRow.median_us, message
+    ).order_by(*_PLACE, TrialRow.created, TrialRow.id)
+    return query if op is None else query.where(TrialRow.problem_id.in_(select(ProblemRow.id).filter_by(op=op)))
+
+
+def _rows(session: Session, query: Select[Any]) -> Iterator[Any]:
+    for rows in session.connection().execute(query.execution_options(yield_per=TOGETHER)).partitions():
+        yield from rows
