@@ -15,7 +15,7 @@ from .models import ProblemRow, TrialRow
 from .referred import TOGETHER, Referred
 
 
-class Tried(NamedTuple):
+class TrialFigures(NamedTuple):
     """The outcome of a trial. ``message`` is that of a failure, and empty of a trial that was right."""
 
     candidate: CandidateKey
@@ -32,7 +32,7 @@ class Search(NamedTuple):
     environment: Environment
     protocol: Protocol
     newest: int
-    tried: list[Tried]
+    attempts: list[TrialFigures]
 
 
 _PLACE = (TrialRow.problem_id, TrialRow.hardware_id, TrialRow.software_id, TrialRow.protocol_id)
@@ -41,7 +41,8 @@ _PLACE = (TrialRow.problem_id, TrialRow.hardware_id, TrialRow.software_id, Trial
 def searches_of(session: Session, op: str | None) -> Iterator[Search]:
     """Every search, or those of one op, read as they are asked for."""
     referred = Referred(session)
-    for (problem, hardware, software, protocol), rows in groupby(_rows(session, _query(op)), itemgetter(0, 1, 2, 3)):
+    ordered = _rows(session, _query(op), referred)
+    for (problem, hardware, software, protocol), rows in groupby(ordered, itemgetter(0, 1, 2, 3)):
         found = list(rows)
         candidate = referred.candidates(row[5] for row in found)
         referred.hardware([hardware]), referred.software([software])
@@ -50,7 +51,7 @@ def searches_of(session: Session, op: str | None) -> Iterator[Search]:
             referred.environment(hardware, software),
             referred.protocols([protocol])[protocol],
             max(row[4] for row in found),
-            [Tried(candidate[row[5]], *row[6:]) for row in found],
+            [TrialFigures(candidate[row[5]], *row[6:]) for row in found],
         )
 
 
@@ -63,6 +64,7 @@ def _query(op: str | None) -> Select[Any]:
     return query if op is None else query.where(TrialRow.problem_id.in_(select(ProblemRow.id).filter_by(op=op)))
 
 
-def _rows(session: Session, query: Select[Any]) -> Iterator[Any]:
+def _rows(session: Session, query: Select[Any], referred: Referred) -> Iterator[Any]:
     for rows in session.connection().execute(query.execution_options(yield_per=TOGETHER)).partitions():
+        referred.problems(row[0] for row in rows)  # one query for all of them
         yield from rows

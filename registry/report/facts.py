@@ -144,7 +144,7 @@ def read(store: Store, ops: Sequence[str] = (), baselines_of: BaselinesOf = _tor
     searches: list[_Counted] = []
     for op in wanted:
         with store.each_search(op=op) as found:
-            searches += (_Counted(*one[:4], tally(one.tried)) for one in found)
+            searches += (_Counted(*one[:4], tally(one.attempts)) for one in found)
     regimes = sorted({search.protocol.regime for search in searches} | {"cold"})
     winners = [winner for op in wanted for regime in regimes for winner in store.winners(op=op, regime=regime)]
     sections = _sections(searches, winners)

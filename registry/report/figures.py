@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from .facts import ProblemFacts, Section
 from .tally import GIVEN_UP
@@ -60,8 +62,8 @@ class Descent:
 
     def at(self, trial: int) -> float | None:
         """The regret after ``trials`` trials; None while nothing right was found."""
-        reached = [regret for number, regret in self.steps if number <= trial]
-        return reached[-1] if reached else None
+        reached = bisect_right(self.steps, trial, key=itemgetter(0))
+        return self.steps[reached - 1][1] if reached else None
 
     @property
     def near_after(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from tuning_db.searches import Tried
+from tuning_db.searches import TrialFigures
 
 GIVEN_UP = "ok, given up"
 """The outcome of trials of status ``ok`` that were too slow to time to the end."""
@@ -40,14 +40,14 @@ class Tally:
     failures: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
 
 
-def tally(tried: Iterable[Tried]) -> Tally:
+def tally(attempts: Iterable[TrialFigures]) -> Tally:
     """The tally of trials, oldest first."""
     number, fastest = 0, math.inf
     best: dict[str, Best] = {}
     steps: list[tuple[int, float]] = []
     outcomes: Counter[tuple[str, str]] = Counter()
     failures: Counter[tuple[str, str, str]] = Counter()
-    for number, (candidate, status, censored, us, message) in enumerate(tried, 1):
+    for number, (candidate, status, censored, us, message) in enumerate(attempts, 1):
         name = candidate.implementation
         outcomes[name, status if status != "ok" or not censored else GIVEN_UP] += 1
         if status != "ok":
