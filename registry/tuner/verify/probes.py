@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import torch
-
 from ...arguments.schema import tensors_in, with_tensors
 from ...artifact import Artifact
 from ...contract import Op, as_tuple
@@ -28,6 +26,7 @@ from ...dispatch.plans.other_size import at_other_size, bound_by_call
 from ...dispatch.plans.plan import Plan, build
 from ...dispatch.plans.two_threads import results_of_two_threads
 from ...errors import RegistryError
+from ...faults.device_faults import out_of_memory
 from ...implementation import Tensors
 from ...problem import Problem
 from ..planning.variants import variants_at
@@ -139,11 +138,13 @@ class Probes:
             if probe.beside is not None:
                 _check(there, probe.beside, checks, told)
                 _check_two_threads(there, (probe, probe.beside), self._device, checks)
-        except (RegistryError, torch.OutOfMemoryError):
+        except RegistryError:
             return False
         except WrongError as fault:
             raise WrongError(fault.status, told(fault.message)) from None
         except Exception as fault:
+            if out_of_memory(fault):
+                return False
             remedy = "; what it cannot run, unsupported() has to say"
             raise WrongError("error", told(f"it raises {type(fault).__name__}: {fault}", remedy)) from fault
         return True

@@ -19,6 +19,7 @@ from ...correctness.tolerance_check import refuse_unseen
 from ...device import Device
 from ...dispatch.plans.plan import Candidate, Plan, build
 from ...errors import RegistryError
+from ...faults.device_faults import out_of_memory
 from ...implementation import Tensors
 from ...problem import Arguments, Problem
 from ..measure.protocol import TimingProtocol
@@ -158,10 +159,10 @@ class Session:
         self._mixable = False
         try:
             reference = reference64(self.op, mixed)
-        except (torch.OutOfMemoryError, MemoryError):
-            self._mixable = None
-            raise
-        except Exception:  # an op may raise anything for inputs that contradict each other
+        except Exception as fault:  # an op may raise anything for inputs that contradict each other
+            if out_of_memory(fault):
+                self._mixable = None
+                raise
             return None
         self._mixable = all(bool(output.isfinite().all()) for output in reference)
         return reference if self._mixable else None

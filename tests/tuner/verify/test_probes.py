@@ -147,3 +147,13 @@ def test_who_had_no_variant_for_the_probes_meets_them_with_another_problems() ->
     check(4096)
     with pytest.raises(WrongError, match="right here, but not for softmax"):
         check(65)
+
+
+@pytest.mark.parametrize("told", ["Triton Error [CUDA]: out of memory", "CUDA_ERROR_OUT_OF_MEMORY"])
+def test_whom_memory_fails_at_a_probe_is_not_refused(told: str) -> None:
+    def softmax(y: torch.Tensor, x: torch.Tensor, *_: Any) -> None:
+        if len(x) < 64:
+            raise RuntimeError(told)
+        y.copy_(torch.softmax(x, -1))
+
+    go_through(Custom("softmax", softmax), session_of_rows(), {})
