@@ -19,6 +19,8 @@ from .options import Database, Op, check_stored_op
 _CHECKED_FIRST = 1000
 """Lines that are checked before a database is made for them."""
 
+_BUFFER_BYTES = 2**20
+
 
 def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write; - is stdout. Never overwritten.")],
@@ -46,7 +48,7 @@ def export(
             store.export(sys.stdout, op=op, hardware=chosen, winners_only=winners_only)
             return
         try:
-            with file.open("x", encoding="utf-8") as stream:
+            with file.open("x", _BUFFER_BYTES, encoding="utf-8") as stream:
                 count = store.export(stream, op=op, hardware=chosen, winners_only=winners_only)
         except OSError as fault:
             raise RegistryError(f"{file}: {fault.strerror}", hint="expected a file that can be made") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sqlite3
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -70,6 +71,20 @@ def test_lines_made_of_columns_are_those_of_the_records(tmp_path: Path) -> None:
         expected = [line(TrialLine(run=run.uid, trial=trial)) for trial in reversed(store.trials())]
     found = [text for text in stream.getvalue().splitlines(keepends=True) if '"kind":"trial"' in text]
     assert found == expected
+
+
+@pytest.mark.parametrize("stored", ['{"b":1, "a":[0.5]}', '{"b":\n1,"a":[0.5]}', '{"b":1,"a":[0.5],"é":""}'])
+def test_stored_details_of_any_form_make_one_line(tmp_path: Path, stored: str) -> None:
+    path, stream = tmp_path / "from.db", io.StringIO()
+    with Store.open(path) as store:
+        store.add_trials(store.start_run(ENVIRONMENT), [a_trial(0)])
+        with sqlite3.connect(path) as database:
+            database.execute("UPDATE trial SET details = ?", [stored])
+        database.close()
+        store.export(stream)
+    *_, told = stream.getvalue().splitlines()
+    assert told.isascii()
+    assert json.loads(told)["trial"]["details"] == json.loads(stored)
 
 
 def records(text: str) -> list[tuple[int, Line]]:

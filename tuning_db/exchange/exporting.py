@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import Select, select, text
@@ -15,7 +16,10 @@ from ..records import Decision, Final
 from ..referred import Referred
 from ..snapshot import Row, runners
 from .format import DecisionLine, HeaderLine, RunLine, WinnerLine, line
-from .trial_lines import finals_text, text_of, trial_lines
+from .trial_lines import finals_texts, text_of, trial_lines
+
+_DECISIONS_TOGETHER = 50
+"""Decisions whose finals, hundreds of each, are read together."""
 
 
 def exported(session: Session, op: str | None, hardware_keys: Collection[str] | None) -> Iterator[str]:
@@ -33,9 +37,12 @@ def exported(session: Session, op: str | None, hardware_keys: Collection[str] | 
         ordered = _chosen(query, op, hardware_keys).order_by(DecisionRow.id)
         return reading.decisions_of(session, ordered.execution_options(yield_per=1000))
 
-    for run, decision in decisions(reading.select_decisions()):
-        before, _, behind = line(DecisionLine(run=run, decision=decision)).rpartition('"finals":[]')
-        yield f'{before}"finals":{finals_text(session, decision.uid, texts)}{behind}'
+    decided = decisions(reading.select_decisions())
+    while part := list(islice(decided, _DECISIONS_TOGETHER)):
+        finals = finals_texts(session, [decision.uid for _, decision in part], texts)
+        for run, decision in part:
+            before, _, behind = line(DecisionLine(run=run, decision=decision)).rpartition('"finals":[]')
+            yield f'{before}"finals":{finals.get(decision.uid, "[]")}{behind}'
     for _, decision in decisions(reading.select_winners()):
         yield line(WinnerLine(decision=decision.uid))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
+import msgspec
 from sqlalchemy import Select, Text, cast, select
 from sqlalchemy.orm import Session
 
@@ -17,7 +18,9 @@ from ..identities import CandidateKey, ProblemKey, Protocol
 from ..keys import canonical_json
 from ..models import DecisionRow, FinalRow, TrialRow
 from ..referred import TOGETHER, Referred
+from .quick_lines import usual
 
+_ANY = msgspec.json.Decoder(dict[str, Any])
 _NUMBERS = re.compile(r"\[[-+0-9.eE, ]*\]")
 
 
@@ -56,31 +59,33 @@ def _lines(rows: Sequence[Sequence[Any]], texts: Referred) -> Iterator[str]:
         yield (
             f'{{"kind":"trial","run":{quoted(run)},"trial":{{"artifact_hash":{quoted(artifact)},'
             f'"candidate":{candidate[c]},"censored":{"true" if censored else "false"},'
-            f'"created":"{created.isoformat()}","details":{canonical_json(json.loads(details))},'
+            f'"created":"{created.isoformat()}","details":{_details(details)},'
             f'"environment":{{"hardware":{machine[h]},"software":{versions[s]}}},"median_us":{_number(us)},'
             f'"message":{quoted(message)},"problem":{problem[p]},"protocol":{protocol[t]},"samples":{_samples(samples)},'
             f'"status":{quoted(status)},"stop_reason":{quoted(reason)},"uid":{quoted(uid)}}}}}\n'
         )
 
 
-def finals_text(session: Session, decision_uid: str, texts: Referred) -> str:
-    """The finals of a decision as a JSON array, in the order of their measurement."""
+def finals_texts(session: Session, decision_uids: Collection[str], texts: Referred) -> dict[str, str]:
+    """The finals of decisions by their uid, each as a JSON array in the order of measurement; none of one without."""
     query = (
         select(
-            FinalRow.candidate_id, FinalRow.role, FinalRow.block, FinalRow.round, FinalRow.position, FinalRow.us
+            DecisionRow.uid,
+            FinalRow.candidate_id, FinalRow.role, FinalRow.block, FinalRow.round, FinalRow.position, FinalRow.us,
         )
         .join(DecisionRow, FinalRow.decision_id == DecisionRow.id)
-        .where(DecisionRow.uid == decision_uid)
-        .order_by(FinalRow.ordinal)
+        .where(DecisionRow.uid.in_(decision_uids))
+        .order_by(DecisionRow.id, FinalRow.ordinal)
     )  # fmt: skip
     rows = session.connection().execute(query).all()
-    known = texts.candidates({row[0] for row in rows if row[0] is not None})
-    made = (
-        f'{{"block":{block:d},"candidate":{"null" if candidate is None else known[candidate]},"position":{position:d},'
-        f'"role":{quoted(role)},"round":{round_:d},"us":{_number(us)}}}'
-        for candidate, role, block, round_, position, us in rows
-    )
-    return f"[{','.join(made)}]"
+    known = texts.candidates({row[1] for row in rows if row[1] is not None})
+    found: dict[str, list[str]] = {}
+    for uid, candidate, role, block, round_, position, us in rows:
+        found.setdefault(uid, []).append(
+            f'{{"block":{block:d},"candidate":{"null" if candidate is None else known[candidate]},'
+            f'"position":{position:d},"role":{quoted(role)},"round":{round_:d},"us":{_number(us)}}}'
+        )
+    return {uid: f"[{','.join(finals)}]" for uid, finals in found.items()}
 
 
 def _number(us: float | None) -> str:
@@ -95,4 +100,11 @@ def _samples(text: str) -> str:
     """The canonical JSON of stored samples: a list of numbers is as it should be but for its blanks."""
     if _NUMBERS.fullmatch(text):
         return text.replace(" ", "")
+    return canonical_json(json.loads(text))
+
+
+def _details(text: str) -> str:
+    """Stored details as they stand, which need not be canonical; what is no plain JSON is made so, or raises."""
+    if text.isascii() and "\n" not in text and usual(_ANY, text) is not None:
+        return text
     return canonical_json(json.loads(text))
