@@ -18,6 +18,7 @@ from .errors import OutdatedSchemaError, ReadOnlyDatabaseError, TuningDBError, U
 from .faults import told_of
 from .files import Access, check_file, writable
 from .location import Location
+from .models import parsed_json
 from .reading import SCHEMA_VERSION
 from .schema import LATEST, check_readable, migrate, read_version
 
@@ -130,7 +131,7 @@ def _open_server(location: Location, create: bool, upgrade: bool) -> Opened:
     assert url is not None
     timeout = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_SECONDS}
     try:
-        engine = create_engine(url, connect_args=timeout, pool_pre_ping=True)
+        engine = create_engine(url, connect_args=timeout, pool_pre_ping=True, json_deserializer=parsed_json)
     except (ImportError, NoSuchModuleError) as fault:
         hint = "pip install 'kernel-registry[postgresql]'"
         raise UnreachableDatabaseError(f"{shown} needs a driver that is not installed ({fault})", hint=hint) from fault

@@ -7,9 +7,11 @@ can be imported without the rest. Trials, decisions and finals are only ever add
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Double, ForeignKey, Index, Integer, MetaData, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
@@ -25,6 +27,14 @@ NAMES = {
     "pk": "pk_%(table_name)s",
 }
 """Patterns for the names of constraints and indexes, so that a later migration can refer to them."""
+
+
+def parsed_json(text: str) -> Any:
+    """The value of JSON as ``json.loads`` tells it, in a quarter of its time for what is usual."""
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError):  # numbers that are not finite, say
+        return json.loads(text)
 
 
 class Instant(TypeDecorator[datetime]):

@@ -11,8 +11,8 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from . import older_versions
-from .identities import CandidateKey, Environment, ProblemKey, Protocol, set_fields
-from .keys import plain_mapping
+from .identities import CandidateKey, Environment, ProblemKey, Protocol
+from .keys import finite_or_none, plain_mapping
 from .models import (
     DECISION_FIELDS,
     FINAL_FIELDS,
@@ -30,7 +30,7 @@ from .models import (
     TrialRow,
     WinnerRow,
 )
-from .records import Decision, Final, Interval, Run, Trial, transfers_of
+from .records import Decision, Final, Interval, Run, Trial, times, transfers_of
 from .referred import TOGETHER, Referred
 from .schema import LATEST
 
@@ -72,19 +72,15 @@ def trials_of(session: Session, query: Select[Any]) -> Iterator[tuple[TrialRow, 
 
 
 def select_trial_columns(*names: str) -> Select[Any]:
-    """Query of these columns of trials, for :func:`each_trial`; joined to what conditions may name."""
-    return (
-        select(*_NUMBERS, *(getattr(TrialRow, name) for name in names))
-        .select_from(TrialRow)
-        .join(ProblemRow, TrialRow.problem_id == ProblemRow.id)
-        .join(CandidateRow, TrialRow.candidate_id == CandidateRow.id)
-        .join(HardwareRow, TrialRow.hardware_id == HardwareRow.id)
-        .join(SoftwareRow, TrialRow.software_id == SoftwareRow.id)
-    )
+    """Query of these columns of trials, for :func:`each_trial`."""
+    return select(*_NUMBERS, *(getattr(TrialRow, name) for name in names))
 
 
 def each_trial(session: Session, query: Select[Any], names: Sequence[str]) -> Iterator[Trial]:
-    """The trial of each row of a :func:`select_trial_columns` query of ``names``, a thousand rows at a time."""
+    """The trial of each row of a :func:`select_trial_columns` query of ``names``, a thousand rows at a time.
+
+    Of a row only its figures are checked: the rest is what its columns can hold.
+    """
     referred = Referred(session)
     rows = session.connection().execute(query.execution_options(yield_per=TOGETHER))
     for part in rows.partitions():
@@ -92,11 +88,16 @@ def each_trial(session: Session, query: Select[Any], names: Sequence[str]) -> It
         problem, candidate = referred.problems(problems), referred.candidates(candidates)
         protocol, _, _ = referred.protocols(protocols), referred.hardware(hardware), referred.software(software)
         for p, c, h, s, t, *fields in part:
-            told = dict(zip(names, fields, strict=True))
-            details = told.pop("details", {})
-            trial = Trial(problem[p], candidate[c], referred.environment(h, s), protocol[t], **told)
-            # data of JSON need no copy, which takes as long as all else
-            set_fields(trial, details=details if type(details) is dict else plain_mapping(details, "trial.details"))
+            told = {"samples": (), "details": {}, **dict(zip(names, fields, strict=True))}
+            finite_or_none(told["median_us"], "trial.median_us")
+            if type(told["details"]) is not dict:
+                plain_mapping(told["details"], "trial.details")
+            told["samples"] = times(told["samples"])
+            trial = object.__new__(Trial)  # what its __post_init__ copies takes longer than all else
+            trial.__dict__.update(
+                told, problem=problem[p], candidate=candidate[c], environment=referred.environment(h, s),
+                protocol=protocol[t],
+            )  # fmt: skip
             yield trial
 
 

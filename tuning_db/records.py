@@ -80,7 +80,7 @@ class Trial(Exchanged):
             message=plain_text(self.message),
             stop_reason=plain_text(self.stop_reason),
             median_us=finite_or_none(self.median_us, "trial.median_us"),
-            samples=_times(self.samples),
+            samples=times(self.samples),
             details=plain_mapping(self.details, "trial.details", lenient=True),
             created=_utc(self.created, "trial.created"),
         )
@@ -244,7 +244,8 @@ class Statistics:
     size_bytes: int
 
 
-def _times(samples: Sequence[float]) -> tuple[float, ...]:
+def times(samples: Sequence[float]) -> tuple[float, ...]:
+    """The samples of a trial. Raises InvalidRecordError for one that is no finite number."""
     if {*map(type, samples)} <= {float} and math.isfinite(math.fsum(map(abs, samples))):
         return tuple(samples)
     return tuple(finite(value, f"trial.samples[{index}]") for index, value in enumerate(samples))

@@ -15,6 +15,7 @@ from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from .faults import sqlite_code
 from .files import BUSY_SECONDS, Access, connect, journal_of, network_file_system, second_access
+from .models import parsed_json
 from .schema import read_version
 
 WRITES = "tuning_db_writes"
@@ -45,7 +46,12 @@ def make_engine(access: Access, pool: type[Pool] = QueuePool, *, foreign_keys: b
 
     A migration rebuilds tables and needs ``foreign_keys`` off, which SQLite only allows outside a transaction.
     """
-    engine = create_engine("sqlite://", creator=lambda: connect(access, foreign_keys=foreign_keys), poolclass=pool)
+    engine = create_engine(
+        "sqlite://",
+        creator=lambda: connect(access, foreign_keys=foreign_keys),
+        poolclass=pool,
+        json_deserializer=parsed_json,
+    )
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:

@@ -262,11 +262,11 @@ class Store:
         ``without`` which the caller can do (``samples``, ``details``) are not read, and have their defaults.
         """
         names = [name for name in ("samples", *TRIAL_FIELDS) if name not in without]
-        query = reading.narrowed(
-            reading.select_trial_columns(*names),
-            (ProblemRow.op, op),
-            (HardwareRow.key, None if hardware is None else _key(hardware)),
-        )
+        query = reading.select_trial_columns(*names)
+        if op is not None:
+            query = query.where(TrialRow.problem_id.in_(select(ProblemRow.id).filter_by(op=op)))
+        if hardware is not None:
+            query = query.where(TrialRow.hardware_id.in_(select(HardwareRow.id).filter_by(key=_key(hardware))))
         if statuses:
             query = query.where(TrialRow.status.in_(sorted(statuses)))
         with self._opened.reading() as session:
@@ -288,12 +288,11 @@ class Store:
         self, problem: ProblemKey, environment: Environment, candidate: CandidateKey, until: datetime
     ) -> str | None:
         """The status of the candidate's last trial on the problem that was made no later than ``until``, if any."""
-        query = reading.narrowed(
-            reading.select_trial_columns("status").with_only_columns(TrialRow.status),
-            (ProblemRow.key, problem.key),
-            (HardwareRow.key, environment.hardware_key),
-            (SoftwareRow.key, environment.software_key),
-        ).where(TrialRow.created <= until, CandidateRow.key == candidate_key(problem.op, candidate))
+        query = (
+            _trials_like(problem, environment, None)
+            .with_only_columns(TrialRow.status)
+            .where(TrialRow.created <= until, CandidateRow.key == candidate_key(problem.op, candidate))
+        )
         with self._opened.reading() as session:
             return session.execute(query.order_by(TrialRow.id.desc()).limit(1)).scalar_one_or_none()
 
