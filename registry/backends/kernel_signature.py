@@ -27,25 +27,23 @@ _Kind = torch.dtype | type | None
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _QUALIFIER = re.compile(r"\b(?:const|volatile|__restrict__|__restrict|restrict|__grid_constant__|signed|std::)\b|\*|&")
 _FUNCTION = {"CUDA": r"__global__[^;{{}}()]*(?:\([^()]*\)[^;{{}}()]*)*\b({})\s*\(", "C++": r"\bvoid\s+({})\s*\("}
-_POINTEES = {
+_COMMA = re.compile(r",(?![^<>]*>)")
+_DTYPES = {
     "float": torch.float32,
     "double": torch.float64,
-    "half": torch.float16,
-    "__half": torch.float16,
-    "__nv_bfloat16": torch.bfloat16,
-    "nv_bfloat16": torch.bfloat16,
-    "int": torch.int32,
-    "int32_t": torch.int32,
-    "long long": torch.int64,
-    "int64_t": torch.int64,
-    "short": torch.int16,
-    "int16_t": torch.int16,
+    "bool": torch.bool,
     "int8_t": torch.int8,
+    **dict.fromkeys(("half", "__half"), torch.float16),
+    **dict.fromkeys(("__nv_bfloat16", "nv_bfloat16"), torch.bfloat16),
+    **dict.fromkeys(("short", "int16_t"), torch.int16),
+    **dict.fromkeys(("int", "int32_t"), torch.int32),
+    **dict.fromkeys(("long", "long int", "long long", "long long int", "int64_t"), torch.int64),
+    **dict.fromkeys(("unsigned", "unsigned int", "uint32_t"), torch.uint32),
+    **dict.fromkeys(("unsigned long long", "uint64_t", "size_t"), torch.uint64),
 }
-_INTEGERS = {"long long": 8, "int64_t": 8, "unsigned long long": 8, "uint64_t": 8, "size_t": 8, "long": 8, "int": 4}
-_INTEGERS |= {"int32_t": 4, "unsigned": 4, "unsigned int": 4, "uint32_t": 4, "short": 2, "int16_t": 2, "bool": 1}
-_FLOATS = {"float": 4, "double": 8, "half": 2, "__half": 2}
-_PASSED = {"int": ("long long", 8), "float": ("float", 4), "bool": ("bool", 1)}
+_BITS = {torch.bool, torch.uint32, torch.uint64}
+"""Types by which a kernel may read a tensor of any dtype."""
+_PASSED = {int: ("long long", 8), float: ("float", 4), bool: ("bool", 1)}
 
 
 @dataclass(frozen=True)
@@ -76,12 +74,11 @@ def check_kernel(implementation: Implementation, launch: Launch, signature: Sign
     found = _compared(kernel.source, kernel.name, macros, given, language)
     if found is None:
         return
-    declared, fault = found
+    declared, at, text = found
     if declared.others:
         context = f"of the kernel text in the Launch at {launch.place}"
         raise MisnamedError("function", kernel.name, declared.others, context)
     place = where_written(kernel.source, declared.line, [sys.modules[type(implementation).__module__]])
-    at, text = fault
     shown = f"{launch.args[at]!r} is " if at >= 0 else ""
     raise launch.fault(f"{title}{place and f' ({place})'}: {shown}{text}")
 
@@ -96,55 +93,43 @@ def _kind(argument: Any, launch: Launch, title: str, signature: Signature) -> _K
 @lru_cache(maxsize=4096)
 def _compared(
     source: str, name: str, macros: tuple[tuple[str, str], ...], given: tuple[_Kind, ...], language: Language
-) -> tuple[_Declared, tuple[int, str]] | None:
-    """What the text declares and the fault of the arguments given; None where there is no fault, or no telling."""
+) -> tuple[_Declared, int, str] | None:
+    """What the text declares, the argument that does not fit (-1: their number) and why; None where all may fit."""
     declared = _declared(source, name, macros, language)
     if declared is None:
         return None
-    fault = _fault(declared.parameters, given, language)
-    return (declared, fault or (-1, "")) if fault or declared.others else None
-
-
-def _fault(parameters: tuple[_Parameter, ...], given: tuple[_Kind, ...], language: Language) -> tuple[int, str] | None:
-    """The argument that does not fit its parameter (-1: their number), and why."""
-    if len(parameters) != len(given):
-        names = ", ".join(parameter.name for parameter in parameters)
-        return -1, f"it takes {len(parameters)} arguments ({names}), but the launch gives {len(given)}"
-    for place, (parameter, kind) in enumerate(zip(parameters, given, strict=True)):
+    if declared.others or len(declared.parameters) != len(given):
+        names = ", ".join(parameter.name for parameter in declared.parameters)
+        return (
+            declared,
+            -1,
+            f"it takes {len(declared.parameters)} arguments ({names}), but the launch gives {len(given)}",
+        )
+    for place, (parameter, kind) in enumerate(zip(declared.parameters, given, strict=True)):
         if text := _mismatch(parameter, kind, language):
-            return place, text
+            shown = f"{parameter.type or 'of an unknown type'}{'*' * parameter.pointer}"
+            return declared, place, f"{text}, but the parameter {parameter.name} is {shown}"
     return None
 
 
 def _mismatch(parameter: _Parameter, kind: _Kind, language: Language) -> str:
-    declared = f"the parameter {parameter.name} is {parameter.type or 'of an unknown type'}{'*' * parameter.pointer}"
+    declared = _DTYPES.get(parameter.type)
     if not isinstance(kind, type):
-        text = _tensor_mismatch(parameter, kind)
-    elif parameter.pointer:
-        text = "a number" if kind.__name__ in _PASSED else ""
-    else:
-        text = _number_mismatch(parameter.type, kind.__name__, language)
-    return text and f"{text}, but {declared}"
-
-
-def _tensor_mismatch(parameter: _Parameter, dtype: torch.dtype | None) -> str:
-    if not parameter.pointer:
-        return "a tensor" if parameter.type in _INTEGERS | _FLOATS else ""
-    expected = _POINTEES.get(parameter.type)
-    readable = expected is None or dtype is None or _readable(dtype, expected)
-    return "" if readable else f"a tensor of {dtype_name(cast('torch.dtype', dtype))}"
-
-
-def _number_mismatch(declared: str, kind: str, language: Language) -> str:
-    if kind in _PASSED and declared in (_INTEGERS if kind == "float" else _FLOATS):
-        return f"a number of type {kind}"
-    size, (passed, needed) = (_INTEGERS | _FLOATS).get(declared), _PASSED.get(kind, ("", None))
-    return f"passed as a {passed}" if language == "CUDA" and size and needed and size != needed else ""
+        if not parameter.pointer:
+            return "a tensor" if declared else ""
+        readable = kind is None or declared is None or _readable(kind, declared)
+        return "" if readable else f"a tensor of {dtype_name(cast('torch.dtype', kind))}"
+    if kind not in _PASSED or declared is None or parameter.pointer:
+        return "a number" if kind in _PASSED and parameter.pointer else ""
+    passed, size = _PASSED[kind]
+    if (kind is float) != declared.is_floating_point:
+        return f"a number of type {kind.__name__}"
+    return f"passed as a {passed}" if language == "CUDA" and size != declared.itemsize else ""
 
 
 def _readable(found: torch.dtype, expected: torch.dtype) -> bool:
     """Whether a kernel may mean to read a tensor so: as it is, packed bytes, or the bits of a number as an integer."""
-    if found in {expected, torch.uint8}:
+    if found in {expected, torch.uint8} or expected in _BITS:
         return True
     return found.is_floating_point and not expected.is_floating_point and found.itemsize == expected.itemsize
 
@@ -163,16 +148,16 @@ def _declared(source: str, name: str, macros: tuple[tuple[str, str], ...], langu
         return None
     (match,) = found
     types = {**dict(macros), **_template_types(text[: match.start()], template)}
-    parameters = _parameters(text[match.end() :], types)
+    given, closed, _ = text[match.end() :].partition(")")
+    parameters = _parameters(given, types) if closed else None
     return None if parameters is None else _Declared(parameters, text.count("\n", 0, match.start()) + 1)
 
 
-def _parameters(rest: str, types: Mapping[str, str]) -> tuple[_Parameter, ...] | None:
-    parts = _split(rest, ")")
-    if parts is None or any("#" in part or "..." in part or "[" in part or "(" in part for part in parts):
+def _parameters(text: str, types: Mapping[str, str]) -> tuple[_Parameter, ...] | None:
+    if re.search(r"[#(\[]|\.\.\.", text):
         return None
     found = []
-    for part in parts if parts != ["void"] else []:
+    for part in _COMMA.split(text) if text.strip() not in {"", "void"} else []:
         declared = re.fullmatch(r"(.*[\s*&>])(\w+)", part.partition("=")[0].strip(), re.DOTALL)
         if declared is None:
             return None
@@ -185,29 +170,14 @@ def _type(declared: str, types: Mapping[str, str]) -> str:
     name = " ".join(_QUALIFIER.sub(" ", declared).split())
     for _ in range(4):
         name = types.get(name, name)
-    name = {"long long int": "long long", "long int": "long"}.get(name, name)
-    return name if name in _POINTEES or name in _INTEGERS or name in _FLOATS else ""
+    return name if name in _DTYPES else ""
 
 
 def _template_types(before: str, given: str) -> dict[str, str]:
     """Template parameters by name, as an instantiation ``row<float, 4>`` gives them."""
     header = re.search(r"template\s*<([^{};]*)>\s*[\w\s]*\Z", before)
-    values = _split(given, ">") if given else None
-    if header is None or values is None:
+    if header is None or not given:
         return {}
-    names = [part.partition("=")[0].split()[-1:] for part in _split(header.group(1) + ">", ">") or ()]
-    return {name[0]: value for name, value in zip(names, values, strict=False) if name}
-
-
-def _split(text: str, end: str) -> list[str] | None:
-    """The parts between commas up to the closing ``end``; None where it never comes."""
-    parts, depth, start = [], 0, 0
-    for place, letter in enumerate(text):
-        if letter == end and depth == 0:
-            parts.append(text[start:place].strip())
-            return parts if parts != [""] else []
-        if letter == "," and depth == 0:
-            parts.append(text[start:place].strip())
-            start = place + 1
-        depth += (letter in "([{<") - (letter in ")]}>")
-    return None
+    names = [part.partition("=")[0].split()[-1:] for part in _COMMA.split(header.group(1))]
+    values = _COMMA.split(given.rpartition(">")[0])
+    return {name[0]: value.strip() for name, value in zip(names, values, strict=False) if name}
