@@ -11,20 +11,23 @@ import builtins
 import gc
 import itertools
 import math
+import os
 import random
+import secrets
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
+from ...contract import Op, Tolerance
 from ...implementation import Implementation
-from ..measure.persisting_cache import keep_persisting, persisting_bytes
 from ..verify.verdicts import WrongError
+from .settings import SETTINGS
 
 _NOT_OURS = {"torch.manual_seed", "torch.Storage"}
 """Functions that torch.compile and torch.set_default_dtype replace; the tuner does not call them."""
@@ -38,10 +41,24 @@ WATCHED = (
     "registry.dispatch.plans.other_size",
     "registry.dispatch.plans.plan",
     "registry.dispatch.plans.two_threads",
+    "registry.faults",
     "registry.problem",
 )
 """Beginnings of the names of our modules that judge and time, and of those that they call."""
-_LIBRARY: tuple[ModuleType, ...] = (builtins, gc, itertools, math, random, statistics, time)
+_LIBRARY: tuple[ModuleType, ...] = (
+    builtins,
+    gc,
+    itertools,
+    math,
+    os,
+    random,
+    secrets,
+    statistics,
+    time,
+    torch.nn.functional,
+    torch.special,
+    torch.linalg,
+)
 _TORCH: tuple[Any, ...] = (
     torch,
     torch.Tensor,
@@ -65,7 +82,10 @@ class Replaced:
 
 
 class _Part:
-    """A module or class and its functions. A new name counts where it hides an inherited or built-in one."""
+    """A module or class and its functions, or a contract and its fields.
+
+    A new name counts where it hides an inherited or built-in one.
+    """
 
     def __init__(self, name: str, place: Any) -> None:
         self._name = name
@@ -75,7 +95,7 @@ class _Part:
         self._callables = {
             part: value
             for part, value in vars(place).items()
-            if part in names and _is_code(value) and f"{name}.{part}" not in _NOT_OURS
+            if part in names and (_is_code(value) or is_dataclass(place)) and f"{name}.{part}" not in _NOT_OURS
         }
 
     def restore(self) -> Iterator[Replaced]:
@@ -84,7 +104,9 @@ class _Part:
         for part, was in self._callables.items():
             if now.get(part) is not was:
                 yield Replaced(f"{self._name}.{part}", _owner(now.get(part)))
-                setattr(self._place, part, was)
+                # contracts are frozen
+                set_part = setattr if isinstance(self._place, type | ModuleType) else object.__setattr__
+                set_part(self._place, part, was)
         if len(now) == len(self._names):
             return
         for part in [part for part in now if part not in self._names and self._hides(part)]:
@@ -102,6 +124,17 @@ class Integrity:
 
     def __init__(self) -> None:
         self._parts = [_Part(name, place) for name, place in _places()]
+        self._kept: set[int] = set()
+
+    def keep(self, op: Op, implementations: Iterable[Implementation]) -> None:
+        """Watch an op's contract, and the classes of its implementations, from now on."""
+        if id(op) in self._kept:
+            return
+        self._kept.add(id(op))
+        kinds = {kind for one in implementations for kind in type(one).__mro__[:-1]}
+        self._parts += [_Part(f"{kind.__module__}.{kind.__qualname__}", kind) for kind in kinds]
+        tolerances = {f"{op.name}.{name}": found for name, found in vars(op).items() if isinstance(found, Tolerance)}
+        self._parts += [_Part(name, place) for name, place in {op.name: op, **tolerances}.items()]
 
     def restore(self) -> list[Replaced]:
         """Undo every replacement since construction; returns the replacements."""
@@ -113,10 +146,14 @@ class Trust:
 
     def __init__(self, integrity: Integrity) -> None:
         self._integrity = integrity
-        self._settings = {name: read() for name, (read, _) in _SETTINGS.items()}
+        self._settings = {name: setting.read() for name, setting in SETTINGS.items()}
         self._guilty: dict[str, str] = {}
         self._admitted: set[str] = set()
         self.lost = False
+
+    def keep(self, op: Op, implementations: Iterable[Implementation]) -> None:
+        """Watch an op's contract, and the classes of its implementations, from now on."""
+        self._integrity.keep(op, implementations)
 
     def admit(self, implementation: Implementation) -> None:
         """Undo replacements and settings that were made while plugins were imported.
@@ -145,10 +182,13 @@ class Trust:
         """Undo changed settings of the process; returns a message for each."""
         found = []
         for name, was in self._settings.items():
-            read, restore = _SETTINGS[name]
-            if (now := read()) != was:
+            setting = SETTINGS[name]
+            if (now := setting.read()) != was:
                 found.append(f"it sets {name} to {now}, where it was {was}, for the whole process")
-                restore(was)
+                if setting.restore is None:
+                    self.lost = True
+                else:
+                    setting.restore(was)
         return found
 
 
@@ -186,27 +226,3 @@ def _owner(part: Any) -> str:
     if isinstance(part, FunctionType):
         return _top(str(part.__globals__.get("__name__", "")))
     return _top(str(getattr(part, "__module__", None) or type(part).__module__))
-
-
-def _matmul_precision() -> str:
-    """highest, high or medium; torch refuses to say when its newer switches were used, which say it then."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return str(torch.backends.cuda.matmul.fp32_precision)
-
-
-def _set_matmul_precision(value: str) -> None:
-    torch.set_float32_matmul_precision(value if value in {"highest", "high", "medium"} else "highest")
-
-
-_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-    "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
-    "torch's grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
-    "float32 matmul precision": (_matmul_precision, _set_matmul_precision),
-    "garbage collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
-    "bytes of the L2 cache that persist": (persisting_bytes, keep_persisting),
-    "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-}
-"""What reads and what sets a setting of the process, by its name."""

@@ -76,6 +76,7 @@ class Worker:
         plan = self._plan(session, job.entrant)
         announce("verify")
         verify(plan, session, self._on_twin(plan, session, job.seed, job.entrant.by_key), announce.go_on)
+        self._check_trust()
         probed = self._probes.come_first(plan)
         if probed:
             self._probes.check(plan, job.entrant.by_key)
@@ -91,6 +92,8 @@ class Worker:
                 raise WrongError("wrong_result", fault)
             if not probed and _is_promising(found, job.best_us):
                 self._probes.check(plan, job.entrant.by_key)
+            # while the plan lives: its end may put back what it replaced
+            self._check_trust()
         finally:
             sampler.close()
         return found
@@ -149,6 +152,7 @@ class Worker:
         announce("verify")
         verify(plan, session, self._on_twin(plan, session, job.seed, job.entrant.by_key), announce.go_on)
         self._probes.check(plan, job.entrant.by_key)
+        self._check_trust()
         return Outcome("ok")
 
     def _beats_the_device(self, session: Session, samples: Sequence[float]) -> str:
@@ -199,10 +203,18 @@ class Worker:
         return None if plan_there is None else (plan_there, there)
 
     def _plan(self, session: Session, entrant: Entrant) -> Plan:
-        implementation = self._catalog.implementation(session.op.name, entrant.implementation)
+        op = session.op
+        implementation = self._catalog.implementation(op.name, entrant.implementation)
+        self.trust.keep(op, self._catalog.implementations(op.name))
         self.trust.admit(implementation)
         candidate = Candidate(implementation, entrant.config)
-        return bound_by_call(session.op, candidate, session.problem, session.arguments, self._device, entrant.by_key)
+        plan = bound_by_call(op, candidate, session.problem, session.arguments, self._device, entrant.by_key)
+        self._check_trust()
+        return plan
+
+    def _check_trust(self) -> None:
+        if breach := self.trust.breach():
+            raise WrongError("error", breach)
 
     def _sampler(
         self, plan: Plan, timed: TimedPlan, session: Session, protocol: TimingProtocol, best_us: float | None = None

@@ -1,0 +1,142 @@
+"""Settings of a process that a candidate may leave behind for whoever is verified and timed after it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import _pop_mode
+
+from ..measure.persisting_cache import keep_persisting, persisting_bytes
+
+
+class Setting(NamedTuple):
+    """What reads a setting and what sets it; ``restore`` is None for one that cannot be put back."""
+
+    read: Callable[[], Any]
+    restore: Callable[[Any], Any] | None = None
+
+
+def _matmul_precision() -> str:
+    """highest, high or medium; torch refuses to say when its newer switches were used, which say it then."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return str(torch.backends.cuda.matmul.fp32_precision)
+
+
+def _set_matmul_precision(value: str) -> None:
+    torch.set_float32_matmul_precision(value if value in {"highest", "high", "medium"} else "highest")
+
+
+def _collect(on: bool) -> None:
+    if on:
+        gc.enable()
+    else:
+        gc.disable()
+
+
+def _autocast() -> tuple[tuple[bool, torch.dtype], ...]:
+    return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+
+
+def _set_autocast(value: Sequence[tuple[bool, torch.dtype]]) -> None:
+    for kind, (enabled, dtype) in zip(("cpu", "cuda"), value, strict=True):
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, dtype)
+
+
+def _modes() -> tuple[int, int]:
+    """How many of torch's modes see every call of a function, and of an operator."""
+    return torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+
+
+def _leave_modes(left: tuple[int, int]) -> None:
+    functions, operators = left
+    while torch._C._len_torch_function_stack() > functions:
+        torch._C._pop_torch_function_stack()
+    while torch._C._len_torch_dispatch_stack() > operators:
+        _pop_mode()
+
+
+def _operators() -> frozenset[str]:
+    """Torch's own operators with code of somebody else's, but for those that torch itself overrides."""
+    native = getattr(sys.modules.get("torch._native.registry"), "_override_libs", {})
+    known = {"/".join(key) for key in native}
+    found = (name for name in torch.library._impls if name.startswith("aten/") and name.endswith(("CPU", "CUDA")))
+    return frozenset(name for name in found if name not in known)
+
+
+def _handlers() -> dict[int, Any]:
+    """Python's own handlers of signals, by number."""
+    return {number: found for number in signal.valid_signals() if callable(found := signal.getsignal(number))}
+
+
+def _set_handlers(value: Mapping[int, Any]) -> None:
+    for number in _handlers().keys() - value.keys():
+        signal.signal(number, signal.SIG_DFL)
+    for number, handler in value.items():
+        signal.signal(number, handler)
+
+
+_TIMERS = tuple(
+    timer
+    for name in ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
+    if (timer := getattr(signal, name, None)) is not None
+)
+
+
+def _timers() -> tuple[bool, ...]:
+    return tuple(signal.getitimer(timer) != (0.0, 0.0) for timer in _TIMERS)
+
+
+def _stop_timers(running: Sequence[bool]) -> None:
+    for timer, runs in zip(_TIMERS, running, strict=True):
+        if not runs:
+            signal.setitimer(timer, 0)
+
+
+def _cores() -> frozenset[int]:
+    """The cores that this thread may run on; none where a library binds threads itself, as its user asked for."""
+    asked = {"OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"} & os.environ.keys()
+    return frozenset() if asked or not hasattr(os, "sched_getaffinity") else frozenset(os.sched_getaffinity(0))
+
+
+def _set_cores(value: frozenset[int]) -> None:
+    if value:
+        os.sched_setaffinity(0, value)
+
+
+def _set_callbacks(value: tuple[Any, ...]) -> None:
+    gc.callbacks[:] = value
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "torch's default dtype": Setting(torch.get_default_dtype, torch.set_default_dtype),
+    "torch's default device": Setting(
+        lambda: getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), lambda _: torch.set_default_device(None)
+    ),
+    "torch's number of threads": Setting(torch.get_num_threads, torch.set_num_threads),
+    "torch's inference mode": Setting(torch.is_inference_mode_enabled),
+    "torch's grad mode": Setting(torch.is_grad_enabled, torch.set_grad_enabled),
+    "torch's autocast": Setting(_autocast, _set_autocast),
+    "torch's modes": Setting(_modes, _leave_modes),
+    "torch's operators": Setting(_operators),
+    "float32 matmul precision": Setting(_matmul_precision, _set_matmul_precision),
+    "deterministic algorithms": Setting(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    "garbage collection": Setting(gc.isenabled, _collect),
+    "callbacks of garbage collection": Setting(lambda: tuple(gc.callbacks), _set_callbacks),
+    "bytes of the L2 cache that persist": Setting(persisting_bytes, keep_persisting),
+    "Python's profile function": Setting(sys.getprofile, sys.setprofile),
+    "Python's trace function": Setting(sys.gettrace, sys.settrace),
+    "Python's switch interval": Setting(sys.getswitchinterval, sys.setswitchinterval),
+    "timers": Setting(_timers, _stop_timers),
+    "handlers of signals": Setting(_handlers, _set_handlers),
+    "cores to run on": Setting(_cores, _set_cores),
+}
+"""By name, in the order in which they are put back."""

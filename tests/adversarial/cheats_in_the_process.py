@@ -1,0 +1,276 @@
+"""A plugin file of implementations that change the process in which they are verified, or look into it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import registry
+from registry.artifact import Built
+from registry.device import Device
+from registry.implementation import Implementation, Run, Tensors
+from registry.problem import Problem
+from registry.space import Config
+
+KERNEL_REGISTRY_API = 1
+
+_KEPT: list[Any] = []
+"""What must live as long as the process."""
+
+
+class Square(Implementation):
+    """Writes x * x, after ``prepares`` has changed the process; a subclass says how, and what it writes instead."""
+
+    op = "square"
+    device_types = frozenset({"cpu"})
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        work = type(self)()
+        work.changes()
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            work.write(arguments[0], outputs[0])
+
+        return run
+
+    def changes(self) -> None:
+        """Nothing."""
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        torch.mul(x, x, out=y)
+
+
+class Honest(Square):
+    name = "process.honest"
+
+
+# --- what torch computes for everybody ---
+
+
+class _AllIsRight(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return torch.ones_like(found) if func is torch.ops.aten.all.default else found
+
+
+class LeavesADispatchMode(Square):
+    """Every question whether all elements are right is answered by yes."""
+
+    name = "process.dispatch_mode"
+
+    def changes(self) -> None:
+        _KEPT.append(_AllIsRight())  # type: ignore[no-untyped-call]
+        _KEPT[-1].__enter__()
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        y.zero_()
+
+
+class _NothingDiffers(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return torch.ones_like(found) if func in (torch.Tensor.all, torch.all) else found
+
+
+class LeavesAFunctionMode(Square):
+    name = "process.function_mode"
+
+    def changes(self) -> None:
+        _KEPT.append(_NothingDiffers())
+        _KEPT[-1].__enter__()
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        y.zero_()
+
+
+class ReplacesAnOperator(Square):
+    """Below Python: torch's own all() of a CPU."""
+
+    name = "process.operator"
+
+    def changes(self) -> None:
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("all", lambda x: torch.ones((), dtype=torch.bool), "CPU")
+        _KEPT.append(library)
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        y.zero_()
+
+
+# --- what judges ---
+
+
+class PutsItBack(Square):
+    """Replaces what judges for as long as its run lives."""
+
+    name = "process.puts_back"
+
+    def changes(self) -> None:
+        self._bounds = importlib.import_module("registry.correctness.bounds").Bounds
+        self._was = self._bounds.holding
+        self._bounds.holding = lambda self, output: torch.ones((), dtype=torch.bool)
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        y.zero_()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_was"):
+            self._bounds.holding = self._was
+
+
+class ReplacesTheReference(Square):
+    """In the op's contract."""
+
+    name = "process.reference"
+
+    def changes(self) -> None:
+        op = importlib.import_module("registry.contracts").SQUARE
+        object.__setattr__(op, "reference", torch.zeros_like)
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        y.zero_()
+
+
+class KnowsWhatIsDrawn(Square):
+    """Makes secrets predictable."""
+
+    name = "process.secrets"
+
+    def changes(self) -> None:
+        secrets.randbits = lambda k: 0
+        secrets.choice = lambda seq: seq[-1]
+
+
+# --- what makes others slower ---
+
+
+class LeavesAProfile(Square):
+    """Every call of a rival takes longer."""
+
+    name = "process.profile"
+
+    def changes(self) -> None:
+        def profile(frame: Any, event: str, arg: Any) -> None:
+            if event == "call" and frame.f_code is Honest.write.__code__:
+                time.sleep(1e-4)
+
+        sys.setprofile(profile)
+
+
+class LeavesATimer(Square):
+    """Interrupts all that comes after it."""
+
+    name = "process.timer"
+
+    def changes(self) -> None:
+        signal.signal(signal.SIGVTALRM, lambda number, frame: time.sleep(1e-4))
+        signal.setitimer(signal.ITIMER_VIRTUAL, 1e-3, 1e-3)
+
+
+class TakesTheCores(Square):
+    """Leaves one core to all that comes after it."""
+
+    name = "process.cores"
+
+    def changes(self) -> None:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+class SlowsARival(Square):
+    """Puts a nap into the methods of another implementation."""
+
+    name = "process.rival"
+
+    def changes(self) -> None:
+        was = Honest.write
+
+        def write(self: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+            time.sleep(1e-4)
+            was(self, x, y)
+
+        Honest.write = write  # type: ignore[method-assign]
+
+
+class LeavesAutocast(Square):
+    name = "process.autocast"
+
+    def changes(self) -> None:
+        torch.set_autocast_enabled("cpu", True)
+
+
+class LeavesInferenceMode(Square):
+    name = "process.inference"
+
+    def changes(self) -> None:
+        mode = torch.inference_mode()
+        mode.__enter__()
+        _KEPT.append(mode)
+
+
+class LeavesADefaultDevice(Square):
+    name = "process.default_device"
+
+    def changes(self) -> None:
+        torch.set_default_device("meta")
+
+
+# --- gelu ---
+
+
+class Gelu(Implementation):
+    """torch's own."""
+
+    op, name = "gelu", "process.gelu"
+    device_types = frozenset({"cpu"})
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        work = type(self)()
+        work.changes()
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            work.write(arguments[0], arguments[1], outputs[0])
+
+        return run
+
+    def changes(self) -> None:
+        """Nothing."""
+
+    def write(self, x: torch.Tensor, approximate: str, y: torch.Tensor) -> None:
+        y.copy_(torch._C._nn.gelu(x, approximate=approximate))
+
+
+class ReplacesAFunction(Gelu):
+    """That the reference calls."""
+
+    name = "process.functional"
+
+    def changes(self) -> None:
+        torch.nn.functional.gelu = lambda x, approximate="none": x.clamp(min=0)  # type: ignore[assignment]
+
+    def write(self, x: torch.Tensor, approximate: str, y: torch.Tensor) -> None:
+        torch.clamp(x, min=0, out=y)
+
+
+def _all(op: str) -> Iterable[Implementation]:
+    kinds = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Implementation)]
+    return [kind() for kind in kinds if getattr(kind, "op", None) == op and hasattr(kind, "name")]
+
+
+@registry.implements("square")
+def square_implementations() -> Iterable[Implementation]:
+    return _all("square")
+
+
+@registry.implements("gelu")
+def gelu_implementations() -> Iterable[Implementation]:
+    return _all("gelu")

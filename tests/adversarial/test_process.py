@@ -1,0 +1,52 @@
+"""Whoever changes the process in which all are verified and timed is refused, and the change is undone."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.problem import Problem
+
+from .cheating_run import CheatingRun
+
+PROBLEMS = (
+    Problem("square", {"n": 20_002, "dtype": "float32"}),
+    Problem("gelu", {"n": 20_002, "dtype": "float32", "approximate": "none"}),
+)
+RIGHT = ("honest", "gelu")
+REFUSED = {
+    "dispatch_mode": "it sets torch's modes to (0, 1)",
+    "function_mode": "it sets torch's modes to (1, 0)",
+    "operator": "it sets torch's operators to",
+    "puts_back": "registry.correctness.bounds.Bounds.holding by",
+    "reference": "square.reference by",
+    "functional": "torch.nn.functional.gelu by",
+    "secrets": "secrets.randbits by",
+    "rival": "Honest.write by",
+    "profile": "it sets Python's profile function to",
+    "timer": "it sets timers to (False, True, False)",
+    "cores": "it sets cores to run on to",
+    "autocast": "it sets torch's autocast to",
+    "inference": "it sets torch's inference mode to True",
+    "default_device": "it sets torch's default device to",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
+    return CheatingRun("cheats_in_the_process.py", "process", PROBLEMS, tmp_path_factory.mktemp("process"))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_whoever_changes_the_process_is_refused(run: CheatingRun, name: str) -> None:
+    trial = run.trials[name]
+    assert trial.status == "error", trial.message
+    assert REFUSED[name] in trial.message
+
+
+def test_the_honest_are_accepted_and_win(run: CheatingRun) -> None:
+    assert [run.trials[name].message for name in RIGHT if run.trials[name].status != "ok"] == []
+    assert run.winners == {"square": "honest", "gelu": "gelu"}
+
+
+def test_all_of_them_were_tried(run: CheatingRun) -> None:
+    assert run.offered == run.trials.keys() == {*REFUSED, *RIGHT}
