@@ -27,8 +27,8 @@ REFUSED = (
     "thread",
 )
 SOMETIMES_LATER = ("callers", "thread")
-"""Other work on the machine may have made the first launches so slow that no sample was taken, or have let the thread
-that works on its own be ready each time when it was looked at. Such a trial may be ``ok``, but must not win."""
+"""They do their work in the first calls. Other work on the machine may have made those so slow that no sample was
+taken: such a trial is ``ok``, but must not win."""
 RIGHT = ("honest", "gelu")
 RIGHT_BUT_SLOW = ("all_of_it", "checksum")
 """They remember whole inputs, none of which comes again."""

@@ -33,6 +33,10 @@ def nothing_between(copies: Sequence[int], *, last: bool = True) -> None:
     """Do nothing: the inputs, e.g. of the copy floor, stay as they are between samples."""
 
 
+def nothing_after() -> None:
+    """Look at nothing when the clock has stopped."""
+
+
 _EVICTING = 8
 """A working set of so many times the cache leaves nothing of its beginning in the cache."""
 _MOST_CALLS = 1000
@@ -59,6 +63,8 @@ class Sampler(ABC):
     refused = ""
     """Why the launches could not be captured, "" where they were or where that was not tried."""
     between: Between = staticmethod(nothing_between)
+    after: Callable[[], object] = staticmethod(nothing_after)
+    """Called as soon as a CPU's clock has stopped, before anything lets another thread go on."""
 
     copies = 0
     """How many of the rotating copies, the first ones, are launched on; ``sampler_for`` says it."""
@@ -165,7 +171,7 @@ class ClockSampler(LaunchSampler):
 
     def _timed(self, count: int, between: Between) -> Sample:
         elapsed, left = 0, count
-        lost = _preemptions()
+        lost, after = _preemptions(), self.after
         while left:
             # one hot copy is not left after every launch: reading the clock takes as long as a short one
             places = self._turn(min(left, max(len(self._launches), _FEWEST_CALLS)))
@@ -177,6 +183,7 @@ class ClockSampler(LaunchSampler):
             for launch in turn:
                 launch()
             elapsed += perf_counter_ns() - start
+            after()
             left -= len(turn)
         return Sample(elapsed / 1e3 / count, _preemptions() == lost)
 

@@ -74,6 +74,7 @@ class FlippedElements:
         self._memory = _Memory(stack.bits)
         self._generator = generator
         self._places: list[Any] = []
+        self._flipped: Any = None
         dtype = stack.dtype.to_real() if stack.dtype.is_complex else stack.dtype
         # the last bit of the exponent and the first of the mantissa: a number of about the same size
         self._mask = 3 << (round(-math.log2(torch.finfo(dtype).eps)) - 1) if dtype.is_floating_point else 1
@@ -82,7 +83,12 @@ class FlippedElements:
         if not self._stack.numel:
             return
         self._places = self._places or self._memory.rows(self._stack.places(_STEPS, self._generator))
-        self._memory.flip(self._places.pop(), self._mask)
+        self._flipped = self._places.pop()
+        self._memory.flip(self._flipped, self._mask)
+
+    def bits(self) -> Any:
+        """What the elements that were changed last hold now; None where none was."""
+        return None if self._flipped is None else self._memory.read(self._flipped)
 
 
 class _Memory:
@@ -97,6 +103,9 @@ class _Memory:
     def rows(self, table: torch.Tensor) -> list[Any]:
         """The rows of a table of places or bits, in the form that ``write`` takes."""
         return list(table.numpy() if table.device.type == "cpu" else table.unbind())
+
+    def read(self, places: Any) -> Any:
+        return self._bits[places]
 
     def write(self, places: Any, bits: Any) -> None:
         self._bits[places] = bits

@@ -9,6 +9,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from random import Random
+from typing import Any
+
+import torch
 
 from ..measure.rotation import Rotation
 from ..measure.secret_elements import FlippedElements
@@ -22,6 +25,8 @@ _WRONG = (
     "a sample left a wrong output, after one element in each of its inputs and outputs had been changed: it skips work"
     " where it finds what it remembers, or where it is timed, or it returns before its work is done"
 )
+
+LATE = "it was not ready when it was read: work on another stream or thread has to be waited for"
 
 Judge = Callable[[Sequence[int]], Flags]
 """Whether the outputs that belong to these copies are right for the inputs that are shown."""
@@ -52,6 +57,7 @@ class BetweenSamples:
         self._drawn = Random(secrets.randbits(64)).randrange
         self._wait = self._drawn(_WAIT)
         self._next: Sequence[int] = ()
+        self._seen: list[Any] = []
         self._checks = Checks()
 
     def __call__(self, copies: Sequence[int], *, last: bool = True) -> None:
@@ -66,6 +72,14 @@ class BetweenSamples:
         else:
             self._rotation.change(self._inputs)
         self.change_outputs()
+
+    def look(self) -> None:
+        """Read the changed elements of the outputs that are judged next, on a CPU as soon as its clock has stopped.
+
+        Nothing here lets another thread go on: what a candidate has left to one is not there yet.
+        """
+        if self._next:
+            self._seen = [elements.bits() for elements in self._outputs]
 
     def change_outputs(self) -> None:
         for elements in self._outputs:
@@ -83,3 +97,10 @@ class BetweenSamples:
             chosen = {self._next[-1]: None, secrets.choice(self._next): None}
             self._next = ()
             self._checks.add(self._judge(list(chosen)), "wrong_result", _WRONG)
+            # judging gave other threads the time for what they had left
+            self._checks.add(self._unchanged(), "wrong_result", f"a sample's output changed after its time: {LATE}")
+
+    def _unchanged(self) -> Flags:
+        seen, self._seen = self._seen, []
+        held = zip(seen, self._outputs, strict=False)
+        return [torch.tensor(bool((was == elements.bits()).all())) for was, elements in held if was is not None]

@@ -20,11 +20,9 @@ from ...implementation import Tensors
 from ..measure.samplers import Enqueue
 from ..measure.secret_elements import FlippedElements
 from ..measure.stack import Stack
-from .between_samples import BetweenSamples
+from .between_samples import LATE, BetweenSamples
 from .session import InputCase, Session
 from .verdicts import Checks, WrongError
-
-LATE = "it was not ready when it was read: work on another stream or thread has to be waited for"
 
 
 class TimedPlan:

@@ -20,8 +20,9 @@ from ...correctness.output_faults import output_faults, overlap, poison
 from ...dispatch.plans.plan import Plan
 from ...implementation import Tensors
 from ..measure.samplers import Sampler
+from .between_samples import LATE
 from .session import PARTLY, PARTLY_AGAIN, InputCase, Session, clone
-from .timed import LATE, TimedPlan
+from .timed import TimedPlan
 from .verdicts import Checks, WrongError
 
 __all__ = ["WrongError", "check_unchanged", "run_poisoned", "verify", "verify_timed"]

@@ -228,7 +228,7 @@ class Worker:
             device=self._device,
             best_us=best_us,
         )
-        sampler.between = timed.between
+        sampler.between, sampler.after = timed.between, timed.between.look
         if sampler.refused:
             self._uncapturable.add(name)
         timed.keep(sampler.copies)

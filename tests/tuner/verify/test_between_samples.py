@@ -24,7 +24,7 @@ def session_of(n: int = 5001) -> Session:
 
 def timed_with(session: Session, function: Callable[..., Any]) -> tuple[TimedPlan, Sampler]:
     timed, sampler = timed_on(session, Custom(session.op.name, function), {})
-    sampler.between = timed.between
+    sampler.between, sampler.after = timed.between, timed.between.look
     return timed, sampler
 
 
@@ -63,6 +63,25 @@ def test_who_skips_while_it_is_timed_is_found_although_every_check_afterwards_fi
     skips = False
     with pytest.raises(WrongError, match="a sample left a wrong output"):
         timed.between.settle()
+
+
+def test_work_that_another_thread_ends_after_the_clock_has_stopped_is_found_though_it_is_judged_right() -> None:
+    late = list[tuple[torch.Tensor, torch.Tensor]]()
+
+    def end() -> None:
+        while late:
+            x, y = late.pop()
+            torch.mul(x, x, out=y)
+
+    timed, sampler = timed_with(session_of(), lambda y, x: late.append((x, y)))
+    between = timed.between
+    judge = between._judge
+    assert judge is not None
+    # what a thread does as soon as judging lets it
+    between._judge = lambda copies: end() or judge(copies)  # type: ignore[func-returns-value]
+    sampler.take(40)
+    with pytest.raises(WrongError, match="changed after its time: it was not ready when it was read"):
+        between.settle()
 
 
 def test_a_few_samples_are_judged_and_what_is_right_passes() -> None:
