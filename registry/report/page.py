@@ -13,7 +13,8 @@ import jinja2
 
 from tuning_db import Run
 
-from . import chart, descent_chart, figures, formats, intervals, time_charts
+from . import charts, figures, formats, intervals
+from .charts import Chart
 from .facts import TORCH, Facts, Section
 
 GENERATOR = "kernel-registry report"
@@ -39,9 +40,9 @@ class PageSection:
     overview: figures.Overview
     colors: Mapping[str, int]
     x_name: str | None
-    charts: list[chart.Chart]
+    charts: list[Chart]
     too_few: int
-    descent: chart.Chart | None
+    descent: Chart | None
     descents: list[figures.Descent]
     statuses: figures.Statuses
     intervals: Mapping[str, intervals.Drawn]
@@ -63,17 +64,17 @@ def render(facts: Facts, *, version: str, created: datetime) -> str:
 
 
 def _part(anchor: str, section: Section, colors: Mapping[str, int]) -> PageSection:
-    drawn, too_few = time_charts.time_charts(section)
+    drawn, too_few = charts.time_charts(section)
     found = figures.descents(section)
     return PageSection(
         anchor,
         section,
         figures.overview(section),
         colors,
-        time_charts.x_dimension(section),
+        charts.x_dimension(section),
         drawn,
         too_few,
-        descent_chart.descent_chart(found),
+        charts.descent_chart(found),
         found,
         figures.statuses(section),
         intervals.intervals(section),
@@ -130,7 +131,7 @@ def _environment() -> jinja2.Environment:
         rival=figures.rival,
         tied_with=figures.tied_with,
         percentile=figures.percentile,
-        box=chart,
+        box=charts,
         compiled=figures.COMPILED,
     )
     return environment

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from registry.report import figures
+from registry.report.charts import time_charts, x_dimension
 from registry.report.facts import Facts, read
-from registry.report.time_charts import time_charts, x_dimension
 from tuning_db import CandidateKey, ProblemKey, Store
 
 from .records import H200, HOT, OLDER, ROW, SPLIT, TORCH, decision, fill, softmax, trial
