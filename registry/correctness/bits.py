@@ -60,7 +60,15 @@ def disturb(rows: torch.Tensor, start: int) -> None:
     if not rows.numel():
         return
     first = 1 + start % max(min(_APART, count) - 1, 1)
-    some = rows.data[..., min(first, count - 1) :: _APART]
+    _change(rows.data[..., min(first, count - 1) :: _APART])
+
+
+def change_all(tensor: torch.Tensor) -> None:
+    """Change every element into another finite number of similar size. The tensor's version counter does not move."""
+    _change(tensor.data)
+
+
+def _change(some: torch.Tensor) -> None:
     if some.dtype == torch.bool:
         some.logical_not_()
     elif some.is_floating_point() or some.is_complex():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 
-from ..arguments.schema import Parameter, with_tensors
+from ..arguments.schema import Parameter, tensors_in, with_tensors
 from ..contract import Op
 from ..correctness.bits import as_bits
 from ..correctness.poisoned_layouts import Layout, Surrounded, laid_out_within
@@ -23,12 +24,11 @@ class GivenInputs:
     def __init__(
         self, op: Op, problem: Problem, kind: str, device: Device, layout: Layout, *, nan_beside: bool = False
     ) -> None:
-        generator = torch.Generator(device.torch).manual_seed(SEED)
-        drawn = op.draw(problem, kind, generator)
+        self._draw = partial(_drawn, op, problem, kind, device)
         self._tensors: list[tuple[Parameter, Surrounded, torch.Tensor]] = []
         self.values = tuple(
             with_tensors((value,), partial(self._lay_out, parameter, layout, nan_beside))[0]
-            for parameter, value in zip(op.parsed.parameters, drawn, strict=True)
+            for parameter, value in zip(op.parsed.parameters, self._draw(SEED), strict=True)
         )
 
     def _lay_out(self, parameter: Parameter, layout: Layout, nan_beside: bool, tensor: torch.Tensor) -> torch.Tensor:
@@ -44,6 +44,24 @@ class GivenInputs:
             if parameter.mutated:
                 found.tensor.copy_(drawn)
 
+    def draw_again(self) -> bool:
+        """Give each tensor the contents of another draw, at the same address; no version counter moves.
+
+        False, and nothing is done, where the other draw is not of the same form.
+        """
+        again = self._draw(SEED + 1)
+        drawn = tensors_in(again)
+        if [tensor.shape for tensor in drawn] != [tensor.shape for *_, tensor in self._tensors]:
+            return False
+        self._tensors = [
+            (parameter, found, tensor) for (parameter, found, _), tensor in zip(self._tensors, drawn, strict=True)
+        ]
+        for _, found, tensor in self._tensors:
+            found.tensor.data.copy_(tensor)
+        held = iter(self._tensors)
+        self.values = with_tensors(again, lambda _: next(held)[1].tensor)
+        return True
+
     def faults(self) -> Iterator[str]:
         """Every change of an input, and every write outside an argument."""
         for parameter, found, drawn in self._tensors:
@@ -51,6 +69,10 @@ class GivenInputs:
                 yield f"it changes its input {parameter.name}"
             if not bool(found.untouched()):
                 yield f"it writes outside its argument {parameter.name}"
+
+
+def _drawn(op: Op, problem: Problem, kind: str, device: Device, seed: int) -> tuple[Any, ...]:
+    return op.draw(problem, kind, torch.Generator(device.torch).manual_seed(seed))
 
 
 def _unchanged(tensor: torch.Tensor, drawn: torch.Tensor) -> bool:

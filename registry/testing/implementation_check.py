@@ -20,7 +20,7 @@ from ..problem import Problem, Value
 from ..space import Config
 from .given_inputs import GivenInputs
 from .reports import Notes, Report, guarded
-from .run_faults import call_faults, concurrent_faults, repeating_faults, run_faults
+from .run_faults import call_faults, changed_faults, concurrent_faults, repeating_faults, run_faults
 
 
 def check_implementation(
@@ -40,10 +40,10 @@ def check_implementation(
     Each candidate runs on every kind of inputs into poisoned outputs with poisoned surroundings, and again on inputs
     that are not aligned, columns of a wider tensor, not contiguous at all, or only every other tensor: numbers against
     the float64 reference, dtype, strides, aliasing, writes beside the outputs, arguments and scratch, changed inputs, a
-    second run over outputs in which some numbers were changed, memory that two calls return, several runs bit by bit
-    unless ``deterministic`` is False, and two threads at once. What was bound for the problem is then run, as a call of
-    another size would, at a smaller and a larger size along each dynamic dimension. What the implementation says it
-    does not support is skipped, with its reasons.
+    second and a third run over outputs in which some and all numbers were changed, inputs that change in place, memory
+    that two calls return, several runs bit by bit unless ``deterministic`` is False, and two threads at once. What was
+    bound for the problem is then run, as a call of another size would, at a smaller and a larger size along each
+    dynamic dimension. What the implementation says it does not support is skipped, with its reasons.
     """
     there = _device(implementation, device)
     notes = Notes(f"{implementation.name} of {op.name} on {there}")
@@ -135,6 +135,7 @@ def _layout_faults(
             yield f"{kind} inputs: {fault}"
     yield from repeating_faults(plan, given)
     if layout == "contiguous":
+        yield from changed_faults(plan, GivenInputs(op, problem, kinds[0], device, layout))
         yield from concurrent_faults(plan, device)
 
 

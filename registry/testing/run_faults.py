@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
-from ..arguments.schema import with_tensors
+from ..arguments.schema import tensors_in, with_tensors
 from ..contract import as_tuple
 from ..correctness import numerics
-from ..correctness.bits import all_same, disturb, same_bits
+from ..correctness.bits import all_same, change_all, disturb, same_bits
 from ..correctness.output_faults import output_faults, overlap
 from ..correctness.poisoned_layouts import surrounded
 from ..device import Device
@@ -36,7 +37,10 @@ class Expected:
 
 
 def run_faults(plan: Plan, given: GivenInputs, start: int) -> Iterator[str]:
-    """One run into poisoned outputs, and one over what that left. ``start`` says which numbers are changed between."""
+    """One run into poisoned outputs, and two over what that left: in part, and altogether.
+
+    ``start`` says which numbers are changed before the second; before the third all are.
+    """
     op, values = plan.op, given.values
     expected = Expected(plan, values)
     into = [surrounded(spec) for spec in plan.signature.outputs.values()]
@@ -60,19 +64,23 @@ def run_faults(plan: Plan, given: GivenInputs, start: int) -> Iterator[str]:
         yield fault
     elif functional:
         return
-    elif _leaves_alone(plan, given, outputs, start):
-        yield "it leaves its output alone when called again on the same input"
-    elif fault := expected.fault(op.results(outputs, values)):
-        yield f"called again on the same input: {fault}"
+    for change in (partial(disturb, start=start), change_all):
+        if _leaves_alone(plan, given, outputs, change):
+            yield "it leaves its output alone when called again on the same input"
+        elif fault := expected.fault(op.results(outputs, values)):
+            yield f"called again on the same input: {fault}"
+        else:
+            continue
+        return
 
 
-def _leaves_alone(plan: Plan, given: GivenInputs, outputs: Tensors, start: int) -> bool:
-    """Run again over outputs some of whose numbers are others: whether any output still holds those."""
+def _leaves_alone(plan: Plan, given: GivenInputs, outputs: Tensors, change: Callable[[torch.Tensor], None]) -> bool:
+    """Run again over outputs some or all of whose numbers are others: whether any output still holds those."""
     given.restore()
     # what has holes, or several elements at one address, is written in another way
     dense = [output for output in outputs if output.numel() and output.is_contiguous()]
     for output in dense:
-        disturb(output.view(-1), start)
+        change(output.view(-1))
     others = [output.clone() for output in dense]
     plan.into(outputs, given.values)
     return any(same_bits(output, other) for output, other in zip(dense, others, strict=True))
@@ -92,6 +100,18 @@ def repeating_faults(plan: Plan, given: GivenInputs) -> Iterator[str]:
         if plan.candidate.implementation.deterministic and not all_same(results, op.results(again, values)):
             yield "two runs on the same inputs differ; say deterministic = False if that is meant"
             return
+
+
+def changed_faults(plan: Plan, given: GivenInputs) -> Iterator[str]:
+    """Two calls with tensors at the same addresses, between which these were given other contents."""
+    plan(*given.values)
+    if not given.draw_again():
+        return
+    if plan.prepared:
+        # by their version the host finds that weights have to be prepared anew
+        torch.autograd.graph.increment_version(tensors_in(given.values))
+    for fault in call_faults(plan, given):
+        yield f"called again after its inputs have changed at their addresses: {fault}"
 
 
 def call_faults(plan: Plan, given: GivenInputs) -> Iterator[str]:

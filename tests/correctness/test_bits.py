@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from registry.correctness.bits import as_bits, as_words, disturb, having_same_bits, same_bits
+from registry.correctness.bits import as_bits, as_words, change_all, disturb, having_same_bits, same_bits
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int32, torch.int8, torch.bool, torch.complex64)
 
@@ -82,6 +82,15 @@ def test_disturbed_numbers_are_finite_of_similar_size_and_at_other_places_from_a
         (place,) = (as_bits(other) != as_bits(numbers)).nonzero().flatten().tolist()
         assert place == start + 1
         assert float(other[place]) == expected[place]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.uint8])
+def test_all_elements_are_changed(dtype: torch.dtype) -> None:
+    tensor = (torch.arange(100) % 3).to(dtype)
+    other = tensor.clone()
+    change_all(other)
+    assert bool((as_bits(other) != as_bits(tensor)).view(100, -1).any(1).all())
+    assert other._version == tensor.clone()._version
 
 
 def test_every_row_is_disturbed_alike_also_where_rows_are_apart() -> None:

@@ -201,6 +201,25 @@ class WritesWhatIsSmall(BlockedSquare):
         torch.where(y.isnan() | (x.abs() < 1), x * x, y, out=y)
 
 
+class ForgetsTheFirst(BlockedSquare):
+    """Writes the first element of a block where it is NaN only."""
+
+    def compute(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        torch.mul(x[1:], x[1:], out=y[1:])
+        torch.where(y[:1].isnan(), x[:1] * x[:1], y[:1], out=y[:1])
+
+
+class KnowsVersions(BlockedSquare):
+    """Writes again what it wrote for the address and version of an input."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def compute(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        _, left = self._known.setdefault((x.data_ptr(), x._version), (x, x * x))  # which keeps the address taken
+        y.copy_(left)
+
+
 class WritesBesideItsInput(BlockedSquare):
     """Writes to what follows its input."""
 
@@ -239,6 +258,8 @@ class LowPrecision(BlockedSquare):
         (Checksum(), "it leaves its output alone when called again on the same input"),
         (LooksAtSome(), "it leaves its output alone when called again on the same input"),
         (WritesWhatIsSmall(), "called again on the same input: y["),
+        (ForgetsTheFirst(), "called again on the same input: y[0]"),
+        (KnowsVersions(), "called again after its inputs have changed at their addresses: y["),
         (WritesBesideItsInput(), "it writes outside its argument x"),
         (one_buffer_an_address(), "two calls return the same memory: the second overwrites the first's result"),
         (FunctionalSquare(lambda x: x), "y shares memory with an argument"),
