@@ -179,11 +179,6 @@ class Schema:
         """Names of all that a call leaves to be judged: the outputs, then the arguments that it mutates."""
         return (*self.outputs, *(parameter.name for parameter in self.parameters if parameter.mutated))
 
-    @cached_property
-    def has_lists(self) -> bool:
-        """Whether an argument is a list, e.g. ``Tensor[]``."""
-        return any(parameter.kind.endswith("[]") for parameter in self.parameters)
-
     @property
     def mutates(self) -> bool:
         """Whether an argument is written to."""

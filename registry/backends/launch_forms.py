@@ -16,11 +16,9 @@ MOST_FORMS = 8192
 _Form = TypeVar("_Form", bound=WrittenForm)
 
 
-def _type_alone(_place: int, value: Any) -> str:
-    return type(value).__name__
-
-
-def launch_key(launch: Launch, number: Callable[[int, Any], Hashable] = _type_alone) -> Hashable:
+def launch_key(
+    launch: Launch, number: Callable[[int, Any], Hashable] = lambda _place, value: type(value).__name__
+) -> Hashable:
     """All of a launch that its compiled code may depend on: no extent of the grid but whether one of them is 0.
 
     ``number(place, value)`` tells what code depends on of argument ``place``, which is a number: its type if not given.

@@ -180,10 +180,8 @@ class Miss:
 
     def traced_by_fx(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> bool:
         """Whether torch.fx.symbolic_trace is to record this call, as one of torch's operator of the op."""
-        for value in (*args, *attributes.values()):
-            if isinstance(value, Proxy) or (isinstance(value, list | tuple) and _holds_proxy(value)):
-                return self._serves()
-        return False
+        values = (value if isinstance(value, list | tuple) else (value,) for value in (*args, *attributes.values()))
+        return any(isinstance(one, Proxy) for each in values for one in each) and self._serves()
 
     def may_retry(self, fault: Exception, resolved: Resolved, forced: Forced | None = None) -> bool:
         """Whether a hit that raised ``fault`` is resolved anew: its plan has failed, and something else may run.
@@ -302,10 +300,6 @@ def _went_through(fault: Exception, function: Callable[..., Any]) -> bool:
     while trace is not None and trace.tb_frame.f_code is not function.__code__:
         trace = trace.tb_next
     return trace is not None
-
-
-def _holds_proxy(values: list[Any] | tuple[Any, ...]) -> bool:
-    return any(isinstance(value, Proxy) for value in values)
 
 
 def _unseen(answers: Iterator[Resolved]) -> Iterator[Resolved]:

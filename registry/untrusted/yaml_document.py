@@ -83,15 +83,12 @@ class Document:
             node = loader.get_single_node()
         except _TooDeepError as fault:
             raise ShapesFileError(f"{self._name}, line {fault.line}: nested too deeply", hint=_SHAPE) from None
-        except yaml.MarkedYAMLError as fault:
-            line = fault.problem_mark.line + 1 if fault.problem_mark else 1
-            problem = " ".join(part for part in (fault.context, fault.problem) if part)
-            raise ShapesFileError(
-                f"{self._name}, line {line}: not YAML: {problem}", hint="see docs/shapes.md"
-            ) from None
         except yaml.YAMLError as fault:
-            shown = str(fault).splitlines()[0]
-            raise ShapesFileError(f"{self._name}: not YAML: {shown}", hint="see docs/shapes.md") from None
+            where, problem = "", str(fault).splitlines()[0]
+            if isinstance(fault, yaml.MarkedYAMLError):
+                where = f", line {fault.problem_mark.line + 1 if fault.problem_mark else 1}"
+                problem = " ".join(part for part in (fault.context, fault.problem) if part)
+            raise ShapesFileError(f"{self._name}{where}: not YAML: {problem}", hint="see docs/shapes.md") from None
         return None if node is None else self._plain(loader, node, (), ())
 
     def _plain(self, loader: _Loader, node: yaml.Node, place: Place, above: tuple[yaml.Node, ...]) -> object:
@@ -128,14 +125,13 @@ class Document:
     def _key(self, loader: _Loader, node: yaml.Node, place: Place) -> str:
         if node.tag == _MERGE_TAG:
             raise self.fault(place, "<< has no meaning here", "write the dimensions out")
-        if not isinstance(node, yaml.ScalarNode):
-            # not shown: here too an alias may stand for billions of values
-            kind = "list" if isinstance(node, yaml.SequenceNode) else "mapping"
-            raise self.fault(place, f"a {kind} is not a name", "expected the name of an op or dimension")
-        key = self._scalar(loader, node, place)
-        if not isinstance(key, str):
-            raise self.fault(place, f"{node.value:.40} is not a name", "expected the name of an op or dimension")
-        return key
+        # a list or mapping is not shown: here too an alias may stand for billions of values
+        shown = "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
+        if isinstance(node, yaml.ScalarNode):
+            key, shown = self._scalar(loader, node, place), f"{node.value:.40}"
+            if isinstance(key, str):
+                return key
+        raise self.fault(place, f"{shown} is not a name", "expected the name of an op or dimension")
 
     def _scalar(self, loader: _Loader, node: yaml.ScalarNode, place: Place) -> object:
         try:

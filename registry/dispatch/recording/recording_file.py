@@ -54,11 +54,6 @@ class Recorded:
         else:
             self.left_out += count
 
-    def came_from(self, place: str, date: str) -> None:
-        """Add the place and the date of a recording; only the last date of a place is kept."""
-        self.origins = [origin for origin in self.origins if not origin.startswith(f"{place}, ")]
-        self.origins.append(f"{place}, {date}")
-
 
 def recordable(problem: Problem) -> bool:
     """Whether a shapes file can hold it: one with an empty tensor has nothing to tune."""
@@ -91,7 +86,9 @@ def add(path: Path, counts: Mapping[Problem, int], left_out: int, place: str, da
         for problem, count in counts.items():
             recorded.add(problem, count)
         recorded.left_out += left_out
-        recorded.came_from(place, date)
+        # only the last date of a place is kept
+        others = [origin for origin in recorded.origins if not origin.startswith(f"{place}, ")]
+        recorded.origins = [*others, f"{place}, {date}"]
         write_whole(path, text(recorded, path.name).encode())
 
 

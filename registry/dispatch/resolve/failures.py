@@ -55,8 +55,10 @@ class Failures:
         failure, told = FailedCandidate(reason), f"{op}: {candidate} failed and is put aside"
         with self._lock:
             if out_of_memory(fault):
-                failure = self._paused(place, candidate, reason)
-                told = f"{op}: {candidate} ran out of memory and is put aside for {failure.pause_s:g} s"
+                known = self._failures.get((place, candidate.key))
+                pause_s = FIRST_PAUSE_S if known is None else min(2 * known.pause_s, LONGEST_PAUSE_S)
+                failure = FailedCandidate(reason, self.clock() + pause_s, pause_s)
+                told = f"{op}: {candidate} ran out of memory and is put aside for {pause_s:g} s"
             if generation == self.generation:
                 self._failures.pop((place, candidate.key), None)
                 self._failures[place, candidate.key] = failure
@@ -64,11 +66,6 @@ class Failures:
                 del self._failures[next(iter(self._failures))]
         tell_caller(candidate.implementation, _kind(reason), f"{told}, something else runs instead: {reason}")
         return reason
-
-    def _paused(self, place: Hashable, candidate: Candidate, reason: str) -> FailedCandidate:
-        known = self._failures.get((place, candidate.key))
-        pause = FIRST_PAUSE_S if known is None else min(2 * known.pause_s, LONGEST_PAUSE_S)
-        return FailedCandidate(reason, self.clock() + pause, pause)
 
     def find(self, place: Hashable, candidate: Candidate) -> FailedCandidate | None:
         """Why the candidate is put aside there at the moment; None when it is not."""

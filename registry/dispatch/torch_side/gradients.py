@@ -75,7 +75,8 @@ class Gradients:
             items, lengths = one_by_one(values)
             return _Recorded.apply(self, run, lengths, *items)
 
-        return recorded_lists if self.op.parsed.has_lists else recorded
+        lists = any(parameter.kind.endswith("[]") for parameter in self.op.parsed.parameters)
+        return recorded_lists if lists else recorded
 
     def refusal(self, values: Sequence[Any]) -> UnsupportedError | None:
         """Why autograd cannot record a call with these values, if it cannot."""
