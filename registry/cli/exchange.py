@@ -13,6 +13,7 @@ import typer
 from tuning_db import ExchangeError, Store
 
 from ..errors import RegistryError, UnknownNameError
+from .collecting import seldom_collecting
 from .display import text
 from .options import Database, Op, check_stored_op
 
@@ -41,7 +42,7 @@ def export(
 
     Runs, trials, decisions and winners, for `registry import` on another machine.
     """
-    with Store.open(db, create=False, migrate=False) as store:
+    with Store.open(db, create=False, migrate=False) as store, seldom_collecting():
         check_stored_op(op, store)
         chosen = None if hardware is None else _named(hardware, store)
         if str(file) == "-":
@@ -75,7 +76,7 @@ def import_(
     from tuning_db.exchange import lines
 
     try:
-        with file.open(encoding="utf-8") as stream:
+        with file.open(encoding="utf-8") as stream, seldom_collecting():
             checked = lines(stream)
             first = list(itertools.islice(checked, _CHECKED_FIRST))
             with Store.open(db) as store:

@@ -14,6 +14,7 @@ from tuning_db.records import now
 
 from ..errors import RegistryError
 from ..paths import write_whole
+from .collecting import seldom_collecting
 from .display import text
 from .options import Database, Ops, split
 from .stored import stored_facts
@@ -38,9 +39,9 @@ def report(
     ops = split("--op", op)
     if str(out) != "-":
         check_out(out, force=force)
-    with Store.open(db, create=False, migrate=False) as store:
+    with Store.open(db, create=False, migrate=False) as store, seldom_collecting():
         facts = stored_facts(store, ops)
-    page = render(facts, version=version("kernel-registry"), created=now())
+        page = render(facts, version=version("kernel-registry"), created=now())
     if str(out) == "-":
         sys.stdout.write(page)
         return

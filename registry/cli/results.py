@@ -13,6 +13,7 @@ import typer
 from tuning_db import Store
 
 from ..errors import RegistryError, UnknownNameError
+from .collecting import seldom_collecting
 from .display import text
 from .display.table import Column, print_long_table, print_problems
 from .display.winners_table import COMPILED, verdict, with_reason
@@ -71,7 +72,7 @@ def results(
     ops: list[str | None] = [*dict.fromkeys(split("--op", op))] or [None]
     wanted = _statuses(status, trials=trials)
     hardware = None if device is None else device_of(device).hardware()
-    with Store.open(db, create=False, migrate=False) as store:
+    with Store.open(db, create=False, migrate=False) as store, seldom_collecting():
         for name in ops:
             check_stored_op(name, store)
         if trials:

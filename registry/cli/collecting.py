@@ -1,0 +1,23 @@
+"""Python's collector of cycles, held back in commands that make millions of objects."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_ALLOCATIONS = 200_000
+
+
+@contextmanager
+def seldom_collecting() -> Iterator[None]:
+    """A context in which cycles are looked for a few hundred times less often.
+
+    Records have none, and looking takes a fifth to a quarter of the time of an import, an export or a report.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(_ALLOCATIONS, 20, 20)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
