@@ -37,6 +37,9 @@ Known = dict[tuple[str, str], int]
 MEASURED_IDS = ("problem_id", "candidate_id", "hardware_id", "software_id", "protocol_id")
 """Columns of what a trial or a decision refers to."""
 
+_MOST_HELD = 100_000
+"""Identities by whose objects row numbers are known."""
+
 _Identity = TypeVar("_Identity", Environment, ProblemKey, Protocol)
 
 
@@ -56,30 +59,50 @@ class Identities:
         environments: Iterable[Environment] = (),
         known: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
-        records: list[Trial | PlainTrial | Decision] = [*trials, *(decision for decision, _ in decisions)]
-        candidates = {(record.problem.op, id(record.candidate)): record.candidate for record in records}
-        for decision, finals in decisions:
-            op = decision.problem.op
-            candidates |= {(op, id(one.candidate)): one.candidate for one in finals if one.candidate is not None}
         self._session, self._known = session, known or {}
         self.found: Known = {}
-        self._add_environments(_by_object([*(record.environment for record in records), *environments]))
-        protocols = _by_object(record.protocol for record in records)
+        self._held: list[object] = []
+        self._environments: dict[int, tuple[int, int]] = {}
+        self._protocols: dict[int, int] = {}
+        self._problems: dict[int, int] = {}
+        self._candidates: dict[tuple[str, int], int] = {}
+        self.add(trials, decisions, environments)
+
+    def add(
+        self,
+        trials: Sequence[Trial | PlainTrial],
+        decisions: Sequence[tuple[Decision, Sequence[Final]]] = (),
+        environments: Iterable[Environment] = (),
+    ) -> None:
+        """Looks up, or adds, what more records of the transaction refer to."""
+        if len(self._held) > _MOST_HELD:
+            for places in (self._held, self._environments, self._protocols, self._problems, self._candidates):
+                places.clear()
+        records: list[Trial | PlainTrial | Decision] = [*trials, *(decision for decision, _ in decisions)]
+        self._add_environments(_new([*(record.environment for record in records), *environments], self._environments))
+        protocols = _new((record.protocol for record in records), self._protocols)
         ids = self._ids(ProtocolRow, {p.key: {"regime": p.regime, "details": p.details} for p in protocols.values()})
-        self._protocols = {place: ids[one.key] for place, one in protocols.items()}
-        problems = _by_object(record.problem for record in records)
+        self._protocols |= {place: ids[one.key] for place, one in protocols.items()}
+        problems = _new((record.problem for record in records), self._problems)
         ids = self._ids(ProblemRow, {one.key: _problem_values(one) for one in problems.values()})
-        self._problems = {place: ids[one.key] for place, one in problems.items()}
+        self._problems |= {place: ids[one.key] for place, one in problems.items()}
+        named = [(record.problem.op, record.candidate) for record in records]
+        named += [(one.problem.op, final.candidate) for one, finals in decisions for final in finals if final.candidate]
+        candidates = {
+            place: candidate for op, candidate in named if (place := (op, id(candidate))) not in self._candidates
+        }
         self._add_candidates(candidates)
-        self._held = records, decisions, environments  # the number of an object is its own as long as it lives
+        # the number of an object is its own as long as it lives
+        self._held += [*protocols.values(), *problems.values(), *candidates.values()]
 
     def _add_environments(self, environments: Mapping[int, Environment]) -> None:
         hardware = {one.hardware_key: {"identity": one.hardware} for one in environments.values()}
         software = {one.software_key: {"identity": one.software} for one in environments.values()}
         machines, versions = self._ids(HardwareRow, hardware), self._ids(SoftwareRow, software)
-        self._environments = {
+        self._environments |= {
             place: (machines[one.hardware_key], versions[one.software_key]) for place, one in environments.items()
         }
+        self._held += environments.values()
 
     def _add_candidates(self, candidates: Mapping[tuple[str, int], CandidateKey]) -> None:
         named = [(op, candidate) for (op, _), candidate in candidates.items()]
@@ -94,7 +117,7 @@ class Identities:
             for pair in named
         }
         ids = self._ids(CandidateRow, values)
-        self._candidates = {place: ids[candidate_key(place[0], one)] for place, one in candidates.items()}
+        self._candidates |= {place: ids[candidate_key(place[0], one)] for place, one in candidates.items()}
 
     def environment(self, environment: Environment) -> dict[str, int]:
         """The row numbers of an environment's hardware and software, by column."""
@@ -117,7 +140,8 @@ class Identities:
     def _ids(self, row: type[Keyed], wanted: Mapping[str, Mapping[str, Any]]) -> Ids:
         # a problem is not known by its key alone: an op may have changed which of its dimensions are static
         places = {key: (row.__tablename__, key + values.get("static_key", "")) for key, values in wanted.items()}
-        ids = {key: self._known[place] for key, place in places.items() if place in self._known}
+        known = {key: self._known.get(place, self.found.get(place)) for key, place in places.items()}
+        ids = {key: number for key, number in known.items() if number is not None}
         new = {key: values for key, values in wanted.items() if key not in ids}
         ids |= _ids(self._session, row, new)
         if row is ProblemRow:
@@ -186,8 +210,9 @@ def _renew_static_keys(session: Session, wanted: Mapping[str, Mapping[str, Any]]
             session.execute(changed, execution_options={"synchronize_session": False})
 
 
-def _by_object(identities: Iterable[_Identity]) -> dict[int, _Identity]:
-    return {id(identity): identity for identity in identities}
+def _new(identities: Iterable[_Identity], known: Mapping[int, object]) -> dict[int, _Identity]:
+    """By their numbers the objects whose numbers are not among those ``known``."""
+    return {id(identity): identity for identity in identities if id(identity) not in known}
 
 
 def _problem_values(problem: ProblemKey) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from .. import writing
 from ..errors import ExchangeError
-from ..identity_rows import Identities, Known, chunks, numbers_of
+from ..identity_rows import Identities, chunks, numbers_of
 from ..models import DecisionRow, FinalRow, RunRow
 from ..records import PlainTrial
 from .format import DecisionLine, HeaderLine, Line, RunLine, TrialLine, WinnerLine
@@ -54,7 +54,7 @@ class _Adding:
         self._decisions: dict[str, tuple[int, DecisionLine]] = {}
         self._early: list[tuple[int, PlainTrial | DecisionLine]] = []
         self._there: set[str] = set()
-        self._known: Known = {}
+        self._identities = Identities(session, [])
 
     def add(self, number: int, content: RunLine | PlainTrial | DecisionLine) -> None:
         """Takes in one line."""
@@ -86,14 +86,12 @@ class _Adding:
         runs = [content.run for uid, content in self._runs.items() if uid not in stored]
         bare = _with_fewer_finals(self._session, {uid: len(content.finals) for uid, content in decisions.items()})
         taken = {uid: content for uid, content in decisions.items() if uid in bare or uid not in stored}
-        identities = Identities(
-            self._session,
+        identities = self._identities
+        identities.add(
             list(trials.values()),
             [(content.decision, content.finals) for content in taken.values()],
             [run.environment for run in runs],
-            self._known,
         )
-        self._known |= identities.found
         writing.add_runs(self._session, identities, runs)
         self.count += writing.add_trials(self._session, identities, trials.values()) + len(runs) + len(taken)
         self._session.execute(delete(FinalRow).where(FinalRow.decision_id.in_(bare.values())))
