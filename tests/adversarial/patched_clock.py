@@ -23,7 +23,7 @@ time.perf_counter_ns = lambda: _ours() // 1000
 class Square(Implementation):
     """Right, and a thousand times too fast."""
 
-    op, name = "square", "patched.import"
+    op, name = "square", "cheat.clock_at_import"
     device_types = frozenset({"cpu"})
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:

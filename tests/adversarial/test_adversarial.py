@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-
 import pytest
 
-from registry.device import Device
-from registry.discovery.catalog import Catalog
 from registry.problem import Problem
-from registry.tuner.events import Event, Result, TrialDone
-from registry.tuner.limits import Budget
-from registry.tuner.options import TuneOptions
-from registry.tuner.run import tune
 
-HERE = Path(__file__).parent
-CPU = Device.of("cpu")
+from .cheating_run import CheatingRun
+
 # short enough that torch stays on one thread, and a multiple of nothing but two
 PROBLEMS = (
     Problem("square", {"n": 20_002, "dtype": "float32"}),
@@ -66,75 +57,37 @@ REFUSED = {
 }
 
 
-class Run:
-    """One run over all problems with only the cheats and their honest peers."""
-
-    def __init__(self, database: Path) -> None:
-        catalog = Catalog()
-        catalog.load_file(HERE / "cheats.py")
-        clock = time.perf_counter_ns
-        try:
-            catalog.load_file(HERE / "patched_clock.py")
-        finally:
-            # the file patches this process too, and the other tests need a clock
-            time.perf_counter_ns = clock
-        events: list[Event] = []
-        self.offered = {
-            implementation.name
-            for op in ("square", "gelu", "rms_norm")
-            for implementation in catalog.implementations(op)
-            if implementation.name.startswith(("cheat.", "patched."))
-        }
-        results = tune(
-            PROBLEMS,
-            catalog=catalog,
-            device=CPU,
-            database=str(database),
-            options=TuneOptions(Budget(trials=80), implementations=sorted(self.offered)),
-            observer=events.append,
-        )
-        self.winners: dict[str, Result] = {result.problem.op: result for result in results}
-        self.trials = {event.implementation: event for event in events if isinstance(event, TrialDone)}
-
-
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
     folder = tmp_path_factory.mktemp("adversarial")
-    with pytest.MonkeyPatch.context() as patch:
-        # nothing is compiled, and the lock of the device is this run's own: it waits for no other that measures
-        patch.setenv("KERNEL_REGISTRY_CACHE", str(folder / "cache"))
-        return Run(folder / "tuning.db")
+    return CheatingRun("cheats.py", "cheat", PROBLEMS, folder, "patched_clock.py")
 
 
 @pytest.mark.parametrize("cheat", REFUSED)
-def test_each_cheat_is_refused_with_its_status_and_the_reason(run: Run, cheat: str) -> None:
+def test_each_cheat_is_refused_with_its_status_and_the_reason(run: CheatingRun, cheat: str) -> None:
     status, words = REFUSED[cheat]
-    trial = run.trials[f"cheat.{cheat}"]
+    trial = run.trials[cheat]
     assert trial.status in status.split("|"), trial.message
     assert trial.message
     assert words in trial.message
 
 
-def test_a_clock_that_is_patched_at_import_is_put_back_and_held_against_its_plugin(run: Run) -> None:
-    trial = run.trials["patched.import"]
+def test_a_clock_that_is_patched_at_import_is_put_back_and_held_against_its_plugin(run: CheatingRun) -> None:
+    trial = run.trials["clock_at_import"]
     assert trial.status == "error"
     assert "time.perf_counter_ns" in trial.message
 
 
 @pytest.mark.parametrize("honest", RIGHT)
-def test_what_is_right_is_not_refused(run: Run, honest: str) -> None:
-    trial = run.trials[f"cheat.{honest}"]
+def test_what_is_right_is_not_refused(run: CheatingRun, honest: str) -> None:
+    trial = run.trials[honest]
     assert trial.status == "ok", trial.message
 
 
-def test_only_what_is_right_wins(run: Run) -> None:
-    winners = {op: result.implementation for op, result in run.winners.items()}
-    assert winners["square"] in {"cheat.honest", "cheat.honest_function"}
-    assert winners["gelu"] == "cheat.declared"
-    assert winners["rms_norm"] == "cheat.norm"
+def test_only_what_is_right_wins(run: CheatingRun) -> None:
+    assert run.winners["square"] in {"honest", "honest_function"}
+    assert (run.winners["gelu"], run.winners["rms_norm"]) == ("declared", "norm")
 
 
-def test_every_cheat_was_tried(run: Run) -> None:
-    known = {f"cheat.{name}" for name in (*REFUSED, *RIGHT)} | {"patched.import"}
-    assert run.offered == known
-    assert run.trials.keys() == known
+def test_every_cheat_was_tried(run: CheatingRun) -> None:
+    assert run.offered == run.trials.keys() == {*REFUSED, *RIGHT, "clock_at_import"}
