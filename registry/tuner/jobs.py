@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
+
 from ..artifact import Artifact, Target, Variant
 from ..problem import Value
 
@@ -127,21 +129,9 @@ def to_json(job: DeviceJob | CompileJob) -> dict[str, Any]:
 
 def job_from_json(message: Mapping[str, Any]) -> DeviceJob | CompileJob:
     """The job that ``to_json`` wrote."""
-    fields = {name: value for name, value in message.items() if name != "kind"}
-    if message["kind"] == "CompileJob":
-        fields |= {"variant": Variant(**fields["variant"]), "target": Target(**fields["target"])}
-        return CompileJob(**fields)
-    if "entrant" in fields:
-        kind = TrialJob if message["kind"] == "TrialJob" else TransferJob
-        return kind(**{**fields, "entrant": _entrant(fields["entrant"])})
-    return BlockJob(**{**fields, "entrants": tuple(_entrant(entrant) for entrant in fields["entrants"])})
+    return msgspec.convert(message, _KINDS[message["kind"]])
 
 
-def artifact_from_json(fields: Mapping[str, Any]) -> Artifact:
-    """The artifact that ``asdict`` wrote."""
-    return Artifact(Variant(**fields["variant"]), fields["path"], fields["resources"])
-
-
-def _entrant(fields: Mapping[str, Any]) -> Entrant:
-    artifacts = tuple(artifact_from_json(artifact) for artifact in fields["artifacts"])
-    return Entrant(fields["implementation"], fields["config"], artifacts, fields["role"])
+_KINDS: Mapping[str, type[DeviceJob | CompileJob]] = {
+    kind.__name__: kind for kind in (TrialJob, BlockJob, TransferJob, CompileJob)
+}

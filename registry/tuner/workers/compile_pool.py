@@ -10,10 +10,12 @@ import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
+import msgspec
+
 from ...artifact import Artifact, Target, Variant
 from ...errors import RegistryError
 from ...paths import check_room
-from ..jobs import CompileJob, Failed, artifact_from_json, to_json
+from ..jobs import CompileJob, Failed, to_json
 from ..limits import Limits
 from ..processes.channels import MOST_FAILED_STARTS, forget, send, settle
 from ..processes.cores import as_argument
@@ -134,8 +136,11 @@ class CompilePool:
             slot.deadline = slot.began + self._limits.compile
             return True
         try:
-            result = _compiled(message)
-        except (KeyError, TypeError, ValueError, AttributeError):
+            if "built" in message:
+                result: Artifact | Failed = msgspec.convert(message["built"], Artifact)
+            else:
+                result = msgspec.convert(message["failed"], Failed)
+        except (KeyError, ValueError):
             return False
         self._finish(slot, result)
         return True
@@ -164,9 +169,3 @@ class CompilePool:
             raise RegistryError(f"compiler processes do not start: {failure.message}")
         self._queue.appendleft(slot.job)
         self._feed()
-
-
-def _compiled(message: Message) -> Artifact | Failed:
-    if "built" in message:
-        return artifact_from_json(message["built"])
-    return Failed(str(message["failed"]["status"]), str(message["failed"]["message"]))

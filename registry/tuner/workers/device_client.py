@@ -7,10 +7,11 @@ import contextlib
 import math
 import selectors
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from ...device import Device
 from ...errors import RegistryError
@@ -162,8 +163,11 @@ class DeviceWorker:
                 self._busy, self._failed_starts = True, 0
             return True
         try:
-            answer = _answer(message)
-        except (KeyError, TypeError, ValueError, AttributeError):
+            if "timed" in message:
+                answer: Answer = msgspec.convert(message["timed"], TimedBlock)
+            else:
+                answer = msgspec.convert(message["outcome"], Outcome)
+        except (KeyError, ValueError):
             return False
         if isinstance(answer, TimedBlock) is not isinstance(self._jobs[0], BlockJob):
             return False
@@ -207,16 +211,3 @@ def _why_waiting(device: Device) -> str:
         if Path(f"/proc/{holder}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}:
             return f"{told}; that process is stopped: kill -CONT {holder} lets it go on, kill {holder} ends it"
     return told
-
-
-def _answer(message: Mapping[str, Any]) -> Answer:
-    if "timed" in message:
-        fields = message["timed"]
-        return TimedBlock(
-            tuple(map(tuple, fields["times"])),
-            tuple(fields["faults"]),
-            tuple(map(tuple, fields["positions"])),
-            fields["seconds"],
-        )
-    fields = dict(message["outcome"])
-    return Outcome(**{**fields, "samples": tuple(fields["samples"])})
