@@ -137,5 +137,6 @@ def concurrent_faults(plan: Plan, device: Device) -> Iterator[str]:
         # bits are compared far faster than numbers
         differing = (results for results in calls if not all_same(results, right))
         if fault := next(filter(None, map(one.fault, differing)), ""):
-            yield f"called by two threads at once: {fault}; memory that calls share must be scratch"
+            remedy = "memory that calls share must be scratch, and inputs stay as they are"
+            yield f"called by two threads at once: {fault}; {remedy}"
             return

@@ -41,6 +41,19 @@ class HonestAtAnySize(Square):
     name = "other.any_size"
 
 
+class ChangesItsInputForAWhile(Square):
+    """Puts its input back, which another thread may have read."""
+
+    name = "other.borrowed_input"
+    device_types = frozenset({"cpu"})
+
+    def write(self, x: torch.Tensor, y: torch.Tensor, problem: Problem) -> None:
+        was = x.clone()
+        x.mul_(x)
+        y.copy_(x)
+        x.copy_(was)
+
+
 # --- one run for every size ---
 
 

@@ -29,6 +29,7 @@ REFUSED = {
     "first_size": FALSE.format(20_002, 60_006),
     "smaller_size": FALSE.format(20_002, 1),
     "workspace": "called by two threads at once",
+    "borrowed_input": "called by two threads at once",
     "static": "called by two threads at once",
     "past_scratch": "it writes outside its scratch",
     "first_strides": "with strided-dense inputs",

@@ -17,10 +17,13 @@ from ...device import Device
 from ...implementation import Tensors
 from .plan import Plan
 
-CALLS = 8
+CALLS = 9
 """Of each thread, one after the other, with outputs of their own."""
 
-_IN_TURNS = 2
+_SHARED = 1
+"""The call in which both threads are given one input: who changes an input for a while is wrong there."""
+
+_IN_TURNS = 3
 """Calls in which the threads take turns after each of torch's operations; in the others they run freely."""
 
 _PATIENCE_S = 0.2
@@ -35,12 +38,14 @@ _sleep: Callable[[int], None] = torch.cuda._sleep  # bound at import: a plugin m
 def results_of_two_threads(
     plan: Plan, inputs: Sequence[tuple[Any, ...]], device: Device
 ) -> tuple[tuple[Tensors, ...], ...]:
-    """For each of the two inputs the results (``Op.results``) of calls that its thread made while the other did.
+    """For each of the two inputs the results (``Op.results``) of calls that one thread made while the other did.
+
+    Each thread has an input of its own, but for one call on the first input by both.
 
     On a GPU each thread has a stream of its own, and the current stream waits for both. What a call raises is raised.
     """
     turns = _Turns()
-    works = [_Work(plan, values, device, turns, place) for place, values in enumerate(inputs)]
+    works = [_Work(plan, inputs, device, turns, me) for me in range(len(inputs))]
     threads = [threading.Thread(target=work.run, name="registry-two-threads") for work in works]
     for thread in threads:
         thread.start()
@@ -51,7 +56,8 @@ def results_of_two_threads(
     for work in works:
         if work.fault is not None:
             raise work.fault
-    return tuple(work.results for work in works)
+    made = [made for work in works for made in work.results]
+    return tuple(tuple(results for given, results in made if given == which) for which in range(len(inputs)))
 
 
 class _Turns:
@@ -100,13 +106,15 @@ class _InTurns(TorchFunctionMode):
 class _Work:
     """The calls of one thread."""
 
-    def __init__(self, plan: Plan, values: tuple[Any, ...], device: Device, turns: _Turns, me: int) -> None:
+    def __init__(self, plan: Plan, inputs: Sequence[tuple[Any, ...]], device: Device, turns: _Turns, me: int) -> None:
         implementation = plan.candidate.implementation
         self._plan, self._device = plan, device.torch
         self._turns, self._me = turns, me
         # whatever torch.compile has compiled is compiled again under a mode, or ends in an error
         self._takes_turns = not isinstance(implementation, InductorImplementation)
-        self._values = [with_tensors(values, torch.clone) if plan.op.parsed.mutates else values for _ in range(CALLS)]
+        self._given = [0 if call == _SHARED else me for call in range(CALLS)]
+        values = [inputs[which] for which in self._given]
+        self._values = [with_tensors(each, torch.clone) for each in values] if plan.op.parsed.mutates else values
         self._outputs: list[Tensors] = [() if implementation.returns_outputs else plan.allocate() for _ in range(CALLS)]
         for outputs in self._outputs:
             poison(outputs)
@@ -142,6 +150,7 @@ class _Work:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     @property
-    def results(self) -> tuple[Tensors, ...]:
-        results = self._plan.op.results
-        return tuple(results(outputs, values) for outputs, values in zip(self._outputs, self._values, strict=True))
+    def results(self) -> list[tuple[int, Tensors]]:
+        """Of each call the number of its input, and its results."""
+        results = map(self._plan.op.results, self._outputs, self._values)
+        return list(zip(self._given, results, strict=True))

@@ -232,7 +232,8 @@ def _check_two_threads(plan: Plan, probes: tuple[Probe, Probe], device: Device, 
     op = plan.op
 
     def told(fault: str) -> str:
-        shared = "called by two threads at once it is wrong: {}. Memory that calls share must be scratch"
+        remedy = "Memory that calls share must be scratch, and inputs stay as they are"
+        shared = f"called by two threads at once it is wrong: {{}}. {remedy}"
         return _told(probes[0], shared.format(fault))
 
     found = results_of_two_threads(plan, [probe.values for probe in probes], device)
