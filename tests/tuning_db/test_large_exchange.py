@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Protocol, Store, Trial
+from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Protocol, Store, Trial, identity_rows
 from tuning_db.exchange import format as exchange_format
 from tuning_db.exchange import importing
 from tuning_db.exchange.format import Line, TrialLine, line, lines
@@ -192,6 +192,7 @@ def test_runs_may_stand_behind_what_refers_to_them(
     exported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importing, "_TOGETHER", 8)
+    monkeypatch.setattr(identity_rows, "_MOST_HELD", 3)
     header, *others = exported.splitlines(keepends=True)
     with Store.open(tmp_path / "into.db") as store:
         assert store.load(io.StringIO("".join([header, *reversed(others)]))) == len(others)
