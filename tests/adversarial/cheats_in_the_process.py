@@ -151,6 +151,23 @@ class KnowsWhatIsDrawn(Square):
         secrets.choice = lambda seq: seq[-1]
 
 
+class LooksIntoItsCallers(Square):
+    """Works only where a caller is going to judge a sample, or there is none that takes samples."""
+
+    name = "process.frames"
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        frame = sys._getframe()
+        while frame.f_back is not None:
+            frame = frame.f_back
+            if frame.f_code.co_name == "_timed":
+                between = frame.f_locals["between"]
+                if hasattr(between, "_next") and not between._next:
+                    return
+                break
+        torch.mul(x, x, out=y)
+
+
 # --- what makes others slower ---
 
 
@@ -259,6 +276,24 @@ class ReplacesAFunction(Gelu):
 
     def write(self, x: torch.Tensor, approximate: str, y: torch.Tensor) -> None:
         torch.clamp(x, min=0, out=y)
+
+
+class KnowsTheFirst(Gelu):
+    """Copies its first result for inputs that look like its first ones, but for one element at most."""
+
+    name = "process.first_inputs"
+
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def write(self, x: torch.Tensor, approximate: str, y: torch.Tensor) -> None:
+        few = x[::20]
+        first = self._first.get(len(x))
+        if first is not None and int((few != first[0]).sum()) <= 1:
+            y.copy_(first[1])
+            return
+        super().write(x, approximate, y)
+        self._first.setdefault(len(x), (few.clone(), y.clone()))
 
 
 def _all(op: str) -> Iterable[Implementation]:

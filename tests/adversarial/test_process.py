@@ -30,6 +30,9 @@ REFUSED = {
     "default_device": "it sets torch's default device to",
 }
 
+LOOKS = ("frames", "first_inputs")
+"""They look at who calls them, or at whether they know the inputs, and leave out what is not judged."""
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
@@ -43,10 +46,17 @@ def test_whoever_changes_the_process_is_refused(run: CheatingRun, name: str) -> 
     assert REFUSED[name] in trial.message
 
 
+@pytest.mark.parametrize("name", LOOKS)
+def test_whoever_knows_which_samples_are_judged_is_refused(run: CheatingRun, name: str) -> None:
+    trial = run.trials[name]
+    assert trial.status == "wrong_result", trial.message
+    assert "a sample left a wrong output" in trial.message
+
+
 def test_the_honest_are_accepted_and_win(run: CheatingRun) -> None:
     assert [run.trials[name].message for name in RIGHT if run.trials[name].status != "ok"] == []
     assert run.winners == {"square": "honest", "gelu": "gelu"}
 
 
 def test_all_of_them_were_tried(run: CheatingRun) -> None:
-    assert run.offered == run.trials.keys() == {*REFUSED, *RIGHT}
+    assert run.offered == run.trials.keys() == {*REFUSED, *LOOKS, *RIGHT}

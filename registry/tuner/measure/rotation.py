@@ -27,6 +27,8 @@ class Rotation:
         }
         self.copies: list[tuple[Any, ...]] = [self._copy(values, number) for number in range(count)]
         self._shown = self._announced = ""
+        self.writes = 0
+        """How often the copies were written to: several plans may be timed on them in turn."""
         device = next((stack.bits.device for stack in self._all), None)
         # one of its own: a candidate may seed torch's
         generator = None if device is None else torch.Generator(device).manual_seed(secrets.randbits(60))
@@ -67,10 +69,12 @@ class Rotation:
                 elements.change()
 
     def restore(self) -> None:
+        self.writes += 1
         for elements in itertools.chain.from_iterable(self._secret.values()):
             elements.restore()
 
     def _forget(self) -> None:
+        self.writes += 1
         for elements in itertools.chain.from_iterable(self._secret.values()):
             elements.forget()
 

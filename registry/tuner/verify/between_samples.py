@@ -31,15 +31,19 @@ LATE = "it was not ready when it was read: work on another stream or thread has 
 Judge = Callable[[Sequence[int]], Flags]
 """Whether the outputs that belong to these copies are right for the inputs that are shown."""
 
+Keep = Callable[[int], Callable[[], Flags]]
+"""Copies the inputs and outputs of that rotating copy; returns what judges them, by a reference of their own."""
+
 
 class BetweenSamples:
     """Called before each sample, outside of what is timed, with the copies that are launched on next.
 
     One element of each floating input, and one of each output, are others than before, in every copy and at random
     places. A sample that is going to be judged finds the inputs whose reference is known: there the elements that were
-    changed before are put back.
+    changed before are put back. A candidate may know those inputs again, and work on them alone; so one more sample, on
+    changed inputs, is drawn after it has run, and judged when the candidate may win (``check_kept``).
 
-    ``judge``: None where no reference is known.
+    ``judge`` and ``keep``: None where no reference is known.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class BetweenSamples:
         inputs: Collection[int],
         outputs: Sequence[FlippedElements],
         judge: Judge | None,
+        keep: Keep | None = None,
     ) -> None:
         self._rotation = rotation
         self._inputs = inputs
@@ -59,6 +64,12 @@ class BetweenSamples:
         self._next: Sequence[int] = ()
         self._seen: list[Any] = []
         self._checks = Checks()
+        self._keep = keep
+        self._met = 0
+        """Samples on changed inputs so far."""
+        self._unjudged: tuple[Sequence[int], int] = (), 0
+        """The copies of the latest sample on changed inputs, and the rotation's writes by then."""
+        self._kept: Callable[[], Flags] | None = None
 
     def __call__(self, copies: Sequence[int], *, last: bool = True) -> None:
         """``last``: the sample is followed by nothing that may not be kept waiting, so that it may be judged."""
@@ -71,6 +82,7 @@ class BetweenSamples:
             self._rotation.restore()
         else:
             self._rotation.change(self._inputs)
+            self._unjudged = copies if last else (), self._rotation.writes
         self.change_outputs()
 
     def look(self) -> None:
@@ -91,7 +103,14 @@ class BetweenSamples:
         self._rotation.restore()
         self._checks.settle()
 
+    def check_kept(self) -> None:
+        """Judge the sample that was kept, of whose inputs a reference is made now; raises WrongError."""
+        if self._kept is not None:
+            self._checks.add(self._kept(), "wrong_result", _WRONG)
+            self._checks.settle()
+
     def _judge_now(self) -> None:
+        self._keep_now()
         if self._next and self._judge:
             # the last one first: a result that is late is not there yet
             chosen = {self._next[-1]: None, secrets.choice(self._next): None}
@@ -104,3 +123,11 @@ class BetweenSamples:
         seen, self._seen = self._seen, []
         held = zip(seen, self._outputs, strict=False)
         return [torch.tensor(bool((was == elements.bits()).all())) for was, elements in held if was is not None]
+
+    def _keep_now(self) -> None:
+        """Keep the latest sample instead of an earlier one, each of all equally likely: none knows it while it runs."""
+        (copies, writes), self._unjudged = self._unjudged, ((), 0)
+        if copies and self._keep is not None and writes == self._rotation.writes:
+            self._met += 1
+            if secrets.randbelow(self._met) == 0:
+                self._kept = self._keep(secrets.choice(copies))

@@ -90,6 +90,10 @@ class Session:
             self._cases[kind] = case
         return case
 
+    def case_of(self, values: tuple[Any, ...]) -> InputCase:
+        """The case of inputs that are met once. Nothing of it is kept."""
+        return self._make("", values)
+
     def judge(self, case: InputCase, results: Tensors) -> str:
         """The fault of a case's results (``Op.results``), found element by element; "" when they are right."""
         if all(holding(case.bounds, results)):

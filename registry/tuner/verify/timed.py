@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -21,7 +21,7 @@ from ..measure.samplers import Enqueue
 from ..measure.secret_elements import FlippedElements
 from ..measure.stack import Stack
 from .between_samples import LATE, BetweenSamples
-from .session import InputCase, Session
+from .session import InputCase, Session, clone
 from .verdicts import Checks, WrongError
 
 
@@ -60,7 +60,11 @@ class TimedPlan:
         outputs = [FlippedElements(stack, generator) for stack in self._stacks]
         case = session.case(session.timed_kind) if self._judged else None
         return BetweenSamples(
-            session.rotation, self._changeable, outputs, None if case is None else partial(self._holding, case)
+            session.rotation,
+            self._changeable,
+            outputs,
+            None if case is None else partial(self._holding, case),
+            self._kept if self._judged else None,
         )
 
     def _places(self) -> tuple[int, ...]:
@@ -80,6 +84,16 @@ class TimedPlan:
             # several results may be right, which no bounds tell
             return [torch.tensor(not session.judge(case, one), device=session.device.torch) for one in judged]
         return _within(case, judged)
+
+    def _kept(self, copy: int) -> Callable[[], list[torch.Tensor]]:
+        session = self._session
+        values = clone(session.rotation.copies[copy])
+        results = tuple(result.clone() for result in session.op.results(self.outputs[copy], values))
+
+        def flags() -> list[torch.Tensor]:
+            return [torch.tensor(not session.judge(session.case_of(values), results), device=session.device.torch)]
+
+        return flags
 
     def change_inputs(self) -> None:
         """Change one element of each floating input that may change, in each copy another; ``show`` puts them back."""

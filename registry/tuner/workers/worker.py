@@ -90,8 +90,11 @@ class Worker:
             verify_timed(timed, sampler, session)
             if fault := self._beats_the_device(session, found.samples):
                 raise WrongError("wrong_result", fault)
-            if not probed and _is_promising(found, job.best_us):
-                self._probes.check(plan, job.entrant.by_key)
+            if _is_promising(found, job.best_us):
+                if session.twin is None:
+                    timed.between.check_kept()
+                if not probed:
+                    self._probes.check(plan, job.entrant.by_key)
             # while the plan lives: its end may put back what it replaced
             self._check_trust()
         finally:
@@ -266,6 +269,7 @@ class _Entry:
         try:
             if self.timed is not None:
                 verify_timed(self.timed, self.sampler, session, alone=False)
+                self.timed.between.check_kept()
         except BaseException as fault:  # a stranger's code runs here once more
             return ": ".join(status_of(fault))
         return ""
