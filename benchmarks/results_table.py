@@ -89,9 +89,9 @@ def _ratio(row: Row, name: str) -> str:
 
 
 def _environment(rows: Sequence[Row]) -> str:
-    places = {json.dumps([row["hardware"]["name"], row["software"]], sort_keys=True) for row in rows}
-    ((hardware, software),) = [json.loads(place) for place in places]
-    versions = ", ".join(f"{name} {software[name]}" for name in ("torch", "triton", "cuda", "driver"))
+    names = ("torch", "triton", "cuda", "driver")
+    ((hardware, *found),) = {(row["hardware"]["name"], *(row["software"][name] for name in names)) for row in rows}
+    versions = ", ".join(f"{name} {version}" for name, version in zip(names, found, strict=True))
     dates = sorted({row["created"][:10] for row in rows})
     return f"One {hardware}; {versions}; {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
 

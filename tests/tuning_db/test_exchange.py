@@ -97,6 +97,20 @@ def test_of_two_winners_the_later_stays_whichever_comes_first(tmp_path: Path, ma
             assert len(store.history(make.problem(), make.environment.hardware)) == 2
 
 
+def test_more_decisions_of_a_run_that_is_nowhere_than_are_added_together_are_refused(
+    store: Store, make: Any, tmp_path: Path
+) -> None:
+    first = make.decision()
+    with Store.open(tmp_path / "other.db") as other:
+        run = other.start_run(make.environment)
+        for warps in range(150):
+            other.publish(run, make.decision(num_warps=warps, created=first.created + timedelta(seconds=warps)))
+        lines = _export(other).splitlines()
+    bare = "\n".join(line for line in lines if json.loads(line)["kind"] != "run")
+    with pytest.raises(ExchangeError, match=r"line 2: the run .* is neither in the file nor in the database"):
+        store.load(io.StringIO(bare))
+
+
 def _drop(name: str) -> Callable[[dict[str, Any]], None]:
     return lambda record: record.pop(name)
 

@@ -56,8 +56,8 @@ class _Adding:
         self._there: set[str] = set()
         self._identities = Identities(session, [])
 
-    def add(self, number: int, content: RunLine | PlainTrial | DecisionLine) -> None:
-        """Takes in one line."""
+    def add(self, number: int, content: RunLine | PlainTrial | DecisionLine, *, last: bool = False) -> None:
+        """Takes in one line; ``last``: all runs of the file are known."""
         match content:
             case RunLine(run=run):
                 self._runs[run.uid] = content
@@ -67,13 +67,14 @@ class _Adding:
                 self._decisions[decision.uid] = number, content
         # a decision counts as the lines that its finals would be
         if len(self._runs) + len(self._trials) + 64 * len(self._decisions) >= _TOGETHER:
-            self._flush(last=False)
+            self._flush(last=last)
 
     def finish(self) -> None:
         """Adds what is left. Raises ExchangeError for a trial or decision whose run is nowhere."""
         self._flush(last=False)
-        for number, content in self._early:
-            self.add(number, content)
+        early, self._early = self._early, []
+        for number, content in early:
+            self.add(number, content, last=True)
         self._flush(last=True)
 
     def _flush(self, *, last: bool) -> None:

@@ -277,7 +277,7 @@ class _Entry:
 
 def _is_promising(found: Outcome, best_us: float | None) -> bool:
     """Whether the candidate may still win: its time is at most 1.5 times the best so far."""
-    return not found.censored and (best_us is None or (found.median_us or 0.0) <= _PROMISING * best_us)
+    return not found.censored and (best_us is None or (found.median_us or 0.0) <= PROMISING * best_us)
 
 
 def _copy_sampler(session: Session, protocol: TimingProtocol) -> Sampler:
@@ -294,5 +294,5 @@ def _measure_copy(session: Session, protocol: TimingProtocol, clocks: Clocks) ->
 
 _NEVER_RAN = frozenset({"unsupported", "compile_error", "out_of_resources"})
 
-_PROMISING = 1.5
+PROMISING = 1.5
 """Times the best so far."""
