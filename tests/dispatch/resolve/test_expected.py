@@ -250,9 +250,7 @@ def test_a_captured_reference_is_told_once_with_the_remedy(
     assert len(warned) == 1
 
 
-@pytest.mark.parametrize(
-    ("m", "expected"), [(128, "cuda.mma"), (192, "cuda.mma"), (512, "triton.gemm"), (2048, "triton.gemm")]
-)
+@pytest.mark.parametrize(("m", "expected"), [(128, "cuda.mma"), *((m, "triton.dequantized") for m in (192, 512, 2048))])
 def test_shipped_winners_of_4_bit_products_between_tuned_lengths(
     m: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
