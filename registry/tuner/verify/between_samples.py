@@ -113,16 +113,21 @@ class BetweenSamples:
         self._keep_now()
         if self._next and self._judge:
             # the last one first: a result that is late is not there yet
-            chosen = {self._next[-1]: None, secrets.choice(self._next): None}
-            self._next = ()
+            copies, self._next = self._next, ()
+            chosen = {copies[-1]: None, secrets.choice(copies): None}
             self._checks.add(self._judge(list(chosen)), "wrong_result", _WRONG)
             # judging gave other threads the time for what they had left
-            self._checks.add(self._unchanged(), "wrong_result", f"a sample's output changed after its time: {LATE}")
+            late = f"a sample's output changed after its time: {LATE}"
+            self._checks.add(self._unchanged(copies), "wrong_result", late)
 
-    def _unchanged(self) -> Flags:
-        seen, self._seen = self._seen, []
-        held = zip(seen, self._outputs, strict=False)
-        return [torch.tensor(bool((was == elements.bits()).all())) for was, elements in held if was is not None]
+    def _unchanged(self, copies: Sequence[int]) -> Flags:
+        """Whether the changed elements of these copies' outputs hold what was seen when the clock stopped.
+
+        The end of timing launches on copies that no sample of a slow candidate has reached: they are not asked.
+        """
+        seen, self._seen, these = self._seen, [], list(copies)
+        held = [(was, elements.bits()) for was, elements in zip(seen, self._outputs, strict=False) if was is not None]
+        return [torch.tensor(bool((was[these] == now[these]).all())) for was, now in held]
 
     def _keep_now(self) -> None:
         """Keep the latest sample instead of an earlier one, each of all equally likely: none knows it while it runs."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from registry.contracts import SQUARE, VECTOR_ADD
-from registry.tuner.measure.samplers import Sampler
+from registry.tuner.measure.samplers import ClockSampler, Sampler
 from registry.tuner.verify.between_samples import _MOST
 from registry.tuner.verify.session import Session
 from registry.tuner.verify.timed import TimedPlan
@@ -82,6 +82,16 @@ def test_work_that_another_thread_ends_after_the_clock_has_stopped_is_found_thou
     sampler.take(40)
     with pytest.raises(WrongError, match="changed after its time: it was not ready when it was read"):
         between.settle()
+
+
+def test_copies_that_only_the_end_of_timing_reaches_are_not_taken_for_late_work() -> None:
+    timed, _ = timed_with(session_of(), lambda y, x: torch.mul(x, x, out=y))
+    sampler = ClockSampler(timed.launches, PROTOCOL, first_us=2 * PROTOCOL.sample_us)
+    sampler.between, sampler.after = timed.between, timed.between.look
+    timed.between._wait = 0  # the sample is judged
+    sampler.take(1)
+    sampler.cover()
+    timed.between.settle()
 
 
 def test_a_few_samples_are_judged_and_what_is_right_passes() -> None:
