@@ -13,13 +13,16 @@ import torch
 
 from ..contract import Floor, Op, Packed, RowMajor, Tolerance
 from ..errors import ArgumentTypeError, InvalidArgumentError
-from ..packed import LAYOUT, PER_WORD, PackedWeight, check_format, check_parts, column_pieces, dequantized
+from ..packed import LAYOUT, PackedWeight, check_parts, column_pieces, dequantized, words
 from ..problem import Arguments, Problem, Value, dtype_name
 from ..tracing import refuse
 from . import fills
 from .checks import HALVES, float_dtype, float_tensor, positive, shape_text
 from .rounding import fp32_weight, underflow, units
 
+BITS = 4
+PER_WORD = 8
+GROUP_SIZES = (32, 64, 128)
 KINDS = ("normal", "outliers", "spike_last", "constant", "groups")
 
 
@@ -79,11 +82,16 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
     qweight, scales = arguments.tensor("qweight"), arguments.tensor("scales")
     zeros = arguments.optional_tensor("zeros")
     k, group_size, bits = arguments.integer("k"), arguments.integer("group_size"), arguments.integer("bits")
-    check_format(arguments.op, bits, group_size, k, arguments.text("layout"))
+    _check_format(arguments.op, bits, group_size, k, arguments.text("layout"))
     if len(qweight.shape) != 2:
         raise InvalidArgumentError(f"{arguments.op}: qweight has shape {shape_text(qweight.shape)}, expected [K/8, N]")
     n = qweight.shape[1]
     check_parts(arguments.op, qweight, scales, zeros, group_size, (n, k))
+    if zeros is not None and zeros.dtype != scales.dtype:
+        raise InvalidArgumentError(
+            f"{arguments.op}: zeros is {dtype_name(zeros.dtype)}, so any numbers, but only integers are supported",
+            hint=f"expected {dtype_name(scales.dtype)}, the scales' dtype",
+        )
     if not a.shape or a.shape[-1] != k:
         raise InvalidArgumentError(
             f"{arguments.op}: a has shape {shape_text(a.shape)} but w has K={k}", hint=f"expected a of shape [..., {k}]"
@@ -123,7 +131,7 @@ def _activations(problem: Problem, kind: str, generator: torch.Generator) -> tor
 
 
 def _words(problem: Problem, kind: str, generator: torch.Generator) -> torch.Tensor:
-    shape, device = (problem.k // PER_WORD, problem.n), generator.device
+    shape, device = (words(problem.k, problem.bits), problem.n), generator.device
     if kind == "constant":
         # eleven in each nibble: neither zero point is 11, so that the product is not 0
         return torch.full(shape, 0xBBBBBBBB - 2**32, dtype=torch.int32, device=device)
@@ -166,7 +174,34 @@ def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
 def _check(problem: Problem) -> None:
     positive(problem, "m", "n", "k", "group_size", "bits")
     float_dtype(problem, HALVES)
-    check_format(problem.op, problem.bits, problem.group_size, problem.k, LAYOUT)
+    _check_format(problem.op, problem.bits, problem.group_size, problem.k, LAYOUT)
+
+
+def _check_format(what: str, bits: int, group_size: int, k: int, layout: str) -> None:
+    """Raise InvalidArgumentError for formats of PackedWeight that no implementation here is asked to read."""
+    if bits != BITS:
+        raise InvalidArgumentError(
+            f"{what}: bits={bits}, only {BITS} is supported", hint=f"registry.quantize(weight, bits={BITS})"
+        )
+    if layout != LAYOUT:
+        raise InvalidArgumentError(
+            f"{what}: layout {layout!r}, only {LAYOUT!r} is supported",
+            hint="w has act-order (g_idx) or a codebook, and gemm_int4 takes neither; use w.dequantize()",
+        )
+    if k < PER_WORD or k % PER_WORD:
+        raise InvalidArgumentError(
+            f"{what}: K={k} is no multiple of {PER_WORD}, the elements of a word",
+            hint="pad the weight and the activations with zeros along K",
+        )
+    if group_size != k and group_size not in GROUP_SIZES:
+        raise InvalidArgumentError(
+            f"{what}: group_size={group_size}", hint=f"expected {', '.join(map(str, GROUP_SIZES))} or K={k}"
+        )
+    if k % group_size:
+        raise InvalidArgumentError(
+            f"{what}: K={k} is no multiple of group_size={group_size}",
+            hint=f"use a group size that divides K, or K={k} itself: one scale a column",
+        )
 
 
 def _examples() -> tuple[dict[str, Value], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -160,7 +161,7 @@ def test_gemm_int4_also_takes_its_schemas_own_arguments() -> None:
 def test_gemm_int4_in_column_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     w, a = packed(37, 256), torch.randn(3, 256).half()
     whole = computed(GEMM_INT4, a, w)
-    monkeypatch.setattr("registry.packed.CHUNK", 256 * 8)
+    monkeypatch.setattr("registry.packed.layout.CHUNK", 256 * 8)
     torch.testing.assert_close(computed(GEMM_INT4, a, w), whole)
 
 
@@ -220,6 +221,26 @@ def test_gemm_int4_refuses_plain_tensors_that_make_no_weight() -> None:
         values = dict(zip(GEMM_INT4.parsed.names, (A, w.qweight, w.scales, w.zeros, 4, 128, 256, "gptq"), strict=True))
         with pytest.raises(InvalidArgumentError, match=r"^gemm_int4: "):
             posed(GEMM_INT4, **{**values, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bits": 8}, "^gemm_int4: bits=8, only 4 is supported"),
+        ({"codebook": "nf4", "zeros": None}, "^gemm_int4: layout 'nf4', only 'gptq' is supported"),
+        ({"g_idx": torch.arange(256, dtype=torch.int32) % 2}, "^gemm_int4: layout 'gptq_act_order', only 'gptq'"),
+        ({"zeros": torch.full((2, 16), 7.5)}, "^gemm_int4: zeros is float32, so any numbers"),
+        ({"group_size": 16}, "^gemm_int4: group_size=16\n  expected 32, 64, 128 or K=256"),
+        ({"group_size": 256, "k": 250}, "^gemm_int4: K=250 is no multiple of 8"),
+        ({"k": 136}, "^gemm_int4: K=136 is no multiple of group_size=128"),
+    ],
+)
+def test_gemm_int4_refuses_packed_weights_that_it_cannot_read(change: dict[str, Any], message: str) -> None:
+    parts = {name: value for name, value in change.items() if name in ("codebook", "g_idx", "zeros")}
+    k = change.get("k", 256)
+    w = replace(packed(**{"k": k, **{name: change[name] for name in change if name not in parts}}), **parts)
+    with pytest.raises(InvalidArgumentError, match=message):
+        posed(GEMM_INT4, torch.ones(2, k).half(), w)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +156,26 @@ def test_a_packed_argument_may_be_given_in_any_form(dispatcher: Dispatcher) -> N
             call(a, weights[0], other=1)
     with pytest.raises(InvalidDefinitionError, match="shape"):
         Packed("w", object, {"k": "shape[1].x"})
+
+
+def test_a_weight_that_an_op_cannot_read_slips_through_no_known_shape(dispatcher: Dispatcher) -> None:
+    a = torch.randn(3, 128, dtype=torch.bfloat16)
+    w = quantize(torch.randn(64, 128, dtype=torch.bfloat16), group_size=32)
+    assert w.zeros is not None
+    others = [
+        replace(w, g_idx=torch.arange(128, dtype=torch.int32) % 4),
+        replace(w, zeros=None, codebook="nf4"),
+        replace(w, zeros=w.zeros.float() + 0.5),
+    ]
+    known = [w, replace(w, zeros=None)]
+    calls: list[Any] = [dispatcher.op("gemm_int4"), partial(dispatcher.call, "gemm_int4")]
+    for call in calls:
+        for _ in range(2):
+            for one in known:
+                call(a, one)
+            for other in others:
+                with pytest.raises(InvalidArgumentError, match=r"^gemm_int4: (layout|zeros)"):
+                    call(a, other)
 
 
 def test_a_nested_tensor_never_reaches_torchs_guard() -> None:
