@@ -6,9 +6,11 @@ import ctypes
 import importlib
 import random
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +21,9 @@ from registry.device import Device
 from registry.implementation import Implementation, Run, Tensors
 from registry.problem import Problem
 from registry.space import Config
+
+sys.path.append(str(Path(__file__).parent))
+from kinds import implementations_in
 
 KERNEL_REGISTRY_API = 1
 
@@ -502,24 +507,19 @@ class HonestNorm(Implementation):
         ).contiguous()
 
 
-def _all(op: str) -> Iterable[Implementation]:
-    kinds = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Implementation)]
-    return [kind() for kind in kinds if getattr(kind, "op", None) == op and hasattr(kind, "name")]
-
-
 @registry.implements("square")
 def square_implementations() -> Iterable[Implementation]:
     """All of them."""
-    return _all("square")
+    return implementations_in(__name__, "square")
 
 
 @registry.implements("gelu")
 def gelu_implementations() -> Iterable[Implementation]:
     """The two that waver."""
-    return _all("gelu")
+    return implementations_in(__name__, "gelu")
 
 
 @registry.implements("rms_norm")
 def rms_norm_implementations() -> Iterable[Implementation]:
     """The honest one and the other."""
-    return _all("rms_norm")
+    return implementations_in(__name__, "rms_norm")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +16,9 @@ from registry.device import Device
 from registry.implementation import Implementation, Launch, Run, Tensors
 from registry.problem import Problem, TensorSpec
 from registry.space import Config
+
+sys.path.append(str(Path(__file__).parent))
+from kinds import implementations_in
 
 KERNEL_REGISTRY_API = 1
 
@@ -216,24 +221,19 @@ def _within(tensor: torch.Tensor, strides: tuple[int, ...]) -> tuple[int, ...]:
     return strides if last < room else tuple(0 for _ in strides)
 
 
-def _all(op: str) -> Iterable[Implementation]:
-    kinds = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Implementation)]
-    return [kind() for kind in kinds if getattr(kind, "op", None) == op and hasattr(kind, "name")]
-
-
 @registry.implements("square")
 def square_implementations() -> Iterable[Implementation]:
     """One run for all sizes, and a shared workspace."""
-    return _all("square")
+    return implementations_in(__name__, "square")
 
 
 @registry.implements("rms_norm")
 def rms_norm_implementations() -> Iterable[Implementation]:
     """Scratch and a static row."""
-    return _all("rms_norm")
+    return implementations_in(__name__, "rms_norm")
 
 
 @registry.implements("vector_add")
 def vector_add_implementations() -> Iterable[Implementation]:
     """Strides."""
-    return _all("vector_add")
+    return implementations_in(__name__, "vector_add")

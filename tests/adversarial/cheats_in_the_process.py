@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from registry.device import Device
 from registry.implementation import Implementation, Run, Tensors
 from registry.problem import Problem
 from registry.space import Config
+
+sys.path.append(str(Path(__file__).parent))
+from kinds import implementations_in
 
 KERNEL_REGISTRY_API = 1
 
@@ -296,16 +300,11 @@ class KnowsTheFirst(Gelu):
         self._first.setdefault(len(x), (few.clone(), y.clone()))
 
 
-def _all(op: str) -> Iterable[Implementation]:
-    kinds = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Implementation)]
-    return [kind() for kind in kinds if getattr(kind, "op", None) == op and hasattr(kind, "name")]
-
-
 @registry.implements("square")
 def square_implementations() -> Iterable[Implementation]:
-    return _all("square")
+    return implementations_in(__name__, "square")
 
 
 @registry.implements("gelu")
 def gelu_implementations() -> Iterable[Implementation]:
-    return _all("gelu")
+    return implementations_in(__name__, "gelu")

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from registry.device import Device
 from registry.implementation import Implementation, Run, Tensors
 from registry.problem import Problem
 from registry.space import Config
+
+sys.path.append(str(Path(__file__).parent))
+from kinds import implementations_in
 
 KERNEL_REGISTRY_API = 1
 
@@ -292,18 +296,13 @@ class RemembersAChecksum(Gelu):
             y.copy_(self._known[key])
 
 
-def _all(op: str) -> Iterable[Implementation]:
-    kinds = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Implementation)]
-    return [kind() for kind in kinds if getattr(kind, "op", None) == op and hasattr(kind, "name")]
-
-
 @registry.implements("square")
 def square_implementations() -> Iterable[Implementation]:
     """Who remembers, and who looks around."""
-    return _all("square")
+    return implementations_in(__name__, "square")
 
 
 @registry.implements("gelu")
 def gelu_implementations() -> Iterable[Implementation]:
     """Who remembers all of the inputs."""
-    return _all("gelu")
+    return implementations_in(__name__, "gelu")

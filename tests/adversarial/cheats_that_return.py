@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,9 @@ from registry.device import Device
 from registry.implementation import Implementation, Run, Tensors
 from registry.problem import Problem
 from registry.space import Config
+
+sys.path.append(str(Path(__file__).parent))
+from kinds import implementations_in
 
 KERNEL_REGISTRY_API = 1
 
@@ -241,18 +246,13 @@ class KeepsResultsInWhatIsPrepared(Norm):
             y.copy_(kept.view_as(y))
 
 
-def _all(op: str) -> Iterable[Implementation]:
-    kinds = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Implementation)]
-    return [kind() for kind in kinds if getattr(kind, "op", None) == op and hasattr(kind, "name")]
-
-
 @registry.implements("square")
 def square_implementations() -> Iterable[Implementation]:
     """Outputs of every kind."""
-    return _all("square")
+    return implementations_in(__name__, "square")
 
 
 @registry.implements("rms_norm")
 def rms_norm_implementations() -> Iterable[Implementation]:
     """What is prepared of an activation."""
-    return _all("rms_norm")
+    return implementations_in(__name__, "rms_norm")
