@@ -21,6 +21,12 @@ from .checks import (
     refuse_nested,
     zero_kind,
 )
+from .formats.awq import awq_parts
+from .formats.bitsandbytes import bitsandbytes_parts
+from .formats.compressed_tensors import compressed_tensors_parts
+from .formats.gptq import gptq_parts
+from .formats.hqq import hqq_parts
+from .formats.torchao import torchao_parts
 from .layout import LAYOUT, column_pieces, dequantized, layout_name
 
 VERSION = 1
@@ -139,6 +145,70 @@ class PackedWeight:
                 hint=f"expected {', '.join(_FIELDS)}; {', '.join(_OPTIONAL)} may be left out",
             )
         return cls(**{**dict.fromkeys(_OPTIONAL), **state})
+
+    @classmethod
+    def from_gptq(
+        cls,
+        qweight: torch.Tensor,
+        qzeros: torch.Tensor | None,
+        scales: torch.Tensor,
+        g_idx: torch.Tensor | None = None,
+        *,
+        bits: int = 4,
+        group_size: int = 128,
+        checkpoint_format: str = "gptq",
+    ) -> PackedWeight:
+        """A GPTQ checkpoint's tensors, with or without act-order (``g_idx``).
+
+        checkpoint_format  "gptq", which stores zero points less 1, or "gptq_v2": a wrong one is 20 to 50% of error
+        group_size         -1 is one scale a column
+        """
+        return cls(**gptq_parts(qweight, qzeros, scales, g_idx, bits, group_size, checkpoint_format))
+
+    @classmethod
+    def from_awq(
+        cls,
+        qweight: torch.Tensor,
+        qzeros: torch.Tensor | None,
+        scales: torch.Tensor,
+        *,
+        bits: int = 4,
+        group_size: int = 128,
+    ) -> PackedWeight:
+        """An AWQ checkpoint's tensors, of its version "gemm": ``qweight`` is ``[K, N / 8]``."""
+        return cls(**awq_parts(qweight, qzeros, scales, bits, group_size))
+
+    @classmethod
+    def from_compressed_tensors(
+        cls, state: Mapping[str, torch.Tensor], *, bits: int = 4, group_size: int | None = None
+    ) -> PackedWeight:
+        """A module's tensors by their names in a compressed-tensors checkpoint.
+
+        state       ``weight_packed`` and ``weight_shape`` (pack-quantized), or ``weight`` in int8 (int-quantized);
+                    ``weight_scale``, and where the checkpoint has them ``weight_zero_point`` and ``weight_g_idx``
+        bits        the scheme's ``num_bits``
+        group_size  the scheme's; None: what the scales' shape says
+        """
+        return cls(**compressed_tensors_parts(state, bits, group_size))
+
+    @classmethod
+    def from_torchao(cls, tensor: Any) -> PackedWeight:
+        """A weight that torchao quantised; how it quantises activations is left out.
+
+        tensor  an Int4Tensor, Int4TilePackedTo4dTensor, Int8Tensor, IntxUnpackedToInt8Tensor or NF4Tensor; its scales
+                keep their dtype, which may be float32
+        """
+        return cls(**torchao_parts(tensor))
+
+    @classmethod
+    def from_hqq(cls, packed: torch.Tensor, meta: Mapping[str, Any]) -> PackedWeight:
+        """HQQ's ``W_q`` and ``meta``, grouped along K (axis=1). Elements of 3 bits are held in 4."""
+        return cls(**hqq_parts(packed, meta))
+
+    @classmethod
+    def from_bitsandbytes(cls, packed: torch.Tensor, quant_state: Any) -> PackedWeight:
+        """bitsandbytes' nf4: ``Params4bit.data`` and ``quant_state``; scales become float32."""
+        return cls(**bitsandbytes_parts(packed, quant_state))
 
     def __repr__(self) -> str:
         kinds = {"none": "symmetric", "integer": "asymmetric", "float": "float zero points"}

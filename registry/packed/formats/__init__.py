@@ -1,0 +1,1 @@
+"""Other libraries' packed tensors as the parts of a PackedWeight. Nothing of theirs is imported."""

@@ -1,0 +1,44 @@
+"""bitsandbytes' nf4: two elements a byte, the first in the upper half, in blocks of the flattened weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...errors import InvalidArgumentError
+from ..layout import pack
+from .parts import check_given, expect, parts
+
+WHAT = "from_bitsandbytes"
+
+
+def bitsandbytes_parts(packed: torch.Tensor, quant_state: Any) -> dict[str, Any]:
+    """See ``PackedWeight.from_bitsandbytes``."""
+    check_given(WHAT, packed=packed, absmax=quant_state.absmax)
+    if quant_state.quant_type != "nf4":
+        raise InvalidArgumentError(f"{WHAT}: quant_type={quant_state.quant_type!r}", hint="only nf4 is supported")
+    scales = quant_state.absmax
+    if quant_state.state2 is not None:
+        # double quantisation: the scales count the levels of a table, in blocks of their own
+        inner = quant_state.state2
+        blocks = inner.absmax.repeat_interleave(inner.blocksize)[: scales.numel()]
+        scales = inner.code[scales.long()] * blocks + quant_state.offset
+    return nf4_parts(WHAT, packed, scales.float(), quant_state.blocksize, tuple(quant_state.shape))
+
+
+def nf4_parts(
+    what: str, packed: torch.Tensor, scales: torch.Tensor, block_size: int, shape: tuple[int, ...]
+) -> dict[str, Any]:
+    """PackedWeight's arguments of nf4 in blocks of the flattened weight, with one scale each."""
+    if len(shape) != 2 or shape[1] % block_size:
+        raise InvalidArgumentError(
+            f"{what}: blocks of {block_size} in a weight of shape {shape}",
+            hint="expected [N, K] and blocks that divide K, so that none is in two rows",
+        )
+    n, k = shape
+    expect(what, "packed", packed.reshape(-1), (n * k // 2,), (torch.uint8,))
+    expect(what, "scales", scales.reshape(-1), (n * k // block_size,))
+    q = torch.stack((packed.reshape(-1) >> 4, packed.reshape(-1) & 15), 1).reshape(n, k)
+    scales = scales.reshape(n, k // block_size).T
+    return parts(pack(q.T), scales, None, 4, block_size, (n, k)) | {"codebook": "nf4"}

@@ -1,0 +1,84 @@
+"""compressed-tensors checkpoints (llm-compressor, vLLM): pack-quantized integers and int-quantized int8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...errors import InvalidArgumentError
+from ...problem import dtype_name
+from ..layout import BITS, groups, pack, unpack, words
+from .parts import check_bits, check_given, expect, parts, size_of_groups
+
+WHAT = "from_compressed_tensors"
+NAMES = ("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
+
+
+def compressed_tensors_parts(state: Mapping[str, torch.Tensor], bits: int, group_size: int | None) -> dict[str, Any]:
+    """See ``PackedWeight.from_compressed_tensors``."""
+    if not isinstance(state, Mapping) or not ({"weight_packed", "weight"} & state.keys()):
+        raise InvalidArgumentError(
+            f"{WHAT}: neither weight_packed nor weight is given",
+            hint=f"expected a module's own tensors, of the names {', '.join(NAMES)}",
+        )
+    given = {name: state[name] for name in NAMES if state.get(name) is not None}
+    if "weight_scale" not in given:
+        raise InvalidArgumentError(f"{WHAT}: weight_scale is not given", hint=f"got {', '.join(state)}")
+    check_given(WHAT, **given)
+    check_bits(WHAT, bits, BITS)
+    q = _elements(given, bits)
+    k, n = q.shape
+    scales, size = _scales(given["weight_scale"], n, k, group_size)
+    # integers are stored around 0, as PackedWeight's are around the middle
+    zeros = torch.full_like(scales, 2 ** (bits - 1), dtype=torch.float32)
+    if "weight_zero_point" in given:
+        zeros = zeros + _zeros(given["weight_zero_point"], bits, n, scales.shape[0])
+    g_idx = given.get("weight_g_idx")
+    if g_idx is not None:
+        expect(WHAT, "weight_g_idx", g_idx, (k,), (torch.int32, torch.int64))
+        # compressed-tensors writes -1 where it has no order
+        g_idx = None if (g_idx == -1).all() else g_idx
+    return parts(pack(q, bits), scales, zeros, bits, size, (n, k), g_idx)
+
+
+def _elements(given: Mapping[str, torch.Tensor], bits: int) -> torch.Tensor:
+    """Integers from 0, ``[K, N]``."""
+    if "weight_packed" not in given:
+        weight = given["weight"]
+        if weight.dtype != torch.int8 or weight.dim() != 2:
+            raise InvalidArgumentError(
+                f"{WHAT}: weight is {dtype_name(weight.dtype)} of shape {tuple(weight.shape)}",
+                hint="expected int8 [N, K] (int-quantized), or weight_packed in int32 (pack-quantized)",
+            )
+        return torch.add(weight.T.int(), 2 ** (bits - 1))
+    packed = given["weight_packed"]
+    if "weight_shape" not in given or given["weight_shape"].numel() != 2:
+        raise InvalidArgumentError(f"{WHAT}: weight_shape is not given", hint="expected (N, K) beside weight_packed")
+    n, k = (int(size) for size in given["weight_shape"])
+    hint = f"for bits={bits} and weight_shape {(n, k)}; other bits than the checkpoint's num_bits?"
+    expect(WHAT, "weight_packed", packed, (n, words(k, bits)), (torch.int32,), hint)
+    return unpack(packed.T, bits, k)
+
+
+def _scales(scale: torch.Tensor, n: int, k: int, group_size: int | None) -> tuple[torch.Tensor, int]:
+    """Scales ``[groups, N]`` and the group size; of a channel or a tensor it is K."""
+    if scale.numel() == 1:
+        return scale.reshape(1, 1).expand(1, n), k
+    count = scale.shape[1] if scale.dim() == 2 else 0
+    size = size_of_groups(WHAT, k // count if group_size is None and count and k % count == 0 else group_size, k)
+    size = k if count == 1 else size
+    expect(WHAT, "weight_scale", scale, (n, groups(k, size)), hint=f"for K={k} and group_size={group_size}")
+    return scale.T, size
+
+
+def _zeros(zero_point: torch.Tensor, bits: int, n: int, count: int) -> torch.Tensor:
+    """Zero points around 0, ``[groups, N]``; packed along N, from 0, where they are int32 words."""
+    if zero_point.numel() == 1:
+        return zero_point.reshape(1, 1).float()
+    if zero_point.dtype == torch.int32:
+        expect(WHAT, "weight_zero_point", zero_point, (words(n, bits), count), (torch.int32,))
+        return torch.sub(unpack(zero_point, bits, n).T.float(), 2 ** (bits - 1))
+    expect(WHAT, "weight_zero_point", zero_point, (n, count), (torch.int8,))
+    return zero_point.T.float()

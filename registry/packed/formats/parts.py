@@ -1,0 +1,104 @@
+"""The parts of a PackedWeight, from integers, scales and zero points in any dtype; and the checks all formats share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...errors import InvalidArgumentError
+from ...problem import dtype_name
+from ..checks import GROUP_SIZES, SCALE_DTYPES, check_integers, check_tensor
+from ..layout import groups, symmetric_zero
+
+LARGEST_ZERO = 256
+"""Integers up to it are exact in bfloat16."""
+
+
+def parts(
+    qweight: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    bits: int,
+    group_size: int,
+    shape: tuple[int, int],
+    g_idx: torch.Tensor | None = None,
+) -> dict[str, Any]:
+    """PackedWeight's arguments.
+
+    Zero points become None where all are the symmetric one, the scales' dtype where all are integers, else float32.
+    A ``g_idx`` that says ``k // group_size`` is left out. Groups of a size that is not a packed weight's are divided
+    into smaller ones, which have one scale and zero point.
+    """
+    if zeros is not None:
+        zeros = _zeros(zeros.float(), scales.dtype, bits)
+    if g_idx is not None:
+        k = torch.arange(shape[1], device=g_idx.device)
+        g_idx = None if torch.equal(g_idx.long(), k // group_size) else g_idx.to(torch.int32)
+    smaller = next((size for size in reversed(GROUP_SIZES) if group_size % size == 0), group_size)
+    if g_idx is None and group_size < shape[1] and smaller != group_size:
+        count = groups(shape[1], smaller)
+        scales = scales.repeat_interleave(group_size // smaller, 0)[:count]
+        zeros = None if zeros is None else zeros.repeat_interleave(group_size // smaller, 0)[:count]
+        group_size = smaller
+    return {
+        "qweight": qweight.contiguous(),
+        "scales": scales.contiguous(),
+        "zeros": None if zeros is None else zeros.contiguous(),
+        "bits": bits,
+        "group_size": min(group_size, shape[1]),
+        "shape": shape,
+        "g_idx": g_idx,
+    }
+
+
+def _zeros(zeros: torch.Tensor, dtype: torch.dtype, bits: int) -> torch.Tensor | None:
+    if (zeros == symmetric_zero(bits)).all():
+        return None
+    integers = ((zeros == zeros.round()) & (zeros >= 0) & (zeros <= LARGEST_ZERO)).all()
+    return zeros.to(dtype) if integers else zeros
+
+
+def check_given(what: str, **tensors: object) -> None:
+    """Raise InvalidArgumentError for what is no dense tensor, or has no values."""
+    for name, value in tensors.items():
+        check_tensor(f"{what}: {name}", value)
+        if isinstance(value, torch.Tensor) and value.device.type == "meta":
+            raise InvalidArgumentError(f"{what}: {name} is on meta, so it has no values", hint="load it first")
+
+
+def check_bits(what: str, bits: object, supported: tuple[int, ...], hint: str = "") -> None:
+    """Raise InvalidArgumentError unless ``bits`` is one of the supported."""
+    check_integers(what, bits=bits)
+    if bits not in supported:
+        raise InvalidArgumentError(
+            f"{what}: bits={bits}, expected {' or '.join(map(str, supported))}", hint=hint or "see quantization_config"
+        )
+
+
+def size_of_groups(what: str, group_size: object, k: int) -> int:
+    """``group_size`` with None and -1, one scale a column, as K."""
+    if group_size is None or group_size == -1:
+        return k
+    check_integers(what, group_size=group_size)
+    assert isinstance(group_size, int)
+    if group_size < 1:
+        raise InvalidArgumentError(f"{what}: group_size={group_size}, expected a positive integer or -1")
+    return group_size
+
+
+def expect(
+    what: str,
+    name: str,
+    tensor: torch.Tensor,
+    shape: tuple[int, ...],
+    dtypes: tuple[torch.dtype, ...] = SCALE_DTYPES,
+    hint: str = "",
+) -> None:
+    """Raise InvalidArgumentError for a tensor of another shape or dtype, with the expected ones and a hint."""
+    if tuple(tensor.shape) != shape or tensor.dtype not in dtypes:
+        expected = f"expected {' or '.join(map(dtype_name, dtypes))} of shape {shape}"
+        raise InvalidArgumentError(
+            f"{what}: {name} is {dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}",
+            hint=f"{expected}; {hint}" if hint else expected,
+        )
