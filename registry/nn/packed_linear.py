@@ -1,0 +1,161 @@
+"""PackedLinear: torch.nn.Linear with a packed, frozen weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from ..api import call, weights_changed
+from ..errors import InvalidArgumentError
+from ..packed import PackedWeight, quantize
+
+_PARTS = ("qweight", "scales", "zeros", "g_idx")
+_WITHOUT_BIAS = frozenset({"gemm_int4"})
+"""Ops whose version has no bias: it is added to what they return."""
+
+
+class PackedLinear(torch.nn.Module):
+    """``x @ weight.T + bias`` with a PackedWeight, by the op of the weight's bits: gemm_int4, gemm_int8, gemm_nf4 ...
+
+    The weight's tensors are buffers: qweight, scales, zeros and g_idx (None where it has none), so that ``state_dict``,
+    ``.to``, ``deepcopy`` and FSDP see plain tensors. A conversion of the dtype converts the scales and integer zero
+    points, and neither words nor zero points that are any numbers. The bias is a parameter ``[N]``.
+    """
+
+    qweight: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    g_idx: torch.Tensor | None
+    bias: torch.nn.Parameter | None
+
+    def __init__(self, weight: PackedWeight, bias: torch.Tensor | None = None) -> None:
+        super().__init__()
+        if not isinstance(weight, PackedWeight):
+            raise InvalidArgumentError(
+                f"PackedLinear: weight is a {type(weight).__name__}, expected a PackedWeight",
+                hint="PackedLinear.from_linear(linear, bits=4), or registry.quantize(weight)",
+            )
+        self.out_features, self.in_features = weight.shape
+        self.bits, self.group_size, self.codebook = weight.bits, weight.group_size, weight.codebook
+        for name in _PARTS:
+            self.register_buffer(name, getattr(weight, name))
+        self.register_parameter("bias", self._parameter(bias, weight))
+        self._op = f"gemm_{weight.codebook or f'int{weight.bits}'}"
+        self._known: PackedWeight | None = weight
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: torch.nn.Linear,
+        bits: int = 4,
+        group_size: int = 128,
+        symmetric: bool = False,
+        codebook: str | None = None,
+    ) -> Self:
+        """A linear layer with its weight rounded as by ``registry.quantize``, and its own bias parameter."""
+        if not isinstance(linear, torch.nn.Linear):
+            raise InvalidArgumentError(f"PackedLinear.from_linear: got a {type(linear).__name__}, expected nn.Linear")
+        made = cls(quantize(linear.weight, bits, group_size, symmetric, codebook), linear.bias)
+        return made.train(linear.training)
+
+    @property
+    def weight(self) -> PackedWeight:
+        """The packed weight, of the module's own tensors."""
+        own = self._buffers
+        known = self._known
+        # what .to, load_state_dict(assign=True) or functional_call put there is checked once
+        if known is None or any(getattr(known, name) is not own[name] for name in _PARTS):
+            known = self._known = self._made()
+        return known
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[..., in_features]`` to ``[..., out_features]``, in the dtype of ``x``, which is that of the scales."""
+        # traced, tensors of another object are not known to be the buffers
+        weight = self._made() if is_dynamo_compiling() else self.weight
+        bias = self.bias
+        if bias is None:
+            y = call(self._op, x, weight)
+        elif self._op in _WITHOUT_BIAS:
+            y = call(self._op, x, weight) + bias
+        else:
+            y = call(self._op, x, weight, bias)
+        assert isinstance(y, torch.Tensor)
+        return y
+
+    def extra_repr(self) -> str:
+        kind = self.codebook or ("symmetric" if self.zeros is None else "asymmetric")
+        order = ", act-order" if self.g_idx is not None else ""
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return f"{sizes}, bits={self.bits}, group_size={self.group_size}, {kind}{order}"
+
+    def _made(self) -> PackedWeight:
+        shape = (self.out_features, self.in_features)
+        return PackedWeight(
+            self.qweight,
+            self.scales,
+            self.zeros,
+            self.bits,
+            self.group_size,
+            shape,
+            g_idx=self.g_idx,
+            codebook=self.codebook,
+        )
+
+    def _parameter(self, bias: torch.Tensor | None, weight: PackedWeight) -> torch.nn.Parameter | None:
+        if bias is None:
+            return None
+        if not isinstance(bias, torch.Tensor) or tuple(bias.shape) != (self.out_features,):
+            given = tuple(bias.shape) if isinstance(bias, torch.Tensor) else type(bias).__name__
+            raise InvalidArgumentError(f"PackedLinear: bias is {given}", hint=f"expected shape ({self.out_features},)")
+        if (bias.dtype, bias.device) != (weight.dtype, weight.device):
+            raise InvalidArgumentError(
+                f"PackedLinear: bias is {bias.dtype} on {bias.device}, weight {weight.dtype} on {weight.device}",
+                hint="convert one of them with .to",
+            )
+        return bias if isinstance(bias, torch.nn.Parameter) else torch.nn.Parameter(bias.detach())
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        before, beside = self.zeros, self.scales.dtype
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if before is None or self.zeros is None or self.zeros.dtype == before.dtype:
+            return self
+        if before.dtype != torch.float32 or self.zeros.dtype == torch.float64:
+            return self
+        # integers beside float32 scales are exact in half precision, too
+        if beside != torch.float32 or _rounds(before, self.zeros.dtype):
+            self.zeros = before.to(self.zeros.device)
+        return self
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        errors: list[str] = rest[-1]
+        given = {name: state_dict.get(prefix + name) for name in _PARTS}
+        # torch would convert these without a word
+        for name in ("qweight", "g_idx"):
+            if isinstance(value := given[name], torch.Tensor) and value.dtype != torch.int32:
+                errors.append(f"{prefix}{name} is {value.dtype}, expected torch.int32")
+        if self.zeros is not None and _rounds(given["zeros"], self.zeros.dtype):
+            self.zeros = torch.zeros_like(self.zeros, dtype=torch.float32)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        self._known = None
+        if errors:
+            return
+        try:
+            weight = self.weight
+        except InvalidArgumentError as fault:
+            errors.append(f"{prefix.rstrip('.') or 'PackedLinear'}: {fault}")
+            return
+        # a captured CUDA graph reads prepared forms, which no call may come to make anew
+        weights_changed(weight)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": None}
+
+
+def _rounds(zeros: Any, dtype: torch.dtype) -> bool:
+    """Whether zero points are float32 numbers that another dtype does not hold."""
+    if not isinstance(zeros, torch.Tensor) or zeros.dtype != torch.float32 or zeros.is_meta:
+        return False
+    return not torch.equal(zeros.to(dtype).float(), zeros)
