@@ -102,3 +102,19 @@ def rms_norm_backward_implementations() -> Iterable[Implementation]:
     from .compiled_backward import CompiledRmsNormBackward
 
     return [RmsNormBackward(), CompiledRmsNormBackward()]
+
+
+@implements("linear")
+def linear_implementations() -> Iterable[Implementation]:
+    """``torch.nn.functional.linear``, and Inductor's."""
+    from .linear import CompiledLinear, Linear
+
+    return [Linear(), CompiledLinear()]
+
+
+@implements("linear_backward")
+def linear_backward_implementations() -> Iterable[Implementation]:
+    """Two matrix products and a sum, and Inductor's."""
+    from .linear import CompiledLinearBackward, LinearBackward
+
+    return [LinearBackward(), CompiledLinearBackward()]

@@ -79,3 +79,10 @@ def rms_norm_backward_implementations() -> Sequence[registry.Implementation]:
     from .rms_norm_backward import ColumnsRmsNormBackward, RowRmsNormBackward
 
     return [RowRmsNormBackward(), ColumnsRmsNormBackward()]
+
+
+@registry.implements("linear")
+def linear_implementations() -> Sequence[registry.Implementation]:
+    from .linear import GemmLinear, GemvLinear, SplitKLinear
+
+    return [GemmLinear(), SplitKLinear(), GemvLinear()]

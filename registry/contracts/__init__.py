@@ -6,6 +6,8 @@ from ..contract import Op
 from .elementwise import GELU, SQUARE, VECTOR_ADD
 from .elementwise_backward import GELU_BACKWARD, SQUARE_BACKWARD
 from .gemm_int4 import GEMM_INT4
+from .linear import LINEAR
+from .linear_backward import LINEAR_BACKWARD
 from .norm import RMS_NORM
 from .norm_backward import RMS_NORM_BACKWARD
 from .softmax import SOFTMAX
@@ -17,11 +19,13 @@ BOX: tuple[Op, ...] = (
     GELU,
     SOFTMAX,
     RMS_NORM,
+    LINEAR,
     GEMM_INT4,
     SQUARE_BACKWARD,
     GELU_BACKWARD,
     SOFTMAX_BACKWARD,
     RMS_NORM_BACKWARD,
+    LINEAR_BACKWARD,
 )
 """In the order in which they are listed."""
 
@@ -30,6 +34,8 @@ __all__ = [
     "GELU",
     "GELU_BACKWARD",
     "GEMM_INT4",
+    "LINEAR",
+    "LINEAR_BACKWARD",
     "RMS_NORM",
     "RMS_NORM_BACKWARD",
     "SOFTMAX",

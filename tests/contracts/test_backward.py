@@ -14,6 +14,8 @@ from registry.contracts import (
     BOX,
     GELU,
     GELU_BACKWARD,
+    LINEAR,
+    LINEAR_BACKWARD,
     RMS_NORM,
     RMS_NORM_BACKWARD,
     SOFTMAX,
@@ -99,6 +101,22 @@ def test_gradients_of_rms_norm_are_right(shape: tuple[int, ...], eps: float) -> 
     assert gradcheck(through(RMS_NORM), (double(*shape), double(shape[-1], seed=1), eps))
 
 
+@pytest.mark.parametrize("shape", [(1,), (7,), (3, 1), (2, 3, 7)])
+def test_gradients_of_linear_are_right(shape: tuple[int, ...]) -> None:
+    assert gradcheck(through(LINEAR), (double(*shape), double(4, shape[-1], seed=1), double(4, seed=2)))
+
+
+def test_a_backward_of_linear_takes_a_gradient_of_its_outputs_shape() -> None:
+    x, weight, bias = torch.randn(2, 3, 5), torch.randn(4, 5), torch.randn(4)
+    grad_y = torch.randn(2, 3, 4)
+    for given in (None, bias):
+        assert posed(LINEAR_BACKWARD, grad_y, x, weight, given).dims == posed(LINEAR, x, weight, given).dims
+    with pytest.raises(InvalidArgumentError, match=r"grad_y is 2x3x5 but y is 2x3x4"):
+        posed(LINEAR_BACKWARD, x, x, weight)
+    with pytest.raises(InvalidArgumentError, match="x is float32 but grad_y is float64"):
+        posed(LINEAR_BACKWARD, grad_y.double(), x, weight)
+
+
 def test_a_gradient_far_from_0_keeps_its_precision() -> None:
     x = torch.tensor([-1e6, -40.0, 40.0, 1e6], dtype=torch.float64)
     for approximate in ("none", "tanh"):
@@ -130,6 +148,7 @@ def test_what_a_gradient_needs_saved() -> None:
         ("gelu", "gelu_backward"),
         ("softmax", "softmax_backward"),
         ("rms_norm", "rms_norm_backward"),
+        ("linear", "linear_backward"),
     ]
 
 

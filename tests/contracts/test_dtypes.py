@@ -38,6 +38,8 @@ def double(*shape: int, seed: int = 0) -> torch.Tensor:
         ("gelu", (double(3, 5), "tanh")),
         ("softmax", (double(3, 5), 0)),
         ("rms_norm", (double(3, 5), double(5, seed=1), 1e-6)),
+        ("linear", (double(2, 3, 5), double(4, 5, seed=1), double(4, seed=2))),
+        ("linear", (double(3, 5), double(4, 5, seed=1))),
     ],
 )
 def test_gradcheck_runs_through_call(dispatcher: Dispatcher, name: str, args: tuple[Any, ...]) -> None:

@@ -17,6 +17,8 @@ from registry.contracts import (
     GELU,
     GELU_BACKWARD,
     GEMM_INT4,
+    LINEAR,
+    LINEAR_BACKWARD,
     RMS_NORM,
     RMS_NORM_BACKWARD,
     SOFTMAX,
@@ -49,6 +51,10 @@ SIZES: Mapping[str, list[dict[str, Value]]] = {
             (33, 512, 32, False),
         )
     ],
+    "linear": [
+        {"m": m, "n": 64, "k": k, "bias": bias} for m, k, bias in ((4, 4096, True), (1, 4096, False), (33, 512, True))
+    ],
+    "linear_backward": [{"m": m, "n": n, "k": 96, "bias": True} for m, n in ((512, 64), (7, 1000))],
     "square_backward": [{"n": 1000}, {"n": 65_537}],
     "gelu_backward": [{"n": 1001, "approximate": how} for how in ("none", "tanh")],
     "softmax_backward": [{"rows": 1, "cols": 128_256}, {"rows": 7, "cols": 1000}, {"rows": 500, "cols": 8}],
@@ -149,6 +155,7 @@ def reference(op: Op) -> Callable[..., Tensor]:
 
 
 gelu, rms_norm = reference(GELU), reference(RMS_NORM)
+linear, linear_backward = reference(LINEAR), LINEAR_BACKWARD.reference
 gelu_backward, softmax_backward = reference(GELU_BACKWARD), reference(SOFTMAX_BACKWARD)
 OTHER = {"none": "tanh", "tanh": "none"}
 
@@ -237,6 +244,39 @@ def gemm_changed(change: Callable[[dict[str, Any]], None]) -> Computation:
         }
         change(named)
         return reference(GEMM_INT4)(*named.values())
+
+    return compute
+
+
+def linear_stepwise(dtype: torch.dtype, step: int = 16) -> Computation:
+    """So many products at a time, as a tensor core's k; the accumulator rounded to ``dtype`` in between."""
+
+    def compute(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        total = torch.zeros(x.shape[0], weight.shape[0])
+        for left, right in zip(x.float().split(step, 1), weight.float().split(step, 1), strict=True):
+            total = (total + left @ right.T).to(dtype).float()
+        return (total if bias is None else total + bias.float()).to(x.dtype)
+
+    return compute
+
+
+def linear_without(count: int) -> Computation:
+    """The last ``count`` of K left out."""
+    return lambda x, weight, bias: linear(x[:, :-count], weight[:, :-count], bias)
+
+
+def linear_backward_stepwise(dtype: torch.dtype) -> Computation:
+    """All three sums with the accumulator rounded to ``dtype``."""
+
+    def compute(grad_y: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        def product(left: Tensor, right: Tensor) -> Tensor:
+            total = torch.zeros(left.shape[0], right.shape[1])
+            for one, other in zip(left.float().split(16, 1), right.float().split(16, 0), strict=True):
+                total = (total + one @ other).to(dtype).float()
+            return total.to(x.dtype)
+
+        ones = torch.ones(1, grad_y.shape[0])
+        return product(grad_y, weight), product(grad_y.T, x), product(ones, grad_y)[0]
 
     return compute
 
@@ -398,6 +438,35 @@ MUTANTS: list[tuple[Op, str, Computation, Applies]] = [
     # 512 terms are 32 steps: the error stays near what rounded weights make
     (GEMM_INT4, "bfloat16 accumulator", gemm_stepwise(BRAIN), lambda p: p.k > 1000 or p.dtype == "float16"),
     (GEMM_INT4, "float16 accumulator", gemm_stepwise(HALF), lambda p: p.k > 1000 and p.dtype == "float16"),
+    (LINEAR, "last element of K left out", linear_without(1), everywhere),
+    (LINEAR, "last 128 of K left out", linear_without(128), everywhere),
+    (LINEAR, "bias left out", lambda x, w, b: linear(x, w), lambda p: p.bias),
+    (LINEAR, "bias twice", lambda x, w, b: linear(x, w, b + b), lambda p: p.bias),
+    (LINEAR, "bias of the next column", lambda x, w, b: linear(x, w, b.roll(1)), lambda p: p.bias),
+    (LINEAR, "weight of the next column", lambda x, w, b: linear(x, w.roll(1, 0), b), everywhere),
+    (LINEAR, "tf32", lambda x, w, b: linear(tf32(x), tf32(w), b), only_float32),
+    (LINEAR, "bfloat16 accumulator", linear_stepwise(BRAIN), lambda p: p.k > 1000 or p.dtype != "bfloat16"),
+    (LINEAR, "float16 accumulator", linear_stepwise(HALF), lambda p: not_bfloat16(p) and p.k > 1000),
+    (
+        LINEAR_BACKWARD,
+        "last row not summed",
+        lambda g, x, w, b: linear_backward(torch.cat([g[:-1], 0 * g[-1:]]), x, w, b),
+        everywhere,
+    ),
+    (
+        LINEAR_BACKWARD,
+        "last output not summed",
+        lambda g, x, w, b: linear_backward(torch.cat([g[:, :-1], 0 * g[:, -1:]], 1), x, w, b),
+        everywhere,
+    ),
+    (
+        LINEAR_BACKWARD,
+        "rows averaged",
+        lambda g, x, w, b: (*as_tuple(linear_backward(g, x, w, b))[:2], g.mean(0)),
+        everywhere,
+    ),
+    (LINEAR_BACKWARD, "tf32", lambda g, x, w, b: linear_backward(tf32(g), tf32(x), w, b), only_float32),
+    (LINEAR_BACKWARD, "bfloat16 accumulator", linear_backward_stepwise(BRAIN), not_bfloat16),
     (SQUARE_BACKWARD, "not doubled", lambda g, x: g * x, everywhere),
     (SQUARE_BACKWARD, "gradient ignored", lambda g, x: 2 * x, everywhere),
     (SQUARE_BACKWARD, "2 * x overflows", lambda g, x: (2 * x) * g, everywhere),
@@ -574,6 +643,10 @@ RIGHT: list[tuple[Op, str, Computation, Applies]] = [
     (GEMM_INT4, "dequantised first", gemm_dequantised, everywhere),
     (GEMM_INT4, "split-K", gemm_split_k, everywhere),
     (GEMM_INT4, "zero points apart", gemm_zeros_apart, everywhere),
+    (LINEAR, "torch", torch.nn.functional.linear, everywhere),
+    (LINEAR, "one k after the other", linear_stepwise(torch.float32, 1), lambda p: p.k < 1000),
+    (LINEAR, "16 k at a time", linear_stepwise(torch.float32), everywhere),
+    (LINEAR_BACKWARD, "16 terms at a time", linear_backward_stepwise(torch.float32), lambda p: p.m % 16 == 0),
     (SQUARE_BACKWARD, "product rounded first", lambda g, x: g * x * 2, everywhere),
     (GELU_BACKWARD, "torch", lambda g, x, how: torch.ops.aten.gelu_backward(g, x, approximate=how), everywhere),
     (GELU_BACKWARD, "by tanh and erf", gelu_backward_by_tanh, everywhere),

@@ -31,6 +31,12 @@ def rms_norm_gradients(grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tens
     return torch.autograd.grad(y, (x, weight), grad_y)
 
 
+def linear_gradients(grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: Any, *_: bool) -> Any:
+    """What torch's autograd makes of its own linear layer."""
+    given = [one.clone().requires_grad_() for one in (x, weight, bias)]
+    return torch.autograd.grad(torch.nn.functional.linear(*given), given, grad_y)
+
+
 NATIVE: dict[str, Callable[..., Any]] = {
     "vector_add": torch.add,
     "square": torch.square,
@@ -42,6 +48,8 @@ NATIVE: dict[str, Callable[..., Any]] = {
     "gelu_backward": lambda grad_y, x, how: torch.ops.aten.gelu_backward(grad_y, x, approximate=how),
     "softmax_backward": lambda grad_y, y, dim: torch.ops.aten._softmax_backward_data(grad_y, y, dim, y.dtype),
     "rms_norm_backward": rms_norm_gradients,
+    "linear": torch.nn.functional.linear,
+    "linear_backward": linear_gradients,
 }
 SIZES: list[tuple[str, dict[str, Value]]] = [
     ("vector_add", {"n": 2**26 + 1}),
@@ -55,6 +63,9 @@ SIZES: list[tuple[str, dict[str, Value]]] = [
     ("gemm_int4", {"m": 1, "n": 4096, "k": 14_336, "group_size": 128, "bits": 4, "symmetric": False}),
     ("gemm_int4", {"m": 2048, "n": 28_672, "k": 4096, "group_size": 4096, "bits": 4, "symmetric": False}),
     ("gemm_int4", {"m": 65, "n": 6144, "k": 4096, "group_size": 32, "bits": 4, "symmetric": True}),
+    ("linear", {"m": 1, "n": 4096, "k": 14_336, "bias": True}),
+    ("linear", {"m": 2048, "n": 28_672, "k": 4096, "bias": False}),
+    ("linear_backward", {"m": 2048, "n": 6144, "k": 4096, "bias": True}),
     ("square_backward", {"n": 2**26 + 1}),
     ("gelu_backward", {"n": 2**24 + 1, "approximate": "tanh"}),
     ("gelu_backward", {"n": 2**24 + 1, "approximate": "none"}),

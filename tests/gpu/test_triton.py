@@ -41,6 +41,7 @@ HOOKS: Mapping[str, Callable[[], Sequence[Implementation]]] = {
     "gelu_backward": registry_triton.gelu_backward_implementations,
     "softmax_backward": registry_triton.softmax_backward_implementations,
     "rms_norm_backward": registry_triton.rms_norm_backward_implementations,
+    "linear": registry_triton.linear_implementations,
 }
 INT4 = {"bits": 4, "n": 1000, "k": 1024, "symmetric": False}
 LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
@@ -55,6 +56,10 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "gemm_int4": [
         {**INT4, "m": 1, "group_size": 128}, {**INT4, "m": 3, "group_size": 32}, {**INT4, "m": 17, "group_size": 128},
         {**INT4, "m": 130, "group_size": 1024}, {**INT4, "m": 1, "group_size": 1024, "symmetric": True},
+    ],
+    "linear": [
+        {"m": m, "n": 1000, "k": k, "bias": bias}
+        for m, k, bias in ((1, 1024, True), (3, 1000, False), (17, 4096, True), (700, 1024, True))
     ],
     "square_backward": [{"n": 3_000_001}],
     "gelu_backward": [{"n": 3_000_001, "approximate": "tanh"}, {"n": 1_000_000, "approximate": "none"}],

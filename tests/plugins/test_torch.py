@@ -25,6 +25,7 @@ COMPILED: dict[str, dict[str, Value]] = {
         "m": 3, "n": 33, "k": 256, "group_size": 64, "bits": 4, "dtype": "bfloat16", "symmetric": False,
     },
     "rms_norm_backward": {"rows": 33, "cols": 1025, "dtype": "float16"},
+    "linear_backward": {"m": 5, "n": 33, "k": 40, "bias": True, "dtype": "bfloat16"},
 }  # fmt: skip
 """One of each kind: elementwise, a product, rows with several outputs. Each compiles C++ for 5 s; tests/gpu has all."""
 

@@ -33,8 +33,10 @@ HOOKS: Mapping[str, Callable[[], Sequence[Implementation]]] = {
     "gelu_backward": registry_triton.gelu_backward_implementations,
     "softmax_backward": registry_triton.softmax_backward_implementations,
     "rms_norm_backward": registry_triton.rms_norm_backward_implementations,
+    "linear": registry_triton.linear_implementations,
 }
 INT4 = {"n": 4096, "k": 4096, "group_size": 128, "bits": 4, "symmetric": False}
+DENSE = {"n": 4096, "k": 4096, "bias": True}
 TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "vector_add triton.block": {"n": 2**24},
     "square triton.block": {"n": 2**24},
@@ -54,6 +56,9 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "softmax_backward triton.looped": {"rows": 8192, "cols": 128256},
     "rms_norm_backward triton.row": {"rows": 4096, "cols": 8192},
     "rms_norm_backward triton.columns": {"rows": 4096, "cols": 28672},
+    "linear triton.gemm": {"m": 4096, **DENSE},
+    "linear triton.splitk": {"m": 16, **DENSE},
+    "linear triton.gemv": {"m": 1, **DENSE},
 }
 IMPLEMENTATIONS = {f"{name} {one.name}": one for name, hook in HOOKS.items() for one in hook()}
 LLM_ROWS = [{"rows": rows, "cols": cols} for rows in (1, 64, 8192) for cols in (128, 1024, 4096, 16384, 32000, 151936)]
@@ -149,7 +154,7 @@ def test_another_row_count_is_no_other_variant(key: str) -> None:
 def test_spaces_are_small_and_hold_their_default(device: Device) -> None:
     for key, implementation in IMPLEMENTATIONS.items():
         op = key.partition(" ")[0]
-        most = 160 if op == "gemm_int4" else 60
+        most = {"gemm_int4": 160, "linear": 176}.get(op, 60)
         for problem in _problems(op):
             if list(implementation.unsupported(problem, device)):
                 continue
@@ -168,6 +173,9 @@ def _problems(op: str) -> list[Problem]:
     elif op == "gemm_int4":
         dims = [{**INT4, "m": m, "group_size": g} for m in (1, 4, 16, 64, 512, 4096) for g in (32, 64, 128, 4096)]
         dims.append({**INT4, "m": 5, "n": 33, "k": 24, "group_size": 24})
+    elif op == "linear":
+        dims = [{**DENSE, "m": m} for m in (1, 4, 16, 64, 512, 4096)]
+        dims.append({"m": 5, "n": 33, "k": 24, "bias": False})
     return [problem_of(op, point, dtype) for point in dims for dtype in ("bfloat16", "float16")]
 
 
@@ -203,6 +211,8 @@ def test_every_problem_of_the_box_has_an_implementation() -> None:
         ("softmax triton.split", {"rows": 1, "cols": 4096}, {}, "a row of 4096 is too short to split"),
         ("gemm_int4 triton.gemv", {**INT4, "m": 5}, {}, "m=5 rows are too many without tensor cores (limit 4)"),
         ("gemm_int4 triton.splitk", {**INT4, "m": 513}, {}, "m=513 keeps every SM busy"),
+        ("linear triton.gemv", {**DENSE, "m": 5}, {}, "m=5 rows are too many without tensor cores (limit 4)"),
+        ("linear triton.splitk", {**DENSE, "m": 129}, {}, "m=129 keeps every SM busy"),
     ],
 )
 def test_reasons_are_told(key: str, dims: Mapping[str, Any], traits: Mapping[str, Any], reason: str) -> None:

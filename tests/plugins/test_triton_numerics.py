@@ -44,6 +44,7 @@ HOOKS: dict[str, Callable[[], Sequence[Implementation]]] = {
     "gelu_backward": registry_triton.gelu_backward_implementations,
     "softmax_backward": registry_triton.softmax_backward_implementations,
     "rms_norm_backward": registry_triton.rms_norm_backward_implementations,
+    "linear": registry_triton.linear_implementations,
 }
 CASES = [(name, place) for name, hook in HOOKS.items() for place in range(len(hook()))]
 _NO_LOOPS = "interpreter does not loop with this NumPy"
@@ -137,7 +138,7 @@ def test_numerics(name: str, place: int) -> None:
             plan = build(op, Candidate(implementation, config), problem, op.arguments(values), device)
             outputs = plan.allocate()
             poison(outputs)
-            found = compare(op, problem, as_tuple(plan.into(outputs, values)), reference, errors)
+            found = compare(op, problem, as_tuple(plan.into(outputs, values)), reference, errors, values)
             assert found.ok, (problem, kind, config, found)
 
 

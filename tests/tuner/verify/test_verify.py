@@ -33,6 +33,8 @@ DIMS: Mapping[str, dict[str, Value]] = {
     "softmax": {"rows": 3, "cols": 5000, "dtype": "bfloat16"},
     "rms_norm": {"rows": 3, "cols": 5000, "dtype": "float32"},
     "gemm_int4": {"m": 3, "n": 64, "k": 256, "group_size": 64, "bits": 4, "dtype": "bfloat16", "symmetric": False},
+    "linear": {"m": 3, "n": 64, "k": 256, "bias": True, "dtype": "bfloat16"},
+    "linear_backward": {"m": 33, "n": 64, "k": 256, "bias": True, "dtype": "bfloat16"},
     "square_backward": {"n": 5001, "dtype": "bfloat16"},
     "gelu_backward": {"n": 5001, "dtype": "float16", "approximate": "none"},
     "softmax_backward": {"rows": 3, "cols": 5000, "dtype": "float32"},
