@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from .identities import CandidateKey, Environment, ProblemKey, Protocol
@@ -24,6 +23,9 @@ from .models import (
     StoredRow,
 )
 from .records import Decision, Final, PlainTrial, Trial
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql, sqlite
 
 CHUNK = 500
 """Keys in one IN list: far below every database's limit on parameters."""
@@ -87,7 +89,9 @@ class Identities:
         ids = self._ids(ProblemRow, {one.key: _problem_values(one) for one in problems.values()})
         self._problems |= {place: ids[one.key] for place, one in problems.items()}
         named = [(record.problem.op, record.candidate) for record in records]
-        named += [(one.problem.op, final.candidate) for one, finals in decisions for final in finals if final.candidate]
+        for decision, finals in decisions:
+            entrants = {id(final.candidate): final.candidate for final in finals}
+            named += [(decision.problem.op, entrant) for entrant in entrants.values() if entrant]
         candidates = {
             place: candidate for op, candidate in named if (place := (op, id(candidate))) not in self._candidates
         }
@@ -153,7 +157,11 @@ class Identities:
 def insert_new(session: Session, row: type[StoredRow]) -> sqlite.Insert | postgresql.Insert:
     """An INSERT that skips rows whose key is stored already."""
     if session.get_bind().dialect.name == "sqlite":
+        from sqlalchemy.dialects import sqlite
+
         return sqlite.insert(row).on_conflict_do_nothing()
+    from sqlalchemy.dialects import postgresql  # a tenth of the time that a short command takes to start
+
     return postgresql.insert(row).on_conflict_do_nothing()
 
 

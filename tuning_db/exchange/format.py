@@ -100,7 +100,7 @@ def _numbered(stream: Iterable[str]) -> Iterator[tuple[int, Line]]:
     number, known = 0, KnownIdentities()
     try:
         for number, text in enumerate(stream, 1):
-            if text.strip():
+            if not text.isspace():
                 yield number, known.trial(text) or _thoroughly(number, text, known)
     except ValidationError as invalid:
         raise ExchangeError(f"line {number}: {_fault(invalid)}", hint="nothing was imported") from invalid

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from sqlalchemy import delete, func, select, text
@@ -30,10 +30,12 @@ def add_lines(session: Session, lines: Iterable[tuple[int, Line]]) -> int:
     adding = _Adding(session)
     winners: dict[str, int] = {}
     for number, content in lines:
-        if isinstance(content, WinnerLine):
+        if isinstance(content, PlainTrial):  # nearly all are
+            adding.add_trial(number, content)
+        elif isinstance(content, WinnerLine):
             winners[content.decision] = number
         elif isinstance(content, TrialLine):
-            adding.add(number, PlainTrial.of(content.run, content.trial))
+            adding.add_trial(number, PlainTrial.of(content.run, content.trial))
         elif not isinstance(content, HeaderLine):
             adding.add(number, content)
     adding.finish()
@@ -50,23 +52,25 @@ class _Adding:
         self.count = 0
         self._session = session
         self._runs: dict[str, RunLine] = {}
-        self._trials: dict[str, tuple[int, PlainTrial]] = {}
-        self._decisions: dict[str, tuple[int, DecisionLine]] = {}
+        self._trials: list[tuple[int, PlainTrial]] = []
+        self._decisions: list[tuple[int, DecisionLine]] = []
         self._early: list[tuple[int, PlainTrial | DecisionLine]] = []
         self._there: set[str] = set()
         self._identities = Identities(session, [])
 
-    def add(self, number: int, content: RunLine | PlainTrial | DecisionLine, *, last: bool = False) -> None:
-        """Takes in one line; ``last``: all runs of the file are known."""
-        match content:
-            case RunLine(run=run):
-                self._runs[run.uid] = content
-            case PlainTrial(uid=uid):
-                self._trials[uid] = number, content
-            case DecisionLine(decision=decision):
-                self._decisions[decision.uid] = number, content
-        # a decision counts as the lines that its finals would be
-        if len(self._runs) + len(self._trials) + 64 * len(self._decisions) >= _TOGETHER:
+    def add_trial(self, number: int, trial: PlainTrial, *, last: bool = False) -> None:
+        """Takes in one trial; ``last``: all runs of the file are known."""
+        self._trials.append((number, trial))
+        if len(self._trials) >= _TOGETHER:
+            self._flush(last=last)
+
+    def add(self, number: int, content: RunLine | DecisionLine, *, last: bool = False) -> None:
+        """Takes in a run or a decision, which counts as the lines that its finals would be."""
+        if isinstance(content, RunLine):
+            self._runs[content.run.uid] = content
+        else:
+            self._decisions.append((number, content))
+        if len(self._runs) + 64 * len(self._decisions) >= _TOGETHER:
             self._flush(last=last)
 
     def finish(self) -> None:
@@ -74,12 +78,15 @@ class _Adding:
         self._flush(last=False)
         early, self._early = self._early, []
         for number, content in early:
-            self.add(number, content, last=True)
+            if isinstance(content, PlainTrial):
+                self.add_trial(number, content, last=True)
+            else:
+                self.add(number, content, last=True)
         self._flush(last=True)
 
     def _flush(self, *, last: bool) -> None:
         trials = self._belonging(self._trials, last)
-        decisions = self._belonging(self._decisions, last)
+        decisions = {content.decision.uid: content for content in self._belonging(self._decisions, last)}
         stored = {
             *_present(self._session, RunRow.id, self._runs),
             *_present(self._session, DecisionRow.uid, decisions),
@@ -89,32 +96,30 @@ class _Adding:
         taken = {uid: content for uid, content in decisions.items() if uid in bare or uid not in stored}
         identities = self._identities
         identities.add(
-            list(trials.values()),
+            trials,
             [(content.decision, content.finals) for content in taken.values()],
             [run.environment for run in runs],
         )
         writing.add_runs(self._session, identities, runs)
-        self.count += writing.add_trials(self._session, identities, trials.values()) + len(runs) + len(taken)
+        self.count += writing.add_trials(self._session, identities, trials) + len(runs) + len(taken)
         self._session.execute(delete(FinalRow).where(FinalRow.decision_id.in_(bare.values())))
         new = [(content.run, content.decision) for uid, content in taken.items() if uid not in bare]
         rows = bare | writing.add_decisions(self._session, identities, new)
         finals = ((rows[uid], content.decision, content.finals) for uid, content in taken.items())
         writing.add_finals(self._session, identities, finals)
-        self._runs, self._trials, self._decisions = {}, {}, {}
+        self._runs, self._trials, self._decisions = {}, [], []
 
-    def _belonging(self, held: Mapping[str, tuple[int, _Measured]], last: bool) -> dict[str, _Measured]:
+    def _belonging(self, held: Sequence[tuple[int, _Measured]], last: bool) -> list[_Measured]:
         """The lines whose run is there. Others wait, but those of the ``last`` flush are refused."""
-        named = {content.run for _, content in held.values()} - self._there
+        named = {content.run for _, content in held} - self._there
         self._there |= _present(self._session, RunRow.id, named) | (named & self._runs.keys())
-        for number, content in held.values():
-            if content.run not in self._there:
-                if last:
-                    raise ExchangeError(
-                        f"line {number}: the run {content.run!r} is neither in the file nor in the database",
-                        hint="nothing was imported; export again, whole",
-                    )
-                self._early.append((number, content))
-        return {uid: content for uid, (_, content) in held.items() if content.run in self._there}
+        if last and (missing := next((line for line in held if line[1].run not in self._there), None)):
+            raise ExchangeError(
+                f"line {missing[0]}: the run {missing[1].run!r} is neither in the file nor in the database",
+                hint="nothing was imported; export again, whole",
+            )
+        self._early += [line for line in held if line[1].run not in self._there]
+        return [content for _, content in held if content.run in self._there]
 
 
 def _present(session: Session, column: InstrumentedAttribute[str], uids: Iterable[str]) -> set[str]:
