@@ -28,12 +28,20 @@ from kinds import implementations_in
 
 KERNEL_REGISTRY_API = 1
 
+FEW = 20_003
+"""Elements of a problem that two alone support: both are tried before there is a best time. Beside one, busy cores may
+make the second look hopeless, and it would enter no finals."""
+
 
 class Square(Implementation):
     """Writes x * x, unless ``skips`` says that this is not needed."""
 
     op = "square"
     device_types = frozenset({"cpu", "cuda"})
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        if problem.n == FEW and not isinstance(self, (Honest, HonestInTheSearch)):
+            yield "it is left to few"
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         work = type(self)()

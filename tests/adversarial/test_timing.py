@@ -8,9 +8,10 @@ from registry.problem import Problem
 from registry.tuner.events import Note
 
 from .cheating_run import CheatingRun
+from .cheats_in_timing import FEW
 
 PROBLEMS = (
-    Problem("square", {"n": 20_002, "dtype": "float32"}),
+    *(Problem("square", {"n": n, "dtype": "float32"}) for n in (20_002, FEW)),
     Problem("gelu", {"n": 20_002, "dtype": "float32", "approximate": "none"}),
 )
 REFUSED = (
@@ -61,6 +62,7 @@ def test_who_cheats_in_the_finals_alone_is_found_there(run: CheatingRun) -> None
 
 def test_only_the_honest_win(run: CheatingRun) -> None:
     assert run.winners == {"square": "honest", "gelu": "gelu"}
+    assert {result.implementation for result in run.results if result.problem.op == "square"} == {"timing.honest"}
 
 
 def test_all_of_them_were_tried(run: CheatingRun) -> None:
