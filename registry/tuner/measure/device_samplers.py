@@ -54,11 +54,15 @@ class DeviceClock:
         self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def time(
-        self, works: Sequence[Callable[[], object]], between: Callable[[int], object] | None = None
+        self,
+        works: Sequence[Callable[[], object]],
+        between: Callable[[int], object] | None = None,
+        after: Callable[[], object] | None = None,
     ) -> list[Sample]:
         """The µs that each piece of work takes, queued one right after the other behind one head start.
 
-        ``between(number)`` enqueues what comes before that piece of work and is not timed.
+        ``between(number)`` enqueues what comes before that piece of work, ``after`` what comes after the last; neither
+        is timed.
         """
         while len(self._pairs) < len(works):
             self._pairs.append((_Event(enable_timing=True), _Event(enable_timing=True)))
@@ -77,6 +81,8 @@ class DeviceClock:
                 work()
                 _record(end, stream)
                 ahead.append(not _query(start))
+            if after is not None:
+                after()
         _wait(pairs[-1][1])
         self._learn(ahead)
         times = [float(_elapsed_ms(start, end)) * 1e3 for start, end in pairs]
@@ -145,7 +151,10 @@ def flushes_of(nbytes: int, device: Device) -> Flushes:
 
 
 class GraphSampler(Sampler):
-    """Replays of a CUDA graph of launches that go round the copies: no host time, every launch finds its copy cold."""
+    """Replays of a CUDA graph of launches that go round the copies: no host time, every launch finds its copy cold.
+
+    No output is late: what is captured on another stream is joined, or the capture fails.
+    """
 
     def __init__(self, turn: Sequence[Enqueue], device: Device, flushes: Flushes | None = None) -> None:
         """``flushes`` come before the turn, and are subtracted. Raises CaptureError."""
@@ -192,8 +201,12 @@ class BacklogSampler(Sampler):
     def take(self, count: int) -> list[Sample]:
         copies = range(self._turn.copies)
         return self._turn.per_launch(
-            [self._clock.time([self._turn], lambda _: self.between(copies))[0] for _ in range(count)]
+            [self._clock.time([self._turn], lambda _: self._before(copies), self.between.look)[0] for _ in range(count)]
         )
+
+    def _before(self, copies: Sequence[int]) -> None:
+        self.between(copies)
+        self.between.ready()
 
     def replay(self) -> None:
         self._clock.time([self._turn])
@@ -243,8 +256,9 @@ class SingleSampler(LaunchSampler):
 
         def between(number: int) -> None:
             self.between([places[number]], last=number == count - 1)
+            self.between.ready()
 
-        return self._clock.time([self._launches[place] for place in places], between)
+        return self._clock.time([self._launches[place] for place in places], between, self.between.look)
 
     def replay(self) -> None:
         self._clock.time(self._launches)

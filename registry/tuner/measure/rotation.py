@@ -29,6 +29,7 @@ class Rotation:
         self._shown = self._announced = ""
         self.writes = 0
         """How often the copies were written to: several plans may be timed on them in turn."""
+        self._rolled: list[tuple[Stack, int, int]] = []
         device = next((stack.bits.device for stack in self._all), None)
         # one of its own: a candidate may seed torch's
         generator = None if device is None else torch.Generator(device).manual_seed(secrets.randbits(60))
@@ -68,15 +69,30 @@ class Rotation:
             for elements in self._secret.get(place, ()):
                 elements.change()
 
+    def roll(self, copies: Iterable[int], places: Iterable[int], steps: int) -> None:
+        """Move the elements of the floating tensors at these places in some copies, until ``restore``.
+
+        Hardly one stays where it was. No version counter moves.
+        """
+        stacks = [stack for place in places for stack in self._stacks.get(place, ()) if stack.dtype.is_floating_point]
+        self._rolled = [(stack, copy, steps) for stack in stacks for copy in copies]
+        for stack, copy, _ in self._rolled:
+            stack.roll(copy, steps)
+
     def restore(self) -> None:
+        """Put back what ``change`` and ``roll`` have changed."""
         self.writes += 1
         for elements in itertools.chain.from_iterable(self._secret.values()):
             elements.restore()
+        for stack, copy, steps in self._rolled:
+            stack.roll(copy, -steps)
+        self._rolled = []
 
     def _forget(self) -> None:
         self.writes += 1
         for elements in itertools.chain.from_iterable(self._secret.values()):
             elements.forget()
+        self._rolled = []
 
     def spoil(self) -> None:
         """Overwrite every copy with values that give wrong results: NaN, and 0 where a number may be an index."""

@@ -28,13 +28,21 @@ class Between(Protocol):
     def __call__(self, copies: Sequence[int], *, last: bool = True) -> None:
         """Do what has to be done before the sample."""
 
+    def ready(self) -> None:
+        """Do the least, right before the clock starts."""
 
-def nothing_between(copies: Sequence[int], *, last: bool = True) -> None:
-    """Do nothing: the inputs, e.g. of the copy floor, stay as they are between samples."""
+    def look(self) -> None:
+        """Look at what is there as soon as the clock has stopped, before anything lets another thread go on."""
 
 
-def nothing_after() -> None:
-    """Look at nothing when the clock has stopped."""
+class Nothing:
+    """Does nothing: the inputs, e.g. of the copy floor, stay as they are between samples."""
+
+    def __call__(self, copies: Sequence[int], *, last: bool = True) -> None: ...
+
+    def ready(self) -> None: ...
+
+    def look(self) -> None: ...
 
 
 _EVICTING = 8
@@ -62,9 +70,7 @@ class Sampler(ABC):
 
     refused = ""
     """Why the launches could not be captured, "" where they were or where that was not tried."""
-    between: Between = staticmethod(nothing_between)
-    after: Callable[[], object] = staticmethod(nothing_after)
-    """Called as soon as a CPU's clock has stopped, before anything lets another thread go on."""
+    between: Between = Nothing()
 
     copies = 0
     """How many of the rotating copies, the first ones, are launched on; ``sampler_for`` says it."""
@@ -167,11 +173,11 @@ class ClockSampler(LaunchSampler):
 
     def replay(self) -> None:
         with no_collection():
-            self._timed(max(self._count, len(self._launches)), nothing_between)
+            self._timed(max(self._count, len(self._launches)), Nothing())
 
     def _timed(self, count: int, between: Between) -> Sample:
         elapsed, left = 0, count
-        lost, after = _preemptions(), self.after
+        lost = _preemptions()
         while left:
             # one hot copy is not left after every launch: reading the clock takes as long as a short one
             places = self._turn(min(left, max(len(self._launches), _FEWEST_CALLS)))
@@ -179,11 +185,12 @@ class ClockSampler(LaunchSampler):
             between(places)
             for launch in turn[-_WARM_CALLS:] if len(turn) >= _FEWEST_CALLS else ():
                 launch()
+            between.ready()
             start = perf_counter_ns()
             for launch in turn:
                 launch()
             elapsed += perf_counter_ns() - start
-            after()
+            between.look()
             left -= len(turn)
         return Sample(elapsed / 1e3 / count, _preemptions() == lost)
 

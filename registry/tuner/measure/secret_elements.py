@@ -27,7 +27,7 @@ class SecretElements:
 
     def __init__(self, stack: Stack, generator: torch.Generator) -> None:
         self._stack = stack
-        self._memory = _Memory(stack.bits)
+        self._memory = Memory(stack.bits)
         self._generator = generator
         self._steps: list[tuple[Any, Any, Any]] = []
         """Places, the bits that belong there, and those that come instead."""
@@ -71,38 +71,42 @@ class FlippedElements:
 
     def __init__(self, stack: Stack, generator: torch.Generator) -> None:
         self._stack = stack
-        self._memory = _Memory(stack.bits)
+        self._memory = Memory(stack.bits)
         self._generator = generator
         self._places: list[Any] = []
-        self._flipped: Any = None
-        dtype = stack.dtype.to_real() if stack.dtype.is_complex else stack.dtype
-        # the last bit of the exponent and the first of the mantissa: a number of about the same size
-        self._mask = 3 << (round(-math.log2(torch.finfo(dtype).eps)) - 1) if dtype.is_floating_point else 1
+        self._mask = flipping_mask(stack.dtype)
 
     def change(self) -> None:
         if not self._stack.numel:
             return
         self._places = self._places or self._memory.rows(self._stack.places(_STEPS, self._generator))
-        self._flipped = self._places.pop()
-        self._memory.flip(self._flipped, self._mask)
-
-    def bits(self) -> Any:
-        """What the elements that were changed last hold now; None where none was."""
-        return None if self._flipped is None else self._memory.read(self._flipped)
+        self._memory.flip(self._places.pop(), self._mask)
 
 
-class _Memory:
+def flipping_mask(dtype: torch.dtype) -> int:
+    """The bits of an element that are flipped to make it another plausible number."""
+    dtype = dtype.to_real() if dtype.is_complex else dtype
+    # the last bit of the exponent and the first of the mantissa: a number of about the same size
+    return 3 << (round(-math.log2(torch.finfo(dtype).eps)) - 1) if dtype.is_floating_point else 1
+
+
+class Memory:
     """A row of integers, some of which are written: on a CPU by NumPy, whose little code leaves the caches as they are.
 
     By torch's operators the next 16 launches of 3 µs took 3% longer.
     """
 
-    def __init__(self, bits: torch.Tensor) -> None:
-        self._bits: Any = bits.numpy() if bits.device.type == "cpu" else bits
+    def __init__(self, bits: Any) -> None:
+        """``bits``: integers, as a tensor or NumPy's array."""
+        self._bits = bits.numpy() if isinstance(bits, torch.Tensor) and bits.device.type == "cpu" else bits
 
     def rows(self, table: torch.Tensor) -> list[Any]:
         """The rows of a table of places or bits, in the form that ``write`` takes."""
         return list(table.numpy() if table.device.type == "cpu" else table.unbind())
+
+    def indices(self, places: torch.Tensor) -> Any:
+        """Places that are known on the host, in the form that ``read`` and ``flip`` take."""
+        return places.to(self._bits.device) if isinstance(self._bits, torch.Tensor) else places.numpy()
 
     def read(self, places: Any) -> Any:
         return self._bits[places]

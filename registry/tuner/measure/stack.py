@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -62,6 +63,11 @@ class Stack:
         """The allocation as one row of integers: a complex number is two. Writing to it moves no tensor's version."""
         return self._bits.view(-1)
 
+    def starts(self, numbers: Sequence[int]) -> torch.Tensor:
+        """Places in ``bits`` of the first elements of these tensors, on the host."""
+        found = torch.tensor(numbers).mul_(self._pitch).add_(self._margin)
+        return found.mul_(self._bits.numel() // self._base.numel())
+
     def places(self, steps: int, generator: torch.Generator) -> torch.Tensor:
         """Places in ``bits``, drawn at random: ``steps`` times one element of each tensor, of shape (steps, count)."""
         device = self._base.device
@@ -82,6 +88,11 @@ class Stack:
             self._rows.copy_(words)
         else:
             _without_repeats(self._all).copy_(_without_repeats(value))
+
+    def roll(self, number: int, steps: int) -> None:
+        """Move the elements of a tensor by so many places, in their order; the last ones come first."""
+        bits = as_bits(_without_repeats(self._all[number]))
+        bits.copy_(bits.roll(steps))
 
     def holds(self, value: torch.Tensor, count: int | None = None) -> torch.Tensor:
         """Whether every tensor equals ``value``, of the stack's shape and dtype, bit by bit: a tensor on the device.

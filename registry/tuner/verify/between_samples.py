@@ -11,22 +11,25 @@ from collections.abc import Callable, Collection, Sequence
 from random import Random
 from typing import Any
 
-import torch
-
 from ..measure.rotation import Rotation
 from ..measure.secret_elements import FlippedElements
+from ..measure.spread_elements import SpreadElements
 from .verdicts import Checks, Flags
 
 _WAIT = 12
 """Samples from one that is judged to the next at most: a judged one meets inputs that came before."""
 _MOST = 8
 """Judged samples of a candidate at most."""
+_MOST_STEPS = 61
+"""Places by which inputs are moved at most."""
 _WRONG = (
     "a sample left a wrong output, after one element in each of its inputs and outputs had been changed: it skips work"
     " where it finds what it remembers, or where it is timed, or it returns before its work is done"
 )
 
 LATE = "it was not ready when it was read: work on another stream or thread has to be waited for"
+
+_LATE = f"a sample's output changed after its time: {LATE}"
 
 Judge = Callable[[Sequence[int]], Flags]
 """Whether the outputs that belong to these copies are right for the inputs that are shown."""
@@ -51,18 +54,25 @@ class BetweenSamples:
         rotation: Rotation,
         inputs: Collection[int],
         outputs: Sequence[FlippedElements],
+        looked_at: Sequence[SpreadElements],
         judge: Judge | None,
         keep: Keep | None = None,
+        *,
+        returned: bool = False,
     ) -> None:
         self._rotation = rotation
         self._inputs = inputs
         self._outputs = outputs
+        self._looked_at = looked_at
+        self._returned = returned
         self._judge = judge
         self._left = _MOST
         self._drawn = Random(secrets.randbits(64)).randrange
         self._wait = self._drawn(_WAIT)
         self._next: Sequence[int] = ()
-        self._seen: list[Any] = []
+        self._rolled: Sequence[int] = ()
+        """Those of the next copies that hold other inputs: they are not judged."""
+        self._seen: list[Sequence[Any]] = []
         self._checks = Checks()
         self._keep = keep
         self._met = 0
@@ -78,20 +88,38 @@ class BetweenSamples:
         if last and self._judge and self._left and self._wait <= 0:
             self._left -= 1
             self._wait = self._drawn(_WAIT)
+            self._look_again()
             self._next = copies
             self._rotation.restore()
+            if self._returned and self._inputs:
+                self._roll(copies)
         else:
             self._rotation.change(self._inputs)
             self._unjudged = copies if last else (), self._rotation.writes
         self.change_outputs()
 
-    def look(self) -> None:
-        """Read the changed elements of the outputs that are judged next, on a CPU as soon as its clock has stopped.
+    def ready(self) -> None:
+        """Change elements all over the outputs of a sample that is going to be judged.
 
-        Nothing here lets another thread go on: what a candidate has left to one is not there yet.
+        After the warm-up: a launch on a copy that comes again in the sample has made its output right.
         """
         if self._next:
-            self._seen = [elements.bits() for elements in self._outputs]
+            for elements in self._looked_at:
+                elements.change(self._rolled if self._returned else self._next)
+
+    def look(self) -> None:
+        """Read those elements: what a candidate has left to another thread, or stream, is not there yet."""
+        if self._next:
+            self._seen = [elements.read() for elements in self._looked_at]
+
+    def _roll(self, copies: Sequence[int]) -> None:
+        """Let the last copy and another hold other inputs: memory that is returned too early holds no right result."""
+        different = list(dict.fromkeys(copies))
+        if len(different) > 1:
+            self._rolled = list(dict.fromkeys([copies[-1], secrets.choice(different)]))[: len(different) - 1]
+        else:
+            self._rolled = different[: self._drawn(2)]
+        self._rotation.roll(self._rolled, self._inputs, 1 + self._drawn(_MOST_STEPS))
 
     def change_outputs(self) -> None:
         for elements in self._outputs:
@@ -100,6 +128,7 @@ class BetweenSamples:
     def settle(self) -> None:
         """Put the inputs back, and read the verdicts; raises WrongError."""
         self._judge_now()
+        self._look_again()
         self._rotation.restore()
         self._checks.settle()
 
@@ -114,20 +143,20 @@ class BetweenSamples:
         if self._next and self._judge:
             # the last one first: a result that is late is not there yet
             copies, self._next = self._next, ()
-            chosen = {copies[-1]: None, secrets.choice(copies): None}
-            self._checks.add(self._judge(list(chosen)), "wrong_result", _WRONG)
-            # judging gave other threads the time for what they had left
-            late = f"a sample's output changed after its time: {LATE}"
-            self._checks.add(self._unchanged(copies), "wrong_result", late)
+            known = [copy for copy in copies if copy not in self._rolled]
+            if known:
+                chosen = {known[-1]: None, secrets.choice(known): None}
+                self._checks.add(self._judge(list(chosen)), "wrong_result", _WRONG)
+            self._rolled = ()
+            if not self._returned:
+                # judging gave other threads the time for what they had left
+                self._look_again()
 
-    def _unchanged(self, copies: Sequence[int]) -> Flags:
-        """Whether the changed elements of these copies' outputs hold what was seen when the clock stopped.
-
-        The end of timing launches on copies that no sample of a slow candidate has reached: they are not asked.
-        """
-        seen, self._seen, these = self._seen, [], list(copies)
-        held = [(was, elements.bits()) for was, elements in zip(seen, self._outputs, strict=False) if was is not None]
-        return [torch.tensor(bool((was[these] == now[these]).all())) for was, now in held]
+    def _look_again(self) -> None:
+        """Check that elements hold what was seen when the clock stopped: of returned outputs, as late as possible."""
+        seen, self._seen = self._seen, []
+        for was, elements in zip(seen, self._looked_at, strict=False):
+            self._checks.add(elements.hold(was), "wrong_result", _LATE)
 
     def _keep_now(self) -> None:
         """Keep the latest sample instead of an earlier one, each of all equally likely: none knows it while it runs."""
@@ -135,4 +164,5 @@ class BetweenSamples:
         if copies and self._keep is not None and writes == self._rotation.writes:
             self._met += 1
             if secrets.randbelow(self._met) == 0:
-                self._kept = self._keep(secrets.choice(copies))
+                # the last may be left undone
+                self._kept = self._keep(secrets.choice([copies[-1], secrets.choice(copies)]))

@@ -19,6 +19,7 @@ from ...dispatch.plans.plan import Plan
 from ...implementation import Tensors
 from ..measure.samplers import Enqueue
 from ..measure.secret_elements import FlippedElements
+from ..measure.spread_elements import OfReturned, OfStack, SpreadElements
 from ..measure.stack import Stack
 from .between_samples import LATE, BetweenSamples
 from .session import InputCase, Session, clone
@@ -63,9 +64,17 @@ class TimedPlan:
             session.rotation,
             self._changeable,
             outputs,
+            self._looked_at() if case else (),
             None if case is None else partial(self._holding, case),
             self._kept if self._judged else None,
+            returned=self._functional,
         )
+
+    def _looked_at(self) -> list[SpreadElements]:
+        specs = [spec for spec in self._plan.signature.outputs.values() if spec.numel]
+        if self._functional:
+            return [OfReturned(spec, self.outputs, place) for place, spec in enumerate(specs)]
+        return [OfStack(spec, stack) for spec, stack in zip(specs, self._stacks, strict=True)]
 
     def _places(self) -> tuple[int, ...]:
         """Places of the arguments of which an element may change: not what is prepared, which would be made anew."""

@@ -231,7 +231,7 @@ class Worker:
             device=self._device,
             best_us=best_us,
         )
-        sampler.between, sampler.after = timed.between, timed.between.look
+        sampler.between = timed.between
         if sampler.refused:
             self._uncapturable.add(name)
         timed.keep(sampler.copies)

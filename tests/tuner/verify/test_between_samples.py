@@ -24,7 +24,7 @@ def session_of(n: int = 5001) -> Session:
 
 def timed_with(session: Session, function: Callable[..., Any]) -> tuple[TimedPlan, Sampler]:
     timed, sampler = timed_on(session, Custom(session.op.name, function), {})
-    sampler.between, sampler.after = timed.between, timed.between.look
+    sampler.between = timed.between
     return timed, sampler
 
 
@@ -84,10 +84,44 @@ def test_work_that_another_thread_ends_after_the_clock_has_stopped_is_found_thou
         between.settle()
 
 
+class Returning(Custom):
+    returns_outputs = True
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_a_part_that_each_launch_leaves_to_the_next_is_found(returned: bool) -> None:
+    session, late = session_of(), list[tuple[torch.Tensor, torch.Tensor]]()
+
+    def write(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        while late:
+            before, there = late.pop()
+            torch.mul(before, before, out=there)
+        torch.mul(x[:4600], x[:4600], out=y[:4600])
+        late.append((x[4600:4900], y[4600:4900]))
+        torch.mul(x[4900:], x[4900:], out=y[4900:])
+        return y
+
+    kind = Returning("square", lambda x: write(torch.empty_like(x), x)) if returned else Custom("square", write)
+    timed, sampler = timed_on(session, kind, {})
+    sampler.between, between = timed.between, timed.between
+    judge = between._judge
+    assert judge is not None
+
+    # what waits for the next launch is there when the outputs are judged
+    def judged(copies: Sequence[int]) -> Sequence[torch.Tensor]:
+        write(torch.empty(5001), torch.empty(5001))
+        return judge(copies)
+
+    between._judge = judged
+    sampler.take(100)
+    with pytest.raises(WrongError, match="changed after its time: it was not ready when it was read"):
+        between.settle()
+
+
 def test_copies_that_only_the_end_of_timing_reaches_are_not_taken_for_late_work() -> None:
     timed, _ = timed_with(session_of(), lambda y, x: torch.mul(x, x, out=y))
     sampler = ClockSampler(timed.launches, PROTOCOL, first_us=2 * PROTOCOL.sample_us)
-    sampler.between, sampler.after = timed.between, timed.between.look
+    sampler.between = timed.between
     timed.between._wait = 0  # the sample is judged
     sampler.take(1)
     sampler.cover()

@@ -1,0 +1,38 @@
+"""Whoever returns before all of its output is there is refused, also where only a part of the last call's is late."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.problem import Problem
+
+from .cheating_run import CheatingRun
+
+PROBLEMS = (Problem("square", {"n": 20_002, "dtype": "float32"}),)
+REFUSED = ("half", "middle", "function", "function_middle")
+RIGHT = ("honest", "honest_function")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
+    return CheatingRun("cheats_that_are_late.py", "late", PROBLEMS, tmp_path_factory.mktemp("late"))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_whoever_leaves_a_part_for_later_is_refused(run: CheatingRun, name: str) -> None:
+    trial = run.trials[name]
+    if trial.status == "ok":
+        # on a machine that was busy hardly a sample was taken, and few of them judged: the finals judge more
+        assert name not in run.winners.values()
+        return
+    # memory that a function returns too early may hold an earlier result, be it of other inputs
+    assert trial.status in {"wrong_result", "nondeterministic"}, trial.message
+
+
+def test_the_honest_are_accepted_and_win(run: CheatingRun) -> None:
+    assert [run.trials[name].message for name in RIGHT if run.trials[name].status != "ok"] == []
+    assert set(run.winners.values()) <= set(RIGHT)
+
+
+def test_all_of_them_were_tried(run: CheatingRun) -> None:
+    assert run.offered == run.trials.keys() == {*REFUSED, *RIGHT}
