@@ -111,6 +111,39 @@ class ReplacesAnOperator(Square):
         y.zero_()
 
 
+class ReplacesAnOperatorAboveTheDevice(ReplacesAnOperator):
+    """Where autograd comes first."""
+
+    name = "process.autograd_operator"
+
+    def changes(self) -> None:
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("all", lambda x: torch.ones((), dtype=torch.bool), "Autograd")
+        _KEPT.append(library)
+
+
+class ReplacesAnOperatorAsCodeInCDoes(ReplacesAnOperator):
+    """Python's list of what was replaced does not have it."""
+
+    name = "process.native_operator"
+
+    def changes(self) -> None:
+        library = torch._C._dispatch_library("IMPL", "aten", "", __file__, 1)
+        library.impl("all", "CPU", lambda x: torch.ones((), dtype=torch.bool))
+        _KEPT.append(library)
+
+
+class ReplacesTheFallback(ReplacesAnOperator):
+    """What runs where a device has no code of its own for an operator."""
+
+    name = "process.fallback"
+
+    def changes(self) -> None:
+        library = torch.library.Library("_", "IMPL")
+        library.fallback(lambda op, *args, **kwargs: torch.ones((), dtype=torch.bool), "CPU")
+        _KEPT.append(library)
+
+
 # --- what judges ---
 
 
