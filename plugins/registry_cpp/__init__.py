@@ -59,3 +59,33 @@ def gemm_int4_implementations() -> Iterable[Implementation]:
     from .gemm_int4 import CppGemmInt4, CppGemvInt4
 
     return [CppGemvInt4(), CppGemmInt4()]
+
+
+def _packed_gemm(op: str, bits: int, nf4: bool = False) -> Iterable[Implementation]:
+    from .packed_gemm import CppGemm, CppGemv
+
+    return [CppGemv(op, bits, nf4), CppGemm(op, bits, nf4)]
+
+
+@implements("gemm_int8")
+def gemm_int8_implementations() -> Iterable[Implementation]:
+    """A form for one row of activations and one for up to 64."""
+    return _packed_gemm("gemm_int8", 8)
+
+
+@implements("gemm_int2")
+def gemm_int2_implementations() -> Iterable[Implementation]:
+    """A form for one row of activations and one for up to 64."""
+    return _packed_gemm("gemm_int2", 2)
+
+
+@implements("gemm_int1")
+def gemm_int1_implementations() -> Iterable[Implementation]:
+    """A form for one row of activations and one for up to 64."""
+    return _packed_gemm("gemm_int1", 1)
+
+
+@implements("gemm_nf4")
+def gemm_nf4_implementations() -> Iterable[Implementation]:
+    """A form for one row of activations and one for up to 64."""
+    return _packed_gemm("gemm_nf4", 4, nf4=True)

@@ -118,3 +118,63 @@ def linear_backward_implementations() -> Iterable[Implementation]:
     from .linear import CompiledLinearBackward, LinearBackward
 
     return [LinearBackward(), CompiledLinearBackward()]
+
+
+def _packed_gemm(op: str) -> Iterable[Implementation]:
+    from .packed_gemm import CompiledProduct, DequantizedProduct
+
+    return [DequantizedProduct(op), CompiledProduct(op)]
+
+
+def _packed_gemm_backward(op: str) -> Iterable[Implementation]:
+    from .packed_gemm import CompiledGradients, DequantizedGradients
+
+    return [DequantizedGradients(op), CompiledGradients(op)]
+
+
+@implements("gemm_int8")
+def gemm_int8_implementations() -> Iterable[Implementation]:
+    """Dequantise and multiply, and the same fused as far as Inductor does."""
+    return _packed_gemm("gemm_int8")
+
+
+@implements("gemm_int2")
+def gemm_int2_implementations() -> Iterable[Implementation]:
+    """Dequantise and multiply, and the same fused as far as Inductor does."""
+    return _packed_gemm("gemm_int2")
+
+
+@implements("gemm_int1")
+def gemm_int1_implementations() -> Iterable[Implementation]:
+    """Dequantise and multiply, and the same fused as far as Inductor does."""
+    return _packed_gemm("gemm_int1")
+
+
+@implements("gemm_nf4")
+def gemm_nf4_implementations() -> Iterable[Implementation]:
+    """Dequantise and multiply, and the same fused as far as Inductor does."""
+    return _packed_gemm("gemm_nf4")
+
+
+@implements("gemm_int8_backward")
+def gemm_int8_backward_implementations() -> Iterable[Implementation]:
+    """Dequantise and multiply by the transposed weight, and the same fused as far as Inductor does."""
+    return _packed_gemm_backward("gemm_int8_backward")
+
+
+@implements("gemm_int2_backward")
+def gemm_int2_backward_implementations() -> Iterable[Implementation]:
+    """Dequantise and multiply by the transposed weight, and the same fused as far as Inductor does."""
+    return _packed_gemm_backward("gemm_int2_backward")
+
+
+@implements("gemm_int1_backward")
+def gemm_int1_backward_implementations() -> Iterable[Implementation]:
+    """Dequantise and multiply by the transposed weight, and the same fused as far as Inductor does."""
+    return _packed_gemm_backward("gemm_int1_backward")
+
+
+@implements("gemm_nf4_backward")
+def gemm_nf4_backward_implementations() -> Iterable[Implementation]:
+    """Dequantise and multiply by the transposed weight, and the same fused as far as Inductor does."""
+    return _packed_gemm_backward("gemm_nf4_backward")

@@ -86,3 +86,30 @@ def linear_implementations() -> Sequence[registry.Implementation]:
     from .linear import GemmLinear, GemvLinear, SplitKLinear
 
     return [GemmLinear(), SplitKLinear(), GemvLinear()]
+
+
+def _packed_gemm(op: str, bits: int, nf4: bool = False) -> Sequence[registry.Implementation]:
+    from .packed.gemm import DequantizedGemm, TiledGemm
+    from .packed.split import Gemv, SplitKGemm
+
+    return [form(op, bits, nf4) for form in (TiledGemm, SplitKGemm, Gemv, DequantizedGemm)]
+
+
+@registry.implements("gemm_int8")
+def gemm_int8_implementations() -> Sequence[registry.Implementation]:
+    return _packed_gemm("gemm_int8", 8)
+
+
+@registry.implements("gemm_int2")
+def gemm_int2_implementations() -> Sequence[registry.Implementation]:
+    return _packed_gemm("gemm_int2", 2)
+
+
+@registry.implements("gemm_int1")
+def gemm_int1_implementations() -> Sequence[registry.Implementation]:
+    return _packed_gemm("gemm_int1", 1)
+
+
+@registry.implements("gemm_nf4")
+def gemm_nf4_implementations() -> Sequence[registry.Implementation]:
+    return _packed_gemm("gemm_nf4", 4, nf4=True)

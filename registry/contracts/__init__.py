@@ -10,6 +10,16 @@ from .linear import LINEAR
 from .linear_backward import LINEAR_BACKWARD
 from .norm import RMS_NORM
 from .norm_backward import RMS_NORM_BACKWARD
+from .packed_gemm import (
+    GEMM_INT1,
+    GEMM_INT1_BACKWARD,
+    GEMM_INT2,
+    GEMM_INT2_BACKWARD,
+    GEMM_INT8,
+    GEMM_INT8_BACKWARD,
+    GEMM_NF4,
+    GEMM_NF4_BACKWARD,
+)
 from .softmax import SOFTMAX
 from .softmax_backward import SOFTMAX_BACKWARD
 
@@ -21,11 +31,19 @@ BOX: tuple[Op, ...] = (
     RMS_NORM,
     LINEAR,
     GEMM_INT4,
+    GEMM_INT8,
+    GEMM_INT2,
+    GEMM_INT1,
+    GEMM_NF4,
     SQUARE_BACKWARD,
     GELU_BACKWARD,
     SOFTMAX_BACKWARD,
     RMS_NORM_BACKWARD,
     LINEAR_BACKWARD,
+    GEMM_INT8_BACKWARD,
+    GEMM_INT2_BACKWARD,
+    GEMM_INT1_BACKWARD,
+    GEMM_NF4_BACKWARD,
 )
 """In the order in which they are listed."""
 
@@ -33,7 +51,15 @@ __all__ = [
     "BOX",
     "GELU",
     "GELU_BACKWARD",
+    "GEMM_INT1",
+    "GEMM_INT1_BACKWARD",
+    "GEMM_INT2",
+    "GEMM_INT2_BACKWARD",
     "GEMM_INT4",
+    "GEMM_INT8",
+    "GEMM_INT8_BACKWARD",
+    "GEMM_NF4",
+    "GEMM_NF4_BACKWARD",
     "LINEAR",
     "LINEAR_BACKWARD",
     "RMS_NORM",

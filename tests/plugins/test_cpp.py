@@ -16,11 +16,12 @@ from registry.correctness.numerics import compare, own_error, reference64
 from registry.device import Device
 from registry.dispatch.plans.plan import Candidate, build
 from registry.implementation import Launch
-from registry.problem import Problem
+from registry.problem import Problem, Value
 from registry.space import Config
 from registry_cpp.base import ELEMENT_TYPES
 from registry_cpp.elementwise import CppGelu, CppSquare, CppVectorAdd, _Elementwise
 from registry_cpp.gemm_int4 import CppGemmInt4, CppGemvInt4, _Decoding
+from registry_cpp.packed_gemm import CppGemm, CppGemv
 from registry_cpp.rows import CppRmsNorm, SoftmaxColumns, SoftmaxRows
 
 OPS = {op.name: op for op in BOX}
@@ -35,6 +36,8 @@ IMPLEMENTATIONS: list[CppImplementation] = [
         CppRmsNorm(),
         CppGemvInt4(),
         CppGemmInt4(),
+        CppGemv("gemm_int8", 8),
+        CppGemm("gemm_nf4", 4, nf4=True),
     )
 ]
 EACH = pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda one: f"{one.op}-{one.name}")
@@ -96,6 +99,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "CppGemvInt4": {"m": 1, "n": 1100, "k": 128, "group_size": 64, "bits": 4, "symmetric": False},
     "CppGemmInt4": {"m": 11, "n": 1100, "k": 128, "group_size": 64, "bits": 4, "symmetric": False},
 }
+_PACKED = {"n": 1100, "k": 128, "group_size": 64, "zeros": "none", "act_order": False, "bias": True}
+SMALL |= {"CppGemv": {"m": 1, **_PACKED}, "CppGemm": {"m": 11, **_PACKED}}
 
 
 @EACH
@@ -107,6 +112,15 @@ def test_every_configuration_is_right(implementation: CppImplementation) -> None
     posed = Posed(problem, op.kinds[0])
     for config in space:
         posed.check(implementation, config)
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+def test_words_of_many_fields_are_right_in_any_order(bits: int) -> None:
+    op, implementation = OPS[f"gemm_int{bits}"], CppGemm(f"gemm_int{bits}", bits)
+    dims: dict[str, Value] = {"m": 3, "n": 40, "k": 200, "group_size": 32, "zeros": "float", "act_order": True}
+    problem = op.problem_of({**dims, "bias": True, "dtype": "float32"})
+    for kind in op.kinds:
+        Posed(problem, kind).check(implementation, implementation.default(problem, CPU))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -25,6 +25,9 @@ STATIC: Mapping[str, Value] = {
     "group_size": 128,
     "bits": 4,
     "symmetric": False,
+    "zeros": "none",
+    "act_order": False,
+    "bias": False,
     "approximate": "tanh",
     "dtype": "bfloat16",
 }

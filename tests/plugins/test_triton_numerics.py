@@ -40,13 +40,21 @@ HOOKS: dict[str, Callable[[], Sequence[Implementation]]] = {
     "softmax": registry_triton.softmax_implementations,
     "rms_norm": registry_triton.rms_norm_implementations,
     "gemm_int4": registry_triton.gemm_int4_implementations,
+    "gemm_int8": registry_triton.gemm_int8_implementations,
+    "gemm_int2": registry_triton.gemm_int2_implementations,
+    "gemm_int1": registry_triton.gemm_int1_implementations,
+    "gemm_nf4": registry_triton.gemm_nf4_implementations,
     "square_backward": registry_triton.square_backward_implementations,
     "gelu_backward": registry_triton.gelu_backward_implementations,
     "softmax_backward": registry_triton.softmax_backward_implementations,
     "rms_norm_backward": registry_triton.rms_norm_backward_implementations,
     "linear": registry_triton.linear_implementations,
 }
-CASES = [(name, place) for name, hook in HOOKS.items() for place in range(len(hook()))]
+ONE_FORM = {"gemm_int2": 1, "gemm_int1": 0, "gemm_nf4": 2}
+"""Of a family whose kernels differ in the bits alone, the one form that is tried; gemm_int8 tries all."""
+CASES = [
+    (name, place) for name, hook in HOOKS.items() for place in range(len(hook())) if place == ONE_FORM.get(name, place)
+]
 _NO_LOOPS = "interpreter does not loop with this NumPy"
 MOST = 12_000
 """Elements of a problem here: the interpreter takes milliseconds a program."""

@@ -1,0 +1,91 @@
+"""Products with packed weights: the whole weight in the activations' dtype, then the library's product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from registry.artifact import Built
+from registry.backends.inductor import InductorImplementation
+from registry.device import Device
+from registry.implementation import Run, Tensors
+from registry.problem import Problem
+from registry.space import Config
+
+from .native import Native
+from .packed_weight import weight_of
+
+
+class DequantizedProduct(Native):
+    """``torch.mm``, with a bias ``torch.addmm``: what everybody can do without a kernel."""
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        """Write through ``out=``."""
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
+            a, *parts, bias = arguments
+            weight = weight_of(tuple(parts))
+            rows, y = a.reshape(-1, weight.shape[0]), outputs[0].view(-1, weight.shape[1])
+            if bias is None:
+                torch.mm(rows, weight, out=y)
+            else:
+                torch.addmm(bias, rows, weight, out=y)
+
+        return run
+
+
+class CompiledProduct(InductorImplementation):
+    """Dequantise and multiply: one fused kernel makes the weight, the library's multiplies."""
+
+    name = "torch.compile"
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+
+    def function(self, *values: Any) -> torch.Tensor:
+        """``[..., K]``, the packed weight's parts and the bias."""
+        a, *parts, bias = values
+        product: torch.Tensor = torch.nn.functional.linear(a, weight_of(tuple(parts)).T, bias)
+        return product.contiguous()
+
+
+class DequantizedGradients(Native):
+    """The product with the transposed weight, and the sum of the rows."""
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        """Write through ``out=``; what is not needed is empty."""
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
+            grad_y, *parts, need_a, need_bias = arguments
+            grad_a, grad_bias = outputs
+            rows = grad_y.reshape(-1, grad_y.shape[-1])
+            if need_a:
+                weight = weight_of(tuple(parts))
+                torch.mm(rows, weight.T, out=grad_a.view(-1, weight.shape[0]))
+            if need_bias:
+                torch.sum(rows, 0, dtype=grad_bias.dtype, out=grad_bias)
+
+        return run
+
+
+class CompiledGradients(InductorImplementation):
+    """The same, with the weight made by one fused kernel."""
+
+    name = "torch.compile"
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+
+    def function(self, *values: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """``[..., N]``, the packed weight's parts and which gradients are needed."""
+        grad_y, *parts, need_a, need_bias = values
+        empty = grad_y.new_empty(0)
+        grad_a = (grad_y @ weight_of(tuple(parts)).T).contiguous() if need_a else empty
+        return grad_a, grad_y.reshape(-1, grad_y.shape[-1]).sum(0) if need_bias else grad_y.new_empty(0)
