@@ -84,11 +84,10 @@ def winners(database: Path) -> dict[int, tuple[str, object]]:
 
 
 def test_two_share_the_problems_and_find_the_winners_that_one_finds(rogues: Catalog, tmp_path: Path) -> None:
-    alone, together = tmp_path / "alone.db", tmp_path / "together.db"
-    run(rogues, alone, CPU)
+    together = tmp_path / "together.db"  # what one finds alone is tested where the other device fails at the start
     results, events = run(rogues, together, CPU, SECOND)
     assert {result.problem for result in results} == set(PROBLEMS)
-    assert winners(together) == winners(alone) == {problem.dims["n"]: ("rogue.naps", 1) for problem in PROBLEMS}
+    assert winners(together) == {problem.dims["n"]: ("rogue.naps", 1) for problem in PROBLEMS}
 
     tried = tried_on(events)
     assert tried.keys() == {"cpu", "cpu:1"}
