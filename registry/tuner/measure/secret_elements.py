@@ -106,7 +106,10 @@ class Memory:
 
     def indices(self, places: torch.Tensor) -> Any:
         """Places that are known on the host, in the form that ``read`` and ``flip`` take."""
-        return places.to(self._bits.device) if isinstance(self._bits, torch.Tensor) else places.numpy()
+        if not isinstance(self._bits, torch.Tensor):
+            return places.numpy()
+        # the launch that comes next is queued behind others: to wait for these would lose its head start
+        return places.to(self._bits.device, non_blocking=True)
 
     def read(self, places: Any) -> Any:
         return self._bits[places]
