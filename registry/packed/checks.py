@@ -88,7 +88,7 @@ def _check_part(what: str, name: str, part: Shaped, shape: tuple[int, ...], dtyp
 
 
 def check_order(what: str, g_idx: torch.Tensor, group_size: int) -> None:
-    """Raise InvalidArgumentError for a ``g_idx`` whose values are no permutation of groups.
+    """Raise InvalidArgumentError for a ``g_idx`` whose values are no permutation of groups: only the last is shorter.
 
     Reads the values, so that a GPU is waited for; values that are not in memory (meta, traced) are not checked.
     """
@@ -98,11 +98,16 @@ def check_order(what: str, g_idx: torch.Tensor, group_size: int) -> None:
     low, high = (int(value) for value in torch.aminmax(g_idx))
     if low < 0 or high >= count:
         raise InvalidArgumentError(f"{what}: g_idx has groups {low} to {high}", hint=f"expected 0 to {count - 1}")
-    sizes = torch.bincount(g_idx)
+    sizes = torch.bincount(g_idx, minlength=count)
     if (largest := int(sizes.max())) > group_size:
         raise InvalidArgumentError(
             f"{what}: g_idx has {largest} elements in group {int(sizes.argmax())}",
             hint=f"at most group_size={group_size} are one group's",
+        )
+    if count > 1 and int((short := sizes[: count - 1]).min()) < group_size:
+        raise InvalidArgumentError(
+            f"{what}: g_idx has {int(short.min())} elements in group {int(short.argmin())}",
+            hint=f"only the last group may have fewer than group_size={group_size}",
         )
 
 

@@ -241,3 +241,11 @@ def test_float_zero_points_stay_float32_and_integer_ones_are_converted() -> None
     wide = every["float zeros"].to(dtype=torch.float32).to(dtype=torch.float16)
     assert same(wide, every["float zeros"])
     assert same(every["asymmetric"].to(dtype=torch.float32).to(dtype=torch.float16), every["asymmetric"])
+
+
+def test_only_the_last_group_of_an_order_may_be_shorter() -> None:
+    made = quantize(torch.randn(8, 200), group_size=64)
+    order = torch.arange(200, dtype=torch.int32) // 64
+    assert replace(made, g_idx=order.flip(0)).g_idx is not None
+    with pytest.raises(InvalidArgumentError, match="g_idx has 8 elements in group 0\n  only the last group"):
+        replace(made, g_idx=(3 - order).clone())
