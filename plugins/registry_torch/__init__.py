@@ -134,8 +134,10 @@ def _packed_gemm_backward(op: str) -> Iterable[Implementation]:
 
 @implements("gemm_int8")
 def gemm_int8_implementations() -> Iterable[Implementation]:
-    """Dequantise and multiply, and the same fused as far as Inductor does."""
-    return _packed_gemm("gemm_int8")
+    """Dequantise and multiply, the same fused as far as Inductor does, and torch's kernel for whole columns."""
+    from .int8pack import CpuInt8Pack
+
+    return [*_packed_gemm("gemm_int8"), CpuInt8Pack()]
 
 
 @implements("gemm_int2")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,10 +14,8 @@ if not torch.cuda.is_available():
 
 import triton
 
-import registry_triton
 from registry.backends.triton import launch as triton_launch
 from registry.contract import as_tuple
-from registry.contracts import BOX
 from registry.correctness.bits import same_bits
 from registry.correctness.numerics import compare, own_error, reference64
 from registry.correctness.output_faults import poison
@@ -29,20 +27,8 @@ from registry.problem import Problem
 from registry.space import Config
 from registry_triton.softmax import RowSoftmax
 
-OPS = {op.name: op for op in BOX}
-HOOKS: Mapping[str, Callable[[], Sequence[Implementation]]] = {
-    "vector_add": registry_triton.vector_add_implementations,
-    "square": registry_triton.square_implementations,
-    "gelu": registry_triton.gelu_implementations,
-    "softmax": registry_triton.softmax_implementations,
-    "rms_norm": registry_triton.rms_norm_implementations,
-    "gemm_int4": registry_triton.gemm_int4_implementations,
-    "square_backward": registry_triton.square_backward_implementations,
-    "gelu_backward": registry_triton.gelu_backward_implementations,
-    "softmax_backward": registry_triton.softmax_backward_implementations,
-    "rms_norm_backward": registry_triton.rms_norm_backward_implementations,
-    "linear": registry_triton.linear_implementations,
-}
+from ..triton_forms import EACH, FORMS, OPS
+
 INT4 = {"bits": 4, "n": 1000, "k": 1024, "symmetric": False}
 LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "vector_add": [{"n": 3_000_001}],
@@ -57,6 +43,15 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {**INT4, "m": 1, "group_size": 128}, {**INT4, "m": 3, "group_size": 32}, {**INT4, "m": 17, "group_size": 128},
         {**INT4, "m": 130, "group_size": 1024}, {**INT4, "m": 1, "group_size": 1024, "symmetric": True},
     ],
+    **{
+        f"gemm_{kind}": [
+            {"m": m, "n": 1000, "k": 1024, "group_size": size, "zeros": zeros, "act_order": order, "bias": order}
+            for m, size in ((1, 128), (3, 1024), (17, 64), (700, 128))
+        ]
+        for kind, zeros, order in (
+            ("int8", "integer", True), ("int2", "float", False), ("int1", "none", False), ("nf4", "none", False),
+        )
+    },
     "linear": [
         {"m": m, "n": 1000, "k": k, "bias": bias}
         for m, k, bias in ((1, 1024, True), (3, 1000, False), (17, 4096, True), (700, 1024, True))
@@ -83,9 +78,9 @@ def softmax_plan(x: torch.Tensor) -> Plan:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize(("op", "place"), [(op, place) for op, hook in HOOKS.items() for place in range(len(hook()))])
+@pytest.mark.parametrize(("op", "place"), EACH)
 def test_numerics(op: str, place: int, dtype: str) -> None:
-    contract, implementation, device = OPS[op], HOOKS[op]()[place], Device.best()
+    contract, implementation, device = OPS[op], FORMS[op][place], Device.best()
     if op == "gemm_int4" and dtype == "float32":
         pytest.skip("activations are of half precision")
     for number, dims in enumerate(LARGE[op]):

@@ -15,6 +15,7 @@ from registry.dispatch.plans.plan import Candidate, build
 from registry.packed import PackedWeight, quantize
 from registry.problem import Value
 from registry.testing import check_implementation
+from registry_torch.int8pack import CpuInt8Pack
 
 OPS = tuple(op.name for op in BOX)
 CPU = Device.of("cpu")
@@ -162,3 +163,22 @@ def test_nibbles_are_swapped_into_rows_of_n() -> None:
     assert rows.shape == (24, 32)
     assert torch.equal(rows >> 4, q.T[:, 0::2].to(torch.uint8))
     assert torch.equal(rows & 15, q.T[:, 1::2].to(torch.uint8))
+
+
+def test_int8pack_takes_activations_wherever_they_start() -> None:
+    op, implementation = next(op for op in BOX if op.name == "gemm_int8"), CpuInt8Pack()
+    dims: dict[str, Value] = {
+        "m": 64,
+        "n": 80,
+        "k": 288,
+        "group_size": 288,
+        "zeros": "none",
+        "act_order": False,
+        "bias": True,
+    }
+    problem = op.problem_of({**dims, "dtype": "bfloat16"})
+    a, *rest = op.inputs(problem, "normal", torch.Generator().manual_seed(0))
+    room = torch.zeros(a.numel() + 8, dtype=a.dtype)
+    moved = room[8:].view(a.shape).copy_(a)
+    plan = build(op, Candidate(implementation, {}), problem, op.arguments((moved, *rest)), CPU)
+    torch.testing.assert_close(plan(moved, *rest), op.reference(a, *rest), rtol=0.05, atol=0.05)

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,41 +20,21 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
-import registry_triton
 from registry.backends.triton import INTERPRETED, TritonImplementation
 from registry.contract import Op, as_tuple
-from registry.contracts import BOX
 from registry.correctness.numerics import compare, own_error, reference64
 from registry.correctness.output_faults import poison
 from registry.device import Device
 from registry.dispatch.plans.plan import Candidate, build
 from registry.implementation import Implementation
-from registry.problem import Problem, TensorSpec
+from registry.problem import Problem
 from registry.space import Config
 
-OPS = {op.name: op for op in BOX}
-HOOKS: dict[str, Callable[[], Sequence[Implementation]]] = {
-    "vector_add": registry_triton.vector_add_implementations,
-    "square": registry_triton.square_implementations,
-    "gelu": registry_triton.gelu_implementations,
-    "softmax": registry_triton.softmax_implementations,
-    "rms_norm": registry_triton.rms_norm_implementations,
-    "gemm_int4": registry_triton.gemm_int4_implementations,
-    "gemm_int8": registry_triton.gemm_int8_implementations,
-    "gemm_int2": registry_triton.gemm_int2_implementations,
-    "gemm_int1": registry_triton.gemm_int1_implementations,
-    "gemm_nf4": registry_triton.gemm_nf4_implementations,
-    "square_backward": registry_triton.square_backward_implementations,
-    "gelu_backward": registry_triton.gelu_backward_implementations,
-    "softmax_backward": registry_triton.softmax_backward_implementations,
-    "rms_norm_backward": registry_triton.rms_norm_backward_implementations,
-    "linear": registry_triton.linear_implementations,
-}
+from ..triton_forms import EACH, FORMS, OPS
+
 ONE_FORM = {"gemm_int2": 1, "gemm_int1": 0, "gemm_nf4": 2}
 """Of a family whose kernels differ in the bits alone, the one form that is tried; gemm_int8 tries all."""
-CASES = [
-    (name, place) for name, hook in HOOKS.items() for place in range(len(hook())) if place == ONE_FORM.get(name, place)
-]
+CASES = [(name, place) for name, place in EACH if place == ONE_FORM.get(name, place)]
 _NO_LOOPS = "interpreter does not loop with this NumPy"
 MOST = 12_000
 """Elements of a problem here: the interpreter takes milliseconds a program."""
@@ -107,26 +87,12 @@ def _elements(dims: Mapping[str, Any]) -> int:
     return int(dims["n"]) * int(dims.get("m", 1))
 
 
-def configs(implementation: Implementation, problem: Problem, device: Device, round_: int) -> list[Config]:
-    """The default and, further on in the space with every problem, another one that the interpreter runs otherwise."""
+def config_of(implementation: Implementation, problem: Problem, device: Device, round_: int) -> Config:
+    """The default for every third problem; further and further on in the space for the others."""
     space = implementation.space(problem, device)
     default = implementation.default(problem, device)
     assert default in space
-    other = space.configs[(7 * round_ + 3) % len(space)]
-    one, two = (_interpreted(implementation, problem, config, device) for config in (default, other))
-    return [default] if one == two else [default, other]
-
-
-def _interpreted(
-    implementation: Implementation, problem: Problem, config: Config, device: Device
-) -> tuple[list[object], Mapping[str, TensorSpec]]:
-    """All that the interpreter knows of a config: to it warps and stages are nothing."""
-    assert isinstance(implementation, TritonImplementation)
-    launches = implementation.launches(problem, config, device)
-    known: list[object] = [
-        (launch.kernel, launch.grid, launch.args, {**launch.constants, "STAGES": None}) for launch in launches
-    ]
-    return known, implementation.scratch(problem, config, device)
+    return space.configs[(7 * round_ + 3) % len(space)] if round_ % 3 else default
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
@@ -134,7 +100,7 @@ def _interpreted(
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 @pytest.mark.parametrize(("name", "place"), CASES)
 def test_numerics(name: str, place: int) -> None:
-    op, implementation, device = OPS[name], HOOKS[name]()[place], Device.of("cpu")
+    op, implementation, device = OPS[name], FORMS[name][place], Device.of("cpu")
     tried = problems(op, implementation, device)
     assert {problem.dtype for problem in tried} >= {"float16", "bfloat16"}
     for round_, problem in enumerate(tried):
@@ -142,12 +108,12 @@ def test_numerics(name: str, place: int) -> None:
         values = op.inputs(problem, kind, torch.Generator().manual_seed(round_))
         reference = reference64(op, values)
         errors = own_error(op, problem, values, reference)
-        for config in configs(implementation, problem, device, round_):
-            plan = build(op, Candidate(implementation, config), problem, op.arguments(values), device)
-            outputs = plan.allocate()
-            poison(outputs)
-            found = compare(op, problem, as_tuple(plan.into(outputs, values)), reference, errors, values)
-            assert found.ok, (problem, kind, config, found)
+        config = config_of(implementation, problem, device, round_)
+        plan = build(op, Candidate(implementation, config), problem, op.arguments(values), device)
+        outputs = plan.allocate()
+        poison(outputs)
+        found = compare(op, problem, as_tuple(plan.into(outputs, values)), reference, errors, values)
+        assert found.ok, (problem, kind, config, found)
 
 
 MIXED = [
@@ -162,7 +128,7 @@ MIXED = [
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("name", "place"), MIXED)
 def test_numerics_of_halves_beside_float32(name: str, place: int, dtype: torch.dtype) -> None:
-    op, implementation, device = OPS[name], HOOKS[name]()[place], Device.of("cpu")
+    op, implementation, device = OPS[name], FORMS[name][place], Device.of("cpu")
     assert implementation.mixed
     wide = next(one for one in op.alike)
     dims = {"n": 1003} if name == "vector_add" else {"rows": 3, "cols": 1027}
@@ -190,7 +156,7 @@ def test_numerics_of_halves_beside_float32(name: str, place: int, dtype: torch.d
 @pytest.mark.parametrize("needs", [(True, False), (False, True), (False, False)], ids=str)
 @pytest.mark.parametrize("place", [0, 1])
 def test_gradients_that_nobody_needs_are_left_out(place: int, needs: tuple[bool, bool]) -> None:
-    op, implementation, device = OPS["rms_norm_backward"], HOOKS["rms_norm_backward"]()[place], Device.of("cpu")
+    op, implementation, device = OPS["rms_norm_backward"], FORMS["rms_norm_backward"][place], Device.of("cpu")
     drawn = op.draw(op.problem_of({"rows": 7, "cols": 1027, "dtype": "float32"}), "normal", torch.Generator())
     problem = op.pose(op.arguments((*drawn[:4], *needs)))
     config = implementation.default(problem, device)
@@ -210,7 +176,7 @@ def test_gradients_that_nobody_needs_are_left_out(place: int, needs: tuple[bool,
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 def test_nothing_is_written_for_an_empty_tensor() -> None:
-    op, implementation, device = OPS["square"], HOOKS["square"]()[0], Device.of("cpu")
+    op, implementation, device = OPS["square"], FORMS["square"][0], Device.of("cpu")
     values = (torch.empty(0),)
     problem = op.pose(op.arguments(values))
     config = implementation.default(problem, device)
@@ -220,7 +186,7 @@ def test_nothing_is_written_for_an_empty_tensor() -> None:
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 def test_the_interpreter_serves_the_cpu() -> None:
-    assert all("cpu" in implementation.device_types for hook in HOOKS.values() for implementation in hook())
+    assert all("cpu" in implementation.device_types for forms in FORMS.values() for implementation in forms)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
@@ -229,7 +195,7 @@ def test_the_interpreter_serves_the_cpu() -> None:
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("rows", [0, 5])
 def test_rows_that_are_not_there_add_nothing_to_the_gradient_of_a_weight(place: int, rows: int) -> None:
-    op, implementation, device = OPS["rms_norm_backward"], HOOKS["rms_norm_backward"]()[place], Device.of("cpu")
+    op, implementation, device = OPS["rms_norm_backward"], FORMS["rms_norm_backward"][place], Device.of("cpu")
     # without eps the inverse norm of a row of zeros is infinite
     values = (torch.randn(rows, 33), torch.randn(rows, 33), torch.randn(33), 0.0, True, True)
     problem = op.pose(op.arguments(values))

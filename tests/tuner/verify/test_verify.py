@@ -26,6 +26,7 @@ from registry.tuner.verify.verify import WrongError, verify_timed
 
 from ..going_through import CPU, PROTOCOL, Custom, go_through
 
+PACKED: Mapping[str, Value] = {"n": 64, "k": 256, "group_size": 64, "act_order": False, "dtype": "bfloat16"}
 DIMS: Mapping[str, dict[str, Value]] = {
     "vector_add": {"n": 5001, "dtype": "bfloat16"},
     "square": {"n": 5001, "dtype": "float16"},
@@ -33,6 +34,14 @@ DIMS: Mapping[str, dict[str, Value]] = {
     "softmax": {"rows": 3, "cols": 5000, "dtype": "bfloat16"},
     "rms_norm": {"rows": 3, "cols": 5000, "dtype": "float32"},
     "gemm_int4": {"m": 3, "n": 64, "k": 256, "group_size": 64, "bits": 4, "dtype": "bfloat16", "symmetric": False},
+    **{
+        f"gemm_{kind}": {"m": 3, **PACKED, "zeros": zeros, "bias": True}
+        for kind, zeros in (("int8", "none"), ("int2", "float"), ("int1", "integer"), ("nf4", "none"))
+    },
+    **{
+        f"gemm_{kind}_backward": {"m": 33, **PACKED, "zeros": zeros}
+        for kind, zeros in (("int8", "integer"), ("int2", "none"), ("int1", "float"), ("nf4", "none"))
+    },
     "linear": {"m": 3, "n": 64, "k": 256, "bias": True, "dtype": "bfloat16"},
     "linear_backward": {"m": 33, "n": 64, "k": 256, "bias": True, "dtype": "bfloat16"},
     "square_backward": {"n": 5001, "dtype": "bfloat16"},
