@@ -30,6 +30,7 @@ _WRONG = (
 LATE = "it was not ready when it was read: work on another stream or thread has to be waited for"
 
 _LATE = f"a sample's output changed after its time: {LATE}"
+_LATE_OR_OVERWRITTEN = f"{_LATE}; or calls return the same memory: the second overwrites the first's result"
 
 Judge = Callable[[Sequence[int]], Flags]
 """Whether the outputs that belong to these copies are right for the inputs that are shown."""
@@ -155,8 +156,9 @@ class BetweenSamples:
     def _look_again(self) -> None:
         """Check that elements hold what was seen when the clock stopped: of returned outputs, as late as possible."""
         seen, self._seen = self._seen, []
+        reason = _LATE_OR_OVERWRITTEN if self._returned else _LATE
         for was, elements in zip(seen, self._looked_at, strict=False):
-            self._checks.add(elements.hold(was), "wrong_result", _LATE)
+            self._checks.add(elements.hold(was), "wrong_result", reason)
 
     def _keep_now(self) -> None:
         """Keep the latest sample instead of an earlier one, each of all equally likely: none knows it while it runs."""
