@@ -180,3 +180,11 @@ def gemm_int1_backward_implementations() -> Iterable[Implementation]:
 def gemm_nf4_backward_implementations() -> Iterable[Implementation]:
     """Dequantise and multiply by the transposed weight, and the same fused as far as Inductor does."""
     return _packed_gemm_backward("gemm_nf4_backward")
+
+
+@implements("quantize_per_token")
+def quantize_per_token_implementations() -> Iterable[Implementation]:
+    """The formula in plain torch, and Inductor's fusion of it."""
+    from .quantize import CompiledQuantize, Quantize
+
+    return [Quantize(), CompiledQuantize()]

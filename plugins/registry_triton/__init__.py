@@ -113,3 +113,10 @@ def gemm_int1_implementations() -> Sequence[registry.Implementation]:
 @registry.implements("gemm_nf4")
 def gemm_nf4_implementations() -> Sequence[registry.Implementation]:
     return _packed_gemm("gemm_nf4", 4, nf4=True)
+
+
+@registry.implements("quantize_per_token")
+def quantize_per_token_implementations() -> Sequence[registry.Implementation]:
+    from .quantize import RowQuantize
+
+    return [RowQuantize()]

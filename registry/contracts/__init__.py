@@ -20,6 +20,7 @@ from .packed_gemm import (
     GEMM_NF4,
     GEMM_NF4_BACKWARD,
 )
+from .quantize_per_token import QUANTIZE_PER_TOKEN
 from .softmax import SOFTMAX
 from .softmax_backward import SOFTMAX_BACKWARD
 
@@ -35,6 +36,7 @@ BOX: tuple[Op, ...] = (
     GEMM_INT2,
     GEMM_INT1,
     GEMM_NF4,
+    QUANTIZE_PER_TOKEN,
     SQUARE_BACKWARD,
     GELU_BACKWARD,
     SOFTMAX_BACKWARD,
@@ -62,6 +64,7 @@ __all__ = [
     "GEMM_NF4_BACKWARD",
     "LINEAR",
     "LINEAR_BACKWARD",
+    "QUANTIZE_PER_TOKEN",
     "RMS_NORM",
     "RMS_NORM_BACKWARD",
     "SOFTMAX",

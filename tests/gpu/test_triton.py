@@ -56,6 +56,11 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"m": m, "n": 1000, "k": k, "bias": bias}
         for m, k, bias in ((1, 1024, True), (3, 1000, False), (17, 4096, True), (700, 1024, True))
     ],
+    "quantize_per_token": [
+        {"m": 999, "k": 7168, "group_size": size, "out_dtype": to, "scale": static}
+        for to in ("int8", "float8_e4m3fn")
+        for size, static in ((7168, False), (128, False), (7168, True))
+    ],
     "square_backward": [{"n": 3_000_001}],
     "gelu_backward": [{"n": 3_000_001, "approximate": "tanh"}, {"n": 1_000_000, "approximate": "none"}],
     "softmax_backward": [{"rows": 300, "cols": 4096}, {"rows": 3, "cols": 151936}, {"rows": 999, "cols": 100}],

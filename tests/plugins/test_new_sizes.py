@@ -38,7 +38,9 @@ KINDS = [(op, one) for op in BOX for one in CATALOG.implementations(op.name) if 
 def problems(op: Op, **changed: Value) -> list[Any]:
     (dynamic,) = op.dynamic
     known = {**STATIC, **changed, "n": 4096}
-    return [op.problem_of({**{name: known[name] for name in op.static}, dynamic: size}) for size in SIZES]
+    chosen = {name: values[0] for name, values in op.choices.items() if known.get(name) not in values}
+    dims = {name: chosen[name] if name in chosen else known[name] for name in op.static}
+    return [op.problem_of({**dims, dynamic: size}) for size in SIZES]
 
 
 @pytest.mark.parametrize(("op", "implementation"), KINDS, ids=lambda one: getattr(one, "name", ""))

@@ -23,6 +23,7 @@ MI300 = Device("cuda", 0, "AMD Instinct MI300X", "gfx942", 304, 192 * 2**30, 4 *
 
 INT4 = {"n": 4096, "k": 4096, "group_size": 128, "bits": 4, "symmetric": False}
 PACKED = {"n": 4096, "k": 4096, "group_size": 128, "zeros": "none", "act_order": False, "bias": True}
+ROWS = {"k": 7168, "group_size": 128, "out_dtype": "int8", "scale": False}
 DENSE = {"n": 4096, "k": 4096, "bias": True}
 TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "vector_add triton.block": {"n": 2**24},
@@ -51,6 +52,7 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
         for kind in ("int8", "int2", "int1", "nf4")
         for form, m in (("triton.gemm", 4096), ("triton.splitk", 16), ("triton.gemv", 1), ("triton.dequantized", 4096))
     },
+    "quantize_per_token triton.row": {"m": 4096, **ROWS},
 }
 IMPLEMENTATIONS = {f"{op} {one.name}": one for op, forms in FORMS.items() for one in forms}
 COMPILED = [
@@ -175,6 +177,9 @@ def _problems(op: str) -> list[Problem]:
         sizes = (16, 128) if op == "gemm_nf4" else (16, 128, 4096)
         dims = [{**PACKED, "m": m, "group_size": size} for m in (1, 16, 64, 4096) for size in sizes]
         dims.append({**PACKED, "m": 5, "n": 33, "k": 48, "group_size": 48})
+    elif op == "quantize_per_token":
+        dims = [{**ROWS, "m": 64, "k": k, "group_size": size} for k in (256, 5120, 28672) for size in (k, 128)]
+        dims.append({**ROWS, "m": 3, "k": 1, "group_size": 1})
     elif op == "linear":
         dims = [{**DENSE, "m": m} for m in (1, 4, 16, 64, 512, 4096)]
         dims.append({"m": 5, "n": 33, "k": 24, "bias": False})
@@ -221,6 +226,17 @@ def test_reasons_are_told(key: str, dims: Mapping[str, Any], traits: Mapping[str
     problem = Problem(key.partition(" ")[0], {**dims, "dtype": "bfloat16"}, traits)
     (found,) = IMPLEMENTATIONS[key].unsupported(problem, H200)
     assert found.startswith(reason)
+
+
+@pytest.mark.parametrize("key", ["quantize_per_token triton.row"])
+def test_float8_compiles_where_a_gpu_has_it_and_is_refused_elsewhere(key: str) -> None:
+    implementation = IMPLEMENTATIONS[key]
+    problem = problem_of(key.partition(" ")[0], {**TYPICAL[key], "out_dtype": "float8_e4m3fn"})
+    for variant in default_variants(implementation, problem, H200):
+        assert implementation.compile(variant, H200.target).resources["spill_bytes"] == 0
+    for device, told in ((A100, "compute capability 8.0"), (MI300, "gfx942")):
+        (reason,) = implementation.unsupported(problem, device)
+        assert reason.startswith(f"float8_e4m3fn on {told}")
 
 
 def test_all_reasons_are_told_at_once() -> None:

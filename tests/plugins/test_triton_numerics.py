@@ -84,7 +84,7 @@ def problems(op: Op, implementation: Implementation, device: Device) -> list[Pro
 def _elements(dims: Mapping[str, Any]) -> int:
     if "cols" in dims:
         return int(dims["rows"]) * int(dims["cols"])
-    return int(dims["n"]) * int(dims.get("m", 1))
+    return int(dims.get("n", dims.get("k", 1))) * int(dims.get("m", 1))
 
 
 def config_of(implementation: Implementation, problem: Problem, device: Device, round_: int) -> Config:

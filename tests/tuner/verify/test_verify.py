@@ -43,12 +43,15 @@ DIMS: Mapping[str, dict[str, Value]] = {
         for kind, zeros in (("int8", "integer"), ("int2", "none"), ("int1", "float"), ("nf4", "none"))
     },
     "linear": {"m": 3, "n": 64, "k": 256, "bias": True, "dtype": "bfloat16"},
+    "quantize_per_token": {
+        "m": 3, "k": 300, "group_size": 128, "out_dtype": "float8_e4m3fn", "scale": False, "dtype": "bfloat16",
+    },
     "linear_backward": {"m": 33, "n": 64, "k": 256, "bias": True, "dtype": "bfloat16"},
     "square_backward": {"n": 5001, "dtype": "bfloat16"},
     "gelu_backward": {"n": 5001, "dtype": "float16", "approximate": "none"},
     "softmax_backward": {"rows": 3, "cols": 5000, "dtype": "float32"},
     "rms_norm_backward": {"rows": 3, "cols": 5000, "dtype": "bfloat16"},
-}
+}  # fmt: skip
 
 
 def session_of(op: Op, dims: Mapping[str, Value]) -> Session:
