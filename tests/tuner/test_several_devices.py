@@ -35,7 +35,7 @@ ROGUES = Path(__file__).with_name("rogues.py")
 CPU = Device.of("cpu")
 SECOND = replace(CPU, index=1)
 OTHER = replace(CPU, index=1, name="another CPU")
-PROBLEMS = tuple(Problem("square", {"n": n, "dtype": "float32"}) for n in range(20_001, 20_005))
+PROBLEMS = tuple(Problem("square", {"n": n, "dtype": "float32"}) for n in range(20_001, 20_004))
 NAPS = "0.0005"
 """Seconds: longer than what other programs on the cores add, so that the shorter nap always wins."""
 
