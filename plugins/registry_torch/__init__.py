@@ -188,3 +188,19 @@ def quantize_per_token_implementations() -> Iterable[Implementation]:
     from .quantize import CompiledQuantize, Quantize
 
     return [Quantize(), CompiledQuantize()]
+
+
+@implements("grouped_gemm")
+def grouped_gemm_implementations() -> Iterable[Implementation]:
+    """A product for each expert, torch's grouped product, and Inductor's around it."""
+    from .grouped.dense import CompiledGroupedGemm, GroupedGemm, GroupedMm
+
+    return [GroupedGemm(), GroupedMm(), CompiledGroupedGemm()]
+
+
+@implements("grouped_gemm_backward")
+def grouped_gemm_backward_implementations() -> Iterable[Implementation]:
+    """Products for each expert, torch's grouped products, and Inductor's around them."""
+    from .grouped.backward import CompiledGroupedGemmBackward, GroupedGemmBackward, GroupedMmBackward
+
+    return [GroupedGemmBackward(), GroupedMmBackward(), CompiledGroupedGemmBackward()]

@@ -120,3 +120,17 @@ def quantize_per_token_implementations() -> Sequence[registry.Implementation]:
     from .quantize import RowQuantize
 
     return [RowQuantize()]
+
+
+@registry.implements("grouped_gemm")
+def grouped_gemm_implementations() -> Sequence[registry.Implementation]:
+    from .grouped.gemm import TiledGroupedGemm
+
+    return [TiledGroupedGemm()]
+
+
+@registry.implements("grouped_gemm_backward")
+def grouped_gemm_backward_implementations() -> Sequence[registry.Implementation]:
+    from .grouped.backward import TiledGroupedGradients
+
+    return [TiledGroupedGradients()]

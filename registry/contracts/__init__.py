@@ -6,6 +6,7 @@ from ..contract import Op
 from .elementwise import GELU, SQUARE, VECTOR_ADD
 from .elementwise_backward import GELU_BACKWARD, SQUARE_BACKWARD
 from .gemm_int4 import GEMM_INT4
+from .grouped import GROUPED_GEMM, GROUPED_GEMM_BACKWARD
 from .linear import LINEAR
 from .linear_backward import LINEAR_BACKWARD
 from .norm import RMS_NORM
@@ -31,6 +32,7 @@ BOX: tuple[Op, ...] = (
     SOFTMAX,
     RMS_NORM,
     LINEAR,
+    GROUPED_GEMM,
     GEMM_INT4,
     GEMM_INT8,
     GEMM_INT2,
@@ -42,6 +44,7 @@ BOX: tuple[Op, ...] = (
     SOFTMAX_BACKWARD,
     RMS_NORM_BACKWARD,
     LINEAR_BACKWARD,
+    GROUPED_GEMM_BACKWARD,
     GEMM_INT8_BACKWARD,
     GEMM_INT2_BACKWARD,
     GEMM_INT1_BACKWARD,
@@ -62,6 +65,8 @@ __all__ = [
     "GEMM_INT8_BACKWARD",
     "GEMM_NF4",
     "GEMM_NF4_BACKWARD",
+    "GROUPED_GEMM",
+    "GROUPED_GEMM_BACKWARD",
     "LINEAR",
     "LINEAR_BACKWARD",
     "QUANTIZE_PER_TOKEN",

@@ -61,6 +61,16 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         for to in ("int8", "float8_e4m3fn")
         for size, static in ((7168, False), (128, False), (7168, True))
     ],
+    **{
+        f"grouped_gemm{gradient}": [
+            {"m": m, "n": 1000, "k": k, "experts": experts, "routing": routing}
+            for m, k, experts, routing in (
+                (1, 1024, 8, "uniform"), (65, 1000, 130, "uniform"), (900, 512, 33, "skewed"),
+                (700, 512, 8, "one_expert"),
+            )
+        ]
+        for gradient in ("", "_backward")
+    },
     "square_backward": [{"n": 3_000_001}],
     "gelu_backward": [{"n": 3_000_001, "approximate": "tanh"}, {"n": 1_000_000, "approximate": "none"}],
     "softmax_backward": [{"rows": 300, "cols": 4096}, {"rows": 3, "cols": 151936}, {"rows": 999, "cols": 100}],

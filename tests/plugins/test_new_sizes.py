@@ -28,6 +28,8 @@ STATIC: Mapping[str, Value] = {
     "zeros": "none",
     "act_order": False,
     "bias": False,
+    "experts": 64,
+    "routing": "uniform",
     "approximate": "tanh",
     "dtype": "bfloat16",
 }

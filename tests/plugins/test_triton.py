@@ -25,6 +25,7 @@ INT4 = {"n": 4096, "k": 4096, "group_size": 128, "bits": 4, "symmetric": False}
 PACKED = {"n": 4096, "k": 4096, "group_size": 128, "zeros": "none", "act_order": False, "bias": True}
 ROWS = {"k": 7168, "group_size": 128, "out_dtype": "int8", "scale": False}
 DENSE = {"n": 4096, "k": 4096, "bias": True}
+EXPERTS = {"n": 1536, "k": 2048, "experts": 128, "routing": "uniform"}
 TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "vector_add triton.block": {"n": 2**24},
     "square triton.block": {"n": 2**24},
@@ -47,6 +48,8 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "linear triton.gemm": {"m": 4096, **DENSE},
     "linear triton.splitk": {"m": 16, **DENSE},
     "linear triton.gemv": {"m": 1, **DENSE},
+    "grouped_gemm triton.gemm": {"m": 4096, **EXPERTS},
+    "grouped_gemm_backward triton.gemm": {"m": 16384, **EXPERTS},
     **{
         f"gemm_{kind} {form}": {"m": m, **PACKED}
         for kind in ("int8", "int2", "int1", "nf4")
@@ -59,9 +62,10 @@ COMPILED = [
     pytest.param(key, device, id=f"{key}-{device.architecture}")
     for key in TYPICAL
     for device in (H200, A100, MI300)
-    if not key.startswith(("gemm_int2", "gemm_int1", *(["gemm_nf4"] if device is not H200 else [])))
+    if not key.startswith(("gemm_int2", "gemm_int1", *(["gemm_nf4", "grouped_gemm_b"] if device is not H200 else [])))
 ]
-"""Of a family one op everywhere: gemm_int8. Others differ in a constant, the width of a level; gemm_nf4 has a table."""
+"""Of a family one op everywhere: gemm_int8. Others differ in a constant, the width of a level; gemm_nf4 has a table.
+The kernels of a grouped product and of its gradients are alike."""
 LLM_ROWS = [{"rows": rows, "cols": cols} for rows in (1, 64, 8192) for cols in (128, 1024, 4096, 16384, 32000, 151936)]
 
 
@@ -154,7 +158,7 @@ def test_another_row_count_is_no_other_variant(key: str) -> None:
 def test_spaces_are_small_and_hold_their_default(device: Device) -> None:
     for key, implementation in IMPLEMENTATIONS.items():
         op = key.partition(" ")[0]
-        most = 192 if op.startswith(("gemm", "linear")) else 60
+        most = 192 if op.startswith(("gemm", "grouped", "linear")) else 60
         for problem in _problems(op):
             if list(implementation.unsupported(problem, device)):
                 continue
@@ -183,6 +187,9 @@ def _problems(op: str) -> list[Problem]:
     elif op == "linear":
         dims = [{**DENSE, "m": m} for m in (1, 4, 16, 64, 512, 4096)]
         dims.append({"m": 5, "n": 33, "k": 24, "bias": False})
+    elif op.startswith("grouped_gemm"):
+        dims = [{**EXPERTS, "m": m} for m in (1, 64, 512, 4096, 65536)]
+        dims.append({"m": 5, "n": 33, "k": 24, "experts": 3, "routing": "one_expert"})
     return [problem_of(op, point, dtype) for point in dims for dtype in ("bfloat16", "float16")]
 
 

@@ -47,6 +47,8 @@ DIMS: Mapping[str, dict[str, Value]] = {
         "m": 3, "k": 300, "group_size": 128, "out_dtype": "float8_e4m3fn", "scale": False, "dtype": "bfloat16",
     },
     "linear_backward": {"m": 33, "n": 64, "k": 256, "bias": True, "dtype": "bfloat16"},
+    "grouped_gemm": {"m": 13, "n": 64, "k": 128, "experts": 4, "routing": "skewed", "dtype": "bfloat16"},
+    "grouped_gemm_backward": {"m": 13, "n": 64, "k": 128, "experts": 4, "routing": "skewed", "dtype": "bfloat16"},
     "square_backward": {"n": 5001, "dtype": "bfloat16"},
     "gelu_backward": {"n": 5001, "dtype": "float16", "approximate": "none"},
     "softmax_backward": {"rows": 3, "cols": 5000, "dtype": "float32"},

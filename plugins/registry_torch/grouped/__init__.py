@@ -1,0 +1,1 @@
+"""Products of rows that are grouped by expert, by torch's own operators."""

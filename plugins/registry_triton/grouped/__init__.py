@@ -1,0 +1,1 @@
+"""Products of rows that are grouped by expert: no form reads the offsets on the host."""

@@ -1,0 +1,8 @@
+"""Products of rows that are grouped by expert, each group with a weight of its own: what a mixture of experts runs."""
+
+from __future__ import annotations
+
+from .backward import GROUPED_GEMM_BACKWARD
+from .dense import GROUPED_GEMM
+
+__all__ = ["GROUPED_GEMM", "GROUPED_GEMM_BACKWARD"]

@@ -1,0 +1,92 @@
+"""Which rows belong to which expert: offsets on the device, and how they are drawn.
+
+Rows ``offsets[i]`` to ``offsets[i + 1]`` belong to expert i; an expert may have none. Rows before the first offset and
+from the last one on belong to nobody. An offset outside 0 to m counts as the nearer of the two. Offsets must not
+decrease: it is not specified whose rows are whose then, but nothing beside the tensors may be read or written.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+import torch
+
+from ...errors import InvalidArgumentError
+from ...problem import Arguments, Problem, dtype_name
+from ..checks import shape_text
+
+ROUTING = ("uniform", "skewed", "one_expert")
+"""Every expert has as many rows as the others; the i-th of them 1 / i of the first's; one expert has them all."""
+
+_LEAST_WITH_GAPS = 8
+
+
+def spans(offsets: torch.Tensor, rows: int) -> list[tuple[int, int]]:
+    """First row and end of each expert, after reading the offsets to the host."""
+    ends = accumulate((min(max(offset, 0), rows) for offset in offsets.tolist()), max)
+    return list(pairwise(ends))
+
+
+def rows_of_experts(rows: int, experts: int, routing: str) -> list[int]:
+    """How many rows each expert has, the most first but for rounding; they sum to ``rows``."""
+    if routing == "one_expert":
+        return [rows, *[0] * (experts - 1)]
+    shares = [1.0 if routing == "uniform" else 1 / (place + 1) for place in range(experts)]
+    total, ends = sum(shares), accumulate(shares)
+    bounds = [0, *(int(rows * end / total + 0.5) for end in ends)]
+    return [end - begin for begin, end in pairwise(bounds)]
+
+
+def busy_experts(problem: Problem) -> int:
+    """How many experts have rows."""
+    return sum(count > 0 for count in rows_of_experts(problem.m, problem.experts, problem.routing))
+
+
+def draw_offsets(problem: Problem, generator: torch.Generator, gaps: int = 0) -> torch.Tensor:
+    """Offsets, int32 ``[experts + 1]``, by the problem's routing; which expert has how many rows is random.
+
+    With ``gaps``, so many rows at either end belong to nobody, and every other expert has none.
+    """
+    device, experts = generator.device, problem.experts
+    given = rows_of_experts(problem.m - 2 * gaps, experts, problem.routing)
+    counts = torch.tensor(given, dtype=torch.int32, device=device)
+    counts = counts[torch.randperm(experts, device=device, generator=generator)]
+    if gaps and experts > 1:
+        counts[0 : experts - 1 : 2] += counts[1::2]
+        counts[1::2] = 0
+    ends = counts.cumsum(0, dtype=torch.int32)
+    return torch.cat([torch.zeros_like(ends[:1]), ends]) + gaps
+
+
+def gap(rows: int) -> int:
+    """Rows at either end that belong to nobody, in inputs of the kind "gaps"."""
+    return rows // 8 if rows >= _LEAST_WITH_GAPS else 0
+
+
+def plant_beside(x: torch.Tensor) -> torch.Tensor:
+    """NaN in all rows that nobody has, and at one place of a row that somebody has; for the kind "gaps"."""
+    rows = x.shape[0]
+    if count := gap(rows):
+        x[:count] = torch.nan
+        x[rows - count :] = torch.nan
+        x[rows // 2, 0] = torch.nan
+    return x
+
+
+def check_offsets(arguments: Arguments, experts: int) -> None:
+    """Raise InvalidArgumentError unless the offsets are integers, one more than there are experts.
+
+    Their values, which lie on the device, are not looked at.
+    """
+    offsets = arguments.tensor("offsets")
+    if offsets.dtype not in (torch.int32, torch.int64):
+        raise InvalidArgumentError(
+            f"{arguments.op}: offsets is {dtype_name(offsets.dtype)}, expected int32 or int64",
+            hint="convert it, e.g. offsets.to(torch.int32)",
+        )
+    if offsets.shape != (experts + 1,):
+        raise InvalidArgumentError(
+            f"{arguments.op}: offsets has shape {shape_text(offsets.shape)} but there are {experts} experts",
+            hint=f"expected [{experts + 1}], the first row of each expert and the end of the last: of counts [experts],"
+            " torch.nn.functional.pad(counts.cumsum(0), (1, 0))",
+        )
