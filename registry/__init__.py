@@ -51,7 +51,7 @@ from .errors import (
     UnsupportedError,
 )
 from .implementation import Implementation, Launch
-from .packed import PackedWeight, quantize
+from .packed import PackedExperts, PackedWeight, quantize
 from .problem import Arguments, Problem, TensorSpec, Value
 from .space import Config, Space
 
@@ -77,6 +77,7 @@ __all__ = [
     "NotTunedError",
     "Op",
     "OutOfResourcesError",
+    "PackedExperts",
     "PackedWeight",
     "PluginError",
     "PluginReport",

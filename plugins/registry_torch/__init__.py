@@ -198,6 +198,14 @@ def grouped_gemm_implementations() -> Iterable[Implementation]:
     return [GroupedGemm(), GroupedMm(), CompiledGroupedGemm()]
 
 
+@implements("grouped_gemm_int4")
+def grouped_gemm_int4_implementations() -> Iterable[Implementation]:
+    """Unpack and multiply for each expert."""
+    from .grouped.int4 import DequantizedGroupedGemm
+
+    return [DequantizedGroupedGemm()]
+
+
 @implements("grouped_gemm_backward")
 def grouped_gemm_backward_implementations() -> Iterable[Implementation]:
     """Products for each expert, torch's grouped products, and Inductor's around them."""

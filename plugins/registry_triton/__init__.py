@@ -129,6 +129,13 @@ def grouped_gemm_implementations() -> Sequence[registry.Implementation]:
     return [TiledGroupedGemm()]
 
 
+@registry.implements("grouped_gemm_int4")
+def grouped_gemm_int4_implementations() -> Sequence[registry.Implementation]:
+    from .grouped.int4 import TiledGroupedInt4
+
+    return [TiledGroupedInt4()]
+
+
 @registry.implements("grouped_gemm_backward")
 def grouped_gemm_backward_implementations() -> Sequence[registry.Implementation]:
     from .grouped.backward import TiledGroupedGradients

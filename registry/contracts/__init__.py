@@ -6,7 +6,7 @@ from ..contract import Op
 from .elementwise import GELU, SQUARE, VECTOR_ADD
 from .elementwise_backward import GELU_BACKWARD, SQUARE_BACKWARD
 from .gemm_int4 import GEMM_INT4
-from .grouped import GROUPED_GEMM, GROUPED_GEMM_BACKWARD
+from .grouped import GROUPED_GEMM, GROUPED_GEMM_BACKWARD, GROUPED_GEMM_INT4
 from .linear import LINEAR
 from .linear_backward import LINEAR_BACKWARD
 from .norm import RMS_NORM
@@ -33,6 +33,7 @@ BOX: tuple[Op, ...] = (
     RMS_NORM,
     LINEAR,
     GROUPED_GEMM,
+    GROUPED_GEMM_INT4,
     GEMM_INT4,
     GEMM_INT8,
     GEMM_INT2,
@@ -67,6 +68,7 @@ __all__ = [
     "GEMM_NF4_BACKWARD",
     "GROUPED_GEMM",
     "GROUPED_GEMM_BACKWARD",
+    "GROUPED_GEMM_INT4",
     "LINEAR",
     "LINEAR_BACKWARD",
     "QUANTIZE_PER_TOKEN",

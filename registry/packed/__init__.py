@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .checks import GROUP_SIZES, SCALE_DTYPES, ZeroKind, check_format, check_order, check_parts, zero_kind
 from .codebooks import CODEBOOKS, levels
+from .experts import PackedExperts
 from .layout import (
     ACT_ORDER,
     BITS,
@@ -28,6 +29,7 @@ __all__ = [
     "GROUP_SIZES",
     "LAYOUT",
     "SCALE_DTYPES",
+    "PackedExperts",
     "PackedWeight",
     "ZeroKind",
     "check_format",

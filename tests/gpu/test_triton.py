@@ -71,6 +71,13 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         ]
         for gradient in ("", "_backward")
     },
+    "grouped_gemm_int4": [
+        {"m": m, "n": 1000, "k": 1024, "group_size": size, "zeros": zeros, "experts": experts, "routing": routing}
+        for m, size, zeros, experts, routing in (
+            (1, 128, "none", 8, "uniform"), (65, 32, "float", 130, "uniform"), (900, 128, "float", 33, "skewed"),
+            (700, 1024, "none", 8, "one_expert"),
+        )
+    ],
     "square_backward": [{"n": 3_000_001}],
     "gelu_backward": [{"n": 3_000_001, "approximate": "tanh"}, {"n": 1_000_000, "approximate": "none"}],
     "softmax_backward": [{"rows": 300, "cols": 4096}, {"rows": 3, "cols": 151936}, {"rows": 999, "cols": 100}],

@@ -49,6 +49,7 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "linear triton.splitk": {"m": 16, **DENSE},
     "linear triton.gemv": {"m": 1, **DENSE},
     "grouped_gemm triton.gemm": {"m": 4096, **EXPERTS},
+    "grouped_gemm_int4 triton.gemm": {"m": 4096, **EXPERTS, "group_size": 128, "zeros": "integer"},
     "grouped_gemm_backward triton.gemm": {"m": 16384, **EXPERTS},
     **{
         f"gemm_{kind} {form}": {"m": m, **PACKED}
@@ -190,6 +191,8 @@ def _problems(op: str) -> list[Problem]:
     elif op.startswith("grouped_gemm"):
         dims = [{**EXPERTS, "m": m} for m in (1, 64, 512, 4096, 65536)]
         dims.append({"m": 5, "n": 33, "k": 24, "experts": 3, "routing": "one_expert"})
+        if op.endswith("int4"):
+            dims = [{**point, "group_size": size, "zeros": "none"} for point in dims for size in (32, int(point["k"]))]
     return [problem_of(op, point, dtype) for point in dims for dtype in ("bfloat16", "float16")]
 
 

@@ -1,0 +1,191 @@
+"""grouped_gemm_int4: each expert's rows times that expert's weight of 4 bits.
+
+For inference: it has no gradient. Packing and kinds of inputs are those of gemm_int8 and its family.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...contract import Floor, Op, Packed, RowMajor, Tolerance
+from ...errors import ArgumentTypeError, InvalidArgumentError
+from ...packed import LAYOUT, PackedExperts, check_format, check_parts, dequantized, groups, words, zero_kind
+from ...problem import Arguments, Problem, TensorSpec, Value, dtype_name
+from ...tracing import refuse
+from ..checks import FLOATS, float_dtype, float_tensor, positive, shape_text
+from ..packed_gemm_inputs import KINDS, Format, packed_inputs
+from ..rounding import fp32_weight, underflow, units
+from .routing import ROUTING, busy_experts, check_offsets, draw_offsets, gap, spans
+
+BITS = 4
+_NAME = "grouped_gemm_int4"
+_PARTS = {name: name for name in ("qweight", "scales", "zeros", "bits", "group_size")} | {"k": "shape[1]"}
+
+
+def grouped_gemm_int4_reference(
+    x: torch.Tensor,
+    qweight: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    bits: int,
+    group_size: int,
+    k: int,
+    offsets: torch.Tensor,
+) -> torch.Tensor:
+    """``y[r] = x[r] @ W[i]`` for the rows r of expert i, ``W[i] = (q - zero) * scale``; 0 for rows of nobody.
+
+    ``[m, K]`` to ``[m, N]``; qweight is ``[experts, ceil(K / 8), N]``, scales and zeros ``[experts, groups, N]``. The
+    offsets as in ``grouped_gemm``. Weights and products in at least float32, rounded once.
+    """
+    accumulator = torch.promote_types(x.dtype, torch.float32)
+    rows, n, found = x.shape[0], qweight.shape[2], spans(offsets, x.shape[0])
+    wide = x.to(accumulator)
+    parts = [wide.new_zeros(found[0][0], n)]
+    for expert, (begin, end) in enumerate(found):
+        if end > begin:
+            zero = None if zeros is None else zeros[expert]
+            weight = dequantized(qweight[expert], scales[expert], zero, group_size, accumulator, bits=bits, k=k)
+            parts.append(wide[begin:end] @ weight)
+    parts.append(wide.new_zeros(rows - found[-1][1], n))
+    return torch.cat(parts).to(x.dtype)
+
+
+def _flatten(*args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """``(x, weights, offsets)`` in the schema's terms; a call in those terms already stays as it is."""
+    if len(args) > 3 or "qweight" in attributes:
+        return args, attributes
+    given = dict(zip(("x", "weights", "offsets"), args, strict=False))
+    if repeated := given.keys() & attributes.keys():
+        refuse(f"{_NAME}: {', '.join(sorted(repeated))} was given twice", kind=ArgumentTypeError)
+    given |= attributes
+    if given.keys() != {"x", "weights", "offsets"}:
+        got = ", ".join(given) or "no arguments"
+        refuse(f"{_NAME}: got {got}", hint="expected x, weights and offsets", kind=ArgumentTypeError)
+    weights = given["weights"]
+    if not isinstance(weights, PackedExperts):
+        refuse(
+            f"{_NAME}: weights is a {type(weights).__name__}, expected PackedExperts",
+            hint="weights = registry.PackedExperts.stack([registry.quantize(weight) for weight in ...])",
+            kind=ArgumentTypeError,
+        )
+    parts = (weights.qweight, weights.scales, weights.zeros, weights.bits, weights.group_size, weights.shape[1])
+    return (given["x"], *parts, given["offsets"]), {}
+
+
+def _problem(arguments: Arguments) -> Mapping[str, Value]:
+    op, x = arguments.op, float_tensor(arguments, "x", FLOATS)
+    qweight, scales, zeros = (
+        arguments.tensor("qweight"), arguments.tensor("scales"), arguments.optional_tensor("zeros")
+    )  # fmt: skip
+    bits, group_size, k = (arguments.integer(name) for name in ("bits", "group_size", "k"))
+    if bits != BITS:
+        raise InvalidArgumentError(
+            f"{op}: weights of {bits} bits", hint=f"expected {BITS}: registry.quantize(weight, bits={BITS})"
+        )
+    check_format(op, bits, group_size, k, LAYOUT)
+    for name, part in (("qweight", qweight), ("scales", scales), ("zeros", zeros)):
+        if part is not None and (len(part.shape) != 3 or not 0 < part.shape[0] == qweight.shape[0]):
+            raise InvalidArgumentError(
+                f"{op}: {name} has shape {shape_text(part.shape)}", hint="expected a part of each expert, stacked"
+            )
+    experts, _, n = qweight.shape
+    zero = None if zeros is None else _of_one(zeros)
+    check_parts(op, _of_one(qweight), _of_one(scales), zero, group_size, (n, k), bits=bits)
+    if scales.dtype != x.dtype:
+        raise InvalidArgumentError(
+            f"{op}: x is {dtype_name(x.dtype)} but the scales are {dtype_name(scales.dtype)}",
+            hint=f"use weights.to(dtype=torch.{dtype_name(x.dtype)})",
+        )
+    if len(x.shape) != 2 or x.shape[1] != k:
+        raise InvalidArgumentError(
+            f"{op}: x has shape {shape_text(x.shape)} but weights have K={k}", hint=f"expected [m, {k}]"
+        )
+    check_offsets(arguments, experts)
+    dims: dict[str, Value] = {"m": x.shape[0], "n": n, "k": k, "group_size": group_size, "experts": experts}
+    return dims | {"zeros": zero_kind(zeros), "dtype": dtype_name(x.dtype)}
+
+
+def _of_one(part: TensorSpec) -> TensorSpec:
+    """The spec of one expert's part."""
+    return TensorSpec.contiguous(part.shape[1:], part.dtype, part.device)
+
+
+def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    """As for one weight that is as wide as all together; in the kind "groups" some rows are nobody's."""
+    experts = problem.experts
+    wide = Problem(_NAME, {**problem.dims, "n": problem.n * experts, "act_order": False, "bias": False})
+    x, *parts = packed_inputs(Format(BITS, None), wide, kind, generator)
+    stacked = [None if part is None else _stacked(part, experts) for part in parts[:3]]
+    beside = gap(problem.m) if kind == "groups" else 0
+    x[:beside] = torch.nan
+    x[problem.m - beside :] = torch.nan
+    return x, *stacked, BITS, problem.group_size, problem.k, draw_offsets(problem, generator, beside)
+
+
+def _stacked(part: torch.Tensor, experts: int) -> torch.Tensor:
+    """``[rows, experts * N]`` as ``[experts, rows, N]``."""
+    return part.view(part.shape[0], experts, -1).transpose(0, 1).contiguous()
+
+
+def _check(problem: Problem) -> None:
+    positive(problem, "m", "n", "k", "group_size", "experts")
+    float_dtype(problem, FLOATS)
+    check_format(problem.op, BITS, problem.group_size, problem.k, LAYOUT)
+    if problem.dtype == "float32" and problem.zeros == "integer":
+        raise InvalidArgumentError(
+            f"{problem.op}: zeros 'integer' beside float32 scales", hint="float32 zero points are any numbers: 'float'"
+        )
+
+
+def _floor(problem: Problem) -> Floor:
+    m, n, k, itemsize = problem.m, problem.n, problem.k, problem.torch_dtype.itemsize
+    per_group = itemsize + {"none": 0, "integer": itemsize, "float": 4}[problem.zeros]
+    weight = (4 * words(k, BITS) + per_group * groups(k, problem.group_size)) * n
+    moved = (m * k + m * n) * itemsize + busy_experts(problem) * weight + 4 * (problem.experts + 1)
+    return Floor(bytes=moved, flop=2 * m * n * k)
+
+
+def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
+    """As for a product with one packed weight, where a weight may be rounded to half precision before the product."""
+    rms = reference.square().mean(-1, keepdim=True).sqrt_()
+    return reference.abs() + rms * (4 + fp32_weight(problem) * 4 * math.sqrt(problem.k))
+
+
+def _examples() -> tuple[Mapping[str, Value], ...]:
+    shapes = ((1, 40, 128, 128, 3, 1), (9, 33, 72, 32, 4, 1), (40, 24, 136, 136, 3, 2), (17, 40, 64, 16, 9, 0))
+    found: list[Mapping[str, Value]] = []
+    for dtype in map(dtype_name, FLOATS):
+        for place, (m, n, k, group_size, experts, routing) in enumerate(shapes):
+            zeros = ("none", "integer", "float")[place % 3]
+            zeros = "float" if (dtype, zeros) == ("float32", "integer") else zeros
+            dims: dict[str, Value] = {"m": m, "n": n, "k": k, "group_size": group_size, "experts": experts}
+            found.append({**dims, "zeros": zeros, "routing": ROUTING[routing], "dtype": dtype})
+    return tuple(found)
+
+
+GROUPED_GEMM_INT4 = Op(
+    name=_NAME,
+    schema=f"{_NAME}(Tensor x, Tensor qweight, Tensor scales, Tensor? zeros, int bits, int group_size, int k, "
+    "Tensor offsets) -> Tensor y",
+    version=1,
+    reference=grouped_gemm_int4_reference,
+    fake=RowMajor(lambda x, qweight, *_: [((x.shape[0], qweight.shape[2]), x.dtype)]),
+    problem=_problem,
+    inputs=_inputs,
+    floor=_floor,
+    tolerance=Tolerance(units(float32=2.0, half=1.5), underflow(), _scale),
+    static=frozenset({"n", "k", "group_size", "experts", "dtype"}),
+    dynamic=frozenset({"m"}),
+    choices={"zeros": ("none", "integer", "float")},
+    distributions={"routing": ROUTING},
+    kinds=KINDS,
+    examples=_examples(),
+    check=_check,
+    flatten=_flatten,
+    packed=Packed("weights", PackedExperts, _PARTS),
+    weights=frozenset({"qweight", "scales", "zeros"}),
+)
