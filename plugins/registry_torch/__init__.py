@@ -212,3 +212,21 @@ def grouped_gemm_backward_implementations() -> Iterable[Implementation]:
     from .grouped.backward import CompiledGroupedGemmBackward, GroupedGemmBackward, GroupedMmBackward
 
     return [GroupedGemmBackward(), GroupedMmBackward(), CompiledGroupedGemmBackward()]
+
+
+def _packed_a8(op: str) -> Iterable[Implementation]:
+    from .packed_a8 import CompiledA8Product, DequantizedA8Product
+
+    return [DequantizedA8Product(op), CompiledA8Product(op)]
+
+
+@implements("gemm_w4a8")
+def gemm_w4a8_implementations() -> Iterable[Implementation]:
+    """Dequantise both and multiply, and the same fused as far as Inductor does."""
+    return _packed_a8("gemm_w4a8")
+
+
+@implements("gemm_w8a8")
+def gemm_w8a8_implementations() -> Iterable[Implementation]:
+    """Dequantise both and multiply, and the same fused as far as Inductor does."""
+    return _packed_a8("gemm_w8a8")

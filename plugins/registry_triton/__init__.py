@@ -141,3 +141,17 @@ def grouped_gemm_backward_implementations() -> Sequence[registry.Implementation]
     from .grouped.backward import TiledGroupedGradients
 
     return [TiledGroupedGradients()]
+
+
+@registry.implements("gemm_w4a8")
+def gemm_w4a8_implementations() -> Sequence[registry.Implementation]:
+    from .packed.a8 import TiledA8
+
+    return [TiledA8("gemm_w4a8", 4)]
+
+
+@registry.implements("gemm_w8a8")
+def gemm_w8a8_implementations() -> Sequence[registry.Implementation]:
+    from .packed.a8 import TiledA8
+
+    return [TiledA8("gemm_w8a8", 8)]

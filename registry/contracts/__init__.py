@@ -11,6 +11,7 @@ from .linear import LINEAR
 from .linear_backward import LINEAR_BACKWARD
 from .norm import RMS_NORM
 from .norm_backward import RMS_NORM_BACKWARD
+from .packed_a8 import GEMM_W4A8, GEMM_W8A8
 from .packed_gemm import (
     GEMM_INT1,
     GEMM_INT1_BACKWARD,
@@ -39,6 +40,8 @@ BOX: tuple[Op, ...] = (
     GEMM_INT2,
     GEMM_INT1,
     GEMM_NF4,
+    GEMM_W4A8,
+    GEMM_W8A8,
     QUANTIZE_PER_TOKEN,
     SQUARE_BACKWARD,
     GELU_BACKWARD,
@@ -66,6 +69,8 @@ __all__ = [
     "GEMM_INT8_BACKWARD",
     "GEMM_NF4",
     "GEMM_NF4_BACKWARD",
+    "GEMM_W4A8",
+    "GEMM_W8A8",
     "GROUPED_GEMM",
     "GROUPED_GEMM_BACKWARD",
     "GROUPED_GEMM_INT4",

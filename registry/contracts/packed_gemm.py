@@ -33,14 +33,14 @@ from .packed_gemm_inputs import KINDS, Format, packed_inputs
 from .rounding import fp32_weight, underflow, units
 
 ZEROS = ("none", "integer", "float")
-_WEIGHT = "Tensor qweight, Tensor scales, Tensor? zeros, Tensor? g_idx, int bits, int group_size, int k, str layout"
-_PARTS = {name: name for name in ("qweight", "scales", "zeros", "g_idx", "bits", "group_size")} | {
+WEIGHT = "Tensor qweight, Tensor scales, Tensor? zeros, Tensor? g_idx, int bits, int group_size, int k, str layout"
+PARTS = {name: name for name in ("qweight", "scales", "zeros", "g_idx", "bits", "group_size")} | {
     "k": "shape[1]",
     "layout": "layout",
 }
 
 
-class _Weight(NamedTuple):
+class Weight(NamedTuple):
     """A packed weight in the schema's terms."""
 
     qweight: torch.Tensor
@@ -68,7 +68,7 @@ def packed_gemm_reference(a: torch.Tensor, *rest: Any) -> torch.Tensor:
     ``rest`` are the weight's parts and the bias or None. Weights and products in at least float32, rounded once with
     the bias added.
     """
-    weight, bias = _Weight(*rest[:-1]), rest[-1]
+    weight, bias = Weight(*rest[:-1]), rest[-1]
     accumulator = torch.promote_types(a.dtype, torch.float32)
     wide = a.to(accumulator)
     product = torch.cat([wide @ piece for piece in weight.pieces(accumulator)], dim=-1)
@@ -82,7 +82,7 @@ def packed_gemm_backward_reference(grad_y: torch.Tensor, *rest: Any) -> tuple[to
 
     ``rest`` are the weight's parts, and whether the activations' and the bias's gradient are needed.
     """
-    weight, (need_a, need_bias) = _Weight(*rest[:-2]), rest[-2:]
+    weight, (need_a, need_bias) = Weight(*rest[:-2]), rest[-2:]
     accumulator = torch.promote_types(grad_y.dtype, torch.float32)
     wide = grad_y.to(accumulator)
     grad_a, grad_bias = grad_y.new_empty(0), grad_y.new_empty(0)
@@ -110,37 +110,37 @@ def packed_gemm_ops(name: str, bits: int, codebook: str | None = None) -> tuple[
     shared: dict[str, Any] = {
         "version": 1,
         "floor": partial(_floor, form),
-        "tolerance": Tolerance(rtol=units(float32=2.0, half=1.5), atol=underflow(), scale=_scale),
+        "tolerance": Tolerance(rtol=units(float32=2.0, half=1.5), atol=underflow(), scale=packed_scale),
         "static": frozenset({"n", "k", "group_size", "dtype"}),
         "dynamic": frozenset({"m"}),
         "kinds": KINDS,
-        "check": partial(_check, form),
+        "check": partial(check_packed, form),
         "weights": weights,
     }
     forward = Op(
         name=name,
-        schema=f"{name}(Tensor a, {_WEIGHT}, Tensor? bias=None) -> Tensor y",
+        schema=f"{name}(Tensor a, {WEIGHT}, Tensor? bias=None) -> Tensor y",
         reference=packed_gemm_reference,
         fake=RowMajor(lambda a, qweight, *_: [((*a.shape[:-1], qweight.shape[1]), a.dtype)]),
         problem=partial(_problem, form),
         inputs=partial(packed_inputs, form),
         choices={**choices, "bias": (False, True)},
-        examples=_examples(choices, bias=True),
+        examples=packed_examples(choices, bias=True),
         flatten=partial(_flatten, form, name),
-        packed=Packed("w", PackedWeight, _PARTS),
+        packed=Packed("w", PackedWeight, PARTS),
         backward=Backward(f"{name}_backward", ("qweight", "scales", "zeros", "g_idx")),
         **shared,
     )
     backward = Op(
         name=f"{name}_backward",
-        schema=f"{name}_backward(Tensor grad_y, {_WEIGHT}, bool need_a=True, bool need_bias=True) "
+        schema=f"{name}_backward(Tensor grad_y, {WEIGHT}, bool need_a=True, bool need_bias=True) "
         "-> (Tensor grad_a, Tensor grad_bias)",
         reference=packed_gemm_backward_reference,
         fake=RowMajor(_gradients),
         problem=partial(_backward_problem, form),
         inputs=partial(packed_inputs, form, backward=True),
         choices=choices,
-        examples=_examples(choices, bias=False),
+        examples=packed_examples(choices, bias=False),
         tolerances={"grad_bias": Tolerance(units(float32=2.0, half=1.1), underflow(), _bias_scale)},
         **shared,
     )
@@ -177,7 +177,7 @@ def _flatten(form: Format, name: str, *args: Any, **attributes: Any) -> tuple[tu
 
 def _problem(form: Format, arguments: Arguments) -> Mapping[str, Value]:
     a = float_tensor(arguments, "a", FLOATS)
-    dims = _weight_dims(form, arguments, "a", a)
+    dims = _dims_beside(form, arguments, "a", a)
     if not a.shape or a.shape[-1] != dims["k"]:
         raise InvalidArgumentError(
             f"{arguments.op}: a has shape {shape_text(a.shape)} but w has K={dims['k']}",
@@ -195,7 +195,7 @@ def _problem(form: Format, arguments: Arguments) -> Mapping[str, Value]:
 
 def _backward_problem(form: Format, arguments: Arguments) -> Mapping[str, Value]:
     grad_y = float_tensor(arguments, "grad_y", FLOATS)
-    dims = _weight_dims(form, arguments, "grad_y", grad_y)
+    dims = _dims_beside(form, arguments, "grad_y", grad_y)
     if not grad_y.shape or grad_y.shape[-1] != dims["n"]:
         raise InvalidArgumentError(
             f"{arguments.op}: grad_y has shape {shape_text(grad_y.shape)} but w has N={dims['n']}",
@@ -204,8 +204,19 @@ def _backward_problem(form: Format, arguments: Arguments) -> Mapping[str, Value]
     return {"m": math.prod(grad_y.shape[:-1]), **dims}
 
 
-def _weight_dims(form: Format, arguments: Arguments, name: str, like: TensorSpec) -> dict[str, Value]:
-    """The dimensions that the weight tells, once it is found to be one of this op, with scales of ``like``'s dtype."""
+def _dims_beside(form: Format, arguments: Arguments, name: str, like: TensorSpec) -> dict[str, Value]:
+    """The dimensions that the weight tells, with scales of the dtype of ``like``, the argument ``name``."""
+    dims, wanted = weight_dims(form, arguments), dtype_name(like.dtype)
+    if dims["dtype"] != wanted:
+        raise InvalidArgumentError(
+            f"{arguments.op}: {name} is {wanted} but the scales of w are {dims['dtype']}",
+            hint=f"use w.to(dtype=torch.{wanted})",
+        )
+    return dims
+
+
+def weight_dims(form: Format, arguments: Arguments) -> dict[str, Value]:
+    """The dimensions that the weight tells, once it is found to be one of this op; dtype is the scales'."""
     op, layout = arguments.op, arguments.text("layout")
     qweight, scales = arguments.tensor("qweight"), arguments.tensor("scales")
     zeros, g_idx = arguments.optional_tensor("zeros"), arguments.optional_tensor("g_idx")
@@ -216,16 +227,11 @@ def _weight_dims(form: Format, arguments: Arguments, name: str, like: TensorSpec
         raise InvalidArgumentError(f"{op}: qweight has shape {shape_text(qweight.shape)}, expected [words of K, N]")
     n = qweight.shape[1]
     check_parts(op, qweight, scales, zeros, group_size, (n, k), bits=bits, layout=layout, g_idx=g_idx)
-    if scales.dtype != like.dtype:
-        raise InvalidArgumentError(
-            f"{op}: {name} is {dtype_name(like.dtype)} but the scales of w are {dtype_name(scales.dtype)}",
-            hint=f"use w.to(dtype=torch.{dtype_name(like.dtype)})",
-        )
-    dims: dict[str, Value] = {"n": n, "k": k, "group_size": group_size, "dtype": dtype_name(like.dtype)}
+    dims: dict[str, Value] = {"n": n, "k": k, "group_size": group_size, "dtype": dtype_name(scales.dtype)}
     return dims | {"zeros": zero_kind(zeros), "act_order": layout == ACT_ORDER}
 
 
-def _check(form: Format, problem: Problem) -> None:
+def check_packed(form: Format, problem: Problem) -> None:
     positive(problem, "m", "n", "k", "group_size")
     float_dtype(problem, FLOATS)
     check_format(problem.op, form.bits, problem.group_size, problem.k, form.layout(problem.act_order))
@@ -236,13 +242,19 @@ def _check(form: Format, problem: Problem) -> None:
 
 
 def _floor(form: Format, problem: Problem) -> Floor:
-    m, n, k, itemsize = problem.m, problem.n, problem.k, problem.torch_dtype.itemsize
+    m, n, k = problem.m, problem.n, problem.k
+    activations = (m * k + m * n) * problem.torch_dtype.itemsize
+    return Floor(bytes=activations + weight_bytes(form, problem), flop=2 * m * n * k)
+
+
+def weight_bytes(form: Format, problem: Problem) -> int:
+    """Bytes of words, scales and zero points."""
+    n, k, itemsize = problem.n, problem.k, problem.torch_dtype.itemsize
     per_group = itemsize + {"none": 0, "integer": itemsize, "float": 4}[problem.zeros]
-    weight = 4 * words(k, form.bits) * n + per_group * n * groups(k, problem.group_size)
-    return Floor(bytes=(m * k + m * n) * itemsize + weight, flop=2 * m * n * k)
+    return int(4 * words(k, form.bits) * n + per_group * n * groups(k, problem.group_size))
 
 
-def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
+def packed_scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     """Relative to each output, and to its row's root mean square: a sum of terms that cancel.
 
     A weight rounded to half precision before the product, as every dequantise-then-multiply does, errs by 0.4 to 0.8
@@ -260,7 +272,7 @@ def _bias_scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     return reference.abs() + rms * (1.5 + fp32_weight(problem) * (32 + math.sqrt(problem.m)))
 
 
-def _examples(choices: Mapping[str, tuple[Value, ...]], *, bias: bool) -> tuple[Mapping[str, Value], ...]:
+def packed_examples(choices: Mapping[str, tuple[Value, ...]], *, bias: bool) -> tuple[Mapping[str, Value], ...]:
     """Small problems, most of them odd: every kind of zero points and order, K that groups and words do not divide."""
     shapes = ((1, 64, 128, 128), (3, 33, 256, 64), (17, 128, 200, 32), (5, 72, 136, 136), (66, 130, 256, 16))
     found: list[Mapping[str, Value]] = []

@@ -52,6 +52,15 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
             ("int8", "integer", True), ("int2", "float", False), ("int1", "none", False), ("nf4", "none", False),
         )
     },
+    **{
+        f"gemm_{kind}a8": [
+            {"m": m, "n": 1000, "k": 1024, "group_size": size, "zeros": zeros, "act_order": False, "activation": to,
+             "static": m == 1, "bias": m > 1}
+            for m, size in ((1, 128), (17, 1024), (700, 64))
+            for to in ("int8", "float8_e4m3fn")
+        ]
+        for kind, zeros in (("w4", "integer"), ("w8", "none"))
+    },
     "linear": [
         {"m": m, "n": 1000, "k": k, "bias": bias}
         for m, k, bias in ((1, 1024, True), (3, 1000, False), (17, 4096, True), (700, 1024, True))

@@ -57,6 +57,8 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
         for form, m in (("triton.gemm", 4096), ("triton.splitk", 16), ("triton.gemv", 1), ("triton.dequantized", 4096))
     },
     "quantize_per_token triton.row": {"m": 4096, **ROWS},
+    "gemm_w4a8 triton.gemm": {"m": 4096, **PACKED, "activation": "int8", "static": False},
+    "gemm_w8a8 triton.gemm": {"m": 64, **PACKED, "activation": "int8", "static": False},
 }
 IMPLEMENTATIONS = {f"{op} {one.name}": one for op, forms in FORMS.items() for one in forms}
 COMPILED = [
@@ -182,6 +184,8 @@ def _problems(op: str) -> list[Problem]:
         sizes = (16, 128) if op == "gemm_nf4" else (16, 128, 4096)
         dims = [{**PACKED, "m": m, "group_size": size} for m in (1, 16, 64, 4096) for size in sizes]
         dims.append({**PACKED, "m": 5, "n": 33, "k": 48, "group_size": 48})
+        if op.endswith("a8"):
+            dims = [{**point, "activation": "int8", "static": False} for point in dims if point["group_size"] > 16]
     elif op == "quantize_per_token":
         dims = [{**ROWS, "m": 64, "k": k, "group_size": size} for k in (256, 5120, 28672) for size in (k, 128)]
         dims.append({**ROWS, "m": 3, "k": 1, "group_size": 1})

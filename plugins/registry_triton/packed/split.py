@@ -33,11 +33,11 @@ def _span(k: int, config: Config) -> int:
     return int(-(-blocks // config["SPLIT_K"])) * int(config["BLOCK_K"])
 
 
-def _every_split_works(k: int, config: Config) -> bool:
+def every_split_works(k: int, config: Config) -> bool:
     return bool((config["SPLIT_K"] - 1) * _span(k, config) < k)
 
 
-class _Split(PackedGemm):
+class Split(PackedGemm):
     """Base of split-K kernels: fp32 partial products in scratch, added by a second launch in a fixed order."""
 
     kernel: Any
@@ -80,7 +80,7 @@ class _Split(PackedGemm):
         """The constants of this kernel alone, beside those that all kernels with a loop over K have."""
 
 
-class SplitKGemm(_Split):
+class SplitKGemm(Split):
     """Tensor cores on centred levels, scaled after each group; K split over programs; for batched decode."""
 
     name = "triton.splitk"
@@ -123,7 +123,7 @@ class SplitKGemm(_Split):
         return {"BLOCK_M": self.block_m(problem), "SWAP": config["SWAP"], **precision(problem)}
 
 
-class Gemv(_Split):
+class Gemv(Split):
     """Multiply-adds without tensor cores at the speed at which the weights arrive; for one user or a few."""
 
     name = "triton.gemv"
@@ -177,7 +177,7 @@ def _splitk_space(k: int, rows: int, blocks_k: tuple[int, ...], itemsize: int, p
             num_warps=[4, 8],
             num_stages=[3, 5],
         )
-        .require("every split has work", lambda config: _every_split_works(k, config))
+        .require("every split has work", lambda config: every_split_works(k, config))
         .require("accumulators and weights fit in registers", registers)
         .require("tiles 32 wide take 4 warps and do not swap", shape)
         .require("the tiles fit in shared memory", lambda config: fits(itemsize, config, rows, per_word, device))
@@ -208,7 +208,7 @@ def _gemv_space(k: int, blocks_k: tuple[int, ...], itemsize: int, per_word: int,
         Space(
             BLOCK_N=[32, 64, 128, 256], BLOCK_K=blocks_k, SPLIT_K=[1, 2, 4, 8], num_warps=[2, 4, 8], num_stages=[1, 3]
         )
-        .require("every split has work", lambda config: _every_split_works(k, config))
+        .require("every split has work", lambda config: every_split_works(k, config))
         .require("2 to 16 words a thread", words)
         .require(
             "the words loaded ahead fit in shared memory", lambda config: fits(itemsize, config, 0, per_word, device)

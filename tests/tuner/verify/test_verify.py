@@ -42,6 +42,8 @@ DIMS: Mapping[str, dict[str, Value]] = {
         f"gemm_{kind}_backward": {"m": 33, **PACKED, "zeros": zeros}
         for kind, zeros in (("int8", "integer"), ("int2", "none"), ("int1", "float"), ("nf4", "none"))
     },
+    "gemm_w4a8": {"m": 3, **PACKED, "zeros": "integer", "activation": "int8", "static": False, "bias": True},
+    "gemm_w8a8": {"m": 3, **PACKED, "zeros": "none", "activation": "float8_e4m3fn", "static": True, "bias": False},
     "linear": {"m": 3, "n": 64, "k": 256, "bias": True, "dtype": "bfloat16"},
     "quantize_per_token": {
         "m": 3, "k": 300, "group_size": 128, "out_dtype": "float8_e4m3fn", "scale": False, "dtype": "bfloat16",
