@@ -1,4 +1,4 @@
-"""On a GPU: torch's operators, Inductor's code compiled in another process, and tinygemm."""
+"""On a GPU: torch's operators, Inductor's code compiled in another process, tinygemm, captured grouped products."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from registry.arguments.schema import tensors_in
+from registry.correctness.numerics import judged
 from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate, build
@@ -32,6 +34,10 @@ PROBLEMS: dict[str, dict[str, Value]] = {
     "gelu_backward": {"n": 65_537, "dtype": "bfloat16", "approximate": "tanh"},
     "softmax_backward": {"rows": 33, "cols": 4099, "dtype": "float32"},
     "rms_norm_backward": {"rows": 333, "cols": 4096, "dtype": "bfloat16"},
+    **{
+        op: {"m": 300, "n": 256, "k": 512, "experts": 9, "routing": "skewed", "dtype": "bfloat16"}
+        for op in ("grouped_gemm", "grouped_gemm_backward")
+    },
 }  # fmt: skip
 
 
@@ -40,6 +46,28 @@ def test_torchs_own_and_inductors_are_right(catalog: Catalog, op: str) -> None:
     for name in ("torch.native", "torch.compile"):
         implementation = catalog.implementation(op, name)
         assert check_implementation(implementation, catalog.op(op), problems=[PROBLEMS[op]], device="cuda").checked
+
+
+@pytest.mark.parametrize("name", ["torch.grouped_mm", "triton.gemm"])
+@pytest.mark.parametrize("op", ["grouped_gemm", "grouped_gemm_backward"])
+def test_a_captured_grouped_product_follows_its_offsets(catalog: Catalog, op: str, name: str) -> None:
+    contract, implementation, device = catalog.op(op), catalog.implementation(op, name), Device.of("cuda")
+    problem = contract.problem_of(PROBLEMS[op])
+    if reasons := list(implementation.unsupported(problem, device)):
+        pytest.skip(reasons[0])
+    one, other = (contract.draw(problem, "normal", torch.Generator("cuda").manual_seed(seed)) for seed in (0, 1))
+    candidate = Candidate(implementation, implementation.default(problem, device))
+    plan = build(contract, candidate, problem, contract.arguments(one), device)
+    plan(*one)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = plan(*one)
+    for mine, new in zip(tensors_in(one), tensors_in(other), strict=True):
+        mine.copy_(new)
+    graph.replay()
+    torch.cuda.synchronize()
+    verdict = judged(contract, problem, outputs, other)
+    assert verdict.ok, verdict.message
 
 
 @pytest.mark.parametrize("group_size", [32, 64, 128])
@@ -53,6 +81,8 @@ def test_tinygemm_is_right_with_every_packing(catalog: Catalog, group_size: int,
 
 
 COMPILE = """
+from registry.arguments.schema import tensors_in
+from registry.correctness.numerics import judged
 from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate, Draft
