@@ -230,3 +230,11 @@ def gemm_w4a8_implementations() -> Iterable[Implementation]:
 def gemm_w8a8_implementations() -> Iterable[Implementation]:
     """Dequantise both and multiply, and the same fused as far as Inductor does."""
     return _packed_a8("gemm_w8a8")
+
+
+@implements("scaled_mm")
+def scaled_mm_implementations() -> Iterable[Implementation]:
+    """Dequantise and multiply, the same compiled, and torch's own operators for float8 and int8."""
+    from .scaled_mm import CompiledScaledMm, DequantizedScaledMm, IntMm, ScaledMm
+
+    return [DequantizedScaledMm(), CompiledScaledMm(), ScaledMm(), IntMm()]

@@ -155,3 +155,10 @@ def gemm_w8a8_implementations() -> Sequence[registry.Implementation]:
     from .packed.a8 import TiledA8
 
     return [TiledA8("gemm_w8a8", 8)]
+
+
+@registry.implements("scaled_mm")
+def scaled_mm_implementations() -> Sequence[registry.Implementation]:
+    from .scaled_mm import GemmScaledMm, SplitKScaledMm
+
+    return [GemmScaledMm(), SplitKScaledMm()]

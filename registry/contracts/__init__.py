@@ -23,6 +23,7 @@ from .packed_gemm import (
     GEMM_NF4_BACKWARD,
 )
 from .quantize_per_token import QUANTIZE_PER_TOKEN
+from .scaled_mm import SCALED_MM
 from .softmax import SOFTMAX
 from .softmax_backward import SOFTMAX_BACKWARD
 
@@ -43,6 +44,7 @@ BOX: tuple[Op, ...] = (
     GEMM_W4A8,
     GEMM_W8A8,
     QUANTIZE_PER_TOKEN,
+    SCALED_MM,
     SQUARE_BACKWARD,
     GELU_BACKWARD,
     SOFTMAX_BACKWARD,
@@ -79,6 +81,7 @@ __all__ = [
     "QUANTIZE_PER_TOKEN",
     "RMS_NORM",
     "RMS_NORM_BACKWARD",
+    "SCALED_MM",
     "SOFTMAX",
     "SOFTMAX_BACKWARD",
     "SQUARE",

@@ -87,6 +87,12 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
             (700, 1024, "none", 8, "one_expert"),
         )
     ],
+    "scaled_mm": [
+        {"m": m, "n": 1000, "k": k, "scales": scales, "bias": True, "out_dtype": out_dtype, "dtype": dtype}
+        for dtype in ("float8_e4m3fn", "int8")
+        for scales in ("tensor", "row", "block")
+        for m, k, out_dtype in ((1, 1024, "float32"), (17, 1000, "float16"), (700, 7168, "bfloat16"))
+    ],
     "square_backward": [{"n": 3_000_001}],
     "gelu_backward": [{"n": 3_000_001, "approximate": "tanh"}, {"n": 1_000_000, "approximate": "none"}],
     "softmax_backward": [{"rows": 300, "cols": 4096}, {"rows": 3, "cols": 151936}, {"rows": 999, "cols": 100}],
@@ -114,8 +120,10 @@ def test_numerics(op: str, place: int, dtype: str) -> None:
     contract, implementation, device = OPS[op], FORMS[op][place], Device.best()
     if op == "gemm_int4" and dtype == "float32":
         pytest.skip("activations are of half precision")
+    if op == "scaled_mm" and dtype != "bfloat16":
+        pytest.skip("its problems say their dtypes")
     for number, dims in enumerate(LARGE[op]):
-        problem = contract.problem_of({**dims, "dtype": dtype})
+        problem = contract.problem_of({"dtype": dtype, **dims})
         if list(implementation.unsupported(problem, device)):
             continue
         generator = torch.Generator("cuda").manual_seed(number)
@@ -127,7 +135,7 @@ def test_numerics(op: str, place: int, dtype: str) -> None:
             plan = make(op, implementation, config, values)
             outputs = plan.allocate()
             poison(outputs)
-            found = compare(contract, problem, as_tuple(plan.into(outputs, values)), reference, errors)
+            found = compare(contract, problem, as_tuple(plan.into(outputs, values)), reference, errors, values)
             assert found.ok, (problem, config, found)
             again = as_tuple(plan(*values))
             assert all(same_bits(one, other) for one, other in zip(again, outputs, strict=True))

@@ -33,6 +33,8 @@ STATIC: Mapping[str, Value] = {
     "approximate": "tanh",
     "dtype": "bfloat16",
 }
+TAKEN: Mapping[str, Mapping[str, Value]] = {"torch.int8pack": {"group_size": 4096}, "torch.int_mm": {"dtype": "int8"}}
+"""What those take that do not take ``STATIC``."""
 CATALOG = Catalog()
 KINDS = [(op, one) for op in BOX for one in CATALOG.implementations(op.name) if one.name != "cuda.inline"]
 
@@ -50,8 +52,8 @@ def test_sizes_share_spaces_and_defaults(op: Op, implementation: Implementation)
     device = CPU if implementation.name.startswith("torch.native") else H200
     if device.type not in implementation.device_types:
         device = CPU
-    whole = {"group_size": 4096} if implementation.name == "torch.int8pack" else {}
-    fit = [one for one in problems(op, **whole) if not list(implementation.unsupported(one, device))]
+    changed: Mapping[str, Value] = TAKEN.get(implementation.name, {})
+    fit = [one for one in problems(op, **changed) if not list(implementation.unsupported(one, device))]
     assert fit
     spaces = [implementation.space(one, device) for one in fit]
     defaults = [implementation.default(one, device) for one in fit]

@@ -24,6 +24,7 @@ MI300 = Device("cuda", 0, "AMD Instinct MI300X", "gfx942", 304, 192 * 2**30, 4 *
 INT4 = {"n": 4096, "k": 4096, "group_size": 128, "bits": 4, "symmetric": False}
 PACKED = {"n": 4096, "k": 4096, "group_size": 128, "zeros": "none", "act_order": False, "bias": True}
 ROWS = {"k": 7168, "group_size": 128, "out_dtype": "int8", "scale": False}
+SCALED = {"n": 4096, "k": 7168, "scales": "block", "bias": True, "out_dtype": "bfloat16", "dtype": "int8"}
 DENSE = {"n": 4096, "k": 4096, "bias": True}
 EXPERTS = {"n": 1536, "k": 2048, "experts": 128, "routing": "uniform"}
 TYPICAL: Mapping[str, Mapping[str, Any]] = {
@@ -59,6 +60,8 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "quantize_per_token triton.row": {"m": 4096, **ROWS},
     "gemm_w4a8 triton.gemm": {"m": 4096, **PACKED, "activation": "int8", "static": False},
     "gemm_w8a8 triton.gemm": {"m": 64, **PACKED, "activation": "int8", "static": False},
+    "scaled_mm triton.gemm": {"m": 4096, **SCALED},
+    "scaled_mm triton.splitk": {"m": 16, **SCALED},
 }
 IMPLEMENTATIONS = {f"{op} {one.name}": one for op, forms in FORMS.items() for one in forms}
 COMPILED = [
@@ -73,7 +76,7 @@ LLM_ROWS = [{"rows": rows, "cols": cols} for rows in (1, 64, 8192) for cols in (
 
 
 def problem_of(op: str, dims: Mapping[str, Any], dtype: str = "bfloat16") -> Problem:
-    return OPS[op].problem_of({**dims, "dtype": dtype})
+    return OPS[op].problem_of({"dtype": dtype, **dims})
 
 
 def signature(problem: Problem, implementation: Implementation, config: Config, device: Device) -> Signature:
@@ -161,7 +164,7 @@ def test_another_row_count_is_no_other_variant(key: str) -> None:
 def test_spaces_are_small_and_hold_their_default(device: Device) -> None:
     for key, implementation in IMPLEMENTATIONS.items():
         op = key.partition(" ")[0]
-        most = 192 if op.startswith(("gemm", "grouped", "linear")) else 60
+        most = 192 if op.startswith(("gemm", "grouped", "linear", "scaled")) else 60
         for problem in _problems(op):
             if list(implementation.unsupported(problem, device)):
                 continue
@@ -189,6 +192,9 @@ def _problems(op: str) -> list[Problem]:
     elif op == "quantize_per_token":
         dims = [{**ROWS, "m": 64, "k": k, "group_size": size} for k in (256, 5120, 28672) for size in (k, 128)]
         dims.append({**ROWS, "m": 3, "k": 1, "group_size": 1})
+    elif op == "scaled_mm":
+        dims = [{**SCALED, "m": m, "scales": scales} for m in (1, 16, 64, 4096) for scales in ("row", "block")]
+        dims.append({**SCALED, "m": 5, "n": 33, "k": 24})
     elif op == "linear":
         dims = [{**DENSE, "m": m} for m in (1, 4, 16, 64, 512, 4096)]
         dims.append({"m": 5, "n": 33, "k": 24, "bias": False})
@@ -242,10 +248,11 @@ def test_reasons_are_told(key: str, dims: Mapping[str, Any], traits: Mapping[str
     assert found.startswith(reason)
 
 
-@pytest.mark.parametrize("key", ["quantize_per_token triton.row"])
+@pytest.mark.parametrize("key", [key for key in TYPICAL if key.startswith(("quantize", "scaled"))])
 def test_float8_compiles_where_a_gpu_has_it_and_is_refused_elsewhere(key: str) -> None:
     implementation = IMPLEMENTATIONS[key]
-    problem = problem_of(key.partition(" ")[0], {**TYPICAL[key], "out_dtype": "float8_e4m3fn"})
+    narrow = {"out_dtype" if key.startswith("quantize") else "dtype": "float8_e4m3fn"}
+    problem = problem_of(key.partition(" ")[0], {**TYPICAL[key], **narrow})
     for variant in default_variants(implementation, problem, H200):
         assert implementation.compile(variant, H200.target).resources["spill_bytes"] == 0
     for device, told in ((A100, "compute capability 8.0"), (MI300, "gfx942")):

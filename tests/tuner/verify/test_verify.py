@@ -48,6 +48,9 @@ DIMS: Mapping[str, dict[str, Value]] = {
     "quantize_per_token": {
         "m": 3, "k": 300, "group_size": 128, "out_dtype": "float8_e4m3fn", "scale": False, "dtype": "bfloat16",
     },
+    "scaled_mm": {
+        "m": 3, "n": 33, "k": 200, "scales": "block", "bias": True, "out_dtype": "float16", "dtype": "float8_e4m3fn",
+    },
     "linear_backward": {"m": 33, "n": 64, "k": 256, "bias": True, "dtype": "bfloat16"},
     "grouped_gemm": {"m": 13, "n": 64, "k": 128, "experts": 4, "routing": "skewed", "dtype": "bfloat16"},
     "grouped_gemm_int4": {
