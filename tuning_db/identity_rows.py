@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from sqlalchemy import select, update
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy.orm import Session
 
 from .identities import CandidateKey, Environment, ProblemKey, Protocol
 from .keys import digest
@@ -20,17 +20,9 @@ from .models import (
     ProblemRow,
     ProtocolRow,
     SoftwareRow,
-    StoredRow,
 )
 from .records import Decision, Final, PlainTrial, Trial
-
-if TYPE_CHECKING:
-    from sqlalchemy.dialects import postgresql, sqlite
-
-CHUNK = 500
-"""Keys in one IN list: far below every database's limit on parameters."""
-
-Ids = dict[str, int]
+from .rows import Ids, add_new, chunks, numbers_of
 
 Known = dict[tuple[str, str], int]
 """(table, key) of an identity -> its row number, which never changes once it is committed."""
@@ -42,7 +34,11 @@ MEASURED_IDS = ("problem_id", "candidate_id", "hardware_id", "software_id", "pro
 _MOST_HELD = 100_000
 """Identities by whose objects row numbers are known."""
 
-_Identity = TypeVar("_Identity", Environment, ProblemKey, Protocol)
+_Identity = TypeVar("_Identity")
+
+_identities = attrgetter("problem", "candidate", "environment", "protocol")
+_op = attrgetter("op")
+_candidate = attrgetter("candidate")
 
 
 class Identities:
@@ -80,24 +76,23 @@ class Identities:
         if len(self._held) > _MOST_HELD:
             for places in (self._held, self._environments, self._protocols, self._problems, self._candidates):
                 places.clear()
-        records: list[Trial | PlainTrial | Decision] = [*trials, *(decision for decision, _ in decisions)]
-        self._add_environments(_new([*(record.environment for record in records), *environments], self._environments))
-        protocols = _new((record.protocol for record in records), self._protocols)
-        ids = self._ids(ProtocolRow, {p.key: {"regime": p.regime, "details": p.details} for p in protocols.values()})
-        self._protocols |= {place: ids[one.key] for place, one in protocols.items()}
-        problems = _new((record.problem for record in records), self._problems)
-        ids = self._ids(ProblemRow, {one.key: _problem_values(one) for one in problems.values()})
-        self._problems |= {place: ids[one.key] for place, one in problems.items()}
-        named = [(record.problem.op, record.candidate) for record in records]
+        records = [*map(_identities, trials), *(_identities(decision) for decision, _ in decisions)]
+        problems, candidates, measured_under, protocols = zip(*records, strict=True) if records else ((), (), (), ())
+        self._add_environments(_new((*measured_under, *environments), self._environments))
+        new_protocols = _new(protocols, self._protocols)
+        ids = self._ids(ProtocolRow, {one.key: _protocol_values(one) for one in new_protocols.values()})
+        self._protocols |= {place: ids[one.key] for place, one in new_protocols.items()}
+        new_problems = _new(problems, self._problems)
+        ids = self._ids(ProblemRow, {one.key: _problem_values(one) for one in new_problems.values()})
+        self._problems |= {place: ids[one.key] for place, one in new_problems.items()}
+        named = dict(zip(zip(map(_op, problems), map(id, candidates), strict=True), candidates, strict=True))
         for decision, finals in decisions:
-            entrants = {id(final.candidate): final.candidate for final in finals}
-            named += [(decision.problem.op, entrant) for entrant in entrants.values() if entrant]
-        candidates = {
-            place: candidate for op, candidate in named if (place := (op, id(candidate))) not in self._candidates
-        }
-        self._add_candidates(candidates)
+            op, entrants = decision.problem.op, _by_number(map(_candidate, finals))
+            named |= {(op, place): entrant for place, entrant in entrants.items() if entrant is not None}
+        new_candidates = {place: candidate for place, candidate in named.items() if place not in self._candidates}
+        self._add_candidates(new_candidates)
         # the number of an object is its own as long as it lives
-        self._held += [*protocols.values(), *problems.values(), *candidates.values()]
+        self._held += [*new_protocols.values(), *new_problems.values(), *new_candidates.values()]
 
     def _add_environments(self, environments: Mapping[int, Environment]) -> None:
         hardware = {one.hardware_key: {"identity": one.hardware} for one in environments.values()}
@@ -137,9 +132,18 @@ class Identities:
             self._protocols[id(record.protocol)],
         )
 
-    def candidate(self, op: str, candidate: CandidateKey) -> int:
-        """The row number of a candidate of ``op``."""
-        return self._candidates[op, id(candidate)]
+    def measured_columns(self, trials: Iterable[PlainTrial]) -> Iterator[Iterable[int]]:
+        """The row numbers of trials' identities, a column for each of ``MEASURED_IDS``."""
+        problems, candidates, environments, protocols = zip(*map(_identities, trials), strict=True)
+        yield map(self._problems.__getitem__, map(id, problems))
+        yield map(self._candidates.__getitem__, zip(map(_op, problems), map(id, candidates), strict=True))
+        yield from zip(*map(self._environments.__getitem__, map(id, environments)), strict=True)
+        yield map(self._protocols.__getitem__, map(id, protocols))
+
+    def candidates(self, op: str, finals: Sequence[Final]) -> list[int | None]:
+        """The row number of each final's candidate, which is one of ``op``; None for the floor."""
+        known = self._candidates
+        return [candidate and known[op, id(candidate)] for candidate in map(_candidate, finals)]
 
     def _ids(self, row: type[Keyed], wanted: Mapping[str, Mapping[str, Any]]) -> Ids:
         # a problem is not known by its key alone: an op may have changed which of its dimensions are static
@@ -152,55 +156,6 @@ class Identities:
             _renew_static_keys(self._session, new)
         self.found |= {places[key]: number for key, number in ids.items()}
         return ids
-
-
-def insert_new(session: Session, row: type[StoredRow]) -> sqlite.Insert | postgresql.Insert:
-    """An INSERT that skips rows whose key is stored already."""
-    if session.get_bind().dialect.name == "sqlite":
-        from sqlalchemy.dialects import sqlite
-
-        return sqlite.insert(row).on_conflict_do_nothing()
-    from sqlalchemy.dialects import postgresql  # a tenth of the time that a short command takes to start
-
-    return postgresql.insert(row).on_conflict_do_nothing()
-
-
-def chunks(keys: Iterable[str]) -> Iterable[list[str]]:
-    """``keys`` in sorted lists of at most CHUNK."""
-    ordered = sorted(keys)
-    return (ordered[start : start + CHUNK] for start in range(0, len(ordered), CHUNK))
-
-
-def numbers_of(
-    session: Session, key: InstrumentedAttribute[str], number: InstrumentedAttribute[int], keys: Iterable[str]
-) -> Ids:
-    """The row numbers of those of ``keys`` that are stored in the column ``key``, by key."""
-    found: Ids = {}
-    for chunk in chunks(keys):
-        found |= {name: place for name, place in session.execute(select(key, number).where(key.in_(chunk)))}  # noqa: C416
-    return found
-
-
-def add_new(session: Session, row: type[StoredRow], values: list[dict[str, Any]]) -> None:
-    """Adds the rows whose key is not stored yet."""
-    if values:  # the connection's insert: the session's would look at each row as an object first
-        session.connection().execute(insert_new(session, row), values)
-
-
-def add_rows(session: Session, row: type[StoredRow], names: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:
-    """Adds the rows, values of the columns ``names``, whose key is not stored yet; returns how many these were.
-
-    Values go to the driver as they are, JSON as text: what SQLAlchemy does with each takes longer than the insert.
-    """
-    connection = session.connection()
-    made = insert_new(session, row).inline().compile(dialect=connection.dialect, column_keys=list(names))
-    values: list[Any]
-    if made.positional:
-        order = [names.index(name) for name in made.positiontup or ()]
-        values = list(rows if order == sorted(order) else map(itemgetter(*order), rows))
-    else:
-        values = [dict(zip(names, one, strict=True)) for one in rows]
-    return connection.exec_driver_sql(str(made), values).rowcount if values else 0
 
 
 def _ids(session: Session, row: type[Keyed], wanted: Mapping[str, Mapping[str, Any]]) -> Ids:
@@ -218,9 +173,19 @@ def _renew_static_keys(session: Session, wanted: Mapping[str, Mapping[str, Any]]
             session.execute(changed, execution_options={"synchronize_session": False})
 
 
+def _by_number(identities: Iterable[_Identity]) -> dict[int, _Identity]:
+    """Objects by their numbers."""
+    listed = list(identities)
+    return dict(zip(map(id, listed), listed, strict=True))
+
+
 def _new(identities: Iterable[_Identity], known: Mapping[int, object]) -> dict[int, _Identity]:
     """By their numbers the objects whose numbers are not among those ``known``."""
-    return {id(identity): identity for identity in identities if id(identity) not in known}
+    return {place: identity for place, identity in _by_number(identities).items() if place not in known}
+
+
+def _protocol_values(protocol: Protocol) -> dict[str, Any]:
+    return {"regime": protocol.regime, "details": protocol.details}
 
 
 def _problem_values(problem: ProblemKey) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from .errors import InvalidRecordError
-from .identity_rows import MEASURED_IDS, Identities, add_new, add_rows, insert_new, numbers_of
+from .identity_rows import MEASURED_IDS, Identities
 from .models import DECISION_FIELDS, FINAL_FIELDS, DecisionRow, FinalRow, RunRow, TrialRow, WinnerRow
 from .records import Decision, Final, PlainTrial, Run, Trial
+from .rows import add_new, add_rows, insert_new, numbers_of
 
 _OWN = PlainTrial._fields[PlainTrial._fields.index("uid") : -1]
 """The fields of a trial, but for ``created``, that its columns hold as they are."""
@@ -27,11 +28,14 @@ def add_runs(session: Session, identities: Identities, runs: Iterable[Run]) -> N
     add_new(session, RunRow, [_run_values(run, identities) for run in runs])
 
 
-def add_trials(session: Session, identities: Identities, trials: Iterable[PlainTrial]) -> int:
+def add_trials(session: Session, identities: Identities, trials: Sequence[PlainTrial]) -> int:
     """Adds the trials whose uid is not stored yet; returns how many these were."""
-    stored, own = _instant(session), attrgetter(*_OWN)
+    if not trials:
+        return 0
+    columns = dict(zip(PlainTrial._fields, zip(*trials, strict=True), strict=True))
+    own, created = (columns[name] for name in _OWN), map(_instant(session), columns["created"])
     names = ("run_id", *_OWN, "created", *MEASURED_IDS)
-    rows = ((one.run, *own(one), stored(one.created), *identities.measured(one)) for one in trials)
+    rows = zip(columns["run"], *own, created, *identities.measured_columns(trials), strict=True)
     return add_rows(session, TrialRow, names, rows)
 
 
@@ -59,10 +63,11 @@ def add_finals(
 ) -> None:
     """Adds finals of decisions, each beside its row number, that have none."""
     rows = (
-        (number, place, candidate and identities.candidate(decision.problem.op, candidate), *_final_fields(final))
+        (number, place, candidate, *fields)
         for number, decision, finals in decided
-        for place, final in enumerate(finals)
-        for candidate in (final.candidate,)
+        for place, (candidate, fields) in enumerate(
+            zip(identities.candidates(decision.problem.op, finals), map(_final_fields, finals), strict=True)
+        )
     )
     add_rows(session, FinalRow, ("decision_id", "ordinal", "candidate_id", *FINAL_FIELDS), rows)
 

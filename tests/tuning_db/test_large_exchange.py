@@ -15,7 +15,7 @@ import pytest
 
 from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Protocol, Store, Trial, identity_rows
 from tuning_db.exchange import format as exchange_format
-from tuning_db.exchange import importing
+from tuning_db.exchange import parts
 from tuning_db.exchange.format import Line, TrialLine, line, lines
 from tuning_db.exchange.quick_lines import KnownIdentities
 from tuning_db.records import PlainTrial
@@ -191,7 +191,7 @@ def test_a_bad_line_of_known_identities_is_refused_as_any(
 def test_runs_may_stand_behind_what_refers_to_them(
     exported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importing, "_TOGETHER", 8)
+    monkeypatch.setattr(parts, "TOGETHER", 8)
     monkeypatch.setattr(identity_rows, "_MOST_HELD", 3)
     header, *others = exported.splitlines(keepends=True)
     with Store.open(tmp_path / "into.db") as store:
@@ -221,7 +221,7 @@ def peak(action: Callable[[], object]) -> int:
 def test_neither_an_import_nor_an_export_holds_what_it_moves(
     exported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importing, "_TOGETHER", 64)
+    monkeypatch.setattr(parts, "TOGETHER", 64)
     head = [text for text in exported.splitlines(keepends=True) if '"kind":"trial"' not in text]
     plain = next(text for text in exported.splitlines(keepends=True) if '"kind":"trial"' in text)
     uid = json.loads(plain)["trial"]["uid"]
