@@ -142,8 +142,9 @@ class Identities:
 
     def candidates(self, op: str, finals: Sequence[Final]) -> list[int | None]:
         """The row number of each final's candidate, which is one of ``op``; None for the floor."""
-        known = self._candidates
-        return [candidate and known[op, id(candidate)] for candidate in map(_candidate, finals)]
+        entrants = list(map(_candidate, finals))
+        known = {place: one and self._candidates[op, place] for place, one in _by_number(entrants).items()}
+        return list(map(known.__getitem__, map(id, entrants)))
 
     def _ids(self, row: type[Keyed], wanted: Mapping[str, Mapping[str, Any]]) -> Ids:
         # a problem is not known by its key alone: an op may have changed which of its dimensions are static

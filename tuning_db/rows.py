@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, select
@@ -59,18 +58,19 @@ def add_new(session: Session, row: type[StoredRow], values: list[dict[str, Any]]
 
 
 def add_rows(session: Session, row: type[StoredRow], names: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:
-    """Adds the rows, values of the columns ``names``, whose key is not stored yet; returns how many these were.
+    """Adds the rows whose key is not stored yet; returns how many these were.
+
+    A row has values of the columns ``names``, which stand in the table's order.
 
     Values go to the driver as they are, JSON as text: what SQLAlchemy does with each takes longer than the insert.
     """
     connection = session.connection()
     made = insert_new(session, row).inline().compile(dialect=connection.dialect, column_keys=list(names))
-    if not made.positional:
-        values = [dict(zip(names, one, strict=True)) for one in rows]
-        return connection.exec_driver_sql(str(made), values).rowcount if values else 0
-    order = [names.index(name) for name in made.positiontup or ()]
-    ordered = list(rows if order == sorted(order) else map(itemgetter(*order), rows))
-    return _insert_together(connection, str(made), len(names), ordered)
+    if made.positiontup is not None:
+        assert made.positiontup == list(names), "rows have the table's order"
+        return _insert_together(connection, str(made), len(names), list(rows))
+    values = [dict(zip(names, one, strict=True)) for one in rows]
+    return connection.exec_driver_sql(str(made), values).rowcount if values else 0
 
 
 def _insert_together(connection: Connection, insert: str, width: int, rows: Sequence[Sequence[Any]]) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from operator import attrgetter
+from itertools import chain, count, repeat
+from operator import attrgetter, itemgetter, methodcaller
 from typing import Any
 
 from sqlalchemy import func, select, update
@@ -32,11 +33,13 @@ def add_trials(session: Session, identities: Identities, trials: Sequence[PlainT
     """Adds the trials whose uid is not stored yet; returns how many these were."""
     if not trials:
         return 0
-    columns = dict(zip(PlainTrial._fields, zip(*trials, strict=True), strict=True))
-    own, created = (columns[name] for name in _OWN), map(_instant(session), columns["created"])
-    names = ("run_id", *_OWN, "created", *MEASURED_IDS)
-    rows = zip(columns["run"], *own, created, *identities.measured_columns(trials), strict=True)
-    return add_rows(session, TrialRow, names, rows)
+    given = dict(zip(PlainTrial._fields, zip(*trials, strict=True), strict=True))
+    columns: dict[str, Iterable[Any]] = {name: given[name] for name in _OWN} | {"run_id": given["run"]}
+    columns["created"] = _instants(session, given["created"])
+    columns |= dict(zip(MEASURED_IDS, identities.measured_columns(trials), strict=True))
+    # in the table's order, which is the statement's
+    names = [column.name for column in TrialRow.__table__.columns if column.name in columns]
+    return add_rows(session, TrialRow, names, zip(*(columns[name] for name in names), strict=True))
 
 
 def hold(session: Session, identities: Identities, trial: Trial) -> None:
@@ -62,12 +65,10 @@ def add_finals(
     session: Session, identities: Identities, decided: Iterable[tuple[int, Decision, Sequence[Final]]]
 ) -> None:
     """Adds finals of decisions, each beside its row number, that have none."""
-    rows = (
-        (number, place, candidate, *fields)
+    rows = chain.from_iterable(
+        zip(repeat(number), count(), identities.candidates(decision.problem.op, finals), *fields)
         for number, decision, finals in decided
-        for place, (candidate, fields) in enumerate(
-            zip(identities.candidates(decision.problem.op, finals), map(_final_fields, finals), strict=True)
-        )
+        if (fields := [*zip(*map(_final_fields, finals), strict=True)])
     )
     add_rows(session, FinalRow, ("decision_id", "ordinal", "candidate_id", *FINAL_FIELDS), rows)
 
@@ -142,8 +143,8 @@ def _decision_values(run: str, decision: Decision, identities: Identities) -> di
     }
 
 
-def _instant(session: Session) -> Callable[[datetime], Any]:
-    """What the driver is given for an instant in UTC."""
+def _instants(session: Session, instants: Iterable[datetime]) -> Iterable[Any]:
+    """What the driver is given for instants in UTC."""
     if session.get_bind().dialect.name == "sqlite":  # the text of SQLAlchemy's type, in a tenth of its time
-        return lambda instant: instant.isoformat(" ", "microseconds")[:26]
-    return lambda instant: instant
+        return map(itemgetter(slice(26)), map(methodcaller("isoformat", " ", "microseconds"), instants))
+    return instants

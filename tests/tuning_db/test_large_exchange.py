@@ -245,3 +245,15 @@ def test_neither_an_import_nor_an_export_holds_what_it_moves(
     (few_in, few_out), (many_in, many_out) = peaks
     assert many_in < 1.5 * few_in
     assert many_out < 1.5 * few_out
+
+
+def test_an_old_sqlite_that_takes_few_values_in_a_statement_takes_every_row(exported: str, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "into.db") as store:
+        with store._opened.writer.connect() as connection:
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, sqlite3.Connection)
+            driver.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 60)
+        assert store.load(io.StringIO(exported)) == len(exported.splitlines()) - 1
+        stream = io.StringIO()
+        store.export(stream)
+    assert stream.getvalue() == exported

@@ -110,14 +110,15 @@ def _numbered(stream: Iterable[str]) -> Iterator[tuple[int, Line]]:
         ) from invalid
 
 
-def _thoroughly(number: int, text: str, known: KnownIdentities) -> Written:
+def _thoroughly(number: int, text: str, known: KnownIdentities) -> Line:
     split = known.without_finals(text) if '"finals":[{' in text else None
     content = _LINES.validate_json(text if split is None else split[0], strict=True)
     if fault := next(_faults(content), ""):
         raise ExchangeError(f"line {number}: {fault}", hint="nothing was imported")
     if isinstance(content, TrialLine):
         known.learn(text, content.trial)
-    elif isinstance(content, DecisionLine):
+        return known.trial(text) or content  # whose identities are those of other lines
+    if isinstance(content, DecisionLine):
         if split is None:
             known.learn_finals(text, content.finals)
         else:

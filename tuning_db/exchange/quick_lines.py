@@ -153,7 +153,7 @@ class KnownIdentities:
         if len(known) >= _MOST_KNOWN:
             known.clear()
         if identity is not None:
-            known[bytes(piece)] = identity
+            known.setdefault(bytes(piece), identity)
 
 
 def _usual_line(decoder: msgspec.json.Decoder[_Read], text: str) -> _Read | None:
