@@ -26,7 +26,8 @@ from tuning_db import (
     Transfer,
     UnreachableDatabaseError,
 )
-from tuning_db.snapshot import Snapshot, StoredWinner, read_winners, within
+from tuning_db.answering import within
+from tuning_db.snapshot import Snapshot, StoredWinner, read_winners
 
 SECONDS = 1.0
 """Long enough for a healthy database; each of the others takes all of it."""

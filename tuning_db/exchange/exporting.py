@@ -10,11 +10,12 @@ from sqlalchemy import Select, select, text
 from sqlalchemy.orm import Session
 
 from .. import reading
+from ..answering import Row
 from ..models import DecisionRow, HardwareRow, ProblemRow, RunRow, TrialRow
 from ..records import Decision, Final
 from ..referred import Referred
 from ..rows import chunks
-from ..snapshot import Row, runners
+from ..snapshot import runners
 from .format import DecisionLine, HeaderLine, RunLine, WinnerLine, line
 from .trial_lines import finals_texts, text_of, trial_lines
 

@@ -1,0 +1,145 @@
+"""Questions to a database that are answered within seconds, or not at all.
+
+A file is read without SQLAlchemy, the import of which takes longer than all the rest.
+"""
+
+from __future__ import annotations
+
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .errors import CorruptedDatabaseError, UnreachableDatabaseError
+from .faults import sqlite_code, told_of, translated
+from .files import Access, check_file, connect, second_access
+from .location import Location, locate
+from .schema import STAMPS, VERSION_TABLE, check_readable, read_version, refuse_foreign, version_of
+
+Result = TypeVar("Result")
+
+Row = tuple[Any, ...]
+
+Ask = Callable[[str, Mapping[str, Any]], list[Row]]
+"""``ask(query, values)``: the rows of a query with named values."""
+
+_TABLES = frozenset({"candidate", "decision", "hardware", "implementation", "problem", "run", "software", "winner"})
+
+
+def answered(database: str | Path | None, seconds: float, question: Callable[[Ask], Result]) -> Result:
+    """What ``question`` finds out by queries of the database at ``database``, see ``Store.open``.
+
+    Raises MissingDatabaseError where there is none, UnreachableDatabaseError where it does not answer within
+    ``seconds``, and what ``Store.open`` raises.
+    """
+    place = locate(database)
+    if place.server is not None:
+        import sqlalchemy.orm  # noqa: F401  not on the clock
+
+    def read() -> Result:
+        ask = _of_server if place.server is not None else _of_file
+        return ask(place, question, time.monotonic() + seconds)
+
+    return within(seconds, place.shown, read)
+
+
+def within(seconds: float, shown: str, work: Callable[[], Result]) -> Result:
+    """What ``work`` returns or raises, in a thread that is left alone when it takes longer than ``seconds``.
+
+    Raises UnreachableDatabaseError then: no timeout of a driver's bounds what a dead file system or server does.
+    """
+    done: queue.SimpleQueue[tuple[Result | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((work(), None))
+        except BaseException as fault:
+            done.put((None, fault))
+
+    threading.Thread(target=run, daemon=True, name="kernel-registry: reads winners").start()
+    try:
+        result, fault = done.get(timeout=seconds)
+    except queue.Empty:
+        raise UnreachableDatabaseError(
+            f"{shown} did not answer within {seconds:g} s", hint="see whether another process holds it"
+        ) from None
+    if fault is not None:
+        raise fault
+    return result  # type: ignore[return-value]
+
+
+def _of_file(place: Location, question: Callable[[Ask], Result], deadline: float) -> Result:
+    path, shown = place.path, place.shown
+    assert path is not None
+    check_file(path, shown, create=False)
+    try:
+        try:
+            return _of_access(Access(path, "ro"), shown, question, deadline)
+        except sqlite3.Error as fault:
+            second = second_access(path, sqlite_code(fault))
+            if second is None:
+                raise
+            return _of_access(second, shown, question, deadline)
+    except sqlite3.Error as fault:
+        raise translated(shown, fault) from fault
+
+
+def _of_access(access: Access, shown: str, question: Callable[[Ask], Result], deadline: float) -> Result:
+    with closing(connect(access, seconds=max(deadline - time.monotonic(), 0))) as connection:
+        connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
+        connection.execute("BEGIN")
+        _check_tables(connection, shown)
+
+        def ask(query: str, values: Mapping[str, Any]) -> list[Row]:
+            return connection.execute(query, values).fetchall()
+
+        try:
+            return question(ask)
+        except sqlite3.OperationalError as fault:
+            if "decode" not in str(fault):
+                raise
+            connection.text_factory = _text  # a row that is no text is found out when it is asked for
+            return question(ask)
+
+
+def _check_tables(connection: sqlite3.Connection, shown: str) -> None:
+    """Raises a TuningDBError unless the file's tables are ours, of a version that can be read, and tables indeed."""
+    kinds = dict(connection.execute("SELECT name, type FROM sqlite_master WHERE name NOT LIKE 'sqlite!_%' ESCAPE '!'"))
+    if VERSION_TABLE not in kinds:
+        refuse_foreign((name for name, kind in kinds.items() if kind == "table"), shown)
+        check_readable(0, shown)
+    for name in sorted({*_TABLES, VERSION_TABLE}):
+        if (kind := kinds.get(name)) != "table":
+            raise CorruptedDatabaseError(f"{shown}: {name} is {f'a {kind}' if kind else 'missing'}, expected a table")
+    check_readable(version_of([stamp for (stamp,) in connection.execute(STAMPS)], shown), shown)
+
+
+def _of_server(place: Location, question: Callable[[Ask], Result], deadline: float) -> Result:
+    from sqlalchemy import create_engine, text
+    from sqlalchemy.exc import NoSuchModuleError
+    from sqlalchemy.pool import NullPool
+
+    assert place.server is not None
+    seconds = max(deadline - time.monotonic(), 0)
+    try:
+        engine = create_engine(place.server, poolclass=NullPool, connect_args={"connect_timeout": max(2, int(seconds))})
+    except (ImportError, NoSuchModuleError) as fault:
+        hint = "pip install 'kernel-registry[postgresql]'"
+        message = f"{place.shown} needs a driver that is not installed ({fault})"
+        raise UnreachableDatabaseError(message, hint=hint) from fault
+    with told_of(place.shown), engine.connect() as connection:
+        connection.execute(text(f"SET statement_timeout = {int(seconds * 1000) + 1}"))
+        connection.execute(text("SET TIME ZONE 'UTC'"))
+        check_readable(read_version(connection, place.shown), place.shown)
+        return question(lambda query, values: [tuple(row) for row in connection.execute(text(query), dict(values))])
+
+
+def _text(raw: bytes) -> str | None:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return None
