@@ -206,6 +206,14 @@ def grouped_gemm_int4_implementations() -> Iterable[Implementation]:
     return [DequantizedGroupedGemm()]
 
 
+@implements("grouped_gemm_int4_backward")
+def grouped_gemm_int4_backward_implementations() -> Iterable[Implementation]:
+    """Unpack and multiply by the transposed weight for each expert."""
+    from .grouped.int4 import DequantizedGroupedGradient
+
+    return [DequantizedGroupedGradient()]
+
+
 @implements("grouped_gemm_backward")
 def grouped_gemm_backward_implementations() -> Iterable[Implementation]:
     """Products for each expert, torch's grouped products, and Inductor's around them."""

@@ -6,7 +6,7 @@ from ..contract import Op
 from .elementwise import GELU, SQUARE, VECTOR_ADD
 from .elementwise_backward import GELU_BACKWARD, SQUARE_BACKWARD
 from .gemm_int4 import GEMM_INT4
-from .grouped import GROUPED_GEMM, GROUPED_GEMM_BACKWARD, GROUPED_GEMM_INT4
+from .grouped import GROUPED_GEMM, GROUPED_GEMM_BACKWARD, GROUPED_GEMM_INT4, GROUPED_GEMM_INT4_BACKWARD
 from .linear import LINEAR
 from .linear_backward import LINEAR_BACKWARD
 from .norm import RMS_NORM
@@ -51,6 +51,7 @@ BOX: tuple[Op, ...] = (
     RMS_NORM_BACKWARD,
     LINEAR_BACKWARD,
     GROUPED_GEMM_BACKWARD,
+    GROUPED_GEMM_INT4_BACKWARD,
     GEMM_INT8_BACKWARD,
     GEMM_INT2_BACKWARD,
     GEMM_INT1_BACKWARD,
@@ -76,6 +77,7 @@ __all__ = [
     "GROUPED_GEMM",
     "GROUPED_GEMM_BACKWARD",
     "GROUPED_GEMM_INT4",
+    "GROUPED_GEMM_INT4_BACKWARD",
     "LINEAR",
     "LINEAR_BACKWARD",
     "QUANTIZE_PER_TOKEN",

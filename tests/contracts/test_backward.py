@@ -154,6 +154,7 @@ def test_what_a_gradient_needs_saved() -> None:
         ("rms_norm", "rms_norm_backward"),
         ("linear", "linear_backward"),
         ("grouped_gemm", "grouped_gemm_backward"),
+        ("grouped_gemm_int4", "grouped_gemm_int4_backward"),
         *((name, f"{name}_backward") for name in ("gemm_int8", "gemm_int2", "gemm_int1", "gemm_nf4")),
         ("quantize_per_token", None),
         ("scaled_mm", None),

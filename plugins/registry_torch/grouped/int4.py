@@ -37,3 +37,25 @@ class DequantizedGroupedGemm(Native):
                     torch.mm(x[begin:end], weight, out=y[begin:end])
 
         return run
+
+
+class DequantizedGroupedGradient(Native):
+    """The product with each expert's transposed weight. It reads the offsets on the host."""
+
+    op = "grouped_gemm_int4_backward"
+    capturable = False
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        """Write through ``out=``."""
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
+            grad_y, qweight, scales, zeros, offsets, bits, group_size, k = arguments
+            grad_x, found = outputs[0], spans(offsets, grad_y.shape[0])
+            zero_beside(grad_x, found)
+            for expert, (begin, end) in enumerate(found):
+                if end > begin:
+                    zero = None if zeros is None else zeros[expert]
+                    weight = weight_of((qweight[expert], scales[expert], zero, None, bits, group_size, k, "gptq"))
+                    torch.mm(grad_y[begin:end], weight.t(), out=grad_x[begin:end])
+
+        return run

@@ -1,6 +1,6 @@
 """grouped_gemm_int4: each expert's rows times that expert's weight of 4 bits.
 
-For inference: it has no gradient. Packing and kinds of inputs are those of gemm_int8 and its family.
+The weights are frozen, as in gemm_int8 and its family, whose packing and kinds of inputs they have.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...contract import Floor, Op, Packed, RowMajor, Tolerance
+from ...contract import Backward, Floor, Op, Packed, RowMajor, Tolerance
 from ...errors import ArgumentTypeError, InvalidArgumentError
 from ...packed import LAYOUT, PackedExperts, check_format, check_parts, dequantized, groups, words, zero_kind
 from ...problem import Arguments, Problem, TensorSpec, Value, dtype_name
@@ -77,7 +77,18 @@ def _flatten(*args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[st
 
 
 def _problem(arguments: Arguments) -> Mapping[str, Value]:
-    op, x = arguments.op, float_tensor(arguments, "x", FLOATS)
+    x, dims = float_tensor(arguments, "x", FLOATS), weight_dims(arguments, "x")
+    if len(x.shape) != 2 or x.shape[1] != dims["k"]:
+        raise InvalidArgumentError(
+            f"{arguments.op}: x has shape {shape_text(x.shape)} but weights have K={dims['k']}",
+            hint=f"expected [m, {dims['k']}]",
+        )
+    return {"m": x.shape[0], **dims}
+
+
+def weight_dims(arguments: Arguments, name: str) -> dict[str, Value]:
+    """The dimensions that weights and offsets tell, once these are found to be right beside the rows ``name``."""
+    op, rows = arguments.op, arguments.tensor(name)
     qweight, scales, zeros = (
         arguments.tensor("qweight"), arguments.tensor("scales"), arguments.optional_tensor("zeros")
     )  # fmt: skip
@@ -87,26 +98,22 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
             f"{op}: weights of {bits} bits", hint=f"expected {BITS}: registry.quantize(weight, bits={BITS})"
         )
     check_format(op, bits, group_size, k, LAYOUT)
-    for name, part in (("qweight", qweight), ("scales", scales), ("zeros", zeros)):
+    for each, part in (("qweight", qweight), ("scales", scales), ("zeros", zeros)):
         if part is not None and (len(part.shape) != 3 or not 0 < part.shape[0] == qweight.shape[0]):
             raise InvalidArgumentError(
-                f"{op}: {name} has shape {shape_text(part.shape)}", hint="expected a part of each expert, stacked"
+                f"{op}: {each} has shape {shape_text(part.shape)}", hint="expected a part of each expert, stacked"
             )
     experts, _, n = qweight.shape
     zero = None if zeros is None else _of_one(zeros)
     check_parts(op, _of_one(qweight), _of_one(scales), zero, group_size, (n, k), bits=bits)
-    if scales.dtype != x.dtype:
+    if scales.dtype != rows.dtype:
         raise InvalidArgumentError(
-            f"{op}: x is {dtype_name(x.dtype)} but the scales are {dtype_name(scales.dtype)}",
-            hint=f"use weights.to(dtype=torch.{dtype_name(x.dtype)})",
-        )
-    if len(x.shape) != 2 or x.shape[1] != k:
-        raise InvalidArgumentError(
-            f"{op}: x has shape {shape_text(x.shape)} but weights have K={k}", hint=f"expected [m, {k}]"
+            f"{op}: {name} is {dtype_name(rows.dtype)} but the scales are {dtype_name(scales.dtype)}",
+            hint=f"use weights.to(dtype=torch.{dtype_name(rows.dtype)})",
         )
     check_offsets(arguments, experts)
-    dims: dict[str, Value] = {"m": x.shape[0], "n": n, "k": k, "group_size": group_size, "experts": experts}
-    return dims | {"zeros": zero_kind(zeros), "dtype": dtype_name(x.dtype)}
+    dims: dict[str, Value] = {"n": n, "k": k, "group_size": group_size, "experts": experts}
+    return dims | {"zeros": zero_kind(zeros), "dtype": dtype_name(rows.dtype)}
 
 
 def _of_one(part: TensorSpec) -> TensorSpec:
@@ -115,15 +122,22 @@ def _of_one(part: TensorSpec) -> TensorSpec:
 
 
 def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
-    """As for one weight that is as wide as all together; in the kind "groups" some rows are nobody's."""
-    experts = problem.experts
-    wide = Problem(_NAME, {**problem.dims, "n": problem.n * experts, "act_order": False, "bias": False})
-    x, *parts = packed_inputs(Format(BITS, None), wide, kind, generator)
+    x, qweight, scales, zeros, offsets = drawn(problem, kind, generator, problem.k)
+    return x, qweight, scales, zeros, BITS, problem.group_size, problem.k, offsets
+
+
+def drawn(problem: Problem, kind: str, generator: torch.Generator, across: int) -> tuple[Any, ...]:
+    """Rows ``[m, across]``, words, scales, zero points and offsets; in the kind "groups" some rows are nobody's."""
+    dims = {**problem.dims, "act_order": False, "bias": False}
+    form, experts = Format(BITS, None), problem.experts
+    # as one weight that is as wide as all together, and rows that are drawn for any weight of their length
+    _, *parts = packed_inputs(form, Problem(_NAME, {**dims, "n": problem.n * experts}), kind, generator)
     stacked = [None if part is None else _stacked(part, experts) for part in parts[:3]]
+    rows, *_ = packed_inputs(form, Problem(_NAME, {**dims, "n": 1, "k": across}), kind, generator)
     beside = gap(problem.m) if kind == "groups" else 0
-    x[:beside] = torch.nan
-    x[problem.m - beside :] = torch.nan
-    return x, *stacked, BITS, problem.group_size, problem.k, draw_offsets(problem, generator, beside)
+    rows[:beside] = torch.nan
+    rows[problem.m - beside :] = torch.nan
+    return rows, *stacked, draw_offsets(problem, generator, beside)
 
 
 def _stacked(part: torch.Tensor, experts: int) -> torch.Tensor:
@@ -131,7 +145,7 @@ def _stacked(part: torch.Tensor, experts: int) -> torch.Tensor:
     return part.view(part.shape[0], experts, -1).transpose(0, 1).contiguous()
 
 
-def _check(problem: Problem) -> None:
+def check(problem: Problem) -> None:
     positive(problem, "m", "n", "k", "group_size", "experts")
     float_dtype(problem, FLOATS)
     check_format(problem.op, BITS, problem.group_size, problem.k, LAYOUT)
@@ -141,7 +155,7 @@ def _check(problem: Problem) -> None:
         )
 
 
-def _floor(problem: Problem) -> Floor:
+def floor(problem: Problem) -> Floor:
     m, n, k, itemsize = problem.m, problem.n, problem.k, problem.torch_dtype.itemsize
     per_group = itemsize + {"none": 0, "integer": itemsize, "float": 4}[problem.zeros]
     weight = (4 * words(k, BITS) + per_group * groups(k, problem.group_size)) * n
@@ -152,7 +166,11 @@ def _floor(problem: Problem) -> Floor:
 def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     """As for a product with one packed weight, where a weight may be rounded to half precision before the product."""
     rms = reference.square().mean(-1, keepdim=True).sqrt_()
-    return reference.abs() + rms * (4 + fp32_weight(problem) * 4 * math.sqrt(problem.k))
+    summed = problem.n if problem.op.endswith("_backward") else problem.k
+    return reference.abs() + rms * (4 + fp32_weight(problem) * 4 * math.sqrt(summed))
+
+
+TOLERANCE = Tolerance(units(float32=2.0, half=1.5), underflow(), _scale)
 
 
 def _examples() -> tuple[Mapping[str, Value], ...]:
@@ -176,16 +194,17 @@ GROUPED_GEMM_INT4 = Op(
     fake=RowMajor(lambda x, qweight, *_: [((x.shape[0], qweight.shape[2]), x.dtype)]),
     problem=_problem,
     inputs=_inputs,
-    floor=_floor,
-    tolerance=Tolerance(units(float32=2.0, half=1.5), underflow(), _scale),
+    floor=floor,
+    tolerance=TOLERANCE,
     static=frozenset({"n", "k", "group_size", "experts", "dtype"}),
     dynamic=frozenset({"m"}),
     choices={"zeros": ("none", "integer", "float")},
     distributions={"routing": ROUTING},
     kinds=KINDS,
     examples=_examples(),
-    check=_check,
+    check=check,
     flatten=_flatten,
     packed=Packed("weights", PackedExperts, _PARTS),
+    backward=Backward(f"{_NAME}_backward", saved=("qweight", "scales", "zeros", "offsets")),
     weights=frozenset({"qweight", "scales", "zeros"}),
 )

@@ -14,7 +14,7 @@ from registry import PackedExperts
 from registry.contract import as_tuple
 from registry.contracts import GROUPED_GEMM_INT4 as OP
 from registry.correctness import numerics
-from registry.errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
+from registry.errors import ArgumentTypeError, InvalidArgumentError
 from registry.problem import Problem
 
 Tensor = torch.Tensor
@@ -124,9 +124,21 @@ def test_a_call_multiplies_by_each_experts_weight() -> None:
     assert registry.call(OP.name, X[:0], EXPERTS, ENDS * 0).shape == (0, 24)
 
 
-def test_a_gradient_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="an input needs a gradient"):
-        registry.call(OP.name, X.clone().requires_grad_(), EXPERTS, ENDS)
+def test_a_gradient_goes_through_the_frozen_weights() -> None:
+    x, experts = X.float().requires_grad_(), EXPERTS.to(dtype=torch.float32)
+    registry.call(OP.name, x, experts, ENDS).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad[[1, 2]], experts[0].dequantize().sum(0).expand(2, 64))
+    torch.testing.assert_close(x.grad[[3, 4]], experts[2].dequantize().sum(0).expand(2, 64))
+    assert x.grad[[0, 5]].eq(0).all()
+
+
+def test_a_wrong_gradient_is_refused() -> None:
+    weights = (EXPERTS.qweight, EXPERTS.scales, EXPERTS.zeros, ENDS, 4, 32, 64)
+    with pytest.raises(
+        InvalidArgumentError, match=r"grad_y has shape 6x64 but weights have N=24\n  expected \[m, 24\]"
+    ):
+        registry.call("grouped_gemm_int4_backward", X, *weights)
 
 
 EIGHT = PackedExperts.stack([registry.quantize(torch.randn(24, 64).bfloat16(), group_size=32, bits=8)])

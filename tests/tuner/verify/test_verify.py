@@ -53,9 +53,12 @@ DIMS: Mapping[str, dict[str, Value]] = {
     },
     "linear_backward": {"m": 33, "n": 64, "k": 256, "bias": True, "dtype": "bfloat16"},
     "grouped_gemm": {"m": 13, "n": 64, "k": 128, "experts": 4, "routing": "skewed", "dtype": "bfloat16"},
-    "grouped_gemm_int4": {
-        "m": 13, "n": 64, "k": 128, "group_size": 32, "zeros": "none", "experts": 4, "routing": "skewed",
-        "dtype": "bfloat16",
+    **{
+        f"grouped_gemm_int4{gradient}": {
+            "m": 13, "n": 64, "k": 128, "group_size": 32, "zeros": "none", "experts": 4, "routing": "skewed",
+            "dtype": "bfloat16",
+        }
+        for gradient in ("", "_backward")
     },
     "grouped_gemm_backward": {"m": 13, "n": 64, "k": 128, "experts": 4, "routing": "skewed", "dtype": "bfloat16"},
     "square_backward": {"n": 5001, "dtype": "bfloat16"},
