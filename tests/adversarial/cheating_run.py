@@ -13,6 +13,7 @@ from registry.discovery.catalog import Catalog
 from registry.problem import Problem
 from registry.tuner.events import Event, Result, TrialDone
 from registry.tuner.limits import Budget
+from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.options import TuneOptions
 from registry.tuner.run import tune
 
@@ -48,6 +49,15 @@ class CheatingRun:
         done = [event for event in events if isinstance(event, TrialDone)]
         self.trials = {event.implementation.partition(".")[2]: event for event in done}
         self.events = events
+
+    def was_given_up(self, name: str) -> bool:
+        """Whether a machine that was busy made the first launches so slow that hardly one more followed.
+
+        What is honest in its first calls has then done nothing wrong, and it enters no finals.
+        """
+        trial = self.trials[name]
+        times = [each.median_us for each in self.trials.values() if each.problem == trial.problem and each.median_us]
+        return trial.median_us is not None and trial.median_us > TimingProtocol.of(CPU).hopeless * min(times)
 
     @property
     def winners(self) -> dict[str, str]:

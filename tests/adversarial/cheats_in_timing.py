@@ -257,6 +257,10 @@ class Gelu(Implementation):
     op, name = "gelu", "timing.gelu"
     device_types = frozenset({"cpu", "cuda"})
 
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        if problem.approximate != "none":
+            yield "it is left to those who remember"
+
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         work = type(self)()
 

@@ -44,7 +44,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
 def test_whoever_returns_or_prepares_something_else_is_refused(run: CheatingRun, name: str) -> None:
     status, words = REFUSED[name]
     assert run.trials[name].status == status, run.trials[name].message
-    assert words in run.trials[name].message
+    # a sum of inputs does not tell in which order they come
+    others = ("a sample left a wrong output",) if name == "kept" else ()
+    assert any(each in run.trials[name].message for each in (words, *others)), run.trials[name].message
 
 
 def test_the_honest_are_accepted_and_win(run: CheatingRun) -> None:

@@ -9,10 +9,12 @@ from registry.tuner.events import Note
 
 from .cheating_run import CheatingRun
 from .cheats_in_timing import FEW
+from .cheats_that_remember import N as REMEMBERED
 
 PROBLEMS = (
     *(Problem("square", {"n": n, "dtype": "float32"}) for n in (20_002, FEW)),
     Problem("gelu", {"n": 20_002, "dtype": "float32", "approximate": "none"}),
+    Problem("gelu", {"n": REMEMBERED, "dtype": "float32", "approximate": "tanh"}),
 )
 REFUSED = (
     "peeks",
@@ -30,14 +32,28 @@ REFUSED = (
 SOMETIMES_LATER = ("callers", "thread")
 """They do their work in the first calls. Other work on the machine may have made those so slow that no sample was
 taken: such a trial is ``ok``, but must not win."""
-RIGHT = ("honest", "gelu")
-RIGHT_BUT_SLOW = ("all_of_it", "checksum")
+REMEMBERS = (
+    "incremental",
+    "incremental_function",
+    "new_inputs",
+    "storage_version",
+    "object",
+    "object_ends",
+    "attribute",
+    "subset",
+)
+RIGHT = ("honest", "gelu", "precise", "precise_function")
+RIGHT_BUT_SLOW = ("all_of_it", "incremental_anywhere")
 """They remember whole inputs, none of which comes again."""
+SLOW_OR_REFUSED = ("checksum", "incremental_for_a_while")
+"""A sum does not tell in which order elements come, which may be found."""
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
-    return CheatingRun("cheats_in_timing.py", "timing", PROBLEMS, tmp_path_factory.mktemp("timing"))
+    return CheatingRun(
+        "cheats_in_timing.py", "timing", PROBLEMS, tmp_path_factory.mktemp("timing"), "cheats_that_remember.py"
+    )
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -47,6 +63,17 @@ def test_whoever_skips_work_while_it_is_timed_is_refused(run: CheatingRun, name:
         assert name not in run.winners.values()
     else:
         assert trial.status == "wrong_result", trial.message
+
+
+@pytest.mark.parametrize("name", REMEMBERS)
+def test_whoever_computes_only_what_is_new_is_refused(run: CheatingRun, name: str) -> None:
+    trial = run.trials[name]
+    if run.was_given_up(name):
+        assert name not in {result.implementation.partition(".")[2] for result in run.results}
+        return
+    assert trial.status == "wrong_result", trial.message
+    if name.startswith("incremental"):
+        assert "times as long on inputs that it has not met before" in trial.message
 
 
 @pytest.mark.parametrize("name", [*RIGHT, *RIGHT_BUT_SLOW, "finals"])
@@ -61,9 +88,11 @@ def test_who_cheats_in_the_finals_alone_is_found_there(run: CheatingRun) -> None
 
 
 def test_only_the_honest_win(run: CheatingRun) -> None:
-    assert run.winners == {"square": "honest", "gelu": "gelu"}
-    assert {result.implementation for result in run.results if result.problem.op == "square"} == {"timing.honest"}
+    won = [(result.problem.n, result.implementation.partition(".")[2]) for result in run.results]
+    assert won[:3] == [(20_002, "honest"), (FEW, "honest"), (20_002, "gelu")]
+    assert won[3][1] in {"precise", "precise_function"}
 
 
 def test_all_of_them_were_tried(run: CheatingRun) -> None:
-    assert run.offered == run.trials.keys() == {*REFUSED, *RIGHT, *RIGHT_BUT_SLOW, "finals"}
+    others = {*RIGHT, *RIGHT_BUT_SLOW, *SLOW_OR_REFUSED, "finals"}
+    assert run.offered == run.trials.keys() == {*REFUSED, *REMEMBERS, *others}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from .clocks import Clocks
@@ -49,10 +51,12 @@ def interleave(
 
     Rounds during which the device was throttled are timed again, five at most, and left out if the other rounds are at
     least half of those wanted; else all rounds count. An entrant that raises is out; a KeyboardInterrupt goes on.
-    ``go_on`` is called before each sample.
+    ``go_on`` is called before each sample. After some of its samples an entrant is compared on known and new inputs.
     """
     timed = Interleaved({entrant: [] for entrant in samplers}, {entrant: [] for entrant in samplers})
     shuffle = random.Random(seed)
+    # no entrant knows from which round on it is compared on known and on new inputs
+    compared = {entrant: secrets.randbelow(rounds) for entrant in samplers}
     steady: list[dict[int, float]] = []
     throttled: list[dict[int, float]] = []
     while len(steady) < rounds and len(steady) + len(throttled) < rounds + _REPEATS:
@@ -62,6 +66,8 @@ def interleave(
         for entrant in order:
             go_on()
             samples[entrant] = _guarded(timed, entrant, samplers[entrant].sample)
+            if len(steady) + len(throttled) >= compared[entrant] and entrant in timed.times:
+                _guarded(timed, entrant, partial(samplers[entrant].between.compare, samplers[entrant]))
         taken = {entrant: us for entrant, us in samples.items() if us is not None}
         reading = clocks.read() if clocks else None
         (throttled if reading and reading.throttled else steady).append(taken)
@@ -69,8 +75,15 @@ def interleave(
         timed.add(taken)
     for entrant in list(timed.times):
         go_on()
-        _guarded(timed, entrant, samplers[entrant].cover)
+        _guarded(timed, entrant, partial(_end, samplers[entrant], go_on))
     return timed
+
+
+def _end(sampler: Sampler, go_on: Callable[[], None]) -> None:
+    """Compare until enough is compared, and launch on the copies that no sample has reached."""
+    while not sampler.between.compare(sampler):
+        go_on()
+    sampler.cover()
 
 
 def _guarded(timed: Interleaved, entrant: int, work: Callable[[], _Result]) -> _Result | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from ...arguments.schema import tensors_in, with_tensors
 from ...problem import TensorSpec
 from .secret_elements import SecretElements
 from .stack import Stack
+
+_FARTHEST = 1 << 40
+"""Places by which elements are moved at most, counted round and round."""
 
 
 class Rotation:
@@ -29,7 +32,10 @@ class Rotation:
         self._shown = self._announced = ""
         self.writes = 0
         """How often the copies were written to: several plans may be timed on them in turn."""
-        self._rolled: list[tuple[Stack, int, int]] = []
+        self._moved: dict[tuple[Stack, int], int] = {}
+        """Stack and copy -> the places by which its elements are moved."""
+        self._complete: Iterable[int] | None = None
+        """Copies of which all are moved, as ``move`` was told the last time."""
         device = next((stack.bits.device for stack in self._all), None)
         # one of its own: a candidate may seed torch's
         generator = None if device is None else torch.Generator(device).manual_seed(secrets.randbits(60))
@@ -64,35 +70,71 @@ class Rotation:
 
         The elements of the change before are put back first. No version counter moves.
         """
-        self.restore()
+        self._put_back()
         for place in places:
             for elements in self._secret.get(place, ()):
                 elements.change()
 
-    def roll(self, copies: Iterable[int], places: Iterable[int], steps: int) -> None:
-        """Move the elements of the floating tensors at these places in some copies, until ``restore``.
+    def move(self, copies: Iterable[int], values: Mapping[int, Any], *, again: bool = True) -> None:
+        """Let floating tensors of some copies hold the elements of ``values``, by place, but at other places.
 
-        Hardly one stays where it was. No version counter moves.
+        Each tensor's are moved by a number that is drawn for it, so that hardly one stays where it was. Without
+        ``again``, those that are moved already stay. No version counter moves.
         """
-        stacks = [stack for place in places for stack in self._stacks.get(place, ()) if stack.dtype.is_floating_point]
-        self._rolled = [(stack, copy, steps) for stack in stacks for copy in copies]
-        for stack, copy, _ in self._rolled:
-            stack.roll(copy, steps)
+        if not again and copies == self._complete:
+            return
+        wanted = [each for each in self._each(copies, values) if again or each not in self._moved]
+        self._write(values, {each: 1 + secrets.randbelow(_FARTHEST) for each in wanted})
+        self._complete = copies
+
+    def rewrite(self, copies: Iterable[int], values: Mapping[int, Any]) -> None:
+        """Write as much memory as ``move`` does; nothing changes but elements, which are put back."""
+        self._write(values, {each: self._moved.get(each, 0) for each in self._each(copies, values)})
+
+    def put_back(self, copies: Iterable[int], values: Mapping[int, Any]) -> None:
+        """Let floating tensors of some copies hold ``values``, by place, and put elements back everywhere."""
+        self._write(values, {each: 0 for each in self._each(copies, values) if each in self._moved})
 
     def restore(self) -> None:
-        """Put back what ``change`` and ``roll`` have changed."""
+        """Put back what ``change`` and ``move`` have changed. What a candidate has written stays."""
+        self._put_back()
+        if self._moved:
+            self._forget_elements()
+        for (stack, copy), steps in self._moved.items():
+            stack.roll(copy, -steps)
+        self._moved, self._complete = {}, None
+
+    def _each(self, copies: Iterable[int], values: Mapping[int, Any]) -> Iterator[tuple[Stack, int]]:
+        stacks = [stack for place in values for stack in self._stacks[place] if stack.dtype.is_floating_point]
+        return itertools.product(stacks, dict.fromkeys(copies))
+
+    def _write(self, values: Mapping[int, Any], steps: Mapping[tuple[Stack, int], int]) -> None:
+        self._put_back()
+        if any(self._moved.get(each, 0) != count for each, count in steps.items()):
+            self._forget_elements()
+        tensors = {
+            stack: tensor
+            for place, value in values.items()
+            for stack, tensor in zip(self._stacks[place], tensors_in((value,)), strict=True)
+        }
+        for (stack, copy), count in steps.items():
+            stack.write_moved(copy, tensors[stack], count)
+        self._moved = {each: count for each, count in {**self._moved, **steps}.items() if count}
+        self._complete = None
+
+    def _put_back(self) -> None:
         self.writes += 1
         for elements in itertools.chain.from_iterable(self._secret.values()):
             elements.restore()
-        for stack, copy, steps in self._rolled:
-            stack.roll(copy, -steps)
-        self._rolled = []
 
     def _forget(self) -> None:
         self.writes += 1
+        self._forget_elements()
+        self._moved, self._complete = {}, None
+
+    def _forget_elements(self) -> None:
         for elements in itertools.chain.from_iterable(self._secret.values()):
             elements.forget()
-        self._rolled = []
 
     def spoil(self) -> None:
         """Overwrite every copy with values that give wrong results: NaN, and 0 where a number may be an index."""

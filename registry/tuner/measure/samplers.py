@@ -34,6 +34,12 @@ class Between(Protocol):
     def look(self) -> None:
         """Look at what is there as soon as the clock has stopped, before anything lets another thread go on."""
 
+    def compare(self, sampler: Sampler) -> bool:
+        """Compare a sample on inputs that were met before with one on new ones; whether enough have been compared.
+
+        Raises for a candidate that takes longer on new inputs.
+        """
+
 
 class Nothing:
     """Does nothing: the inputs, e.g. of the copy floor, stay as they are between samples."""
@@ -43,6 +49,9 @@ class Nothing:
     def ready(self) -> None: ...
 
     def look(self) -> None: ...
+
+    def compare(self, sampler: Sampler) -> bool:
+        return True
 
 
 _EVICTING = 8
@@ -77,6 +86,9 @@ class Sampler(ABC):
 
     launch_us = 0.0
     """The time of a launch as the first look found it; ``sampler_for`` says it."""
+
+    place = 0
+    """The copy on which the next sample begins, counted on from round to round, where it does not reach all copies."""
 
     @property
     @abstractmethod
@@ -122,15 +134,16 @@ class LaunchSampler(Sampler):
 
     def __init__(self, launches: Sequence[Enqueue], launched: int = 0) -> None:
         self._launches = launches
-        self._next = launched
+        self.place = self._furthest = launched
 
     def _turn(self, count: int) -> list[int]:
-        places = range(self._next, self._next + count)
-        self._next += count
+        places = range(self.place, self.place + count)
+        self.place += count
+        self._furthest = max(self._furthest, self.place)
         return [place % len(self._launches) for place in places]
 
     def cover(self) -> None:
-        for launch in self._launches[self._next :]:
+        for launch in self._launches[self._furthest :]:
             launch()
 
 

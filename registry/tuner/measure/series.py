@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
@@ -15,6 +16,8 @@ from .samplers import Sample, Sampler, ScreenedSampler
 HOPELESS = "hopeless"
 SCREENED = "screened"
 
+_COMPARED_FROM = 4
+"""Batches of samples before one is compared on known and on new inputs, fewer than this; else the end comes first."""
 _SERIES = 3
 """Series of samples at most: one after which the device is throttled is dropped and taken again."""
 
@@ -94,6 +97,8 @@ class Series:
     def run(self, sampler: Sampler, go_on: Callable[[], None]) -> str:
         """Take samples in growing batches; returns the reason to stop."""
         self._sample_us = sampler.launch_us
+        # no candidate knows from which batch on it is compared
+        batches, first = 0, secrets.randbelow(_COMPARED_FROM)
         while True:
             go_on()
             before = perf_counter_ns()
@@ -101,8 +106,25 @@ class Series:
             self._taken += batch
             self._sample_us = (perf_counter_ns() - before) / 1e3 / len(batch)
             samples, elapsed_us = self.samples, self._elapsed_us()
-            if reason := reason_to_stop(samples, elapsed_us, self._protocol, self._best_us):
+            reason = reason_to_stop(samples, elapsed_us, self._protocol, self._best_us)
+            batches += 1
+            while (reason or batches > first) and self._may_win(samples):
+                if self._compare(sampler, go_on) or not reason:
+                    break
+            if reason:
                 return reason
+
+    def _may_win(self, samples: Sequence[float]) -> bool:
+        enough = len(samples) >= self._protocol.min_censor
+        return enough and (self._best_us is None or min(samples) <= self._protocol.hopeless * self._best_us)
+
+    def _compare(self, sampler: Sampler, go_on: Callable[[], None]) -> bool:
+        """Compare samples on known and on new inputs, which takes nothing of the time for samples."""
+        before = perf_counter_ns()
+        go_on()
+        enough = sampler.between.compare(sampler)
+        self._began_ns += perf_counter_ns() - before
+        return enough
 
     def _batch(self) -> int:
         """The number of samples until the next decision, at most as many as fit before the limit."""

@@ -7,21 +7,23 @@ day, by a setting of the process. The samples themselves are therefore judged, s
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
 from typing import Any
 
 from ..measure.rotation import Rotation
+from ..measure.samplers import Sampler
 from ..measure.secret_elements import FlippedElements
 from ..measure.spread_elements import SpreadElements
+from .renewed import Comparison, Inputs
 from .verdicts import Checks, Flags
 
 _WAIT = 12
 """Samples from one that is judged to the next at most: a judged one meets inputs that came before."""
 _MOST = 8
 """Judged samples of a candidate at most."""
-_MOST_STEPS = 61
-"""Places by which inputs are moved at most."""
+_WEIGHT = 8
+"""A sample on inputs that were never met is kept as often as so many others: it is not timed, which may be known."""
 _WRONG = (
     "a sample left a wrong output, after one element in each of its inputs and outputs had been changed: it skips work"
     " where it finds what it remembers, or where it is timed, or it returns before its work is done"
@@ -42,18 +44,21 @@ Keep = Callable[[int], Callable[[], Flags]]
 class BetweenSamples:
     """Called before each sample, outside of what is timed, with the copies that are launched on next.
 
+    Each copy holds the elements of the inputs at places of its own, so that it is of no use to remember another copy.
     One element of each floating input, and one of each output, are others than before, in every copy and at random
-    places. A sample that is going to be judged finds the inputs whose reference is known: there the elements that were
-    changed before are put back. A candidate may know those inputs again, and work on them alone; so one more sample, on
-    changed inputs, is drawn after it has run, and judged when the candidate may win (``check_kept``).
+    places. In a sample that is going to be judged, two copies hold the inputs whose reference is known. A candidate
+    may know those inputs again, and work on them alone; so one more sample, on changed inputs, is drawn after it has
+    run, and judged when the candidate may win (``check_kept``).
 
-    ``judge`` and ``keep``: None where no reference is known.
+    ``moved``: place -> value of the inputs whose elements are moved. ``judge`` and ``keep``: None where no reference is
+    known.
     """
 
     def __init__(
         self,
         rotation: Rotation,
         inputs: Collection[int],
+        moved: Mapping[int, Any],
         outputs: Sequence[FlippedElements],
         looked_at: Sequence[SpreadElements],
         judge: Judge | None,
@@ -63,6 +68,9 @@ class BetweenSamples:
     ) -> None:
         self._rotation = rotation
         self._inputs = inputs
+        self._moved = moved
+        self.copies = range(len(rotation.copies))
+        """Those that are launched on."""
         self._outputs = outputs
         self._looked_at = looked_at
         self._returned = returned
@@ -72,31 +80,33 @@ class BetweenSamples:
         self._wait = self._drawn(_WAIT)
         self._next: Sequence[int] = ()
         self._rolled: Sequence[int] = ()
-        """Those of the next copies that hold other inputs: they are not judged."""
+        """Those of the next copies that hold inputs which no copy has held before."""
+        self._known: Sequence[int] = ()
+        """Those of the next copies that are going to be judged."""
         self._seen: list[Sequence[Any]] = []
         self._checks = Checks()
         self._keep = keep
         self._met = 0
         """Samples on changed inputs so far."""
-        self._unjudged: tuple[Sequence[int], int] = (), 0
-        """The copies of the latest sample on changed inputs, and the rotation's writes by then."""
+        self._unjudged: tuple[Sequence[int], int, int] = (), 0, 0
+        """The copies of the latest sample on changed inputs, the rotation's writes by then, and its weight."""
+        self._comparison = Comparison(self)
+        self._prepare = self._change
         self._kept: Callable[[], Flags] | None = None
 
     def __call__(self, copies: Sequence[int], *, last: bool = True) -> None:
         """``last``: the sample is followed by nothing that may not be kept waiting, so that it may be judged."""
         self._judge_now()
         self._wait -= 1
-        if last and self._judge and self._left and self._wait <= 0:
+        usual = self._prepare == self._change
+        if usual and last and self._judge and self._left and self._wait <= 0:
             self._left -= 1
             self._wait = self._drawn(_WAIT)
             self._look_again()
             self._next = copies
-            self._rotation.restore()
-            if self._returned and self._inputs:
-                self._roll(copies)
+            self._draw(copies)
         else:
-            self._rotation.change(self._inputs)
-            self._unjudged = copies if last else (), self._rotation.writes
+            self._unjudged = copies if last else (), *self._prepare(copies)
         self.change_outputs()
 
     def ready(self) -> None:
@@ -113,18 +123,48 @@ class BetweenSamples:
         if self._next:
             self._seen = [elements.read() for elements in self._looked_at]
 
-    def _roll(self, copies: Sequence[int]) -> None:
-        """Let the last copy and another hold other inputs: memory that is returned too early holds no right result."""
+    def _change(self, copies: Sequence[int]) -> tuple[int, int]:
+        """Change the inputs; returns the rotation's writes, and the weight of the sample."""
+        if self._moved:
+            self._rotation.move(self.copies, self._moved, again=False)
+        self._rotation.change(self._inputs)
+        return self._rotation.writes, 1
+
+    def _write_again(self, copies: Sequence[int]) -> tuple[int, int]:
+        self._rotation.rewrite(copies, self._moved)
+        return self._change(copies)
+
+    def _exchange(self, copies: Sequence[int]) -> tuple[int, int]:
+        self._rotation.move(copies, self._moved)
+        return self._rotation.writes, _WEIGHT
+
+    def _draw(self, copies: Sequence[int]) -> None:
+        """Draw the copies that are judged; they hold the known inputs.
+
+        Of a function the last copy and another hold new inputs: memory that is returned too early is never right there.
+        """
         different = list(dict.fromkeys(copies))
-        if len(different) > 1:
-            self._rolled = list(dict.fromkeys([copies[-1], secrets.choice(different)]))[: len(different) - 1]
-        else:
-            self._rolled = different[: self._drawn(2)]
-        self._rotation.roll(self._rolled, self._inputs, 1 + self._drawn(_MOST_STEPS))
+        self._rolled = ()
+        if self._returned and self._moved:
+            chosen = dict.fromkeys([copies[-1], secrets.choice(different)])
+            self._rolled = list(chosen)[: len(different) - 1] if len(different) > 1 else different[: self._drawn(2)]
+        known = [copy for copy in copies if copy not in self._rolled]
+        # the last one first: a result that is late is not there yet
+        self._known = list(dict.fromkeys([known[-1], secrets.choice(known)])) if known else ()
+        self._rotation.put_back(self._known, self._moved)
+        self._rotation.move(self._rolled, self._moved)
 
     def change_outputs(self) -> None:
         for elements in self._outputs:
             elements.change()
+
+    def compare(self, sampler: Sampler) -> bool:
+        """Compare a sample on known inputs with one on new ones, see ``renewed``; whether enough were compared."""
+        return not self._moved or self._keep is None or self._comparison.go_on(sampler)
+
+    def meet(self, inputs: Inputs) -> None:
+        """Let the samples that follow find such inputs."""
+        self._prepare = {"usual": self._change, "known": self._write_again, "new": self._exchange}[inputs]
 
     def settle(self) -> None:
         """Put the inputs back, and read the verdicts; raises WrongError."""
@@ -142,13 +182,9 @@ class BetweenSamples:
     def _judge_now(self) -> None:
         self._keep_now()
         if self._next and self._judge:
-            # the last one first: a result that is late is not there yet
-            copies, self._next = self._next, ()
-            known = [copy for copy in copies if copy not in self._rolled]
-            if known:
-                chosen = {known[-1]: None, secrets.choice(known): None}
-                self._checks.add(self._judge(list(chosen)), "wrong_result", _WRONG)
-            self._rolled = ()
+            self._next = ()
+            if self._known:
+                self._checks.add(self._judge(self._known), "wrong_result", _WRONG)
             if not self._returned:
                 # judging gave other threads the time for what they had left
                 self._look_again()
@@ -162,9 +198,9 @@ class BetweenSamples:
 
     def _keep_now(self) -> None:
         """Keep the latest sample instead of an earlier one, each of all equally likely: none knows it while it runs."""
-        (copies, writes), self._unjudged = self._unjudged, ((), 0)
+        (copies, writes, weight), self._unjudged = self._unjudged, ((), 0, 0)
         if copies and self._keep is not None and writes == self._rotation.writes:
-            self._met += 1
-            if secrets.randbelow(self._met) == 0:
+            self._met += weight
+            if secrets.randbelow(self._met) < weight:
                 # the last may be left undone
                 self._kept = self._keep(secrets.choice([copies[-1], secrets.choice(copies)]))

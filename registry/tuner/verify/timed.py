@@ -41,9 +41,11 @@ class TimedPlan:
         # without a twin the question costs a reference, which times alone are not worth
         asked = judged or session.twin is not None
         self._changeable = self._places() if asked and session.is_mixable else ()
+        values = session.values(session.timed_kind)
+        self._movable = self._floating(values) if session.is_roomy else {}
         self._prepared: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Prepared tensors of one copy, chosen at random, each with a copy from when it was made."""
-        self.show(session.timed_kind, session.values(session.timed_kind))
+        self.show(session.timed_kind, values)
         copies = session.rotation.copies
         specs = () if self._functional else plan.signature.outputs.values()
         self._stacks = tuple(Stack(spec, len(copies)) for spec in specs)
@@ -63,6 +65,7 @@ class TimedPlan:
         return BetweenSamples(
             session.rotation,
             self._changeable,
+            self._movable,
             outputs,
             self._looked_at() if case else (),
             None if case is None else partial(self._holding, case),
@@ -82,6 +85,13 @@ class TimedPlan:
         kept = session.op.weights if self._plan.prepared else frozenset()
         names = session.op.parsed.names
         return tuple(place for place in session.unmutated if names[place] not in kept)
+
+    def _floating(self, values: tuple[Any, ...]) -> dict[int, Any]:
+        """Place -> value of what may change, is floating and no weight: every result depends on some of these."""
+        op = self._session.op
+        places = [place for place in self._changeable if op.parsed.names[place] not in op.weights]
+        floating = {place: [each.is_floating_point() for each in tensors_in((values[place],))] for place in places}
+        return {place: values[place] for place in places if any(floating[place])}
 
     def _holding(self, case: InputCase, copies: Sequence[int]) -> list[torch.Tensor]:
         """Whether the outputs of these copies are right; raises WrongError for those that are no plain tensors."""
@@ -111,6 +121,7 @@ class TimedPlan:
     def keep(self, copies: int) -> None:
         """Launch on the first ``copies`` alone from now on: of a slow kernel no more can be timed."""
         del self.launches[copies:], self.outputs[copies:]
+        self.between.copies = range(copies)
 
     def show(self, kind: str, values: tuple[Any, ...]) -> None:
         """Overwrite the timed inputs in place; tensors that the host prepared from them are prepared anew."""
@@ -138,6 +149,9 @@ class TimedPlan:
 
     def _poison_returned(self) -> None:
         if self._functional:
+            for output in (output for outputs in self.outputs for output in outputs):
+                if fault := plain_fault(output):
+                    raise WrongError("wrong_result", f"while it was timed: an output {fault}")
             # an output may be an inference tensor, or a view of a tensor that requires a gradient
             with torch.inference_mode():
                 poison(tuple(output.detach() for outputs in self.outputs for output in outputs))

@@ -119,3 +119,40 @@ def test_a_flipped_element_is_another_plausible_number(
             ratio = (tensor.double() / value.double()).abs()
             assert float(ratio.max()) <= 4.0
             assert float(ratio.min()) >= 0.25
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("shape", "strides"), LAYOUTS)
+def test_moved_elements_are_others_in_each_copy_and_go_back(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    value = torch.arange(200).to(dtype).as_strided(shape, strides)
+    rotation = Rotation((value, 3.0), COUNT)
+    rotation.show("rising", (value, 3.0))
+    copies = [copy[0] for copy in rotation.copies]
+    versions = [copy._version for copy in copies]
+    before = sorted(value.double().flatten().tolist())
+
+    def moved() -> list[bool]:
+        return [not bool((copy.double() == value.double()).all()) for copy in copies]
+
+    rotation.move([0, 2], {0: value})
+    rotation.change([0])
+    rotation.move([0, 1, 2], {0: value}, again=False)
+    for _ in range(9):
+        rotation.move([1], {0: value})
+    assert all(sorted(copy.double().flatten().tolist()) == before for copy in copies)
+    # few elements may come back to where they were
+    assert value.numel() < 20 or any(moved())
+    there = [copy.clone() for copy in copies]
+    rotation.change([0])
+    rotation.rewrite([0, 1], {0: value})
+    assert all(bool((copy.double() == was.double()).all()) for copy, was in zip(copies, there, strict=True))
+    rotation.change([0])
+    rotation.put_back([2], {0: value})
+    assert not moved()[2]
+    assert bool((copies[0].double() == there[0].double()).all())
+    rotation.change([0])
+    rotation.restore()
+    assert not any(moved())
+    assert [copy._version for copy in copies] == versions
