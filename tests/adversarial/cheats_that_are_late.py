@@ -82,6 +82,13 @@ class LateInTheMiddle(Square):
     first, last = 41, 45
 
 
+class LateAltogether(Square):
+    """By one launch."""
+
+    name = "late.whole"
+    first, last = 0, 64
+
+
 class HonestFunction(Square):
     name = "late.honest_function"
     returns_outputs = True

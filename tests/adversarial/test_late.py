@@ -9,8 +9,9 @@ from registry.problem import Problem
 from .cheating_run import CheatingRun
 
 PROBLEMS = (Problem("square", {"n": 20_002, "dtype": "float32"}),)
-REFUSED = ("half", "middle", "function", "function_middle")
+REFUSED = ("half", "middle", "whole", "function", "function_middle")
 RIGHT = ("honest", "honest_function")
+TOLD = ("a sample left a wrong output", "a sample's output changed after its time", "after timing, ")
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +22,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
 @pytest.mark.parametrize("name", REFUSED)
 def test_whoever_leaves_a_part_for_later_is_refused(run: CheatingRun, name: str) -> None:
     trial = run.trials[name]
-    if trial.status == "ok":
-        # on a machine that was busy hardly a sample was taken, and few of them judged: the finals judge more
+    if run.was_given_up(name):
         assert name not in run.winners.values()
         return
     # memory that a function returns too early may hold an earlier result, be it of other inputs
-    assert trial.status in {"wrong_result", "nondeterministic"}, trial.message
+    assert trial.status == "wrong_result" or (name.startswith("function") and trial.status == "nondeterministic")
+    assert any(words in trial.message for words in TOLD), trial.message
 
 
 def test_the_honest_are_accepted_and_win(run: CheatingRun) -> None:

@@ -39,10 +39,13 @@ def test_a_launch_never_meets_the_inputs_and_the_output_that_it_left() -> None:
         torch.mul(x, x, out=y)
         met[x.data_ptr()] = [x.clone(), y.clone()]
 
-    timed, sampler = timed_with(session, square)
+    timed, _ = timed_with(session, square)
+    # as many launches a sample however busy the machine is
+    sampler = ClockSampler(timed.launches, PROTOCOL, first_us=PROTOCOL.sample_us / 40)
+    sampler.between = timed.between
     again.clear()
     sampler.take(20)
-    # but for the last copy, which is launched on once more before each round, to warm up
+    # but for the last copy but one, which is launched on once more before each round, to warm up
     assert sum(again) <= len(again) / len(timed.launches) + 1
     assert len(again) > 100
     timed.between.settle()
@@ -88,8 +91,9 @@ class Returning(Custom):
     returns_outputs = True
 
 
+@pytest.mark.parametrize("whole_rounds", [False, True])
 @pytest.mark.parametrize("returned", [False, True])
-def test_a_part_that_each_launch_leaves_to_the_next_is_found(returned: bool) -> None:
+def test_a_part_that_each_launch_leaves_to_the_next_is_found(returned: bool, whole_rounds: bool) -> None:
     session, late = session_of(), list[tuple[torch.Tensor, torch.Tensor]]()
 
     def write(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -103,6 +107,10 @@ def test_a_part_that_each_launch_leaves_to_the_next_is_found(returned: bool) -> 
 
     kind = Returning("square", lambda x: write(torch.empty_like(x), x)) if returned else Custom("square", write)
     timed, sampler = timed_on(session, kind, {})
+    if whole_rounds:
+        # every copy comes again after as many launches, and is launched on before the clock starts, too
+        assert len(timed.launches) == 16
+        sampler = ClockSampler(timed.launches, PROTOCOL, first_us=PROTOCOL.sample_us / 32)
     sampler.between, between = timed.between, timed.between
     judge = between._judge
     assert judge is not None
