@@ -189,9 +189,6 @@ def test_a_right_computation_is_accepted_on_every_kind(problem: Problem) -> None
     assert [verdict.message for verdict in verdicts(OPS[problem.op], problem, stepwise) if not verdict.ok] == []
 
 
-# --- routing ---
-
-
 @pytest.mark.parametrize("routing", ROUTING)
 def test_every_row_has_one_expert(routing: str) -> None:
     for rows, experts in ((0, 3), (1, 8), (7, 3), (1000, 128), (5, 1)):
@@ -209,9 +206,6 @@ def test_the_floor_reads_only_weights_that_have_rows() -> None:
         floor = GROUPED_GEMM.floor(GROUPED_GEMM.problem_of({**dims, "routing": routing}))
         assert floor.bytes == 4 * (2 * 16 + busy * 8 * 16 + 2 * 8 + 5)
         assert floor.flop == 2 * 2 * 8 * 16
-
-
-# --- calls ---
 
 
 def call(offsets: list[int], rows: int = 6, dtype: torch.dtype = torch.int32) -> tuple[Tensor, Tensor]:
