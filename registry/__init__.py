@@ -54,6 +54,7 @@ from .implementation import Implementation, Launch
 from .packed import PackedExperts, PackedWeight, quantize
 from .problem import Arguments, Problem, TensorSpec, Value
 from .space import Config, Space
+from .sparse import Sparse24Weight, sparsify24
 
 __version__ = "0.1.0"
 
@@ -86,6 +87,7 @@ __all__ = [
     "RegistryError",
     "ShapesFileError",
     "Space",
+    "Sparse24Weight",
     "StoreError",
     "TensorSpec",
     "Tolerance",
@@ -111,6 +113,7 @@ __all__ = [
     "register",
     "reload",
     "rows_op",
+    "sparsify24",
     "tune",
     "using",
     "warmup",

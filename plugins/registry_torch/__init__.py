@@ -246,3 +246,19 @@ def scaled_mm_implementations() -> Iterable[Implementation]:
     from .scaled_mm import CompiledScaledMm, DequantizedScaledMm, IntMm, ScaledMm
 
     return [DequantizedScaledMm(), CompiledScaledMm(), ScaledMm(), IntMm()]
+
+
+@implements("gemm_sparse24")
+def gemm_sparse24_implementations() -> Iterable[Implementation]:
+    """The dense weight and the library's product, and the same fused as far as Inductor does."""
+    from .sparse24 import CompiledSparse24, DenseSparse24
+
+    return [DenseSparse24(), CompiledSparse24()]
+
+
+@implements("gemm_sparse24_backward")
+def gemm_sparse24_backward_implementations() -> Iterable[Implementation]:
+    """The dense weight and the library's product, and the same fused as far as Inductor does."""
+    from .sparse24 import CompiledSparse24Backward, DenseSparse24Backward
+
+    return [DenseSparse24Backward(), CompiledSparse24Backward()]

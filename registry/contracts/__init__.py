@@ -6,6 +6,7 @@ from ..contract import Op
 from .elementwise import GELU, SQUARE, VECTOR_ADD
 from .elementwise_backward import GELU_BACKWARD, SQUARE_BACKWARD
 from .gemm_int4 import GEMM_INT4
+from .gemm_sparse24 import GEMM_SPARSE24, GEMM_SPARSE24_BACKWARD
 from .grouped import GROUPED_GEMM, GROUPED_GEMM_BACKWARD, GROUPED_GEMM_INT4, GROUPED_GEMM_INT4_BACKWARD
 from .linear import LINEAR
 from .linear_backward import LINEAR_BACKWARD
@@ -43,6 +44,7 @@ BOX: tuple[Op, ...] = (
     GEMM_NF4,
     GEMM_W4A8,
     GEMM_W8A8,
+    GEMM_SPARSE24,
     QUANTIZE_PER_TOKEN,
     SCALED_MM,
     SQUARE_BACKWARD,
@@ -56,6 +58,7 @@ BOX: tuple[Op, ...] = (
     GEMM_INT2_BACKWARD,
     GEMM_INT1_BACKWARD,
     GEMM_NF4_BACKWARD,
+    GEMM_SPARSE24_BACKWARD,
 )
 """In the order in which they are listed."""
 
@@ -74,6 +77,8 @@ __all__ = [
     "GEMM_NF4_BACKWARD",
     "GEMM_W4A8",
     "GEMM_W8A8",
+    "GEMM_SPARSE24",
+    "GEMM_SPARSE24_BACKWARD",
     "GROUPED_GEMM",
     "GROUPED_GEMM_BACKWARD",
     "GROUPED_GEMM_INT4",

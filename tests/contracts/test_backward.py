@@ -134,7 +134,7 @@ def test_a_backward_op_takes_the_gradient_what_is_saved_and_the_attributes(op: O
     assert tensors_of(backward) == [*gradients, *op.backward.saved]
     others = backward.parsed.parameters[len(tensors_of(backward)) :]
     # a packed weight is frozen
-    learnt = [name for name in tensors_of(op) if "qweight" not in op.weights or name not in op.weights]
+    learnt = [name for name in tensors_of(op) if op.packed is None or name not in op.weights]
     learnt = [name for name in learnt if name != "offsets"]
     masks = [f"need_{name}" for name in learnt]
     assert [one for one in others if one.name not in masks] == attributes
@@ -155,7 +155,7 @@ def test_what_a_gradient_needs_saved() -> None:
         ("linear", "linear_backward"),
         ("grouped_gemm", "grouped_gemm_backward"),
         ("grouped_gemm_int4", "grouped_gemm_int4_backward"),
-        *((name, f"{name}_backward") for name in ("gemm_int8", "gemm_int2", "gemm_int1", "gemm_nf4")),
+        *((name, f"{name}_backward") for name in ("gemm_int8", "gemm_int2", "gemm_int1", "gemm_nf4", "gemm_sparse24")),
         ("quantize_per_token", None),
         ("scaled_mm", None),
     ]

@@ -41,8 +41,8 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("op", OPS)
 def test_torchs_own_operator_is_right_for_every_example_and_layout(catalog: Catalog, op: str) -> None:
     problems = catalog.op(op).examples
-    if op.startswith(("gemm_int2", "gemm_int1")):
-        # what gemm_int8 has, but for the width of a level
+    if op.startswith(("gemm_int2", "gemm_int1", "gemm_sparse24")):
+        # what gemm_int8 and linear have, but for how a weight is read
         problems = problems[1::4]
     native = catalog.implementation(op, "torch.native")
     report = check_implementation(native, catalog.op(op), problems=problems, device="cpu")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -11,7 +11,6 @@ from ...arguments.lists import Lengths, grouped, one_by_one
 from ...contract import Op
 from ...errors import ArgumentTypeError, InvalidDefinitionError, NotReadyError, UnknownNameError
 from ...implementation import Implementation
-from ...packed import PackedWeight
 from ...problem import Arguments, Problem, TensorSpec, canonical_json
 from ...space import Config, config_key
 from ..torch_side.torch_private import stream_capturing, unseen_by_modes
@@ -35,7 +34,16 @@ def forget_prepared() -> None:
     _CACHE.clear()
 
 
-def weights_changed(*weights: torch.Tensor | PackedWeight) -> int:
+@runtime_checkable
+class HoldsTensors(Protocol):
+    """A weight of several tensors, such as a PackedWeight or a Sparse24Weight."""
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Its tensors, in order."""
+
+
+def weights_changed(*weights: torch.Tensor | HoldsTensors) -> int:
     """Make the prepared forms of these weights anew, in the memory they have; return how many were made.
 
     For changes that torch's version counter does not tell: a broadcast or another collective into a weight, a write
@@ -43,7 +51,7 @@ def weights_changed(*weights: torch.Tensor | PackedWeight) -> int:
     version counters. A CUDA graph that was captured with a prepared form reads the new one from its next replay on.
     A tensor is found by its storage, so that any view of a weight stands for it; one that nothing was prepared of
     lengths 0. Call it on the stream that the weights were written on. Raises NotReadyError during a capture, and
-    ArgumentTypeError for what is neither a tensor nor a PackedWeight.
+    ArgumentTypeError for what is neither a tensor nor a weight of several.
     """
     tensors = [tensor for weight in weights for tensor in _tensors_of(weight)]
     if any(map(_capturing, tensors)):
@@ -53,7 +61,7 @@ def weights_changed(*weights: torch.Tensor | PackedWeight) -> int:
 
 
 def _tensors_of(weight: Any) -> tuple[torch.Tensor, ...]:
-    if isinstance(weight, PackedWeight):
+    if isinstance(weight, HoldsTensors):
         return weight.tensors
     if not isinstance(weight, torch.Tensor):
         raise ArgumentTypeError(

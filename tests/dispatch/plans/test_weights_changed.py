@@ -154,6 +154,7 @@ def test_a_weight_whose_memory_was_freed_is_left_and_dies_with_its_storage(dispa
 def test_a_packed_weight_is_taken_and_anything_else_refused() -> None:
     packed = registry.quantize(torch.randn(128, 64), bits=4, group_size=64)
     assert registry.weights_changed(packed) == 0
+    assert registry.weights_changed(registry.sparsify24(torch.randn(8, 64))) == 0
     with pytest.raises(ArgumentTypeError, match=r"weights_changed: got Linear.*\n.*parameters\(\)"):
         registry.weights_changed(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
 

@@ -185,7 +185,7 @@ def test_every_operator_of_the_box_passes_opcheck(dispatcher: Dispatcher) -> Non
         overload = torch_ops.define(op)
         torch.library.opcheck(overload, values)
         if op.backward is not None:
-            frozen = op.weights if "qweight" in op.weights else ()
+            frozen = op.weights if op.packed is not None else ()
             for name, value in zip(op.parsed.names, values, strict=True):
                 if isinstance(value, torch.Tensor) and value.is_floating_point() and name not in frozen:
                     value.requires_grad_()
