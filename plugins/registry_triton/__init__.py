@@ -162,3 +162,10 @@ def scaled_mm_implementations() -> Sequence[registry.Implementation]:
     from .scaled_mm import GemmScaledMm, SplitKScaledMm
 
     return [GemmScaledMm(), SplitKScaledMm()]
+
+
+@registry.implements("gemm_sparse24")
+def gemm_sparse24_implementations() -> Sequence[registry.Implementation]:
+    from .sparse24 import GemvSparse24, SplitKSparse24, TiledSparse24
+
+    return [TiledSparse24(), SplitKSparse24(), GemvSparse24()]

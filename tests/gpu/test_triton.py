@@ -61,10 +61,13 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         ]
         for kind, zeros in (("w4", "integer"), ("w8", "none"))
     },
-    "linear": [
-        {"m": m, "n": 1000, "k": k, "bias": bias}
-        for m, k, bias in ((1, 1024, True), (3, 1000, False), (17, 4096, True), (700, 1024, True))
-    ],
+    **{
+        op: [
+            {"m": m, "n": 1000, "k": k, "bias": bias}
+            for m, k, bias in ((1, 1024, True), (3, 1000, False), (17, 4096, True), (700, 1024, True))
+        ]
+        for op in ("linear", "gemm_sparse24")
+    },
     "quantize_per_token": [
         {"m": 999, "k": 7168, "group_size": size, "out_dtype": to, "scale": static}
         for to in ("int8", "float8_e4m3fn")

@@ -49,6 +49,9 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "linear triton.gemm": {"m": 4096, **DENSE},
     "linear triton.splitk": {"m": 16, **DENSE},
     "linear triton.gemv": {"m": 1, **DENSE},
+    "gemm_sparse24 triton.gemm": {"m": 4096, **DENSE},
+    "gemm_sparse24 triton.splitk": {"m": 16, **DENSE},
+    "gemm_sparse24 triton.gemv": {"m": 1, **DENSE},
     "grouped_gemm triton.gemm": {"m": 4096, **EXPERTS},
     "grouped_gemm_int4 triton.gemm": {"m": 4096, **EXPERTS, "group_size": 128, "zeros": "integer"},
     "grouped_gemm_backward triton.gemm": {"m": 16384, **EXPERTS},
@@ -64,14 +67,15 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "scaled_mm triton.splitk": {"m": 16, **SCALED},
 }
 IMPLEMENTATIONS = {f"{op} {one.name}": one for op, forms in FORMS.items() for one in forms}
+ON_ONE = ("gemm_nf4", "grouped_gemm_backward", "gemm_sparse24 triton.gemm")
 COMPILED = [
     pytest.param(key, device, id=f"{key}-{device.architecture}")
     for key in TYPICAL
     for device in (H200, A100, MI300)
-    if not key.startswith(("gemm_int2", "gemm_int1", *(["gemm_nf4", "grouped_gemm_b"] if device is not H200 else [])))
+    if not key.startswith(("gemm_int2", "gemm_int1", *(ON_ONE if device is not H200 else [])))
 ]
 """Of a family one op everywhere: gemm_int8. Others differ in a constant, the width of a level; gemm_nf4 has a table.
-The kernels of a grouped product and of its gradients are alike."""
+The kernels of a grouped product and of its gradients are alike; gemm_sparse24 has one for tiles and for split-K."""
 LLM_ROWS = [{"rows": rows, "cols": cols} for rows in (1, 64, 8192) for cols in (128, 1024, 4096, 16384, 32000, 151936)]
 
 
@@ -183,6 +187,9 @@ def _problems(op: str) -> list[Problem]:
     elif op == "gemm_int4":
         dims = [{**INT4, "m": m, "group_size": g} for m in (1, 4, 16, 64, 512, 4096) for g in (32, 64, 128, 4096)]
         dims.append({**INT4, "m": 5, "n": 33, "k": 24, "group_size": 24})
+    elif op in ("linear", "gemm_sparse24"):
+        dims = [{**DENSE, "m": m} for m in (1, 4, 16, 64, 512, 4096)]
+        dims.append({"m": 5, "n": 33, "k": 24, "bias": False})
     elif op.startswith("gemm"):
         sizes = (16, 128) if op == "gemm_nf4" else (16, 128, 4096)
         dims = [{**PACKED, "m": m, "group_size": size} for m in (1, 16, 64, 4096) for size in sizes]
@@ -195,9 +202,6 @@ def _problems(op: str) -> list[Problem]:
     elif op == "scaled_mm":
         dims = [{**SCALED, "m": m, "scales": scales} for m in (1, 16, 64, 4096) for scales in ("row", "block")]
         dims.append({**SCALED, "m": 5, "n": 33, "k": 24})
-    elif op == "linear":
-        dims = [{**DENSE, "m": m} for m in (1, 4, 16, 64, 512, 4096)]
-        dims.append({"m": 5, "n": 33, "k": 24, "bias": False})
     elif op.startswith("grouped_gemm"):
         dims = [{**EXPERTS, "m": m} for m in (1, 64, 512, 4096, 65536)]
         dims.append({"m": 5, "n": 33, "k": 24, "experts": 3, "routing": "one_expert"})
