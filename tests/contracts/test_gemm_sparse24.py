@@ -191,7 +191,7 @@ def test_gradients_are_those_of_the_dense_product() -> None:
 
 def test_it_is_compiled_whole() -> None:
     x = torch.randn(3, 44)
-    compiled = torch.compile(lambda x, w: registry.call("gemm_sparse24", x, w) * 2, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(lambda x, w: registry.call("gemm_sparse24", x, w) * 2, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(x, W), 2 * x @ W.dense().T)
 
 
