@@ -13,13 +13,13 @@ from ..kernels import packed_a8 as kernels
 from ..quantize import float8_reasons
 from ..support import KEPT
 from .problems import fits
-from .split import Split, every_split_works
+from .split import SplitProduct, every_split_works
 
 _LEAST_DOT = 32
 """k's that an instruction for 8-bit levels takes."""
 
 
-class TiledA8(Split):
+class TiledA8(SplitProduct):
     """Centred levels, scaled after each group; one split for prefill, several for decode."""
 
     name = "triton.gemm"

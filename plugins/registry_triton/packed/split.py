@@ -37,7 +37,7 @@ def every_split_works(k: int, config: Config) -> bool:
     return bool((config["SPLIT_K"] - 1) * _span(k, config) < k)
 
 
-class Split(PackedGemm):
+class SplitProduct(PackedGemm):
     """Base of split-K kernels: fp32 partial products in scratch, added by a second launch in a fixed order."""
 
     kernel: Any
@@ -80,7 +80,7 @@ class Split(PackedGemm):
         """The constants of this kernel alone, beside those that all kernels with a loop over K have."""
 
 
-class SplitKGemm(Split):
+class SplitKGemm(SplitProduct):
     """Tensor cores on centred levels, scaled after each group; K split over programs; for batched decode."""
 
     name = "triton.splitk"
@@ -123,7 +123,7 @@ class SplitKGemm(Split):
         return {"BLOCK_M": self.block_m(problem), "SWAP": config["SWAP"], **precision(problem)}
 
 
-class Gemv(Split):
+class Gemv(SplitProduct):
     """Multiply-adds without tensor cores at the speed at which the weights arrive; for one user or a few."""
 
     name = "triton.gemv"

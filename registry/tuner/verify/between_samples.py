@@ -15,7 +15,7 @@ from ..measure.rotation import Rotation
 from ..measure.samplers import Sampler
 from ..measure.secret_elements import FlippedElements
 from ..measure.spread_elements import SpreadElements
-from .renewed import Comparison, Inputs
+from .renewed import Inputs, RenewedPairs
 from .verdicts import Checks, Flags
 
 _WAIT = 12
@@ -90,7 +90,7 @@ class BetweenSamples:
         """Samples on changed inputs so far."""
         self._unjudged: tuple[Sequence[int], int, int] = (), 0, 0
         """The copies of the latest sample on changed inputs, the rotation's writes by then, and its weight."""
-        self._comparison = Comparison(self)
+        self._comparison = RenewedPairs(self)
         self._prepare = self._change
         self._kept: Callable[[], Flags] | None = None
 

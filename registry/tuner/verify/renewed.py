@@ -39,7 +39,7 @@ class Meets(Protocol):
         """Let the samples that follow find such inputs."""
 
 
-class Comparison:
+class RenewedPairs:
     """Pairs of samples on the same copies, which find the caches alike: as much memory is written before both."""
 
     def __init__(self, meets: Meets) -> None:

@@ -8,7 +8,7 @@ from itertools import count, cycle
 import pytest
 
 from registry.tuner.measure.samplers import Sample, Sampler
-from registry.tuner.verify.renewed import Comparison, Inputs
+from registry.tuner.verify.renewed import Inputs, RenewedPairs
 from registry.tuner.verify.verify import WrongError
 
 
@@ -36,7 +36,7 @@ class Told(Sampler):
 
 def compared(told: Told) -> int:
     """The number of pairs until it is clear; raises WrongError."""
-    comparison = Comparison(told)
+    comparison = RenewedPairs(told)
     return next(number for number in count(1) if comparison.go_on(told))
 
 
