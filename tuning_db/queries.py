@@ -11,7 +11,7 @@ from sqlalchemy import Select, func, select, text
 from sqlalchemy.orm import Session
 
 from . import reading
-from .engine import Opened
+from .database.engine import Opened
 from .identities import CandidateKey, Environment, ProblemKey, Protocol
 from .identity_rows import candidate_key
 from .keys import digest, plain_mapping

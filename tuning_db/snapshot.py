@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .answering import Ask, Row, answered
+from .database.answering import Ask, Row, answered
+from .database.location import locate
 from .errors import InvalidRecordError
 from .identities import CandidateKey, Environment, ProblemKey
 from .keys import digest, plain_mapping
-from .location import locate
 from .records import Transfer, transfers_of
 from .schema import STAMPS
 

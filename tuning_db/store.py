@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 from sqlalchemy import update
 
 from . import reading, writing
-from .engine import Opened, open_database, upgrade_database
+from .database.engine import Opened, open_database, upgrade_database
+from .database.location import locate
 from .identities import Environment
 from .identity_rows import Identities, Known
 from .keys import plain_mapping
-from .location import locate
 from .models import RunRow, TrialRow
 from .queries import Queries
 from .records import Decision, Final, PlainTrial, Run, Trial, new_uid, now

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuning_db import UnreachableDatabaseError
-from tuning_db.location import locate
+from tuning_db.database.location import locate
 
 
 def test_a_path_and_a_url_name_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuning_db import Store
-from tuning_db.files import file_system, network_file_system
+from tuning_db.database.files import file_system, network_file_system
 
 TABLE = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -47,7 +47,7 @@ def test_on_a_network_file_system_the_journal_is_rolled_back_and_people_are_warn
 
     table = tmp_path / "mountinfo"
     table.write_text(f"30 22 0:25 / {tmp_path.resolve()} rw - nfs4 server:/export rw\n")
-    monkeypatch.setattr("tuning_db.files.MOUNTS", table)
+    monkeypatch.setattr("tuning_db.database.files.MOUNTS", table)
     path = tmp_path / "tuning.db"
     with Store.open(path) as store:
         assert store.trials() == []

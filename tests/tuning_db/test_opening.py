@@ -23,7 +23,7 @@ from tuning_db import (
     TuningDBError,
     UnreachableDatabaseError,
 )
-from tuning_db.location import locate
+from tuning_db.database.location import locate
 
 Script = Callable[[str, Sequence[str]], str]
 OPTIONS: list[dict[str, bool]] = [{}, {"create": False}, {"create": False, "migrate": False}]

@@ -148,7 +148,7 @@ def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "versions" / f"v{NEXT:04}_host.py").write_text(NEXT_MIGRATION)
     monkeypatch.setattr(schema, "MIGRATIONS", folder)
     monkeypatch.setattr(schema, "LATEST", NEXT)
-    monkeypatch.setattr("tuning_db.engine.LATEST", NEXT)
+    monkeypatch.setattr("tuning_db.database.engine.LATEST", NEXT)
     monkeypatch.setattr(schema, "READABLE", frozenset({NEXT}))
 
 

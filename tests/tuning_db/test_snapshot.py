@@ -26,7 +26,7 @@ from tuning_db import (
     Transfer,
     UnreachableDatabaseError,
 )
-from tuning_db.answering import within
+from tuning_db.database.answering import within
 from tuning_db.snapshot import Snapshot, StoredWinner, read_winners
 
 SECONDS = 1.0

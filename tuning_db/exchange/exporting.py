@@ -10,7 +10,7 @@ from sqlalchemy import Select, select, text
 from sqlalchemy.orm import Session
 
 from .. import reading
-from ..answering import Row
+from ..database.answering import Row
 from ..models import DecisionRow, HardwareRow, ProblemRow, RunRow, TrialRow
 from ..records import Decision, Final
 from ..referred import Referred

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuning_db import CandidateKey, Decision, InvalidRecordError, Transfer
-from tuning_db.answering import within
+from tuning_db.database.answering import within
 from tuning_db.snapshot import CANDIDATE, CREATED, UID, VERSION, Snapshot, StoredWinner, read_runners
 
 from ... import shipped

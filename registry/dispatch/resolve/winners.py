@@ -7,7 +7,7 @@ import threading
 from functools import partial
 
 from tuning_db import Decision, MissingDatabaseError, TuningDBError
-from tuning_db.location import VARIABLE
+from tuning_db.database.location import VARIABLE
 from tuning_db.snapshot import Snapshot, read_winners
 
 from ... import shipped

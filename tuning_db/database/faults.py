@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .errors import (
+from ..errors import (
     BusyDatabaseError,
     CorruptedDatabaseError,
     LostDatabaseError,

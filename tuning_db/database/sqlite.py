@@ -13,10 +13,10 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, Pool, QueuePool
 
+from ..models import parsed_json
+from ..schema import read_version
 from .faults import sqlite_code
 from .files import BUSY_SECONDS, Access, connect, journal_of, network_file_system, second_access
-from .models import parsed_json
-from .schema import read_version
 
 WRITES = "tuning_db_writes"
 """Execution option of an engine whose transactions take the write lock when they begin."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
-from .errors import UnreachableDatabaseError
+from ..errors import UnreachableDatabaseError
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL

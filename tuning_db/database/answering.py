@@ -14,11 +14,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .errors import CorruptedDatabaseError, UnreachableDatabaseError
+from ..errors import CorruptedDatabaseError, UnreachableDatabaseError
+from ..schema import STAMPS, VERSION_TABLE, check_readable, read_version, refuse_foreign, version_of
 from .faults import sqlite_code, told_of, translated
 from .files import Access, check_file, connect, second_access
 from .location import Location, locate
-from .schema import STAMPS, VERSION_TABLE, check_readable, read_version, refuse_foreign, version_of
 
 Result = TypeVar("Result")
 

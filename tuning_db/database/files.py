@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from .errors import CorruptedDatabaseError, MissingDatabaseError, UnreachableDatabaseError
+from ..errors import CorruptedDatabaseError, MissingDatabaseError, UnreachableDatabaseError
 
 BUSY_SECONDS = 60.0
 """Seconds that a statement waits for another process's lock."""

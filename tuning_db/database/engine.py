@@ -13,14 +13,14 @@ from sqlalchemy.exc import NoSuchModuleError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool, Pool
 
+from ..errors import OutdatedSchemaError, ReadOnlyDatabaseError, TuningDBError, UnreachableDatabaseError
+from ..models import parsed_json
+from ..reading import SCHEMA_VERSION
+from ..schema import LATEST, check_readable, migrate, read_version
 from . import sqlite
-from .errors import OutdatedSchemaError, ReadOnlyDatabaseError, TuningDBError, UnreachableDatabaseError
 from .faults import told_of
 from .files import Access, check_file, writable
 from .location import Location
-from .models import parsed_json
-from .reading import SCHEMA_VERSION
-from .schema import LATEST, check_readable, migrate, read_version
 
 CONNECT_SECONDS = 10
 """Seconds that a server may take to accept a connection."""
