@@ -240,7 +240,8 @@ def test_bounds_accept_what_the_rule_accepts_and_never_more(op: Op, dtype: str) 
         error = numerics.own_error(op, problem, values, reference)
         right = as_tuple(op.reference(*values))
         for output, bounds in enumerate(bounds_of(op, problem, values, reference, error)):
-            assert bounds.holding(right[output]), kind
+            # what an op compares itself may differ from the wide reference and still be right
+            assert op.parsed.results[output] in op.compare or bounds.holding(right[output]), kind
             flat = right[output].reshape(-1)
             for place in range(0, flat.numel(), max(1, flat.numel() // 7)):
                 for factor in (0.0, 0.9, 0.99, 1.001, 1.01, -1.0, torch.nan, torch.inf):
@@ -248,7 +249,7 @@ def test_bounds_accept_what_the_rule_accepts_and_never_more(op: Op, dtype: str) 
                     other.view(-1)[place] = flat[place] * factor
                     if bounds.holding(other):
                         outputs = (*right[:output], other, *right[output + 1 :])
-                        assert numerics.compare(op, problem, outputs, reference, error).ok, (kind, place, factor)
+                        assert numerics.compare(op, problem, outputs, reference, error, values).ok, (kind, place, factor)
 
 
 @pytest.mark.parametrize(("op", "dtype"), TAKEN, ids=lambda value: getattr(value, "name", value))
