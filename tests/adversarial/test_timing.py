@@ -29,9 +29,9 @@ REFUSED = (
     "some_calls",
     "thread",
 )
-SOMETIMES_LATER = ("callers", "thread")
-"""They do their work in the first calls. Other work on the machine may have made those so slow that no sample was
-taken: such a trial is ``ok``, but must not win."""
+SOMETIMES_LATER = ("callers", "thread", "peeks_elsewhere")
+"""They do their work in the first calls, or whenever a chance says so. Other work on the machine may have made calls so
+slow that few samples or none were taken: such a trial is ``ok``, but must not win."""
 REMEMBERS = (
     "incremental",
     "incremental_function",

@@ -45,11 +45,26 @@ def test_inputs_that_are_moved_to_the_generators_device_are_planned_too() -> Non
     assert arguments_of(op, problem) == _of_fakes(op, problem)
 
 
-LIGHT = """
+COMPUTED = (
+    "gemm_sparse24",
+    "gemm_sparse24_backward",
+    "gemm_w4a8",
+    "gemm_w8a8",
+    "grouped_gemm",
+    "grouped_gemm_backward",
+    "grouped_gemm_int4",
+    "grouped_gemm_int4_backward",
+    "quantize_per_token",
+    "scaled_mm",
+)
+"""Their inputs are computed from what is drawn, and elementwise operators import the compiler for meta tensors."""
+LIGHT = f"""
 import sys
 from registry.discovery.catalog import Catalog
 from registry.arguments.inputs import arguments_of
-for op in Catalog().ops().values():
+ops = [op for op in Catalog().ops().values() if op.name not in {COMPUTED}]
+assert len(ops) > 12
+for op in ops:
     # the largest example: inputs of a column or two are kept away from 0 by operations that import it
     arguments_of(op, op.problem_of(op.examples[-1]))
     assert "torch._dynamo" not in sys.modules, op.name

@@ -249,7 +249,8 @@ def test_bounds_accept_what_the_rule_accepts_and_never_more(op: Op, dtype: str) 
                     other.view(-1)[place] = flat[place] * factor
                     if bounds.holding(other):
                         outputs = (*right[:output], other, *right[output + 1 :])
-                        assert numerics.compare(op, problem, outputs, reference, error, values).ok, (kind, place, factor)
+                        found = numerics.compare(op, problem, outputs, reference, error, values)
+                        assert found.ok, (kind, place, factor)
 
 
 @pytest.mark.parametrize(("op", "dtype"), TAKEN, ids=lambda value: getattr(value, "name", value))

@@ -54,8 +54,7 @@ def draw_offsets(problem: Problem, generator: torch.Generator, gaps: int = 0) ->
     if gaps and experts > 1:
         counts[0 : experts - 1 : 2] += counts[1::2]
         counts[1::2] = 0
-    # sums of a triangle, for a cumsum of meta tensors imports torch's compiler
-    ends = (torch.ones(experts, experts, dtype=torch.int32, device=device).tril() * counts).sum(1, dtype=torch.int32)
+    ends = counts.cumsum(0, dtype=torch.int32)
     return torch.cat([torch.zeros_like(ends[:1]), ends]) + gaps
 
 
