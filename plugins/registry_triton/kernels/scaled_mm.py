@@ -33,9 +33,12 @@ def _dot(left, right, acc, SWAP: tl.constexpr, INTEGER: tl.constexpr, LOSSY: tl.
         first, second = tl.trans(right), tl.trans(left)
     else:
         first, second = left, right
+    # one return: Triton 3.6 compiles what follows a return inside of a constexpr branch
     if INTEGER:
-        return tl.dot(first, second, acc, out_dtype=tl.int32)
-    return tl.dot(first, second, acc, max_num_imprecise_acc=LOSSY)
+        summed = tl.dot(first, second, acc, out_dtype=tl.int32)
+    else:
+        summed = tl.dot(first, second, acc, max_num_imprecise_acc=LOSSY)
+    return summed
 
 
 @triton.jit
