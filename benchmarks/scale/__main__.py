@@ -20,7 +20,7 @@ from pathlib import Path
 from ..arguments import output_folder
 from .children import Usage, module, program, run
 
-PARTS = ("commands", "space", "problems", "slow kernel")
+PARTS = ("commands", "space", "problems", "slow kernel", "workspace")
 PROBLEMS = 1000
 CONFIGS = 10**6
 
@@ -80,6 +80,19 @@ def slow_kernel(folder: Path) -> Iterator[Line]:
     yield "a kernel of two seconds: tune", used, _last(out)
 
 
+def workspace(folder: Path) -> Iterator[Line]:
+    """An op whose implementation asks for 4 GB of workspace: decided or refused, but no worker is killed for it."""
+    shapes, out = folder / "roomy.yaml", folder / "out"
+    shapes.write_text("square:\n  - {n: 4096, dtype: float32}\n")
+    plugin = Path(__file__).with_name("large_workspace.py")
+    words = ["--shapes", str(shapes), "--device", "cpu", "--plugin", str(plugin), "--db", str(folder / "roomy.db")]
+    used = run(program("tune", *words, "--implementations", "bench.roomy,torch.native"), out)
+    yield "a workspace of 4 GB: tune", used, _last(out)
+
+
+OTHERS = {"space": space, "problems": problems, "slow kernel": slow_kernel, "workspace": workspace}
+
+
 def lines(folder: Path, only: str | None, trials: list[int]) -> Iterator[Line]:
     """Every line of the parts that are wanted, each part in a folder of its own."""
     for number, part in enumerate(PARTS):
@@ -91,7 +104,7 @@ def lines(folder: Path, only: str | None, trials: list[int]) -> Iterator[Line]:
             if part == "commands":
                 yield from commands(inside, count)
             else:
-                yield from {"space": space, "problems": problems, "slow kernel": slow_kernel}[part](inside)
+                yield from OTHERS[part](inside)
 
 
 def environment() -> str:
