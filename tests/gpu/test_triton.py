@@ -126,6 +126,8 @@ def test_numerics(op: str, place: int, dtype: str) -> None:
     if op == "scaled_mm" and dtype != "bfloat16":
         pytest.skip("its problems say their dtypes")
     for number, dims in enumerate(LARGE[op]):
+        if dtype == "float32" and dims.get("zeros") == "integer":
+            continue  # float32 scales have float zero points
         problem = contract.problem_of({"dtype": dtype, **dims})
         if list(implementation.unsupported(problem, device)):
             continue

@@ -26,7 +26,7 @@ PACKED = {"n": 4096, "k": 4096, "group_size": 128, "zeros": "none", "act_order":
 ROWS = {"k": 7168, "group_size": 128, "out_dtype": "int8", "scale": False}
 SCALED = {"n": 4096, "k": 7168, "scales": "block", "bias": True, "out_dtype": "bfloat16", "dtype": "int8"}
 DENSE = {"n": 4096, "k": 4096, "bias": True}
-EXPERTS = {"n": 1536, "k": 2048, "experts": 128, "routing": "uniform"}
+EXPERTS = {"n": 1536, "k": 2048, "experts": 8, "routing": "uniform"}
 TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "vector_add triton.block": {"n": 2**24},
     "square triton.block": {"n": 2**24},
@@ -67,7 +67,14 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "scaled_mm triton.splitk": {"m": 16, **SCALED},
 }
 IMPLEMENTATIONS = {f"{op} {one.name}": one for op, forms in FORMS.items() for one in forms}
-ON_ONE = ("gemm_nf4", "grouped_gemm_backward", "gemm_sparse24 triton.gemm")
+ON_ONE = (
+    "gemm_nf4",
+    "gemm_sparse24 triton.gemm",
+    "gemm_w8a8",
+    "grouped_gemm_backward",
+    "grouped_gemm_int4",
+    "scaled_mm triton.splitk",
+)
 COMPILED = [
     pytest.param(key, device, id=f"{key}-{device.architecture}")
     for key in TYPICAL
@@ -75,7 +82,8 @@ COMPILED = [
     if not key.startswith(("gemm_int2", "gemm_int1", *(ON_ONE if device is not H200 else [])))
 ]
 """Of a family one op everywhere: gemm_int8. Others differ in a constant, the width of a level; gemm_nf4 has a table.
-The kernels of a grouped product and of its gradients are alike; gemm_sparse24 has one for tiles and for split-K."""
+The kernels of a grouped product and of its gradients are alike; gemm_sparse24 and scaled_mm have one for tiles and for
+split-K, gemm_w4a8 and gemm_w8a8 one with another width."""
 LLM_ROWS = [{"rows": rows, "cols": cols} for rows in (1, 64, 8192) for cols in (128, 1024, 4096, 16384, 32000, 151936)]
 
 
