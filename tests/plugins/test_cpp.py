@@ -83,8 +83,8 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.usefixtures("one_thread")
 def test_defaults_are_right_on_every_example_and_with_every_input_kind(implementation: CppImplementation) -> None:
     found, kinds = problems(implementation), OPS[implementation.op].kinds
-    if implementation.op.startswith("gemm"):
-        found = found[::3]
+    if len(found) > 20:
+        found = found[::3]  # every size and dtype, not each of one with each of the other
     assert {problem.dtype for problem in found} >= {"float16", "bfloat16"}
     for number, problem in enumerate(found):
         for kind in {kinds[number % len(kinds)], kinds[(2 * number + 1) % len(kinds)]}:
