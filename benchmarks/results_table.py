@@ -30,7 +30,12 @@ ORDER = (
     "softmax_backward", "rms_norm_backward", "gelu_backward", "square_backward",
 )  # fmt: skip
 
-DIMS = ("rows", "cols", "m", "n", "k", "group_size", "bits", "symmetric", "approximate", "dtype")
+"""The rest come in the order of the alphabet."""
+
+DIMS = (
+    "rows", "cols", "m", "n", "k", "experts", "routing", "group_size", "bits", "symmetric", "zeros", "act_order", "bias",
+    "activation", "static", "scales", "approximate", "out_dtype", "dtype",
+)  # fmt: skip
 """The order in which people name them; an export sorts them."""
 
 Row = Mapping[str, Any]
@@ -59,7 +64,8 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def _ops(rows: Sequence[Row]) -> list[str]:
-    return [op for op in ORDER if any(row["op"] == op for row in rows)]
+    found = {row["op"] for row in rows}
+    return [*(op for op in ORDER if op in found), *sorted(found.difference(ORDER))]
 
 
 def _spread(rows: Sequence[Row], most: int) -> list[Row]:
