@@ -33,8 +33,8 @@ ORDER = (
 """The rest come in the order of the alphabet."""
 
 DIMS = (
-    "rows", "cols", "m", "n", "k", "experts", "routing", "group_size", "bits", "symmetric", "zeros", "act_order", "bias",
-    "activation", "static", "scales", "approximate", "out_dtype", "dtype",
+    "rows", "cols", "m", "n", "k", "experts", "routing", "group_size", "bits", "symmetric", "zeros", "act_order",
+    "bias", "activation", "static", "scales", "approximate", "out_dtype", "dtype",
 )  # fmt: skip
 """The order in which people name them; an export sorts them."""
 
