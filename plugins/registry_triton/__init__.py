@@ -117,9 +117,9 @@ def gemm_nf4_implementations() -> Sequence[registry.Implementation]:
 
 @registry.implements("quantize_per_token")
 def quantize_per_token_implementations() -> Sequence[registry.Implementation]:
-    from .quantize import RowQuantize
+    from .quantize import PieceQuantize, RowQuantize
 
-    return [RowQuantize()]
+    return [RowQuantize(), PieceQuantize()]
 
 
 @registry.implements("grouped_gemm")

@@ -1,4 +1,4 @@
-"""Quantisation of activations in Triton: a row a program."""
+"""Quantisation of activations in Triton: a row a program, or a piece of one."""
 
 from __future__ import annotations
 
@@ -61,16 +61,69 @@ class RowQuantize(TritonImplementation):
             kernels.quantize,
             grid=(problem.m,),
             args=("q", "scales", "x", "scale", problem.k, -(-problem.k // group_size) if group_size else 1),
-            constants={
-                "GROUP": group_size,
-                "MOST": _LARGEST[problem.out_dtype],
-                "INTEGER": problem.out_dtype == "int8",
-                # the interpreter's own conversion (Triton 3.9) loses the carry, -126 becomes -64, and NaN
-                "ROUND": INTERPRETED,
-                "BLOCK": self.block(problem),
-            },
+            constants={"GROUP": group_size, "BLOCK": self.block(problem), **_levels(problem)},
             options=options(config),
         )
+
+
+class PieceQuantize(TritonImplementation):
+    """One program a piece of a row, where no scale is of a whole row: no power of two has to hold a row."""
+
+    op = "quantize_per_token"
+    name = "triton.pieces"
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        yield from common_reasons(problem, device)
+        yield from float8_reasons(problem.out_dtype, device)
+        if not problem.scale and problem.group_size == problem.k:
+            yield "a scale is of a whole row"
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        """Columns of a piece, whole groups, and warps."""
+        return _pieces(_group(problem), next_power_of_2(problem.k), device)
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        """About 16 elements a thread of 4 warps."""
+        return min(self.space(problem, device).configs, key=lambda one: (abs(one["BLOCK"] - 2048), -one["num_warps"]))
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        """Before a program a row where that is mostly padding, or too long for one."""
+        return 1.1 if problem.k > 8192 else 0.9
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+        group, pieces = _group(problem), -(-problem.k // config["BLOCK"])
+        return Launch(
+            kernels.quantize_pieces,
+            grid=(problem.m * pieces,),
+            args=("q", "scales", "x", "scale", problem.k, -(-problem.k // group) if group else 1, pieces),
+            constants={"GROUP": group, "BLOCK": config["BLOCK"], **_levels(problem)},
+            options=options(config),
+        )
+
+
+def _group(problem: Problem) -> int:
+    """Columns of a scale; 0 where there is one for the whole tensor."""
+    return 0 if problem.scale else int(problem.group_size)
+
+
+def _levels(problem: Problem) -> dict[str, float | bool]:
+    """What the kernels are told of the levels."""
+    return {
+        "MOST": _LARGEST[problem.out_dtype],
+        "INTEGER": problem.out_dtype == "int8",
+        # the interpreter's own conversion (Triton 3.9) loses the carry, -126 becomes -64, and NaN
+        "ROUND": INTERPRETED,
+    }
+
+
+@lru_cache(maxsize=KEPT)
+def _pieces(group: int, row: int, device: Device) -> Space:
+    def share(config: Config) -> bool:
+        each = elements_per_thread(config["BLOCK"], config["num_warps"], device)
+        return 2 <= each <= 64 or config["num_warps"] == 1
+
+    sizes = [size for size in (512, 1024, 2048, 4096, 8192) if group <= size <= max(row, 512)]
+    return Space(BLOCK=sizes, num_warps=[1, 2, 4, 8]).require("2 to 64 elements a thread", share)
 
 
 @lru_cache(maxsize=KEPT)

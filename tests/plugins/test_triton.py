@@ -61,6 +61,7 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
         for form, m in (("triton.gemm", 4096), ("triton.splitk", 16), ("triton.gemv", 1), ("triton.dequantized", 4096))
     },
     "quantize_per_token triton.row": {"m": 4096, **ROWS},
+    "quantize_per_token triton.pieces": {"m": 4096, **ROWS, "k": 18432},
     "gemm_w4a8 triton.gemm": {"m": 4096, **PACKED, "activation": "int8", "static": False},
     "gemm_w8a8 triton.gemm": {"m": 64, **PACKED, "activation": "int8", "static": False},
     "scaled_mm triton.gemm": {"m": 4096, **SCALED},

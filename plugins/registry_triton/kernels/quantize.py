@@ -26,6 +26,22 @@ def _to_float8(level):
 
 
 @triton.jit
+def _store_levels(q, quotient, inside, MOST: tl.constexpr, INTEGER: tl.constexpr, ROUND: tl.constexpr):
+    """The levels nearest to the quotients, where ``inside``; NaN is 0 as an integer."""
+    level = tl.minimum(tl.maximum(quotient, -MOST), MOST)
+    if INTEGER:
+        # 1.5 * 2**23 leaves no bit for fractions: the sum is rounded to the nearest integer, halfway to the even one
+        level = tl.where(quotient != quotient, 0.0, (level + 12582912.0) - 12582912.0)
+        levels = level.to(q.dtype.element_ty)
+    elif ROUND:
+        levels = _to_float8(level).to(q.dtype.element_ty).to(tl.uint8, bitcast=True)
+        levels = tl.where(quotient != quotient, 0x7F, levels).to(tl.uint8).to(q.dtype.element_ty, bitcast=True)
+    else:
+        levels = tl.where(quotient != quotient, quotient, level).to(q.dtype.element_ty)
+    tl.store(q, levels, mask=inside)
+
+
+@triton.jit
 def quantize(
     q, scales, x, scale, K, GROUPS, GROUP: tl.constexpr, MOST: tl.constexpr, INTEGER: tl.constexpr, ROUND: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -49,14 +65,27 @@ def quantize(
         tl.store(scales + row * GROUPS + place, factors, mask=place < GROUPS)
         inverse = tl.div_rn(tl.full(factors.shape, 1.0, tl.float32), factors)
         quotient = tl.reshape(grouped * inverse[:, None], [BLOCK])
-    level = tl.minimum(tl.maximum(quotient, -MOST), MOST)
-    if INTEGER:
-        # 1.5 * 2**23 leaves no bit for fractions: the sum is rounded to the nearest integer, halfway to the even one
-        level = tl.where(quotient != quotient, 0.0, (level + 12582912.0) - 12582912.0)
-        levels = level.to(q.dtype.element_ty)
-    elif ROUND:
-        levels = _to_float8(level).to(q.dtype.element_ty).to(tl.uint8, bitcast=True)
-        levels = tl.where(quotient != quotient, 0x7F, levels).to(tl.uint8).to(q.dtype.element_ty, bitcast=True)
+    _store_levels(q + row * K + col, quotient, col < K, MOST, INTEGER, ROUND)
+
+
+@triton.jit
+def quantize_pieces(
+    q, scales, x, scale, K, GROUPS, PIECES, GROUP: tl.constexpr, MOST: tl.constexpr, INTEGER: tl.constexpr,
+    ROUND: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """BLOCK columns of a row a program: whole groups, or by ``scale`` for all rows where GROUP is 0."""
+    row, piece = tl.program_id(0).to(tl.int64) // PIECES, tl.program_id(0) % PIECES
+    col = piece * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + row * K + col, mask=col < K, other=0.0).to(tl.float32)
+    if GROUP == 0:
+        factor = tl.load(scale)
+        tl.store(scales, factor, mask=(row == 0) & (piece == 0))
+        quotient = tl.div_rn(values, tl.zeros_like(values) + factor)
     else:
-        levels = tl.where(quotient != quotient, quotient, level).to(q.dtype.element_ty)
-    tl.store(q + row * K + col, levels, mask=col < K)
+        grouped = tl.reshape(values, [BLOCK // GROUP, GROUP])
+        factors = _scale_of(grouped, 1, MOST)
+        place = piece * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+        tl.store(scales + row * GROUPS + place, factors, mask=place < GROUPS)
+        inverse = tl.div_rn(tl.full(factors.shape, 1.0, tl.float32), factors)
+        quotient = tl.reshape(grouped * inverse[:, None], [BLOCK])
+    _store_levels(q + row * K + col, quotient, col < K, MOST, INTEGER, ROUND)
