@@ -262,3 +262,35 @@ def gemm_sparse24_backward_implementations() -> Iterable[Implementation]:
     from .sparse24 import CompiledSparse24Backward, DenseSparse24Backward
 
     return [DenseSparse24Backward(), CompiledSparse24Backward()]
+
+
+@implements("silu_and_mul")
+def silu_and_mul_implementations() -> Iterable[Implementation]:
+    """``silu(gate) * up``, and Inductor's one pass."""
+    from .gated import CompiledGated, Gated
+
+    return [Gated("silu_and_mul"), CompiledGated("silu_and_mul")]
+
+
+@implements("gelu_and_mul")
+def gelu_and_mul_implementations() -> Iterable[Implementation]:
+    """``gelu(gate) * up``, and Inductor's one pass."""
+    from .gated import CompiledGated, Gated
+
+    return [Gated("gelu_and_mul"), CompiledGated("gelu_and_mul")]
+
+
+@implements("silu_and_mul_backward")
+def silu_and_mul_backward_implementations() -> Iterable[Implementation]:
+    """torch's own gradient of silu and two products, and Inductor's one pass."""
+    from .gated import CompiledGatedBackward, GatedBackward
+
+    return [GatedBackward("silu_and_mul_backward"), CompiledGatedBackward("silu_and_mul_backward")]
+
+
+@implements("gelu_and_mul_backward")
+def gelu_and_mul_backward_implementations() -> Iterable[Implementation]:
+    """torch's own gradient of gelu and two products, and Inductor's one pass."""
+    from .gated import CompiledGatedBackward, GatedBackward
+
+    return [GatedBackward("gelu_and_mul_backward"), CompiledGatedBackward("gelu_and_mul_backward")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..contract import Op
 from .elementwise import GELU, SQUARE, VECTOR_ADD
 from .elementwise_backward import GELU_BACKWARD, SQUARE_BACKWARD
+from .gated import GELU_AND_MUL, GELU_AND_MUL_BACKWARD, SILU_AND_MUL, SILU_AND_MUL_BACKWARD
 from .gemm_int4 import GEMM_INT4
 from .gemm_sparse24 import GEMM_SPARSE24, GEMM_SPARSE24_BACKWARD
 from .grouped import GROUPED_GEMM, GROUPED_GEMM_BACKWARD, GROUPED_GEMM_INT4, GROUPED_GEMM_INT4_BACKWARD
@@ -47,6 +48,8 @@ BOX: tuple[Op, ...] = (
     GEMM_SPARSE24,
     QUANTIZE_PER_TOKEN,
     SCALED_MM,
+    SILU_AND_MUL,
+    GELU_AND_MUL,
     SQUARE_BACKWARD,
     GELU_BACKWARD,
     SOFTMAX_BACKWARD,
@@ -59,12 +62,16 @@ BOX: tuple[Op, ...] = (
     GEMM_INT1_BACKWARD,
     GEMM_NF4_BACKWARD,
     GEMM_SPARSE24_BACKWARD,
+    SILU_AND_MUL_BACKWARD,
+    GELU_AND_MUL_BACKWARD,
 )
 """In the order in which they are listed."""
 
 __all__ = [
     "BOX",
     "GELU",
+    "GELU_AND_MUL",
+    "GELU_AND_MUL_BACKWARD",
     "GELU_BACKWARD",
     "GEMM_INT1",
     "GEMM_INT1_BACKWARD",
@@ -89,6 +96,8 @@ __all__ = [
     "RMS_NORM",
     "RMS_NORM_BACKWARD",
     "SCALED_MM",
+    "SILU_AND_MUL",
+    "SILU_AND_MUL_BACKWARD",
     "SOFTMAX",
     "SOFTMAX_BACKWARD",
     "SQUARE",

@@ -158,6 +158,8 @@ def test_what_a_gradient_needs_saved() -> None:
         *((name, f"{name}_backward") for name in ("gemm_int8", "gemm_int2", "gemm_int1", "gemm_nf4", "gemm_sparse24")),
         ("quantize_per_token", None),
         ("scaled_mm", None),
+        ("silu_and_mul", "silu_and_mul_backward"),
+        ("gelu_and_mul", "gelu_and_mul_backward"),
     ]
 
 

@@ -63,6 +63,11 @@ DIMS: Mapping[str, dict[str, Value]] = {
     "grouped_gemm_backward": {"m": 13, "n": 64, "k": 128, "experts": 4, "routing": "skewed", "dtype": "bfloat16"},
     "gemm_sparse24": {"m": 13, "n": 64, "k": 140, "bias": True, "dtype": "bfloat16"},
     "gemm_sparse24_backward": {"m": 13, "n": 64, "k": 140, "dtype": "bfloat16"},
+    **{op: {"rows": 3, "cols": 1001, "dtype": "bfloat16"} for op in ("silu_and_mul", "silu_and_mul_backward")},
+    **{
+        op: {"rows": 3, "cols": 1001, "approximate": "tanh", "dtype": "float16"}
+        for op in ("gelu_and_mul", "gelu_and_mul_backward")
+    },
     "square_backward": {"n": 5001, "dtype": "bfloat16"},
     "gelu_backward": {"n": 5001, "dtype": "float16", "approximate": "none"},
     "softmax_backward": {"rows": 3, "cols": 5000, "dtype": "float32"},
