@@ -126,8 +126,8 @@ _BACKWARD: Mapping[str, Any] = {
     "floor": partial(_floor, 5, 16),
     "fake": RowMajor(lambda grad_y, x, *_: [(x.shape, x.dtype)]),
     "kinds": KINDS,
-    # two roundings in half, as for the results. A slope is 0 near -1, where its terms cancel to fp32's precision, times
-    # a gradient and a multiplier of up to 5 each, or a spike's 8
+    # Two roundings in half, as for the results. A slope is 0 near -1, where its terms cancel to fp32's precision,
+    # times a gradient and a multiplier of up to 5 each, or a spike's 8.
     "tolerance": Tolerance(units(float32=2.0, half=2.1), fp32_error(6e-6, lost=16), _scale),
 }
 _APPROXIMATE = {"approximate": APPROXIMATIONS}
