@@ -124,7 +124,7 @@ _BACKWARD: Mapping[str, Any] = {
     "problem": _backward_problem,
     "inputs": partial(_inputs, True),
     "floor": partial(_floor, 5, 16),
-    "fake": RowMajor(lambda grad_y, x, *_: [(x.shape, x.dtype)]),
+    "fake": RowMajor(lambda _, x, *__: [(x.shape, x.dtype)]),
     "kinds": KINDS,
     # Two roundings in half, as for the results. A slope is 0 near -1, where its terms cancel to fp32's precision,
     # times a gradient and a multiplier of up to 5 each, or a spike's 8.
