@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..contract import Op
+from .decoder import GELU_AND_MUL, GELU_AND_MUL_BACKWARD, SILU_AND_MUL, SILU_AND_MUL_BACKWARD
 from .elementwise import GELU, SQUARE, VECTOR_ADD
 from .elementwise_backward import GELU_BACKWARD, SQUARE_BACKWARD
-from .gated import GELU_AND_MUL, GELU_AND_MUL_BACKWARD, SILU_AND_MUL, SILU_AND_MUL_BACKWARD
 from .gemm_int4 import GEMM_INT4
 from .gemm_sparse24 import GEMM_SPARSE24, GEMM_SPARSE24_BACKWARD
 from .grouped import GROUPED_GEMM, GROUPED_GEMM_BACKWARD, GROUPED_GEMM_INT4, GROUPED_GEMM_INT4_BACKWARD

@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from ..contract import Backward, Floor, RowMajor, Tolerance
-from ..errors import InvalidArgumentError
-from ..problem import Arguments, Problem, Value, dtype_name
-from . import fills
-from .checks import float_tensor, same_dtype, shape_text
-from .elementwise import APPROXIMATIONS
-from .elementwise_backward import gelu_backward_reference
-from .families import rows_op
-from .rounding import fp32_error, fp32_weight, underflow, units
+from ...contract import Backward, Floor, RowMajor, Tolerance
+from ...errors import InvalidArgumentError
+from ...problem import Arguments, Problem, Value, dtype_name
+from .. import fills
+from ..checks import float_tensor, same_dtype, shape_text
+from ..elementwise import APPROXIMATIONS
+from ..elementwise_backward import gelu_backward_reference
+from ..families import rows_op
+from ..rounding import fp32_error, fp32_weight, underflow, units
 
 KINDS = ("normal", "outliers", "spike_last", "constant", "special")
 
