@@ -100,7 +100,10 @@ def _inputs(backward: bool, problem: Problem, kind: str, generator: torch.Genera
         fills.plant_special(gate, [torch.nan, 0.0, -0.0, -60.0, 60.0])
     tail = (problem.approximate,) if "approximate" in problem.dims else ()
     first = (fills.normal(shape, dtype, generator),) if backward else ()
-    return (*first, torch.cat((gate, up), -1), *tail)
+    # not torch.cat, which imports the compiler for the meta tensors of planning
+    x = torch.empty((problem.rows, 2 * problem.cols), dtype=dtype, device=generator.device)
+    x[:, : problem.cols], x[:, problem.cols :] = gate, up
+    return (*first, x, *tail)
 
 
 def _floor(tensors: int, flop: int, problem: Problem) -> Floor:
