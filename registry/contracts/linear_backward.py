@@ -97,7 +97,7 @@ def _over_rows(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     return sum_scale(problem, reference, reference.square().mean().sqrt_(), problem.m)
 
 
-_RTOL = units(float32=2.0, half=1.5)
+_RTOL = units(float32=3.0, half=1.5)
 
 LINEAR_BACKWARD = gemm_op(
     "linear_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor? bias=None, bool need_x=True, "
