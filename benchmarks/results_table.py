@@ -34,7 +34,7 @@ ORDER = (
 
 DIMS = (
     "rows", "cols", "m", "n", "k", "experts", "routing", "group_size", "bits", "symmetric", "zeros", "act_order",
-    "bias", "activation", "static", "scales", "approximate", "out_dtype", "dtype",
+    "bias", "activation", "static", "scale", "scales", "approximate", "out_dtype", "dtype",
 )  # fmt: skip
 """The order in which people name them; an export sorts them."""
 
