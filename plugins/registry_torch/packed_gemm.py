@@ -14,6 +14,7 @@ from registry.problem import Problem
 from registry.space import Config
 
 from .native import Native
+from .packed_table import weight_of_table
 from .packed_weight import weight_of
 
 
@@ -49,7 +50,7 @@ class CompiledProduct(InductorImplementation):
     def function(self, *values: Any) -> torch.Tensor:
         """``[..., K]``, the packed weight's parts and the bias."""
         a, *parts, bias = values
-        product: torch.Tensor = torch.nn.functional.linear(a, weight_of(tuple(parts)).T, bias)
+        product: torch.Tensor = torch.nn.functional.linear(a, _compilable(parts).T, bias)
         return product.contiguous()
 
 
@@ -87,5 +88,10 @@ class CompiledGradients(InductorImplementation):
         """``[..., N]``, the packed weight's parts and which gradients are needed."""
         grad_y, *parts, need_a, need_bias = values
         empty = grad_y.new_empty(0)
-        grad_a = (grad_y @ weight_of(tuple(parts)).T).contiguous() if need_a else empty
+        grad_a = (grad_y @ _compilable(parts).T).contiguous() if need_a else empty
         return grad_a, grad_y.reshape(-1, grad_y.shape[-1]).sum(0) if need_bias else grad_y.new_empty(0)
+
+
+def _compilable(parts: list[Any]) -> torch.Tensor:
+    """The weight ``[K, N]`` of a packed weight's parts, the last of which names the layout."""
+    return (weight_of_table if parts[-1] == "nf4" else weight_of)(tuple(parts))

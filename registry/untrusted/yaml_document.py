@@ -22,6 +22,7 @@ DEEPEST = 8
 
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 _MERGE_TAG = "tag:yaml.org,2002:merge"
+_PARSER_TOO_DEEP = "exceeded maximum nesting depth"
 _SHAPE = "expected op: [{dimension: [value, ...]}, ...]"
 
 
@@ -84,12 +85,18 @@ class Document:
         except _TooDeepError as fault:
             raise ShapesFileError(f"{self._name}, line {fault.line}: nested too deeply", hint=_SHAPE) from None
         except yaml.YAMLError as fault:
-            where, problem = "", str(fault).splitlines()[0]
-            if isinstance(fault, yaml.MarkedYAMLError):
-                where = f", line {fault.problem_mark.line + 1 if fault.problem_mark else 1}"
-                problem = " ".join(part for part in (fault.context, fault.problem) if part)
-            raise ShapesFileError(f"{self._name}{where}: not YAML: {problem}", hint="see docs/shapes.md") from None
+            raise self._no_yaml(fault) from None
         return None if node is None else self._plain(loader, node, (), ())
+
+    def _no_yaml(self, fault: yaml.YAMLError) -> ShapesFileError:
+        """What the parser refuses, in one line; its own bound of depth (PyYAML 6.0.4) reads like this package's."""
+        where, problem = "", str(fault).splitlines()[0]
+        if isinstance(fault, yaml.MarkedYAMLError):
+            where = f", line {fault.problem_mark.line + 1 if fault.problem_mark else 1}"
+            if fault.problem == _PARSER_TOO_DEEP:
+                return ShapesFileError(f"{self._name}{where}: nested too deeply", hint=_SHAPE)
+            problem = " ".join(part for part in (fault.context, fault.problem) if part)
+        return ShapesFileError(f"{self._name}{where}: not YAML: {problem}", hint="see docs/shapes.md")
 
     def _plain(self, loader: _Loader, node: yaml.Node, place: Place, above: tuple[yaml.Node, ...]) -> object:
         """The node's value; remembers its line, refuses repeated keys and aliases of a node within itself."""

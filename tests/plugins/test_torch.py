@@ -21,14 +21,15 @@ OPS = tuple(op.name for op in BOX)
 CPU = Device.of("cpu")
 
 COMPILED: dict[str, dict[str, Value]] = {
-    "gemm_int4": {
-        "m": 3, "n": 33, "k": 256, "group_size": 64, "bits": 4, "dtype": "bfloat16", "symmetric": False,
+    "gemm_nf4": {
+        "m": 3, "n": 33, "k": 256, "group_size": 64, "zeros": "none", "act_order": False, "bias": True,
+        "dtype": "bfloat16",
     },
     "quantize_per_token": {
         "m": 3, "k": 96, "group_size": 32, "scale": False, "out_dtype": "int8", "dtype": "float16",
     },
 }  # fmt: skip
-"""A product, and rows with several outputs. Each compiles C++ for seconds; tests/gpu has all."""
+"""A product with a table of levels, and rows with several outputs. Each compiles C++ for seconds; tests/gpu has all."""
 
 
 @pytest.fixture(autouse=True, scope="module")
