@@ -19,6 +19,7 @@ from ...paths import cache_folder, write_whole
 from ...problem import canonical_json
 from ..compiler_environment import host_compiler
 from ..kernel_limit import check_room
+from .precompiled import discard, including
 
 # ISO mode turns contraction off, so that without -ffp-contract a * b + c is no FMA. -ffast-math is left out on
 # purpose: it links start-up code that flushes denormals in the whole process, and it breaks NaN.
@@ -43,6 +44,7 @@ class Compiler:
 
     command: tuple[str, ...]
     identity: str
+    is_gcc: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ def _probe(text: str) -> Compiler | NoCompiler:
         return NoCompiler(_explain(text, done.stderr))
     if "#define _OPENMP " not in done.stdout:
         return NoCompiler(f"the C++ compiler {text!r} has no OpenMP (set CXX to one that has, e.g. g++)")
-    return Compiler(command, hashlib.sha256(canonical_json([command, done.stdout]).encode()).hexdigest())
+    identity = hashlib.sha256(canonical_json([command, done.stdout]).encode()).hexdigest()
+    return Compiler(command, identity, "#define __GNUC__ " in done.stdout and "#define __clang__ " not in done.stdout)
 
 
 def _explain(text: str, stderr: str) -> str:
@@ -94,8 +97,8 @@ def build(source: str, flags: Sequence[str], kernel: str) -> Path:
     compiler = find_compiler()
     if isinstance(compiler, NoCompiler):
         raise CompileError(f"{kernel}: {compiler.reason}")
-    identity = [source, [*FLAGS, *flags], compiler.identity, *sorted(host_compiler().items())]
-    key = hashlib.sha256(canonical_json(identity).encode()).hexdigest()
+    where = [compiler.identity, *sorted(host_compiler().items())]
+    key = _digest([source, [*FLAGS, *flags], *where])
     folder = cache_folder("cpp", key[:2])
     for found in sorted(folder.glob(f"{key}-*.so")):
         if is_intact(found):
@@ -103,7 +106,8 @@ def build(source: str, flags: Sequence[str], kernel: str) -> Path:
         found.unlink(missing_ok=True)
     # not in the cache: what a killed build leaves behind goes with the temporary files
     with tempfile.TemporaryDirectory(prefix="kernel-registry-") as place:
-        library = _compile(compiler, source, flags, Path(place), kernel)
+        headers = cache_folder("cpp", "headers", _digest([FLAGS, *where])) if compiler.is_gcc else None
+        library = _compile(compiler, source, flags, Path(place), kernel, headers)
         target = folder / f"{key}-{content_digest(library)}.so"
         try:
             write_whole(target, library.read_bytes())
@@ -118,21 +122,38 @@ def _c_locale(**more: str) -> dict[str, str]:
     return {**os.environ, "LC_ALL": "C", **more}
 
 
-def _compile(compiler: Compiler, source: str, flags: Sequence[str], place: Path, kernel: str) -> Path:
+def _digest(identity: Sequence[object]) -> str:
+    return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
+
+
+def _compile(
+    compiler: Compiler, source: str, flags: Sequence[str], place: Path, kernel: str, headers: Path | None
+) -> Path:
+    """``headers``: the folder of the precompiled header, if the compiler is one that takes it."""
     (place / "unit.cpp").write_text(source)
+    environment, common = _c_locale(TMPDIR=str(place)), [*compiler.command, *FLAGS]
     # relative names: the same input gives the same library, whatever the temporary folder is called
-    command = [*compiler.command, *FLAGS, *flags, "-shared", "unit.cpp", "-o", "unit.so"]
+    command = [*common, *flags, "-shared", "unit.cpp", "-o", "unit.so"]
+    included = [] if headers is None else including(common, headers, environment)
+    if included and not _run([*command, *included], place, kernel, environment):
+        return place / "unit.so"
+    if stderr := _run(command, place, kernel, environment):
+        shown = "\n  ".join(stderr.splitlines()[:12])
+        raise CompileError(f"{kernel}: {_first_error(stderr)}", hint=f"{shlex.join(command)}\n  {shown}")
+    if headers is not None and included:
+        discard(headers)
+    return place / "unit.so"
+
+
+def _run(command: Sequence[str], place: Path, kernel: str, environment: dict[str, str]) -> str:
+    """What a compiler that failed has said; "" where it has not failed. Raises CompileError where it does not end."""
     try:
         done = subprocess.run(
-            command, cwd=place, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False,
-            env=_c_locale(TMPDIR=str(place)),
-        )  # fmt: skip
+            command, cwd=place, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False, env=environment
+        )
     except (OSError, subprocess.TimeoutExpired) as fault:
         raise CompileError(f"{kernel}: {shlex.join(command)} did not finish: {fault}") from fault
-    if done.returncode != 0:
-        shown = "\n  ".join(done.stderr.splitlines()[:12])
-        raise CompileError(f"{kernel}: {_first_error(done.stderr)}", hint=f"{shlex.join(command)}\n  {shown}")
-    return place / "unit.so"
+    return "" if done.returncode == 0 else done.stderr or f"it ended with {done.returncode}"
 
 
 def _first_error(stderr: str) -> str:
