@@ -294,3 +294,19 @@ def gelu_and_mul_backward_implementations() -> Iterable[Implementation]:
     from .gated import CompiledGatedBackward, GatedBackward
 
     return [GatedBackward("gelu_and_mul_backward"), CompiledGatedBackward("gelu_and_mul_backward")]
+
+
+@implements("layer_norm")
+def layer_norm_implementations() -> Iterable[Implementation]:
+    """``torch.nn.functional.layer_norm``, and Inductor's."""
+    from .decoder.layer_norm import CompiledLayerNorm, LayerNorm
+
+    return [LayerNorm(), CompiledLayerNorm()]
+
+
+@implements("layer_norm_backward")
+def layer_norm_backward_implementations() -> Iterable[Implementation]:
+    """``aten.native_layer_norm_backward``, and Inductor's."""
+    from .decoder.layer_norm import CompiledLayerNormBackward, LayerNormBackward
+
+    return [LayerNormBackward(), CompiledLayerNormBackward()]

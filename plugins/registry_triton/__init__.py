@@ -169,3 +169,17 @@ def gemm_sparse24_implementations() -> Sequence[registry.Implementation]:
     from .sparse24 import GemvSparse24, SplitKSparse24, TiledSparse24
 
     return [TiledSparse24(), SplitKSparse24(), GemvSparse24()]
+
+
+@registry.implements("layer_norm")
+def layer_norm_implementations() -> Sequence[registry.Implementation]:
+    from .decoder.layer_norm import LoopedLayerNorm, RowLayerNorm
+
+    return [RowLayerNorm(), LoopedLayerNorm()]
+
+
+@registry.implements("layer_norm_backward")
+def layer_norm_backward_implementations() -> Sequence[registry.Implementation]:
+    from .decoder.layer_norm_backward import ColumnsLayerNormBackward, RowLayerNormBackward
+
+    return [RowLayerNormBackward(), ColumnsLayerNormBackward()]

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from ..contract import Op
-from .decoder import GELU_AND_MUL, GELU_AND_MUL_BACKWARD, SILU_AND_MUL, SILU_AND_MUL_BACKWARD
+from .decoder import (
+    GELU_AND_MUL,
+    GELU_AND_MUL_BACKWARD,
+    LAYER_NORM,
+    LAYER_NORM_BACKWARD,
+    SILU_AND_MUL,
+    SILU_AND_MUL_BACKWARD,
+)
 from .elementwise import GELU, SQUARE, VECTOR_ADD
 from .elementwise_backward import GELU_BACKWARD, SQUARE_BACKWARD
 from .gemm_int4 import GEMM_INT4
@@ -50,6 +57,7 @@ BOX: tuple[Op, ...] = (
     SCALED_MM,
     SILU_AND_MUL,
     GELU_AND_MUL,
+    LAYER_NORM,
     SQUARE_BACKWARD,
     GELU_BACKWARD,
     SOFTMAX_BACKWARD,
@@ -64,6 +72,7 @@ BOX: tuple[Op, ...] = (
     GEMM_SPARSE24_BACKWARD,
     SILU_AND_MUL_BACKWARD,
     GELU_AND_MUL_BACKWARD,
+    LAYER_NORM_BACKWARD,
 )
 """In the order in which they are listed."""
 
@@ -90,6 +99,8 @@ __all__ = [
     "GROUPED_GEMM_BACKWARD",
     "GROUPED_GEMM_INT4",
     "GROUPED_GEMM_INT4_BACKWARD",
+    "LAYER_NORM",
+    "LAYER_NORM_BACKWARD",
     "LINEAR",
     "LINEAR_BACKWARD",
     "QUANTIZE_PER_TOKEN",

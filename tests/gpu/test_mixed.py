@@ -12,13 +12,14 @@ from registry.correctness.numerics import reference64
 from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate, build
+from registry.problem import Value
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 MIXED = [
     (op, one.name)
-    for op in ("vector_add", "rms_norm", "rms_norm_backward")
+    for op in ("vector_add", "rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward")
     for one in Catalog().implementations(op)
     if one.mixed and "cuda" in one.device_types
 ]
@@ -44,14 +45,14 @@ def checked(catalog: Catalog, op_name: str, name: str, values: tuple[Any, ...]) 
 @pytest.mark.parametrize(("op_name", "name"), MIXED)
 def test_halves_beside_float32(catalog: Catalog, op_name: str, name: str, dtype: torch.dtype) -> None:
     op = catalog.op(op_name)
-    (wide,) = op.alike
     # columns that every form has a configuration for
     long = {"cuda.row": 4096, "triton.row": 4096}.get(name, 16_384)
-    dims = {"n": 70_001} if op_name == "vector_add" else {"rows": 33, "cols": long}
+    dims: dict[str, Value] = {"n": 70_001} if op_name == "vector_add" else {"rows": 33, "cols": long}
+    dims |= dict.fromkeys(op.choices, True)
     generator = torch.Generator("cuda").manual_seed(0)
     drawn = op.draw(op.problem_of({**dims, "dtype": "float32"}), "normal", generator)
     values = tuple(
-        value.to(dtype) if isinstance(value, torch.Tensor) and each != wide else value
+        value.to(dtype) if isinstance(value, torch.Tensor) and each not in op.alike else value
         for each, value in zip(op.parsed.names, drawn, strict=True)
     )
     checked(catalog, op_name, name, values)

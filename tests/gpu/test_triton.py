@@ -39,6 +39,15 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"rows": 3, "cols": 151936}, {"rows": 999, "cols": 100},
     ],
     "rms_norm": [{"rows": 300, "cols": 4096}, {"rows": 3, "cols": 128256}, {"rows": 999, "cols": 100}],
+    **{
+        f"layer_norm{gradient}": [
+            {"rows": rows, "cols": cols, "weight": weight, "bias": bias}
+            for rows, cols, weight, bias in (
+                (3000, 4096, True, True), (3, 128256, True, False), (9999, 100, False, False), (1, 8191, True, True),
+            )
+        ]
+        for gradient in ("", "_backward")
+    },
     "gemm_int4": [
         {**INT4, "m": 1, "group_size": 128}, {**INT4, "m": 3, "group_size": 32}, {**INT4, "m": 17, "group_size": 128},
         {**INT4, "m": 130, "group_size": 1024}, {**INT4, "m": 1, "group_size": 1024, "symmetric": True},

@@ -27,6 +27,7 @@ ROWS = {"k": 7168, "group_size": 128, "out_dtype": "int8", "scale": False}
 SCALED = {"n": 4096, "k": 7168, "scales": "block", "bias": True, "out_dtype": "bfloat16", "dtype": "int8"}
 DENSE = {"n": 4096, "k": 4096, "bias": True}
 EXPERTS = {"n": 1536, "k": 2048, "experts": 8, "routing": "uniform"}
+AFFINE = {"weight": True, "bias": True}
 TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "vector_add triton.block": {"n": 2**24},
     "square triton.block": {"n": 2**24},
@@ -46,6 +47,10 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "softmax_backward triton.looped": {"rows": 8192, "cols": 128256},
     "rms_norm_backward triton.row": {"rows": 4096, "cols": 8192},
     "rms_norm_backward triton.columns": {"rows": 4096, "cols": 28672},
+    "layer_norm triton.row": {"rows": 4096, "cols": 4096, **AFFINE},
+    "layer_norm triton.looped": {"rows": 4096, "cols": 128256, **AFFINE},
+    "layer_norm_backward triton.row": {"rows": 4096, "cols": 8192, **AFFINE},
+    "layer_norm_backward triton.columns": {"rows": 4096, "cols": 28672, **AFFINE},
     "linear triton.gemm": {"m": 4096, **DENSE},
     "linear triton.splitk": {"m": 16, **DENSE},
     "linear triton.gemv": {"m": 1, **DENSE},
@@ -74,6 +79,7 @@ ON_ONE = (
     "gemm_w8a8",
     "grouped_gemm_backward",
     "grouped_gemm_int4",
+    "layer_norm_backward triton.columns",
     "scaled_mm triton.splitk",
 )
 OTHERS = [key for key in TYPICAL if not key.startswith(ON_ONE)]
@@ -133,11 +139,9 @@ def test_halves_beside_float32_compile(key: str) -> None:
     problem = problem_of(op.name, TYPICAL[key])
     config = implementation.default(problem, H200)
     known = signature(problem, implementation, config, H200)
-    (wide,) = op.alike
-    spec = known.arguments.tensor(wide)
-    values = {**known.arguments.values, wide: TensorSpec.contiguous(spec.shape, torch.float32)}
-    arguments = Arguments(op.name, values)
-    mixed = Signature(arguments, op.output_specs(arguments, spec.device), known.scratch)
+    wide = {name: TensorSpec.contiguous(known.arguments.tensor(name).shape, torch.float32) for name in op.alike}
+    arguments = Arguments(op.name, {**known.arguments.values, **wide})
+    mixed = Signature(arguments, op.output_specs(arguments, torch.device("cpu")), known.scratch)
     for variant in implementation.variants(problem, config, H200, mixed):
         assert implementation.compile(variant, H200.target).resources["spill_bytes"] == 0
 
@@ -192,8 +196,10 @@ def _problems(op: str) -> list[Problem]:
     dims: list[Mapping[str, Any]] = [{"n": n, "approximate": "tanh"} for n in (1, 5000, 2**20, 2**28)]
     if op in ("vector_add", "square", "square_backward"):
         dims = [{"n": point["n"]} for point in dims]
-    elif op.startswith(("softmax", "rms_norm")):
+    elif op.startswith(("softmax", "rms_norm", "layer_norm")):
         dims = [*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001}]
+        if op.startswith("layer"):
+            dims = [{**point, **AFFINE} for point in dims]
     elif op == "gemm_int4":
         dims = [{**INT4, "m": m, "group_size": g} for m in (1, 4, 16, 64, 512, 4096) for g in (32, 64, 128, 4096)]
         dims.append({**INT4, "m": 5, "n": 33, "k": 24, "group_size": 24})
@@ -290,6 +296,7 @@ def test_the_declared_heuristic_follows_the_shape() -> None:
     assert best("softmax", {"rows": 1, "cols": 128256}) == "triton.split"
     assert best("rms_norm", {"rows": 4096, "cols": 8192}) == "triton.row"
     assert best("softmax_backward", {"rows": 4096, "cols": 128256}) == "triton.looped"
+    assert best("layer_norm", {"rows": 4096, "cols": 8192, **AFFINE}) == "triton.row"
     assert best("rms_norm_backward", {"rows": 4096, "cols": 8192}) == "triton.row"
     assert best("rms_norm_backward", {"rows": 4096, "cols": 28672}) == "triton.columns"
     assert [best("gemm_int4", {**INT4, "m": m}) for m in (1, 16, 96, 256)] == [

@@ -27,7 +27,7 @@ from registry.correctness.output_faults import poison
 from registry.device import Device
 from registry.dispatch.plans.plan import Candidate, build
 from registry.implementation import Implementation
-from registry.problem import Problem
+from registry.problem import Problem, Value
 from registry.space import Config
 
 from ..triton_forms import EACH, FORMS, OPS
@@ -120,6 +120,8 @@ def test_numerics(name: str, place: int) -> None:
 MIXED = [
     *(("rms_norm", place) for place in (0, 1)),
     *(("rms_norm_backward", place) for place in (0, 1)),
+    *(("layer_norm", place) for place in (0, 1)),
+    *(("layer_norm_backward", place) for place in (0, 1)),
     ("vector_add", 0),
 ]
 
@@ -131,11 +133,11 @@ MIXED = [
 def test_numerics_of_halves_beside_float32(name: str, place: int, dtype: torch.dtype) -> None:
     op, implementation, device = OPS[name], FORMS[name][place], Device.of("cpu")
     assert implementation.mixed
-    wide = next(one for one in op.alike)
-    dims = {"n": 1003} if name == "vector_add" else {"rows": 3, "cols": 1027}
+    dims: dict[str, Value] = {"n": 1003} if name == "vector_add" else {"rows": 3, "cols": 1027}
+    dims |= dict.fromkeys(op.choices, True)
     drawn = op.draw(op.problem_of({**dims, "dtype": "float32"}), "normal", torch.Generator().manual_seed(0))
     values = tuple(
-        value.to(dtype) if isinstance(value, torch.Tensor) and each != wide else value
+        value.to(dtype) if isinstance(value, torch.Tensor) and each not in op.alike else value
         for each, value in zip(op.parsed.names, drawn, strict=True)
     )
     problem = op.pose(op.arguments(values))

@@ -1,7 +1,16 @@
-"""Ops of a decoder beside its products: the gated activations of its MLP."""
+"""Ops of a decoder beside its products: the gated activations of its MLP, and layer_norm."""
 
 from __future__ import annotations
 
 from .gated import GELU_AND_MUL, GELU_AND_MUL_BACKWARD, SILU_AND_MUL, SILU_AND_MUL_BACKWARD
+from .layer_norm import LAYER_NORM
+from .layer_norm_backward import LAYER_NORM_BACKWARD
 
-__all__ = ["GELU_AND_MUL", "GELU_AND_MUL_BACKWARD", "SILU_AND_MUL", "SILU_AND_MUL_BACKWARD"]
+__all__ = [
+    "GELU_AND_MUL",
+    "GELU_AND_MUL_BACKWARD",
+    "LAYER_NORM",
+    "LAYER_NORM_BACKWARD",
+    "SILU_AND_MUL",
+    "SILU_AND_MUL_BACKWARD",
+]

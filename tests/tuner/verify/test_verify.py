@@ -68,6 +68,8 @@ DIMS: Mapping[str, dict[str, Value]] = {
         op: {"rows": 3, "cols": 1001, "approximate": "tanh", "dtype": "float16"}
         for op in ("gelu_and_mul", "gelu_and_mul_backward")
     },
+    "layer_norm": {"rows": 3, "cols": 1001, "weight": True, "bias": True, "dtype": "bfloat16"},
+    "layer_norm_backward": {"rows": 5, "cols": 1001, "weight": True, "bias": True, "dtype": "float16"},
     "square_backward": {"n": 5001, "dtype": "bfloat16"},
     "gelu_backward": {"n": 5001, "dtype": "float16", "approximate": "none"},
     "softmax_backward": {"rows": 3, "cols": 5000, "dtype": "float32"},

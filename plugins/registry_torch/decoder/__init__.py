@@ -1,0 +1,1 @@
+"""Ops of a decoder beside its products."""

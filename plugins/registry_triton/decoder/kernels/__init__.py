@@ -1,0 +1,1 @@
+"""The kernels, each file alone: a fingerprint covers what a form imports."""
