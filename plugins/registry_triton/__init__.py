@@ -183,3 +183,31 @@ def layer_norm_backward_implementations() -> Sequence[registry.Implementation]:
     from .decoder.layer_norm_backward import ColumnsLayerNormBackward, RowLayerNormBackward
 
     return [RowLayerNormBackward(), ColumnsLayerNormBackward()]
+
+
+@registry.implements("silu_and_mul")
+def silu_and_mul_implementations() -> Sequence[registry.Implementation]:
+    from .decoder.gated import BlockGated
+
+    return [BlockGated("silu_and_mul")]
+
+
+@registry.implements("silu_and_mul_backward")
+def silu_and_mul_backward_implementations() -> Sequence[registry.Implementation]:
+    from .decoder.gated import BlockGatedBackward
+
+    return [BlockGatedBackward("silu_and_mul_backward")]
+
+
+@registry.implements("gelu_and_mul")
+def gelu_and_mul_implementations() -> Sequence[registry.Implementation]:
+    from .decoder.gated import BlockGated
+
+    return [BlockGated("gelu_and_mul")]
+
+
+@registry.implements("gelu_and_mul_backward")
+def gelu_and_mul_backward_implementations() -> Sequence[registry.Implementation]:
+    from .decoder.gated import BlockGatedBackward
+
+    return [BlockGatedBackward("gelu_and_mul_backward")]

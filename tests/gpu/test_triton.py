@@ -48,6 +48,18 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         ]
         for gradient in ("", "_backward")
     },
+    **{
+        f"silu_and_mul{gradient}": [
+            {"rows": 3000, "cols": 14336}, {"rows": 1, "cols": 11008}, {"rows": 999, "cols": 101},
+        ]
+        for gradient in ("", "_backward")
+    },
+    **{
+        f"gelu_and_mul{gradient}": [
+            {"rows": 3000, "cols": 14336, "approximate": "tanh"}, {"rows": 999, "cols": 101, "approximate": "none"},
+        ]
+        for gradient in ("", "_backward")
+    },
     "gemm_int4": [
         {**INT4, "m": 1, "group_size": 128}, {**INT4, "m": 3, "group_size": 32}, {**INT4, "m": 17, "group_size": 128},
         {**INT4, "m": 130, "group_size": 1024}, {**INT4, "m": 1, "group_size": 1024, "symmetric": True},

@@ -51,6 +51,11 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "layer_norm triton.looped": {"rows": 4096, "cols": 128256, **AFFINE},
     "layer_norm_backward triton.row": {"rows": 4096, "cols": 8192, **AFFINE},
     "layer_norm_backward triton.columns": {"rows": 4096, "cols": 28672, **AFFINE},
+    **{f"silu_and_mul{gradient} triton.block": {"rows": 8192, "cols": 14336} for gradient in ("", "_backward")},
+    **{
+        f"gelu_and_mul{gradient} triton.block": {"rows": 8192, "cols": 14336, "approximate": form}
+        for gradient, form in (("", "tanh"), ("_backward", "none"))
+    },
     "linear triton.gemm": {"m": 4096, **DENSE},
     "linear triton.splitk": {"m": 16, **DENSE},
     "linear triton.gemv": {"m": 1, **DENSE},
@@ -74,6 +79,7 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
 }
 IMPLEMENTATIONS = {f"{op} {one.name}": one for op, forms in FORMS.items() for one in forms}
 ON_ONE = (
+    "gelu_and_mul",
     "gemm_nf4",
     "gemm_sparse24 triton.gemm",
     "gemm_w8a8",
@@ -200,6 +206,9 @@ def _problems(op: str) -> list[Problem]:
         dims = [*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001}]
         if op.startswith("layer"):
             dims = [{**point, **AFFINE} for point in dims]
+    elif "_and_mul" in op:
+        form = {"approximate": "none"} if op.startswith("gelu") else {}
+        dims = [{**point, **form} for point in (*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001})]
     elif op == "gemm_int4":
         dims = [{**INT4, "m": m, "group_size": g} for m in (1, 4, 16, 64, 512, 4096) for g in (32, 64, 128, 4096)]
         dims.append({**INT4, "m": 5, "n": 33, "k": 24, "group_size": 24})
