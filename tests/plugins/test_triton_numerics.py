@@ -154,6 +154,47 @@ def test_numerics_of_halves_beside_float32(name: str, place: int, dtype: torch.d
         torch.testing.assert_close(one.double(), right, rtol=limit, atol=limit * right.square().mean().sqrt().item())
 
 
+LAYER = "layer_norm_backward"
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.usefixtures("_interpreter_that_loops")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
+@pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True)], ids=str)
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_gradient_of_layer_norm_alone(place: int, needs: tuple[bool, bool, bool]) -> None:
+    op, implementation, device = OPS[LAYER], FORMS[LAYER][place], Device.of("cpu")
+    # a step of 16 rows lacks eleven, and without eps the inverse deviation of a row of zeros is infinite
+    drawn = (torch.randn(5, 33), torch.randn(5, 33), torch.randn(33), torch.randn(33), 0.0)
+    widest = op.problem_of({"rows": 64, "cols": 33, "weight": True, "bias": True, "dtype": "float32"})
+    config = max(implementation.space(widest, device).configs, key=lambda config: config.get("rows_per_step", 1))
+    problem = op.pose(op.arguments((*drawn, *needs)))
+    assert set(implementation.scratch(problem, config, device)) - {"statistics"} == {
+        name for name, needed in zip(("partial", "partial_bias"), needs[1:], strict=True) if needed
+    }
+    plan = build(op, Candidate(implementation, config), problem, op.arguments((*drawn, *needs)), device)
+    for found, needed, right in zip(plan(*drawn, *needs), needs, as_tuple(op.reference(*drawn)), strict=True):
+        assert found.shape == (right.shape if needed else (0,))
+        if needed:
+            torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.usefixtures("_interpreter_that_loops")
+@pytest.mark.parametrize("place", [0, 1])
+def test_layer_norm_of_a_large_mean_and_of_equal_numbers(place: int) -> None:
+    op, implementation, device = OPS["layer_norm"], FORMS["layer_norm"][place], Device.of("cpu")
+    # longer than three steps of a pass, and no multiple of one
+    x = torch.randn(2, 6999) + 1e4
+    x[1] = 0.1
+    problem = op.pose(op.arguments((x, None, None, 1e-5)))
+    config = min(implementation.space(problem, device).configs, key=lambda config: config.get("BLOCK", 0))
+    plan = build(op, Candidate(implementation, config), problem, op.arguments((x, None, None, 1e-5)), device)
+    y, (right,) = plan(x, None, None, 1e-5), reference64(op, (x, None, None, 1e-5))
+    assert (y[0] - right[0]).abs().max() < 8 * 1e4 * 2.0**-24
+    assert y[1].abs().max() < 1e-4
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 @pytest.mark.usefixtures("_interpreter_that_loops")
 @pytest.mark.parametrize("needs", [(True, False), (False, True), (False, False)], ids=str)
