@@ -39,6 +39,8 @@ class Spans(Generic[_Winner]):
 
         A size at the end of a span was asked before.
         """
+        if not self._spans:
+            return None
         for name, others in self._along:
             size = dims[name]
             spans = self._spans.get(self._key(dims, name, others(dims)))
