@@ -89,3 +89,11 @@ def gemm_int1_implementations() -> Iterable[Implementation]:
 def gemm_nf4_implementations() -> Iterable[Implementation]:
     """A form for one row of activations and one for up to 64."""
     return _packed_gemm("gemm_nf4", 4, nf4=True)
+
+
+@implements("fused_add_rms_norm")
+def fused_add_rms_norm_implementations() -> Iterable[Implementation]:
+    """One form."""
+    from .decoder import CppFusedAddRmsNorm
+
+    return [CppFusedAddRmsNorm()]

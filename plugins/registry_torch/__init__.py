@@ -310,3 +310,11 @@ def layer_norm_backward_implementations() -> Iterable[Implementation]:
     from .decoder.layer_norm import CompiledLayerNormBackward, LayerNormBackward
 
     return [LayerNormBackward(), CompiledLayerNormBackward()]
+
+
+@implements("fused_add_rms_norm")
+def fused_add_rms_norm_implementations() -> Iterable[Implementation]:
+    """A sum and torch's norm in place, and Inductor's one pass."""
+    from .decoder.fused_add_rms_norm import CompiledFusedAddRmsNorm, FusedAddRmsNorm
+
+    return [FusedAddRmsNorm(), CompiledFusedAddRmsNorm()]

@@ -211,3 +211,10 @@ def gelu_and_mul_backward_implementations() -> Sequence[registry.Implementation]
     from .decoder.gated import BlockGatedBackward
 
     return [BlockGatedBackward("gelu_and_mul_backward")]
+
+
+@registry.implements("fused_add_rms_norm")
+def fused_add_rms_norm_implementations() -> Sequence[registry.Implementation]:
+    from .decoder.fused_add_rms_norm import LoopedFusedAddRmsNorm, RowFusedAddRmsNorm
+
+    return [RowFusedAddRmsNorm(), LoopedFusedAddRmsNorm()]

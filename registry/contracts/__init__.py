@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..contract import Op
 from .decoder import (
+    FUSED_ADD_RMS_NORM,
     GELU_AND_MUL,
     GELU_AND_MUL_BACKWARD,
     LAYER_NORM,
@@ -58,6 +59,7 @@ BOX: tuple[Op, ...] = (
     SILU_AND_MUL,
     GELU_AND_MUL,
     LAYER_NORM,
+    FUSED_ADD_RMS_NORM,
     SQUARE_BACKWARD,
     GELU_BACKWARD,
     SOFTMAX_BACKWARD,
@@ -78,6 +80,7 @@ BOX: tuple[Op, ...] = (
 
 __all__ = [
     "BOX",
+    "FUSED_ADD_RMS_NORM",
     "GELU",
     "GELU_AND_MUL",
     "GELU_AND_MUL_BACKWARD",

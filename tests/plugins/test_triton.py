@@ -37,6 +37,8 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "softmax triton.split": {"rows": 1, "cols": 151936},
     "rms_norm triton.row": {"rows": 4096, "cols": 4096},
     "rms_norm triton.looped": {"rows": 4096, "cols": 128256},
+    "fused_add_rms_norm triton.row": {"rows": 4096, "cols": 4096, "weight": True},
+    "fused_add_rms_norm triton.looped": {"rows": 4096, "cols": 128256, "weight": True},
     "gemm_int4 triton.gemm": {"m": 4096, **INT4},
     "gemm_int4 triton.splitk": {"m": 16, **INT4},
     "gemm_int4 triton.gemv": {"m": 1, **INT4},
@@ -209,6 +211,8 @@ def _problems(op: str) -> list[Problem]:
     elif "_and_mul" in op:
         form = {"approximate": "none"} if op.startswith("gelu") else {}
         dims = [{**point, **form} for point in (*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001})]
+    elif op == "fused_add_rms_norm":
+        dims = [{**point, "weight": weight} for point in LLM_ROWS[::4] for weight in (True, False)]
     elif op == "gemm_int4":
         dims = [{**INT4, "m": m, "group_size": g} for m in (1, 4, 16, 64, 512, 4096) for g in (32, 64, 128, 4096)]
         dims.append({**INT4, "m": 5, "n": 33, "k": 24, "group_size": 24})

@@ -1,12 +1,14 @@
-"""Ops of a decoder beside its products: the gated activations of its MLP, and layer_norm."""
+"""Ops of a decoder beside its products: the gated activations of its MLP, its residual stream, and layer_norm."""
 
 from __future__ import annotations
 
+from .fused_add_rms_norm import FUSED_ADD_RMS_NORM
 from .gated import GELU_AND_MUL, GELU_AND_MUL_BACKWARD, SILU_AND_MUL, SILU_AND_MUL_BACKWARD
 from .layer_norm import LAYER_NORM
 from .layer_norm_backward import LAYER_NORM_BACKWARD
 
 __all__ = [
+    "FUSED_ADD_RMS_NORM",
     "GELU_AND_MUL",
     "GELU_AND_MUL_BACKWARD",
     "LAYER_NORM",

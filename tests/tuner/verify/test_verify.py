@@ -63,6 +63,7 @@ DIMS: Mapping[str, dict[str, Value]] = {
     "grouped_gemm_backward": {"m": 13, "n": 64, "k": 128, "experts": 4, "routing": "skewed", "dtype": "bfloat16"},
     "gemm_sparse24": {"m": 13, "n": 64, "k": 140, "bias": True, "dtype": "bfloat16"},
     "gemm_sparse24_backward": {"m": 13, "n": 64, "k": 140, "dtype": "bfloat16"},
+    "fused_add_rms_norm": {"rows": 3, "cols": 1001, "weight": True, "dtype": "bfloat16"},
     **{op: {"rows": 3, "cols": 1001, "dtype": "bfloat16"} for op in ("silu_and_mul", "silu_and_mul_backward")},
     **{
         op: {"rows": 3, "cols": 1001, "approximate": "tanh", "dtype": "float16"}
