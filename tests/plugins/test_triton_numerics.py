@@ -20,9 +20,10 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
+from registry.arguments.schema import with_tensors
 from registry.backends.triton import INTERPRETED, TritonImplementation
 from registry.contract import Op, as_tuple
-from registry.correctness.numerics import compare, own_error, reference64
+from registry.correctness.numerics import compare, own_error, reference64, results_of
 from registry.correctness.output_faults import poison
 from registry.device import Device
 from registry.dispatch.plans.plan import Candidate, build
@@ -113,7 +114,8 @@ def test_numerics(name: str, place: int) -> None:
         plan = build(op, Candidate(implementation, config), problem, op.arguments(values), device)
         outputs = plan.allocate()
         poison(outputs)
-        found = compare(op, problem, as_tuple(plan.into(outputs, values)), reference, errors, values)
+        before = with_tensors(values, torch.clone)
+        found = compare(op, problem, op.results(plan.into(outputs, values), values), reference, errors, before)
         assert found.ok, (problem, kind, config, found)
 
 
@@ -122,6 +124,7 @@ MIXED = [
     *(("rms_norm_backward", place) for place in (0, 1)),
     *(("layer_norm", place) for place in (0, 1)),
     *(("layer_norm_backward", place) for place in (0, 1)),
+    *(("fused_add_rms_norm", place) for place in (0, 1)),
     ("vector_add", 0),
 ]
 
@@ -147,8 +150,9 @@ def test_numerics_of_halves_beside_float32(name: str, place: int, dtype: torch.d
     plan = build(op, Candidate(implementation, config), problem, op.arguments(values), device)
     outputs = plan.allocate()
     poison(outputs)
-    found = as_tuple(plan.into(outputs, values))
-    assert [one.dtype for one in found] == [one.dtype for one in as_tuple(op.reference(*values))]
+    expected = results_of(op, values)
+    found = op.results(plan.into(outputs, values), values)
+    assert [one.dtype for one in found] == [one.dtype for one in expected]
     for one, right in zip(found, reference, strict=True):
         limit = 8 * torch.finfo(one.dtype).eps
         torch.testing.assert_close(one.double(), right, rtol=limit, atol=limit * right.square().mean().sqrt().item())
