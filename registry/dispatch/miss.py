@@ -11,6 +11,7 @@ from torch.fx import Proxy
 from ..device import Device
 from ..errors import NotLaunchedError, NotReadyError
 from ..problem import Arguments
+from .apart import check_apart
 from .asking import Answers, Asked
 from .forcing import Forced, Forcing
 from .hit.call_parts import without_lists
@@ -112,6 +113,8 @@ class Miss:
         strange = unusual(asked.tensors)
         if strange and traced_by_torch(asked.tensors) and self._serves():
             return torch_ops.called(torch_ops.define(self._op), self._op, asked.values)
+        if self._op.parsed.mutates and not strange:
+            check_apart(self._op.name, self._op.parsed, asked.values)
         given = self._given(args, attributes)
         # states in which no call takes the hot path, though its entries hold
         watched = self._forcing.active or self._watch.active or in_dual_level()

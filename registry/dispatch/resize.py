@@ -16,6 +16,7 @@ from ..arguments.specs import Argument, Arguments
 from ..contract import Op
 from ..device import Device
 from ..problem import Problem
+from .apart import is_apart
 from .hit.entries import EntryMaker, FreeValue
 from .hit.family import Specs, family_of
 from .hit.guards import Condition, aligned
@@ -94,6 +95,8 @@ class Families:
             for family in self.known:
                 specs = family.specs(*values)
                 if specs is not None:
+                    if self._mutates and not is_apart(self._schema, values):
+                        return None
                     return self._member(family, specs, values, table)
         except Exception:  # the miss meets it again, and tells it as it must be told
             return None

@@ -21,6 +21,10 @@ class EntryMaker:
         self.parts = CallParts(schema)
         self._free = frozenset(place for place, one in enumerate(schema.parameters) if one.kind in _MAY_DIFFER)
         self._names = schema.names
+        tensors = [one for one in schema.parameters if one.kind == "Tensor"]
+        # of a call with lists it is not known which tensor is which
+        listed = any(one.kind == "Tensor[]" for one in schema.parameters)
+        self._written = () if listed else tuple(place for place, one in enumerate(tensors) if one.mutated)
 
     def known(self, table: Table, given: tuple[Any, ...]) -> Entry | None:
         """The entry that holds for a call that gives ``given``."""
@@ -89,7 +93,7 @@ class EntryMaker:
             for number, value in free:
                 compared[number] = value
             expected = tuple(compared)
-        table.add(shape, (matcher(parts.tensors(given), conditions), expected, *answer), generation)
+        table.add(shape, (matcher(parts.tensors(given), conditions, self._written), expected, *answer), generation)
 
 
 FreeValue = tuple[int, Free]
