@@ -11,7 +11,6 @@ from torch.fx import Proxy
 from ..device import Device
 from ..errors import NotLaunchedError, NotReadyError
 from ..problem import Arguments
-from .apart import check_apart
 from .asking import Answers, Asked
 from .forcing import Forced, Forcing
 from .hit.call_parts import without_lists
@@ -23,6 +22,7 @@ from .recording import recorder
 from .resize import Families
 from .resolve.candidates import Plans, passes, place_of
 from .resolve.resolved import Attempt, Resolved
+from .shared_memory import check_apart
 from .torch_side import operators as torch_ops
 from .torch_side.distributed import with_weights_replicated
 from .torch_side.gradients import Gradients

@@ -16,7 +16,6 @@ from ..arguments.specs import Argument, Arguments
 from ..contract import Op
 from ..device import Device
 from ..problem import Problem
-from .apart import is_apart
 from .hit.entries import EntryMaker, FreeValue
 from .hit.family import Specs, family_of
 from .hit.guards import Condition, aligned
@@ -27,6 +26,7 @@ from .resolve.resolution import Choice
 from .resolve.resolved import Resolved, resized
 from .resolve.situation import moved_along, runs_verified_code
 from .resolve.undoubted import Undoubted
+from .shared_memory import is_apart
 from .torch_side.situation import counting_writes
 from .torch_side.torch_private import stream_capturing
 

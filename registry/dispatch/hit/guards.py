@@ -12,7 +12,7 @@ import torch
 from ...arguments.schema import tensors_in
 from ...generated_code import function
 from ...problem import FULL_ALIGNMENT
-from ..apart import share_memory, span_bytes
+from ..shared_memory import share_memory, span_bytes
 from ..torch_side.situation import capturing
 from ..torch_side.torch_private import Check, tensor_guard
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import registry
-from registry.dispatch.apart import share_memory
+from registry.dispatch.shared_memory import share_memory
 from registry.errors import InvalidArgumentError
 
 REFUSED = re.escape("fused_add_rms_norm: x and residual share memory, and x is written to")
