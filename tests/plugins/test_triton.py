@@ -204,15 +204,14 @@ def _problems(op: str) -> list[Problem]:
     dims: list[Mapping[str, Any]] = [{"n": n, "approximate": "tanh"} for n in (1, 5000, 2**20, 2**28)]
     if op in ("vector_add", "square", "square_backward"):
         dims = [{"n": point["n"]} for point in dims]
-    elif op.startswith(("softmax", "rms_norm", "layer_norm")):
+    elif op.startswith(("softmax", "rms_norm", "layer_norm", "fused_add")):
         dims = [*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001}]
-        if op.startswith("layer"):
-            dims = [{**point, **AFFINE} for point in dims]
+        if op.startswith(("layer", "fused")):
+            affine = AFFINE if op.startswith("layer") else {"weight": True}
+            dims = [{**point, **affine} for point in dims]
     elif "_and_mul" in op:
         form = {"approximate": "none"} if op.startswith("gelu") else {}
         dims = [{**point, **form} for point in (*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001})]
-    elif op == "fused_add_rms_norm":
-        dims = [{**point, "weight": weight} for point in LLM_ROWS[::4] for weight in (True, False)]
     elif op == "gemm_int4":
         dims = [{**INT4, "m": m, "group_size": g} for m in (1, 4, 16, 64, 512, 4096) for g in (32, 64, 128, 4096)]
         dims.append({**INT4, "m": 5, "n": 33, "k": 24, "group_size": 24})
