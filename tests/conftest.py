@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -32,6 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     At the end of the run a worker would take half of such a module from another, and build its package again.
     """
     items.sort(key=lambda item: not item.path.name.startswith("test_example_"))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and collected tests stay: to go through them, again and again, took a tenth of the time of tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
