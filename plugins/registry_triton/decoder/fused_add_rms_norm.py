@@ -5,7 +5,7 @@ from __future__ import annotations
 from registry import Device, Problem
 
 from .. import rows
-from ..kernels import fused_add_rms_norm as kernels
+from .kernels import fused_add_rms_norm as kernels
 
 _OPERANDS = ("x", "residual", "weight", "eps", "offset")
 
