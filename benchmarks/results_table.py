@@ -33,10 +33,11 @@ ORDER = (
 """The rest come in the order of the alphabet."""
 
 DIMS = (
+    "batch", "tokens", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "page", "lengths", "layout", "causal",
     "rows", "cols", "m", "n", "k", "experts", "routing", "group_size", "bits", "symmetric", "zeros", "act_order",
-    "bias", "activation", "static", "scale", "scales", "approximate", "out_dtype", "dtype",
+    "weight", "bias", "activation", "static", "scale", "scales", "approximate", "out_dtype", "dtype",
 )  # fmt: skip
-"""The order in which people name them; an export sorts them."""
+"""The order in which people name them; an export sorts them. Others stand before the dtype, by the alphabet."""
 
 Row = Mapping[str, Any]
 
@@ -74,8 +75,12 @@ def _spread(rows: Sequence[Row], most: int) -> list[Row]:
     return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
 
 
+def _place(dim: str) -> tuple[int, str]:
+    return (DIMS.index(dim) if dim in DIMS else DIMS.index("dtype") - 1, dim)
+
+
 def _line(row: Row) -> str:
-    dims = sorted(row["dims"].items(), key=lambda item: DIMS.index(item[0]))
+    dims = sorted(row["dims"].items(), key=lambda item: _place(item[0]))
     problem = " ".join(f"{name}={value}" for name, value in dims)
     config = " ".join(f"{name}={value}" for name, value in row["config"].items()) or "-"
     figures = [
