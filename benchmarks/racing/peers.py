@@ -56,6 +56,43 @@ def _liger_norm(*_: object) -> Call:
     return apply
 
 
+def _liger_layer_norm(_: Problem, values: tuple[Any, ...]) -> Call:
+    """Liger's knows no missing weight or bias: it is given ones and zeros where the op has none."""
+    apply: Call = importlib.import_module("liger_kernel.ops.layer_norm").LigerLayerNormFunction.apply
+    x = values[0]
+    ones, zeros = (make(x.shape[-1], dtype=x.dtype, device=x.device) for make in (torch.ones, torch.zeros))
+    return lambda x, weight, bias, eps: apply(
+        x, ones if weight is None else weight, zeros if bias is None else bias, eps
+    )
+
+
+def _liger_add_norm(*_: object) -> Call:
+    """Liger's writes sum and norm to tensors of their own, where the op's are in place: as many bytes."""
+    module = importlib.import_module("liger_kernel.ops.fused_add_rms_norm")
+    forward = module.fused_add_rms_norm_forward
+    return lambda x, residual, weight, eps: forward(x, residual, weight, eps, 0.0, "llama")[:2]
+
+
+def _liger_silu(*_: object) -> Call:
+    forward = importlib.import_module("liger_kernel.ops.swiglu").swiglu_fused_gate_up_forward
+    return lambda x: forward(x)[0]
+
+
+def _liger_gelu(problem: Problem, _: tuple[Any, ...]) -> Call:
+    """Liger's takes the halves as tensors of their own, which are made before anything is timed; tanh alone."""
+    if problem.dims["approximate"] != "tanh":
+        raise ValueError("Liger's gelu is the approximation by tanh alone")
+    forward = importlib.import_module("liger_kernel.ops.geglu").geglu_forward
+    halves: dict[int, tuple[torch.Tensor, ...]] = {}
+
+    def call(x: torch.Tensor, *_: object) -> Any:
+        if x.data_ptr() not in halves:
+            halves[x.data_ptr()] = tuple(half.contiguous() for half in x.chunk(2, -1))
+        return forward(*halves[x.data_ptr()])[-1]
+
+    return call
+
+
 def _gems_softmax(*_: object) -> Call:
     softmax: Call = importlib.import_module("flag_gems").ops.softmax
     return softmax
@@ -107,5 +144,9 @@ def _integers(weight: PackedWeight) -> torch.Tensor:
 _PEERS: Mapping[str, Mapping[str, Maker]] = {
     "softmax": {"torch.compile max-autotune": _compiled_softmax, "Liger": _liger_softmax, "FlagGems": _gems_softmax},
     "rms_norm": {"torch.compile max-autotune": _compiled_norm, "Liger": _liger_norm, "FlagGems": _gems_norm},
+    "layer_norm": {"Liger": _liger_layer_norm},
+    "fused_add_rms_norm": {"Liger": _liger_add_norm},
+    "silu_and_mul": {"Liger": _liger_silu},
+    "gelu_and_mul": {"Liger": _liger_gelu},
     "gemm_int4": {"GemLite": _gemlite, "Humming": _humming},
 }
