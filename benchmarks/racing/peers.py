@@ -70,7 +70,7 @@ def _liger_add_norm(*_: object) -> Call:
     """Liger's writes sum and norm to tensors of their own, where the op's are in place: as many bytes."""
     module = importlib.import_module("liger_kernel.ops.fused_add_rms_norm")
     forward = module.fused_add_rms_norm_forward
-    return lambda x, residual, weight, eps: forward(x, residual, weight, eps, 0.0, "llama")[:2]
+    return lambda x, residual, weight, eps, *_: forward(x, residual, weight, eps, 0.0, "llama")[:2]
 
 
 def _liger_silu(*_: object) -> Call:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
 _HOST = (
     "CCC_OVERRIDE_OPTIONS",
@@ -24,6 +28,7 @@ _TRITON = (
     "TRITON_LIBDEVICE_PATH",
     "TRITON_PTXAS_PATH",
 )
+_ASSEMBLER = "TRITON_PTXAS_PATH"
 _TRITON_PREFIXES = ("AMDGCN_", "DISABLE_", "LLVM_", "MLIR_", "PTXAS_", "TRITON_")
 _TRITON_DEBUGGING = frozenset({"TRITON_DISABLE_LINE_INFO", "TRITON_ENABLE_LLVM_DEBUG"})
 _INDUCTOR = "TORCHINDUCTOR_"
@@ -53,14 +58,46 @@ def triton() -> Mapping[str, str]:
         from .triton.stored import variables_obeyed
     except ImportError:
         return _set(_TRITON)
-    told = variables_obeyed()
-    return {**_set(_TRITON), **{name: value for name, value in told.items() if name not in _TRITON_DEBUGGING}}
+    found = {**_set(_TRITON), **variables_obeyed()}
+    if _is_torchs(found.get(_ASSEMBLER, "")):
+        del found[_ASSEMBLER]
+    return {name: value for name, value in found.items() if name not in _TRITON_DEBUGGING}
+
+
+@contextlib.contextmanager
+def tritons_own_assembler() -> Iterator[None]:
+    """Kernels compiled inside are assembled by the ptxas that Triton brings, or by one that the user has named.
+
+    With its first kernel, Inductor names torch's ptxas to all of the process, by an environment variable. A kernel that
+    was measured before is to be the same code after, in this process and in those that it starts. One thread at a time
+    may be inside.
+    """
+    named = os.environ.get(_ASSEMBLER, "")
+    if not _is_torchs(named):
+        yield
+        return
+    del os.environ[_ASSEMBLER]
+    try:
+        yield
+    finally:
+        os.environ[_ASSEMBLER] = named
 
 
 def inductor() -> Mapping[str, str]:
     """Inductor's own options, and what the compilers obey that it calls."""
     own = [name for name in os.environ if name.startswith(_INDUCTOR) and not _INDUCTOR_ELSEWHERE.search(name)]
     return {**host_compiler(), **triton(), **_set(own)}
+
+
+def _is_torchs(assembler: str) -> bool:
+    return assembler != "" and assembler == _torchs_assembler()
+
+
+@cache
+def _torchs_assembler() -> str:
+    """Where Inductor looks for torch's own ptxas."""
+    torch = find_spec("torch")
+    return str(Path(torch.origin).absolute().parent / "bin" / "ptxas") if torch and torch.origin else ""
 
 
 def _set(names: Iterable[str]) -> dict[str, str]:

@@ -204,3 +204,12 @@ def test_gradients_and_operators_on_another_gpu_than_the_current_one(dispatcher:
         y = f(x)
         seed = torch.randn_like(y)
         right(torch.autograd.grad(y, x, seed)[0], torch.autograd.grad(torch.softmax(x, -1), x, seed)[0])
+
+
+def test_a_program_that_inductor_compiled_leaves_triton_s_kernels_as_they_were(dispatcher: Dispatcher) -> None:
+    """Inductor names torch's ptxas to the whole process: winners that were measured before would be code of another."""
+    kernels = [each for each in dispatcher.catalog.implementations("softmax") if each.name.startswith("triton.")]
+    before = [each.fingerprint() for each in kernels]
+    torch.compile(lambda x: torch.relu(x) * 2, dynamic=False)(torch.ones(1000, device="cuda"))
+    assert kernels
+    assert [each.fingerprint() for each in kernels] == before

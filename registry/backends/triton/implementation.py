@@ -187,7 +187,7 @@ def _own_cache() -> Iterator[None]:
 
 def _compiled(variant: Variant, target: Target) -> Any:
     try:
-        with _own_cache():
+        with _own_cache(), compiler_environment.tritons_own_assembler():
             return triton.compile(source_of(variant), target=gpu_target(target), options=dict(variant.spec["options"]))
     except RegistryError:
         raise
