@@ -25,12 +25,14 @@ def row_fused_add_rms_norm(
     residual += first * cols
     total = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
     total += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
+    # on its way while the row is summed: a wait for memory less, which is a tenth of the time of few rows
+    if weight is not None:
+        gain = tl.load(weight + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
     tl.store(residual + place, total.to(residual.dtype.element_ty), mask=mask)
     mean = tl.sum(total * total, axis=1, keep_dims=True) / cols
     result = total * tl.rsqrt(mean + eps)
     if weight is not None:
-        gain = tl.load(weight + col, mask=col < cols, other=0.0, eviction_policy="evict_last").to(tl.float32)
-        result *= gain + offset
+        result *= gain.to(tl.float32) + offset
     tl.store(x + place, result.to(x.dtype.element_ty), mask=mask)
 
 
@@ -39,7 +41,10 @@ def looped_fused_add_rms_norm(
     x, residual, weight, eps, offset, units,
     MULTIPLE: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A row a program in two passes; the second reads the sums, last columns first, from L2."""
+    """A row a program in two passes; the second adds again, last columns first, what it reads from L2.
+
+    Nothing is written before all is read once, and a sum is never rounded before it is normalised.
+    """
     cols = units * MULTIPLE
     x += tl.program_id(0).to(tl.int64) * cols
     residual += tl.program_id(0).to(tl.int64) * cols
@@ -48,18 +53,18 @@ def looped_fused_add_rms_norm(
     for start in tl.range(0, cols, LANES * VECTOR, num_stages=STAGES):
         place = start + item
         mask = place < cols
-        total = tl.load(x + place, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        total += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
-        tl.store(residual + place, total.to(residual.dtype.element_ty), mask=mask)
+        total = tl.load(x + place, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        total += tl.load(residual + place, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
         squares += total * total
     scale = tl.rsqrt(tl.sum(tl.sum(squares, axis=1), axis=0) / cols + eps)
-    # a thread may read sums that another one of its program has written
-    tl.debug_barrier()
     blocks = tl.cdiv(cols, LANES * VECTOR)
     for step in tl.range(0, blocks, num_stages=STAGES):
         place = (blocks - 1 - step) * (LANES * VECTOR) + item
         mask = place < cols
-        result = tl.load(residual + place, mask=mask).to(tl.float32) * scale
+        total = tl.load(x + place, mask=mask, eviction_policy="evict_first").to(tl.float32)
+        total += tl.load(residual + place, mask=mask, eviction_policy="evict_first").to(tl.float32)
+        tl.store(residual + place, total.to(residual.dtype.element_ty), mask=mask, eviction_policy="evict_first")
+        result = total * scale
         if weight is not None:
             gain = tl.load(weight + place, mask=mask, eviction_policy="evict_last").to(tl.float32)
             result *= gain + offset

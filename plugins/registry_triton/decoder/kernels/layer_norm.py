@@ -21,14 +21,20 @@ def row_layer_norm(
     col = tl.arange(0, BLOCK)[None, :]
     place = row * cols + col
     mask = (first + row < rows) & (col < cols)
-    value = tl.load(x + first * cols + place, mask=mask, other=0.0).to(tl.float32)
+    value = tl.load(x + first * cols + place, mask=mask, other=0.0)
+    # on their way while the row is summed: a wait for memory less, which is a tenth of the time of few rows
+    if weight is not None:
+        scale = tl.load(weight + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
+    if bias is not None:
+        shift = tl.load(bias + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
+    value = value.to(tl.float32)
     length = cols.to(tl.float32)
     value = tl.where(mask, value - tl.div_rn(tl.sum(value, axis=1, keep_dims=True), length), 0.0)
     result = value * tl.rsqrt(tl.sum(value * value, axis=1, keep_dims=True) / length + eps)
     if weight is not None:
-        result *= tl.load(weight + col, mask=col < cols, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        result *= scale.to(tl.float32)
     if bias is not None:
-        result += tl.load(bias + col, mask=col < cols, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        result += shift.to(tl.float32)
     tl.store(y + first * cols + place, result.to(y.dtype.element_ty), mask=mask)
 
 
