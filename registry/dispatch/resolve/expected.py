@@ -7,6 +7,7 @@ ranked by the times that they took on both sides, each over the best one's there
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -70,20 +71,29 @@ def expected_elsewhere(situation: Situation) -> Iterator[tuple[Expectation, Mapp
 
     Nothing where only what was verified may run: nobody verified it for the problem's own.
     """
-    problem = situation.problem
+    op, problem = situation.op, situation.problem
     waiting: list[tuple[float, int, Expectation, Mapping[str, Value]]] = []
-    for similar in () if situation.verified else situation.winners.similar(situation.op, problem):
+    count = itertools.count()
+    for similar in () if situation.verified else situation.winners.similar(op, problem):
+        # none of these dimensions or of later ones is nearer than they are themselves
+        while waiting and waiting[0][0] < similar.octaves:
+            yield heapq.heappop(waiting)[2:]
         like = situation.of(
             Problem(problem.op, {**problem.dims, **similar.static}, problem.traits), reads=situation.reads
         )
-        every = (one for one in expected(like, [], set(), own=True) if not _was_refused(situation, one))
-        found = list(itertools.islice(every, _MOST_ELSEWHERE))
-        # what the winners on both sides suggest is ranked by both
-        nearest = min((one.near.octaves for one in found), default=0.0)
-        for one in found:
-            along = nearest if one.nearest or one.other is not None else one.near.octaves
-            waiting.append((similar.from_all(along), len(waiting), one, similar.static))
-    yield from ((one, static) for _, _, one, static in sorted(waiting, key=lambda each: each[:2]))
+        for octaves, one in _of_static(situation, like):
+            heapq.heappush(waiting, (similar.from_all(octaves), next(count), one, similar.static))
+    while waiting:
+        yield heapq.heappop(waiting)[2:]
+
+
+def _of_static(situation: Situation, like: Situation) -> list[tuple[float, Expectation]]:
+    """What is expected to be fast at the static dimensions of ``like``, and how far its winner is along the others."""
+    every = (one for one in expected(like, [], set(), own=True) if not _was_refused(situation, one))
+    found = list(itertools.islice(every, _MOST_ELSEWHERE))
+    # what the winners on both sides suggest is ranked by both
+    nearest = min((one.near.octaves for one in found), default=0.0)
+    return [(nearest if one.nearest or one.other is not None else one.near.octaves, one) for one in found]
 
 
 def _was_refused(situation: Situation, one: Expectation) -> bool:

@@ -55,7 +55,12 @@ class Neighbours:
                 bad(place)
         shape = len(self.places), len(op.near_along)
         self._array = np.array(self._sizes, dtype=np.float64).reshape(shape)
-        self._reach = np.array(reach, dtype=np.float64).reshape(*shape, 2) if op.transfers else None
+        self._columns = [np.ascontiguousarray(column) for column in self._array.T]
+        self._reach: list[Numbers] | None = None
+        """By dimension the least and the greatest size at which each may answer; None where all may."""
+        if op.transfers:
+            ends = np.array(reach, dtype=np.float64).reshape(*shape, 2)
+            self._reach = [np.ascontiguousarray(ends[:, column].T) for column in range(shape[1])]
         self._transferring = [name in op.transfers for name in op.near_along]
         self._bounds = [self._bounds_along(column) for column in range(len(op.near_along))] if op.transfers else []
 
@@ -65,21 +70,28 @@ class Neighbours:
 
     def octaves(self, sizes: tuple[float, ...]) -> Numbers:
         """The distance of each, right but for the last bits; infinite where one does not transfer to these sizes."""
-        logarithms = np.log2(np.asarray(sizes) / self._array)
-        found: Numbers = np.abs(logarithms[:, 0]) if len(sizes) == 1 else np.sqrt((logarithms * logarithms).sum(axis=1))
-        if self._reach is not None:
-            here = np.asarray(sizes)
-            own = self._array == here
-            covered = own | ((self._reach[:, :, 0] <= here) & (here <= self._reach[:, :, 1]))
-            # each was verified along one dimension at a time
-            alone = (~own)[:, self._transferring].sum(axis=1) <= 1
-            found = np.where(covered.all(axis=1) & alone, found, np.inf)
-        return found
+        # by columns: a reduction over a short axis takes longer than all the rest
+        logarithms = [np.log2(size / column) for size, column in zip(sizes, self._columns, strict=True)]
+        found: Numbers = np.abs(logarithms[0]) if len(sizes) == 1 else np.sqrt(sum(each * each for each in logarithms))
+        return found if self._reach is None else np.where(self._reached(sizes), found, np.inf)
+
+    def _reached(self, sizes: tuple[float, ...]) -> NDArray[np.bool_]:
+        """Which may answer at these sizes: each was verified along one static dimension at a time."""
+        assert self._reach is not None
+        reached, moved = np.ones(len(self.places), np.bool_), np.zeros(len(self.places), np.int8)
+        for size, column, (low, high), static in zip(
+            sizes, self._columns, self._reach, self._transferring, strict=True
+        ):
+            own = column == size
+            reached &= own | ((low <= size) & (size <= high))
+            if static:
+                moved += ~own
+        return reached & (moved <= 1)
 
     def _bounds_along(self, column: int) -> Numbers:
         """The sizes at which another set of winners begins to transfer, along one dimension."""
         assert self._reach is not None
-        (low, high), own = self._reach[:, column].T, self._array[:, column]
+        (low, high), own = self._reach[column], self._columns[column]
         return np.unique(np.concatenate([low, high + 1, own, own + 1]))
 
     def stretch(self, column: int, size: float) -> float:

@@ -130,18 +130,13 @@ class OpWinners:
         return None
 
     def similar(self, op: Op, problem: Problem) -> list[Similar]:
-        """Static dimensions near the problem's that have winners: first those of the winner that is nearest in all."""
+        """Static dimensions near the problem's that have winners, the nearest first."""
         static, groups = self._groups_by(problem.dims, may_differ(op) - op.transfers.keys())
         known = self._similar.get(static)
         if known is None:
             known = self._similar[static] = SimilarStatics(static, groups)
-        found = []
-        for similar in known.near(problem.dims):
-            dims = {**problem.dims, **similar.static}
-            group = self._group(op, dims)
-            if group is not None:
-                found.append((similar.from_all(float(group.octaves(sizes_of(op, dims)).min())), similar))
-        return [similar for _, similar in sorted(found, key=lambda one: one[0])]
+        near = known.near(problem.dims)
+        return [similar for similar in near if self._group(op, {**problem.dims, **similar.static}) is not None]
 
     def stretch(self, op: Op, dims: Mapping[str, Any], name: str) -> float:
         """The greatest size of a static dimension up to which the same winners transfer as to its size in ``dims``."""

@@ -43,6 +43,7 @@ class Undoubted:
         self._unanswered: dict[Hashable, tuple[str, ...]] = {}
         self._similar_spans: Spans[_Usable] = Spans(op)
         self._alone: set[Hashable] = set()
+        self._seen_similar: set[Hashable] = set()
 
     def choice(self, problem: Problem) -> Found | None:
         """The first of ``choices``; None where a winner's candidate refuses the problem. Raises what asking raises."""
@@ -79,10 +80,14 @@ class Undoubted:
             usable = self._expected_elsewhere(problem.dims, problem)
             if usable is None:
                 self._alone.add(key)
-            else:
+            elif key in self._seen_similar:
                 self._similar_spans.add_ahead(
                     problem.dims, usable, lambda dims: self._expected_elsewhere(dims, problem)
                 )
+            else:
+                # many weights are called with one size alone: beyond it is looked for at the second
+                self._seen_similar.add(key)
+                self._similar_spans.add(problem.dims, usable)
         return self._default.of(problem) if usable is None else usable.found(problem, 0.0)
 
     def _expected_elsewhere(self, dims: Mapping[str, Value], like: Problem) -> _Usable | None:

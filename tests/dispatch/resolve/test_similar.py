@@ -10,6 +10,7 @@ import torch
 
 from registry import Device, NotTunedError, Op, Problem
 from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.resolve.expected import expected_elsewhere
 from registry.dispatch.resolve.op_winners import OpWinners
 from registry.dispatch.resolve.resolution import choices
 from registry.dispatch.resolve.similar import FARTHEST, Similar, SimilarStatics
@@ -141,4 +142,49 @@ def test_sizes_that_grow_one_by_one_look_for_similar_winners_a_few_times(
     undoubted = Undoubted(plans.situation(problems[0], Device.of("cpu")))
     found = [undoubted.choice(problem) for problem in problems]
     assert all(one is not None and dict(one.choice.candidate.config) == {"block": 1} for one in found)
-    assert len(looked) <= 4
+    # at the first size, at the second, and beyond that
+    assert len(looked) <= 5
+
+
+def test_static_dimensions_of_one_size_look_for_similar_winners_once(
+    dispatcher: Dispatcher, told: Any, publish: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher.register(told("a.tuned"))
+    publish({"rows": 8, "cols": 24, "dtype": "float32"}, "a.tuned", {"block": 1})
+    plans, op = dispatcher.bound("softmax").plans, dispatcher.bound("softmax").op
+    looked: list[int] = []
+    similar = OpWinners.similar
+
+    def counted(self: OpWinners, op: Op, problem: Problem) -> Any:
+        looked.append(problem.cols)
+        return similar(self, op, problem)
+
+    monkeypatch.setattr(OpWinners, "similar", counted)
+    problems = [op.pose(op.specs((torch.empty(8, cols), -1)), ordinary=True) for cols in range(25, 40)]
+    undoubted = Undoubted(plans.situation(problems[0], Device.of("cpu")))
+    found = [undoubted.choice(problem) for problem in problems]
+    assert all(one is not None and dict(one.choice.candidate.config) == {"block": 1} for one in found)
+    assert looked == list(range(25, 40))
+
+
+def test_nearer_static_dimensions_answer_without_a_look_at_those_beyond(
+    dispatcher: Dispatcher, told: Any, publish: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher.register(told("a.tuned"))
+    for cols, block in ((24, 1), (48, 2), (96, 1)):
+        publish({"rows": 8, "cols": cols, "dtype": "float32"}, "a.tuned", {"block": block})
+    bound = dispatcher.bound("softmax")
+    posed = bound.op.pose(bound.op.specs((torch.empty(8, 25), -1)), ordinary=True)
+    situation = bound.plans.situation(posed, Device.of("cpu"))
+    asked: list[int] = []
+    nearest = OpWinners.nearest
+
+    def counted(self: OpWinners, op: Op, problem: Problem, *rest: Any, **options: Any) -> Any:
+        asked.append(problem.cols)
+        return nearest(self, op, problem, *rest, **options)
+
+    monkeypatch.setattr(OpWinners, "nearest", counted)
+    offered = expected_elsewhere(situation)
+    one, static = next(offered)
+    assert (static["cols"], dict(one.candidate.config), set(asked)) == (24, {"block": 1}, {24})
+    assert [static["cols"] for _, static in offered] == [48, 96]
