@@ -73,7 +73,7 @@ def expected_elsewhere(situation: Situation) -> Iterator[tuple[Expectation, Mapp
     """
     op, problem = situation.op, situation.problem
     waiting: list[tuple[float, int, Expectation, Mapping[str, Value]]] = []
-    count = itertools.count()
+    count, spent = itertools.count(), set[Source]()
     for similar in () if situation.verified else situation.winners.similar(op, problem):
         # none of these dimensions or of later ones is nearer than they are themselves
         while waiting and waiting[0][0] < similar.octaves:
@@ -81,15 +81,18 @@ def expected_elsewhere(situation: Situation) -> Iterator[tuple[Expectation, Mapp
         like = situation.of(
             Problem(problem.op, {**problem.dims, **similar.static}, problem.traits), reads=situation.reads
         )
-        for octaves, one in _of_static(situation, like):
+        for octaves, one in _of_static(situation, like, spent):
             heapq.heappush(waiting, (similar.from_all(octaves), next(count), one, similar.static))
     while waiting:
         yield heapq.heappop(waiting)[2:]
 
 
-def _of_static(situation: Situation, like: Situation) -> list[tuple[float, Expectation]]:
-    """What is expected to be fast at the static dimensions of ``like``, and how far its winner is along the others."""
-    every = (one for one in expected(like, [], set(), own=True) if not _was_refused(situation, one))
+def _of_static(situation: Situation, like: Situation, spent: set[Source]) -> list[tuple[float, Expectation]]:
+    """What is expected to be fast at the static dimensions of ``like``, and how far its winner is along the others.
+
+    Adds to ``spent`` the sources that hold for no size.
+    """
+    every = (one for one in expected(like, [], spent, own=True) if not _was_refused(situation, one))
     found = list(itertools.islice(every, _MOST_ELSEWHERE))
     # what the winners on both sides suggest is ranked by both
     nearest = min((one.near.octaves for one in found), default=0.0)

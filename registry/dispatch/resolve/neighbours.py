@@ -39,6 +39,8 @@ class Neighbours:
         self.places: list[int] = []
         self.candidates: NDArray[np.int64] | None = None
         """A number for the candidate of each, and one for its source, once somebody needs them."""
+        self.sources: frozenset[Hashable] | None = None
+        """The sources of all, once somebody needs them."""
         self._sizes: list[tuple[float, ...]] = []
         self._of_sizes: dict[tuple[float, ...], list[int]] = {}
         reach: list[tuple[tuple[float, float], ...]] = []

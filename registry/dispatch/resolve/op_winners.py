@@ -96,7 +96,7 @@ class OpWinners:
         the larger problem's. Those of a source that stands in ``spent`` when the next is asked for are left out.
         """
         group = self._group(op, problem.dims)
-        if group is None:
+        if group is None or (spent and self._sources(group).issubset(spent)):
             return
         here = sizes_of(op, problem.dims)
         far = group.octaves(here)
@@ -286,6 +286,12 @@ class OpWinners:
             group.candidates = np.array([[codes.setdefault(label, len(codes)) for label in pair] for pair in labels])
         column = group.candidates[:, 1 if whole else 0]
         far[column == column[index]] = np.inf
+
+    def _sources(self, group: Neighbours) -> frozenset[Hashable]:
+        """The sources of all winners of a group."""
+        if group.sources is None:
+            group.sources = frozenset(self._labels(place)[1] for place in group.places)
+        return group.sources
 
     def _labels(self, place: int) -> tuple[Hashable, Hashable]:
         """What tells a winner's candidate, and its source, from others."""
