@@ -11,7 +11,7 @@ import sys
 import torch
 
 ALWAYS = ("cpu_kernels", "dispatch_overhead")
-WITH_GPU = ("winners_in_use", "llama_block", "hammer")
+WITH_GPU = ("winners_in_use", "against_peers", "llama_block", "hammer")
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """What dispatch runs, beside what a user would install instead: torch, torch.compile and other projects' kernels.
 
-    python -m benchmarks.against_peers --shapes configs/llm.yaml --op layer_norm --op silu_and_mul [--write FOLDER]
+    python -m benchmarks.against_peers [--shapes FILE] [--op layer_norm] [--write FOLDER]
 
 For every problem it times ``registry.op`` as it stands (tuned, shipped or default: the table says which step), every
 implementation of the op that torch provides, and other projects' kernels (benchmarks.racing.peers), all in CUDA graphs
@@ -30,6 +30,7 @@ from .arguments import output_folder
 from .racing import peers
 from .racing.device_timing import Call, Race, ratio
 
+SHAPES = Path(__file__).parent / "shapes" / "decoder.yaml"
 ROUNDS = 25
 SLOWER = 1.02
 """Dispatch's time over the best rival's that is still no loss."""
@@ -148,7 +149,7 @@ def _line(row: Row, rivals: Sequence[str]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure every problem of the file on this GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=Path, required=True, help="a shapes file")
+    parser.add_argument("--shapes", type=Path, default=SHAPES, help="a shapes file; default: a decoder's ops")
     parser.add_argument("--op", action="append", default=[], help="only this op; may be repeated")
     parser.add_argument("--write", type=output_folder, help="folder for against_peers.json and against_peers.md")
     options = parser.parse_args(arguments)

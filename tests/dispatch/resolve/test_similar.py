@@ -11,6 +11,7 @@ import torch
 from registry import Device, NotTunedError, Op, Problem
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.resolve.expected import expected_elsewhere
+from registry.dispatch.resolve.neighbours import Neighbours
 from registry.dispatch.resolve.op_winners import OpWinners
 from registry.dispatch.resolve.resolution import choices
 from registry.dispatch.resolve.similar import FARTHEST, Similar, SimilarStatics
@@ -188,3 +189,23 @@ def test_nearer_static_dimensions_answer_without_a_look_at_those_beyond(
     one, static = next(offered)
     assert (static["cols"], dict(one.candidate.config), set(asked)) == (24, {"block": 1}, {24})
     assert [static["cols"] for _, static in offered] == [48, 96]
+
+
+def test_a_source_that_holds_nowhere_is_looked_at_once(
+    dispatcher: Dispatcher, told: Any, publish: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher.register(told("a.tuned"))
+    for cols in (24, 48, 96, 192):
+        publish({"rows": 8, "cols": cols, "dtype": "float32"}, "a.tuned", {"block": 1}, fingerprint="of another text")
+    bound = dispatcher.bound("softmax")
+    posed = bound.op.pose(bound.op.specs((torch.empty(8, 40), -1)), ordinary=True)
+    measured: list[tuple[float, ...]] = []
+    octaves = Neighbours.octaves
+
+    def counted(self: Neighbours, sizes: tuple[float, ...]) -> Any:
+        measured.append(sizes)
+        return octaves(self, sizes)
+
+    monkeypatch.setattr(Neighbours, "octaves", counted)
+    assert not list(expected_elsewhere(bound.plans.situation(posed, Device.of("cpu"))))
+    assert len(measured) == 1
