@@ -32,8 +32,8 @@ from registry.dispatch.torch_side import torch_private
 from registry.implementation import Run
 from registry.space import Config
 
-from . import dispatch_sizes
 from .arguments import output_file
+from .racing import dispatch_sizes
 from .racing.dispatch_rivals import BY_HAND, ways
 
 ROUNDS = 101
