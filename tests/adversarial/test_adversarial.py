@@ -29,7 +29,6 @@ REFUSED = {
     "pointer": ("wrong_result", ""),
     "peek": ("wrong_result", ""),
     "skips": ("wrong_result", ""),
-    "checksum": ("wrong_result", ""),
     "first_calls": ("wrong_result", ""),
     "waits": ("wrong_result", "expected"),
     "thread": ("wrong_result", ""),
@@ -72,6 +71,12 @@ def test_each_cheat_is_refused_with_its_status_and_the_reason(run: CheatingRun, 
     assert words in trial.message
 
 
+def test_a_checksum_of_inputs_that_change_is_refused_or_gains_nothing(run: CheatingRun) -> None:
+    trial = run.trials["checksum"]
+    assert trial.status in {"ok", "wrong_result"}, trial.message
+    assert "checksum" not in run.winners.values()
+
+
 def test_a_clock_that_is_patched_at_import_is_put_back_and_held_against_its_plugin(run: CheatingRun) -> None:
     trial = run.trials["clock_at_import"]
     assert trial.status == "error"
@@ -90,4 +95,4 @@ def test_only_what_is_right_wins(run: CheatingRun) -> None:
 
 
 def test_every_cheat_was_tried(run: CheatingRun) -> None:
-    assert run.offered == run.trials.keys() == {*REFUSED, *RIGHT, "clock_at_import"}
+    assert run.offered == run.trials.keys() == {*REFUSED, *RIGHT, "checksum", "clock_at_import"}
