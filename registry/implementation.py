@@ -187,6 +187,15 @@ class Implementation(ABC):
         """The parameters that prepared tensors depend on: configs equal in them share one copy. By default, all."""
         return config
 
+    @property
+    def prepared_by(self) -> object:
+        """The object that stands for whoever prepares: implementations of an op that return one object share copies.
+
+        They agree in ``prepared`` and ``prepared_config``, and their ``prepare`` makes equal tensors. By default each
+        implementation prepares for itself.
+        """
+        return self
+
     def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
         """The variants to compile before ``bind``: plain data, equal for all problems that can share them."""
         return ()

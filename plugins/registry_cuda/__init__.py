@@ -40,5 +40,6 @@ def rms_norm_implementations() -> list[Implementation]:
 @registry.implements("gemm_int4")
 def gemm_int4_implementations() -> list[Implementation]:
     from .gemm_int4 import MmaInt4
+    from .gemm_int4_wgmma import WgmmaInt4
 
-    return [MmaInt4()]
+    return [MmaInt4(), WgmmaInt4()]

@@ -9,19 +9,41 @@ of its half.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
-from registry import Problem
+from registry import Config, Implementation, Problem
 
 CHUNK = 32
 STRIPE = 32
 WIDEST = 128
 """Columns of the widest block: a weight is padded to whole ones."""
 
-_PER_WORD = 8
 _LANES_K = 4
 _LANES_N = 8
 _LONGEST_UNIT = 128
+
+
+class PreparedInt4(Implementation):
+    """What the implementations that read this order share: the prepared weight, of which there is one copy for all."""
+
+    def prepared(self, problem: Problem, config: Config) -> Mapping[str, tuple[str, ...]]:
+        return {"packed": ("qweight",), "factors": ("scales", "zeros")}
+
+    def prepare(self, name: str, values: tuple[Any, ...], problem: Problem, config: Config) -> torch.Tensor:
+        """The weight, and scales with zero points, in the order that this module tells."""
+        return packed(values[0], problem) if name == "packed" else factors(values[0], values[1])
+
+    def prepared_config(self, problem: Problem, config: Config) -> Config:
+        """Nothing: whatever wins for one user and for a thousand rows, a weight is held once."""
+        return {}
+
+    @property
+    def prepared_by(self) -> object:
+        """This class: all implementations under it share what was prepared."""
+        return PreparedInt4
 
 
 def unit(problem: Problem) -> int:

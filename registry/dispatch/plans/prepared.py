@@ -102,7 +102,7 @@ class PreparedTensors:
         static = canonical_json({name: value for name, value in problem.dims.items() if name not in op.dynamic})
         # two implementations may bear one name: of two catalogs, or of a module that was loaded again
         shared = config_key(implementation.prepared_config(problem, config))
-        self._key = (op.name, id(implementation), shared, static)
+        self._key = (op.name, id(implementation.prepared_by), shared, static)
 
     def __bool__(self) -> bool:
         return bool(self._wanted)

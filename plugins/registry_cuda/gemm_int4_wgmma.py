@@ -1,0 +1,195 @@
+"""4-bit weight-only matrix product on Hopper's warpgroup tensor cores: from batches of decode to prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+from registry import Config, Device, Launch, Problem, Space
+from registry.backends.cuda import CudaImplementation, CudaKernel, read_source, shared_limit
+
+from .int4_order import CHUNK, PreparedInt4, chunks, unit
+from .number import C_TYPES
+
+_DTYPES = ("bfloat16", "float16")
+_TOKENS = (16, 32, 48, 64, 96, 128)
+_FEWEST_TOKENS = 9
+_GROUP_COLUMNS = 128
+_WARPGROUP = 128
+_VECTOR = 16
+_BARRIER_BYTES = 128
+_MOST_COLUMNS = 2**24
+_DEEPEST = 2**22
+_KEPT = 1024
+_SOURCE = read_source(
+    f"{__package__}.kernels", "number.cuh", "tensor_core.cuh", "warpgroup.cuh", "gemm_int4_wgmma.cu"
+)
+
+
+class WgmmaInt4(PreparedInt4, CudaImplementation):
+    """Warpgroup products (wgmma) of a weight that is expanded in registers, straight from memory, and tokens that
+    other warps copy to shared memory; the weight is the 64-row operand, as in Marlin's and Machete's swapped products.
+
+    It reads the prepared weight of ``cuda.mma``: both together hold one copy.
+
+    tokens      rows of a in a tile
+    groups      warpgroups that multiply, 128 columns each
+    cluster     blocks that K is split over
+    ahead       chunks of 32 k's that a warpgroup keeps on the way from memory
+    stages      steps of 64 k's of tokens in shared memory
+    """
+
+    op = "gemm_int4"
+    name = "cuda.wgmma"
+    source = _SOURCE
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        yield from super().unsupported(problem, device)
+        if device.type == "cuda" and device.capability[0] != 9:
+            yield f"wgmma is of compute capability 9.0, this GPU has {'.'.join(map(str, device.capability))}"
+        if problem.dtype not in _DTYPES:
+            yield f"dtype is {problem.dtype}, expected {' or '.join(_DTYPES)}"
+        if not problem.traits["contiguous"] or not problem.traits["aligned"]:
+            yield "tensors are not contiguous, or do not begin at a multiple of 16 bytes"
+        if problem.k % 8:
+            yield f"k={problem.k} is no multiple of 8"
+        if chunks(problem) % 4:
+            yield f"k={problem.k} in groups of {problem.group_size} is no multiple of 128"
+        if problem.m < _FEWEST_TOKENS:
+            yield f"m={problem.m} rows leave most of a tile of {_TOKENS[0]} empty"
+        if problem.n > _MOST_COLUMNS or problem.k > _DEEPEST:
+            yield f"n={problem.n}, k={problem.k} are beyond what is counted in 32 bits"
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        """Tiles, how K is split, and how much is on the way."""
+        return _space(chunks(problem), unit(problem) // CHUNK, _fitting(problem.m), device)
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        """The tile and the cluster that a model of the GPU finds fastest."""
+        work = _Work(problem.n, chunks(problem), tuple([-(-problem.m // tokens) for tokens in _TOKENS]))
+        return _fastest(self.space(problem, device), work, device)
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        """For more rows than ``cuda.mma`` is made for."""
+        return 2.6 if problem.m > 32 else 0.6
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+        tokens, groups, cluster = config["tokens"], config["groups"], config["cluster"]
+        tiles = -(-problem.m // tokens) * -(-problem.n // (_GROUP_COLUMNS * groups))
+        # a block goes from tile to tile, but the blocks of a cluster may not all be resident at once
+        blocks = tiles * cluster if cluster > 1 else min(tiles, max(device.multiprocessors, 1))
+        return Launch(
+            kernel(tokens),
+            grid=(blocks,),
+            args=("y", "a", "packed", "factors", problem.m),
+            constants={
+                "ELEMENT": C_TYPES[problem.dtype],
+                "VEC": 4,
+                "HALF": problem.dtype == "float16",
+                "N": problem.n,
+                "K": problem.k,
+                "UNIT": unit(problem),
+                "PER_COLUMN": problem.group_size == problem.k,
+                "SYMMETRIC": problem.symmetric,
+                "TOKENS": tokens,
+                "GROUPS": groups,
+                "CLUSTER": cluster,
+                "AHEAD": config["ahead"],
+                "STAGES": config["stages"],
+                "RESIDENT": 1,
+            },
+            options={"block": (groups + 1) * _WARPGROUP},
+            cluster=(cluster,) if cluster > 1 else (),
+            shared_bytes=_shared_bytes(config),
+        )
+
+
+class _Work(NamedTuple):
+    """What the speed of a configuration depends on: columns, chunks along K, tiles along m of each number of tokens."""
+
+    n: int
+    chunks: int
+    along_m: tuple[int, ...]
+
+
+@lru_cache(maxsize=len(_TOKENS))
+def kernel(tokens: int) -> CudaKernel:
+    """The kernel for tiles of so many tokens: PTX names each register of a product, as many as there are tokens."""
+    return CudaKernel(f"{_product(tokens)}\n{_SOURCE}", "gemm_int4_wgmma")
+
+
+def _product(tokens: int) -> str:
+    """``multiply_tokens``: one wgmma of 64 columns, ``tokens`` tokens and 16 k's, added to ``sum`` if ``more``."""
+    count = tokens // 2
+    sums = ", ".join(f"%{place}" for place in range(count))
+    a = ", ".join(f"%{count + place}" for place in range(4))
+    outputs = ", ".join(f'"+f"(sum[{place}])' for place in range(count))
+    return f"""
+#if HALF
+#define WGMMA_TYPES "f32.f16.f16"
+#else
+#define WGMMA_TYPES "f32.bf16.bf16"
+#endif
+__device__ inline void multiply_tokens(float (&sum)[{count}], const unsigned (&a)[4], unsigned long long tokens, bool more) {{
+  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 5}, 0;\\n"
+               "wgmma.mma_async.sync.aligned.m64n{tokens}k16." WGMMA_TYPES " {{{sums}}}, {{{a}}}, %{count + 4}, p, 1, 1, 0;\\n}}"
+               : {outputs}
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens), "r"((int)more));
+}}"""
+
+
+def _fitting(m: int) -> tuple[bool, ...]:
+    """Of each number of tokens whether its tiles waste less than half of their last one, or are the smallest."""
+    least = next((tokens for tokens in _TOKENS if tokens >= m), _TOKENS[-1])
+    return tuple([least / 4 <= tokens <= least and (m < 2 * _TOKENS[-1] or tokens >= 64) for tokens in _TOKENS])
+
+
+@lru_cache(maxsize=_KEPT)
+def _space(depth: int, unit_chunks: int, fitting: tuple[bool, ...], device: Device) -> Space:
+    """``depth``: chunks along K; ``fitting``: of each number of tokens, whether it fits m."""
+    tokens, limit = dict(zip(_TOKENS, fitting, strict=True)), shared_limit(device.target)
+    space = Space(tokens=_TOKENS, groups=[1, 2], cluster=[1, 2, 4, 8], ahead=[4, 8], stages=[4, 6, 8])
+    return (
+        space.require("tokens fit m", lambda config: tokens[config["tokens"]])
+        .require("each block's part of K is a whole number of rings", lambda config: _whole_rings(depth, config))
+        .require("a part of K is long enough to be worth a block", lambda config: _is_long(depth, config))
+        .require("the blocks of a cluster add equal shares", lambda config: not config["tokens"] // 4 % config["cluster"])
+        .require("loads ahead fit in registers", lambda config: config["ahead"] == 4 or config["tokens"] <= 96)
+        .require("tokens and sums fit in shared memory", lambda config: _shared_bytes(config) <= limit)
+    )
+
+
+def _whole_rings(depth: int, config: Config) -> bool:
+    return not depth % (config["cluster"] * config["ahead"])
+
+
+def _is_long(depth: int, config: Config) -> bool:
+    return config["cluster"] == 1 or depth >= 8 * config["cluster"]
+
+
+def _shared_bytes(config: Config) -> int:
+    """Barriers, the steps of tokens, and the sums that a cluster adds."""
+    step = 8 * (config["tokens"] + 1) * _VECTOR
+    sums = config["tokens"] // 4 * config["groups"] * _WARPGROUP * _VECTOR if config["cluster"] > 1 else 0
+    return int(_BARRIER_BYTES + config["stages"] * step + sums)
+
+
+@lru_cache(maxsize=_KEPT)
+def _fastest(space: Space, work: _Work, device: Device) -> Config:
+    return min(space.configs, key=lambda config: _cycles(config, work, device))
+
+
+def _cycles(config: Config, work: _Work, device: Device) -> tuple[float, ...]:
+    """Cycles of the busiest multiprocessor, roughly; then what breaks ties."""
+    multiprocessors = max(device.multiprocessors, 1)
+    along_m = work.along_m[_TOKENS.index(config["tokens"])]
+    blocks = along_m * -(-work.n // (_GROUP_COLUMNS * config["groups"])) * config["cluster"]
+    waves = -(-blocks // multiprocessors)
+    busy = min(blocks, multiprocessors)
+    # a chunk of 128 columns: 2048 products a cycle; 2 KiB of weight, of what memory brings to all
+    products = 2 * config["tokens"] + 24
+    memory = 2048 * busy / 2400
+    sums = 0 if config["cluster"] == 1 else 40 * config["tokens"]
+    each = work.chunks / config["cluster"] * config["groups"] * max(products, memory) + sums + 2000
+    return (waves * each, -config["stages"] if config["stages"] <= 6 else 0, -config["ahead"])
