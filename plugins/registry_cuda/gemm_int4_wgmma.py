@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from registry import Config, Device, Launch, Problem, Space
+import torch
+
+from registry import Config, Device, Launch, Problem, Space, TensorSpec
 from registry.backends.cuda import CudaImplementation, CudaKernel, read_source, shared_limit
 
 from .int4_order import CHUNK, PreparedInt4, chunks, unit
@@ -17,6 +19,11 @@ _TOKENS = (16, 32, 48, 64, 96, 128)
 _FEWEST_TOKENS = 9
 _GROUP_COLUMNS = 128
 _WARPGROUP = 128
+_WARP = 32
+_STRIPES = 4
+_REGISTER_FILE = 65536
+_MOST_REGISTERS = 255
+_TAKEN_REGISTERS = 232
 _VECTOR = 16
 _BARRIER_BYTES = 128
 _MOST_COLUMNS = 2**24
@@ -25,6 +32,9 @@ _KEPT = 1024
 _SOURCE = read_source(
     f"{__package__}.kernels", "number.cuh", "tensor_core.cuh", "warpgroup.cuh", "gemm_int4_wgmma.cu"
 )
+_TILES = CudaKernel(read_source(f"{__package__}.kernels", "token_tiles.cu"), "token_tiles")
+_TILE_THREADS = 128
+_TILE_ROWS = 16
 
 
 class WgmmaInt4(PreparedInt4, CudaImplementation):
@@ -36,8 +46,8 @@ class WgmmaInt4(PreparedInt4, CudaImplementation):
     tokens      rows of a in a tile
     groups      warpgroups that multiply, 128 columns each
     cluster     blocks that K is split over
-    ahead       chunks of 32 k's that a warpgroup keeps on the way from memory
-    stages      steps of 64 k's of tokens in shared memory
+    stages      steps of 64 k's in shared memory
+    resident    blocks that share a multiprocessor
     """
 
     op = "gemm_int4"
@@ -63,7 +73,7 @@ class WgmmaInt4(PreparedInt4, CudaImplementation):
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Tiles, how K is split, and how much is on the way."""
-        return _space(chunks(problem), unit(problem) // CHUNK, _fitting(problem.m), device)
+        return _space(_Shape.of(problem), _fitting(problem.m), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """The tile and the cluster that a model of the GPU finds fastest."""
@@ -74,15 +84,34 @@ class WgmmaInt4(PreparedInt4, CudaImplementation):
         """For more rows than ``cuda.mma`` is made for."""
         return 2.6 if problem.m > 32 else 0.6
 
-    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+    def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
+        """The tokens in the order of the products."""
+        size = -(-problem.m // config["tokens"]) * config["tokens"] * chunks(problem) * CHUNK
+        return {"tiles": TensorSpec.contiguous((size,), problem.torch_dtype, device.torch)}
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> tuple[Launch, Launch]:
         tokens, groups, cluster = config["tokens"], config["groups"], config["cluster"]
         tiles = -(-problem.m // tokens) * -(-problem.n // (_GROUP_COLUMNS * groups))
         # a block goes from tile to tile, but the blocks of a cluster may not all be resident at once
-        blocks = tiles * cluster if cluster > 1 else min(tiles, max(device.multiprocessors, 1))
-        return Launch(
+        resident = max(device.multiprocessors, 1) * config["resident"]
+        per_block = _TILE_THREADS // _TILE_ROWS
+        order = Launch(
+            _TILES,
+            grid=(-(-problem.m // _TILE_ROWS), -(-chunks(problem) // per_block)),
+            args=("tiles", "a", problem.m),
+            constants={
+                "K": problem.k,
+                "CHUNKS": chunks(problem),
+                "TOKENS": tokens,
+                "ROWS": _TILE_ROWS,
+                "THREADS": _TILE_THREADS,
+            },
+            options={"block": _TILE_THREADS},
+        )
+        product = Launch(
             kernel(tokens),
-            grid=(blocks,),
-            args=("y", "a", "packed", "factors", problem.m),
+            grid=(tiles * cluster if cluster > 1 else min(tiles, resident),),
+            args=("y", "tiles", "packed", "factors", problem.m),
             constants={
                 "ELEMENT": C_TYPES[problem.dtype],
                 "VEC": 4,
@@ -95,14 +124,14 @@ class WgmmaInt4(PreparedInt4, CudaImplementation):
                 "TOKENS": tokens,
                 "GROUPS": groups,
                 "CLUSTER": cluster,
-                "AHEAD": config["ahead"],
                 "STAGES": config["stages"],
-                "RESIDENT": 1,
+                "RESIDENT": config["resident"],
             },
-            options={"block": (groups + 1) * _WARPGROUP},
+            options={"block": _threads(config)},
             cluster=(cluster,) if cluster > 1 else (),
-            shared_bytes=_shared_bytes(config),
+            shared_bytes=_shared_bytes(problem.symmetric, unit(problem) // CHUNK, config),
         )
+        return order, product
 
 
 class _Work(NamedTuple):
@@ -145,32 +174,65 @@ def _fitting(m: int) -> tuple[bool, ...]:
     return tuple([least / 4 <= tokens <= least and (m < 2 * _TOKENS[-1] or tokens >= 64) for tokens in _TOKENS])
 
 
+class _Shape(NamedTuple):
+    """What a space depends on: chunks along K and of a unit, groups of 128 columns, whether there are zero points."""
+
+    chunks: int
+    unit_chunks: int
+    groups: int
+    symmetric: bool
+
+    @classmethod
+    def of(cls, problem: Problem) -> _Shape:
+        groups = -(-problem.n // _GROUP_COLUMNS)
+        return cls(chunks(problem), unit(problem) // CHUNK, groups, problem.symmetric)
+
+
 @lru_cache(maxsize=_KEPT)
-def _space(depth: int, unit_chunks: int, fitting: tuple[bool, ...], device: Device) -> Space:
-    """``depth``: chunks along K; ``fitting``: of each number of tokens, whether it fits m."""
+def _space(shape: _Shape, fitting: tuple[bool, ...], device: Device) -> Space:
+    """``fitting``: of each number of tokens, whether it fits m."""
     tokens, limit = dict(zip(_TOKENS, fitting, strict=True)), shared_limit(device.target)
-    space = Space(tokens=_TOKENS, groups=[1, 2], cluster=[1, 2, 4, 8], ahead=[4, 8], stages=[4, 6, 8])
+    space = Space(tokens=_TOKENS, groups=[1, 2], cluster=[1, 2, 4, 8], stages=[4, 6, 8], resident=[1, 2])
     return (
         space.require("tokens fit m", lambda config: tokens[config["tokens"]])
-        .require("each block's part of K is a whole number of rings", lambda config: _whole_rings(depth, config))
-        .require("a part of K is long enough to be worth a block", lambda config: _is_long(depth, config))
-        .require("the blocks of a cluster add equal shares", lambda config: not config["tokens"] // 4 % config["cluster"])
-        .require("loads ahead fit in registers", lambda config: config["ahead"] == 4 or config["tokens"] <= 96)
-        .require("tokens and sums fit in shared memory", lambda config: _shared_bytes(config) <= limit)
+        .require("a block's part of K is whole steps and units", lambda config: not shape.chunks % (config["cluster"] * 4))
+        .require("a part of K is long enough to be worth a block", lambda config: _is_long(shape.chunks, config))
+        .require("each group has columns", lambda config: config["groups"] <= shape.groups)
+        .require("a cluster's blocks add equal shares", lambda config: not config["tokens"] // 4 % config["cluster"])
+        .require("sums fit in registers", lambda config: _live_registers(config) <= _registers(config))
+        .require(
+            "steps and sums fit in shared memory",
+            lambda config: config["resident"] * _shared_bytes(shape.symmetric, shape.unit_chunks, config) <= limit,
+        )
     )
 
 
-def _whole_rings(depth: int, config: Config) -> bool:
-    return not depth % (config["cluster"] * config["ahead"])
-
-
 def _is_long(depth: int, config: Config) -> bool:
-    return config["cluster"] == 1 or depth >= 8 * config["cluster"]
+    return bool(config["cluster"] == 1 or depth >= 8 * config["cluster"])
 
 
-def _shared_bytes(config: Config) -> int:
-    """Barriers, the steps of tokens, and the sums that a cluster adds."""
-    step = 8 * (config["tokens"] + 1) * _VECTOR
+def _live_registers(config: Config) -> int:
+    """Sums, two chunks of expanded weights, and addresses."""
+    return int(config["tokens"] + 2 * 16 + 44)
+
+
+def _threads(config: Config) -> int:
+    """Warpgroups that multiply, and a warp that copies; a whole warpgroup where it gives registers away."""
+    gives = config["groups"] == 2 and config["resident"] == 1
+    return int(config["groups"] * _WARPGROUP + (_WARPGROUP if gives else _WARP))
+
+
+def _registers(config: Config) -> int:
+    """Those of a thread that multiplies."""
+    if config["groups"] == 2 and config["resident"] == 1:
+        return _TAKEN_REGISTERS
+    return int(min(_MOST_REGISTERS, _REGISTER_FILE // (config["resident"] * _threads(config)) // 8 * 8))
+
+
+def _shared_bytes(symmetric: bool, unit_chunks: int, config: Config) -> int:
+    """Barriers, steps of tokens, weight and factors, and the sums that a cluster adds."""
+    factors = _STRIPES * 8 * (_VECTOR // 2 if symmetric else _VECTOR) * max(1, 2 // unit_chunks)
+    step = 8 * config["tokens"] * _VECTOR + config["groups"] * (_STRIPES * 2 * _WARP * _VECTOR + factors)
     sums = config["tokens"] // 4 * config["groups"] * _WARPGROUP * _VECTOR if config["cluster"] > 1 else 0
     return int(_BARRIER_BYTES + config["stages"] * step + sums)
 
@@ -192,4 +254,4 @@ def _cycles(config: Config, work: _Work, device: Device) -> tuple[float, ...]:
     memory = 2048 * busy / 2400
     sums = 0 if config["cluster"] == 1 else 40 * config["tokens"]
     each = work.chunks / config["cluster"] * config["groups"] * max(products, memory) + sums + 2000
-    return (waves * each, -config["stages"] if config["stages"] <= 6 else 0, -config["ahead"])
+    return (waves * each, -config["stages"] if config["stages"] <= 6 else 0, config["resident"])

@@ -1,5 +1,5 @@
-// Instructions of Hopper's warpgroups without a name in CUDA C++: barriers that count arrivals, copies that a thread does
-// not wait for, products of a warpgroup, blocks of a cluster that read each other's shared memory.
+// Instructions of Hopper without a name in CUDA C++: barriers that count arrivals and bytes, copies that no thread waits
+// for, products of a warpgroup, blocks of a cluster that read each other's shared memory.
 
 __device__ inline void init_barrier(unsigned barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -7,21 +7,36 @@ __device__ inline void init_barrier(unsigned barrier, unsigned arrivals) {
 __device__ inline void arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// Arrive, and let the barrier's phase wait for so many bytes of copies, too.
+__device__ inline void arrive_expecting(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
 __device__ inline void await(unsigned barrier, unsigned parity) {
   asm volatile("{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%0], %1;\n"
                "@p bra.uni DONE;\nbra.uni AGAIN;\nDONE:\n}" ::"r"(barrier), "r"(parity)
                : "memory");
 }
 
-// 4 bytes from global to shared memory, or zeros where they are not `wanted`.
-__device__ inline void copy_word(unsigned to, const void *from, bool wanted) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(wanted ? 4 : 0) : "memory");
+// From global to shared memory by the copy engine: addresses and bytes are multiples of 16.
+__device__ inline void copy_bytes(unsigned to, const void *from, unsigned bytes, unsigned barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+               "r"(bytes), "r"(barrier)
+               : "memory");
 }
-__device__ inline void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// All but the latest PENDING closed groups have arrived, where the tensor cores see them.
-template <int PENDING> __device__ inline void await_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+
+template <typename Vector> __device__ inline Vector load_shared(unsigned address);
+template <> __device__ inline Words load_shared<Words>(unsigned address) {
+  Words value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
+               : "r"(address)
+               : "memory");
+  return value;
+}
+template <> __device__ inline HalfWords load_shared<HalfWords>(unsigned address) {
+  HalfWords value;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.word[0]), "=r"(value.word[1]) : "r"(address) : "memory");
+  return value;
 }
 
 __device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
