@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from registry import Config, Device, Launch, Problem, Space, TensorSpec
 from registry.backends.cuda import CudaImplementation, CudaKernel, read_source, shared_limit
 
-from .int4_order import CHUNK, PreparedInt4, chunks, unit
+from .int4_order import CHUNK, PreparedInt4, chunks, unit, whole
 from .number import C_TYPES
 
 _DTYPES = ("bfloat16", "float16")
@@ -84,6 +84,13 @@ class WgmmaInt4(PreparedInt4, CudaImplementation):
         """For more rows than ``cuda.mma`` is made for."""
         return 2.6 if problem.m > 32 else 0.6
 
+    def prepared(self, problem: Problem, config: Config) -> Mapping[str, tuple[str, ...]]:
+        return {**super().prepared(problem, config), "whole": ("zeros",)}
+
+    def prepare(self, name: str, values: tuple[Any, ...], problem: Problem, config: Config) -> torch.Tensor:
+        """Beside what all have: whether every zero point is a whole number, small enough to be added to exactly."""
+        return whole(values[0]) if name == "whole" else super().prepare(name, values, problem, config)
+
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
         """The tokens in the order of the products."""
         size = -(-problem.m // config["tokens"]) * config["tokens"] * chunks(problem) * CHUNK
@@ -111,7 +118,7 @@ class WgmmaInt4(PreparedInt4, CudaImplementation):
         product = Launch(
             kernel(tokens),
             grid=(tiles * cluster if cluster > 1 else min(tiles, resident),),
-            args=("y", "tiles", "packed", "factors", problem.m),
+            args=("y", "tiles", "packed", "factors", "whole", problem.m),
             constants={
                 "ELEMENT": C_TYPES[problem.dtype],
                 "VEC": 4,
@@ -217,9 +224,8 @@ def _live_registers(config: Config) -> int:
 
 
 def _threads(config: Config) -> int:
-    """Warpgroups that multiply, and a warp that copies; a whole warpgroup where it gives registers away."""
-    gives = config["groups"] == 2 and config["resident"] == 1
-    return int(config["groups"] * _WARPGROUP + (_WARPGROUP if gives else _WARP))
+    """Warpgroups that multiply, and the warps that copy, four or two."""
+    return int(config["groups"] * _WARPGROUP + (4 if config["resident"] == 1 else 2) * _WARP)
 
 
 def _registers(config: Config) -> int:

@@ -78,6 +78,11 @@ def factors(scales: torch.Tensor, zeros: torch.Tensor | None) -> torch.Tensor:
     return torch.stack(shaped, dim=3)
 
 
+def whole(zeros: torch.Tensor) -> torch.Tensor:
+    """int32 ``[1]``: 1 if every zero point is an integer of at most 128, so that 128 more is exact in bfloat16."""
+    return ((zeros == zeros.round()) & (zeros.abs() <= 128)).all().to(torch.int32).reshape(1)
+
+
 def _padded(values: torch.Tensor, rows: int) -> torch.Tensor:
     more = stripes(values.shape[1]) * STRIPE - values.shape[1]
     return torch.nn.functional.pad(values, (0, more, 0, rows - values.shape[0])).contiguous()

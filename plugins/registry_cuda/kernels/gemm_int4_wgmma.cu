@@ -5,7 +5,7 @@
 // prepared weight this kernel reads: lane 4 * g + t has columns 4 * g .. 4 * g + 3 of each stripe and k = 8 * t .. 8 * t + 7
 // of each chunk. token_tiles.cu has brought the tokens into the order of K that follows from it.
 //
-// A block has one warp that asks the copy engine for what STAGES steps of 64 k's need, and GROUPS warpgroups that multiply,
+// A block has COPIERS warps that ask the copy engine for what STAGES steps of 64 k's need, and GROUPS warpgroups that multiply,
 // 128 columns each. It goes from tile to tile, so that the next tile is on the way while one ends. K is split over the blocks
 // of a CLUSTER, whose sums are added in a fixed order.
 
@@ -22,9 +22,11 @@ constexpr int STEP_UNITS = UNIT_CHUNKS < STEP_CHUNKS ? STEP_CHUNKS / UNIT_CHUNKS
 constexpr int COLUMNS = GROUPS * WIDEST;
 constexpr int TILES_N = (N + COLUMNS - 1) / COLUMNS;
 constexpr int MULTIPLIERS = GROUPS * WARPS * LANES;
-// A whole warpgroup asks, though one warp would do, where it can give its registers to those that multiply.
+// Warps that ask for copies: one alone takes longer to ask for a step than the step takes. A whole warpgroup of them can
+// give registers to those that multiply.
+constexpr int COPIERS = RESIDENT == 1 ? 4 : 2;
 constexpr bool GIVES = GROUPS == 2 && RESIDENT == 1;
-constexpr int THREADS = MULTIPLIERS + (GIVES ? WARPS : 1) * LANES;
+constexpr int THREADS = MULTIPLIERS + COPIERS * LANES;
 static_assert(PART * CLUSTER == CHUNKS && PART % UNROLLED == 0, "a block's part of K is a whole number of steps and units");
 
 #if SYMMETRIC
@@ -56,13 +58,18 @@ __device__ inline unsigned minus(unsigned one, unsigned other) {
   const Pair difference = __hsub2(reinterpret_cast<Pair &>(one), reinterpret_cast<Pair &>(other));
   return reinterpret_cast<const unsigned &>(difference);
 }
+__device__ inline unsigned plus(unsigned one, unsigned other) {
+  const Pair sum = __hadd2(reinterpret_cast<Pair &>(one), reinterpret_cast<Pair &>(other));
+  return reinterpret_cast<const unsigned &>(sum);
+}
 __device__ inline unsigned times(unsigned one, unsigned other) {
   const Pair product = __hmul2(reinterpret_cast<Pair &>(one), reinterpret_cast<Pair &>(other));
   return reinterpret_cast<const unsigned &>(product);
 }
 
-// Scales and zero points of a lane's four columns of its stripe, each in both halves.
-struct Unit {
+// Scales and zero points of a lane's four columns of its stripe, each in both halves. If all zero points are WHOLE, they have
+// room for what MAGIC adds to the numbers, and one difference is exact; else a number is first itself again.
+template <bool WHOLE> struct Unit {
   unsigned scale[4], zero[4];
 
   __device__ void set(const Factors &factors) {
@@ -72,11 +79,12 @@ struct Unit {
       scale[column] = __byte_perm(factors.word[column / 2], 0, selector);
 #if !SYMMETRIC
       zero[column] = __byte_perm(factors.word[2 + column / 2], 0, selector);
+      if constexpr (WHOLE) zero[column] = plus(zero[column], MAGIC);
 #endif
     }
   }
 
-  // A word as four registers of the 64-row operand. The differences are exact for whole zero points.
+  // A word as four registers of the 64-row operand.
   __device__ void expand(unsigned (&a)[4], unsigned word, int tile) const {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -85,7 +93,7 @@ struct Unit {
 #if SYMMETRIC
       a[k] = times(minus(number, MIDDLE), scale[column]);
 #else
-      a[k] = times(minus(minus(number, MAGIC), zero[column]), scale[column]);
+      a[k] = times(minus(WHOLE ? number : minus(number, MAGIC), zero[column]), scale[column]);
 #endif
     }
   }
@@ -129,40 +137,61 @@ __device__ inline void announce(unsigned barrier) {
   if (threadIdx.x % LANES == 0) arrive(barrier);
 }
 
-// By one lane: ask for a step's tokens, and for the weight and the factors of each group.
-__device__ inline void copy_step(const Ring &ring, const Words *tokens, const Words *packed, const Factors *factors,
-                                 const Tile &tile, int chunk) {
-  const unsigned barrier = ring.full(ring.stage);
-  const bool begins = chunk % UNIT_CHUNKS == 0;
-  arrive_expecting(barrier, TOKEN_BYTES + GROUPS * (WARPS * STRIPE_BYTES + (begins ? STEP_UNITS * UNIT_BYTES : 0)));
-  copy_bytes(ring.tokens(), tokens + ((long long)(tile.index % tile.along_m) * CHUNKS + chunk) * 4 * TOKENS, TOKEN_BYTES, barrier);
+// By one lane of each copying warp: where its stripes of a tile begin, and what it asks for in a step.
+struct Copier {
+  static constexpr int OWN = GROUPS * WARPS / COPIERS;  // stripes
+  const Words *weight[OWN];
+  const Words *tokens;
+  const Factors *factors;
+  int warp;
+
+  __device__ explicit Copier(const Tile &tile, const Words *all_tokens, const Words *packed, const Factors *all_factors)
+      : warp((threadIdx.x - MULTIPLIERS) / LANES) {
+    const int first = (int)(blockIdx.x % CLUSTER) * PART;
 #pragma unroll
-  for (int g = 0; g < GROUPS; ++g) {
-    const int group = existing(tile.group() + g);
+    for (int k = 0; k < OWN; ++k) {
+      const int place = k * COPIERS + warp, stripe = existing(tile.group() + place / WARPS) * WARPS + place % WARPS;
+      weight[k] = packed + ((long long)stripe * CHUNKS + first) * LANES;
+    }
+    tokens = all_tokens + ((long long)(tile.index % tile.along_m) * CHUNKS + first) * 4 * TOKENS;
+    // the factors of a group are asked for by a warp of their own
+    factors = all_factors + existing(tile.group() + warp % GROUPS) * WARPS * 8;
+    if (!PER_COLUMN) factors += (long long)(first / UNIT_CHUNKS) * STRIPES * 8;
+  }
+
+  __device__ void ask(const Ring &ring, bool begins) {
+    const unsigned barrier = ring.full(ring.stage);
+    if (warp == 0) {
+      arrive_expecting(barrier, TOKEN_BYTES + GROUPS * (WARPS * STRIPE_BYTES + (begins ? STEP_UNITS * UNIT_BYTES : 0)));
+      copy_bytes(ring.tokens(), tokens, TOKEN_BYTES, barrier);
+      tokens += STEP_CHUNKS * 4 * TOKENS;
+    }
 #pragma unroll
-    for (int warp = 0; warp < WARPS; ++warp)
-      copy_bytes(ring.weight(g) + warp * STRIPE_BYTES, packed + ((long long)(group * WARPS + warp) * CHUNKS + chunk) * LANES,
-                 STRIPE_BYTES, barrier);
-    if (begins)
+    for (int k = 0; k < OWN; ++k) {
+      const int place = k * COPIERS + warp;
+      copy_bytes(ring.weight(place / WARPS) + place % WARPS * STRIPE_BYTES, weight[k], STRIPE_BYTES, barrier);
+      weight[k] += STEP_CHUNKS * LANES;
+    }
+    if (begins && warp >= COPIERS - GROUPS)
 #pragma unroll
       for (int unit = 0; unit < STEP_UNITS; ++unit) {
-        const int row = PER_COLUMN ? 0 : chunk / UNIT_CHUNKS + unit;
-        copy_bytes(ring.factors(g) + unit * UNIT_BYTES, factors + ((long long)row * STRIPES + group * WARPS) * 8, UNIT_BYTES,
-                   barrier);
+        copy_bytes(ring.factors(warp % GROUPS) + unit * UNIT_BYTES, factors, UNIT_BYTES, barrier);
+        if (!PER_COLUMN) factors += STRIPES * 8;
       }
   }
-}
+};
 
-// By those that do not multiply: one lane asks, all meet.
+// By those that do not multiply: one lane of a warp asks, all meet.
 __device__ inline void copy_all(const Words *tokens, const Words *packed, const Factors *factors, long long m, Ring ring) {
-  const int first = (int)(blockIdx.x % CLUSTER) * PART;
   for (Tile tile(m); tile.exists(); tile.advance()) {
-    if (threadIdx.x == MULTIPLIERS)
+    if (threadIdx.x % LANES == 0) {
+      Copier copier(tile, tokens, packed, factors);
 #pragma unroll 1
-      for (int chunk = first; chunk < first + PART; chunk += STEP_CHUNKS, ring.advance()) {
+      for (int chunk = 0; chunk < PART; chunk += STEP_CHUNKS, ring.advance()) {
         await(ring.empty(ring.stage), ring.parity ^ 1);
-        copy_step(ring, tokens, packed, factors, tile, chunk);
+        copier.ask(ring, chunk % UNIT_CHUNKS == 0);
       }
+    }
 #if CLUSTER > 1
     __syncwarp();
     meet_cluster();
@@ -202,16 +231,16 @@ struct Multiplier {
     return {sum[0][at], sum[0][at + 2], sum[1][at], sum[1][at + 2]};
   }
 
-  __device__ void run(T *y, long long m, Ring ring) {
+  template <bool WHOLE> __device__ void run(T *y, long long m, Ring ring) {
     for (Tile tile(m); tile.exists(); tile.advance()) {
-      multiply(ring);
+      multiply<WHOLE>(ring);
       finish(y, tile, m, ring);
     }
   }
 
-  __device__ void multiply(Ring &ring) {
+  template <bool WHOLE> __device__ void multiply(Ring &ring) {
     unsigned a[2][2][2][4];  // of a chunk in turn with the next: steps, pairs of columns, registers
-    Unit unit;
+    Unit<WHOLE> unit;
 #pragma unroll 1
     for (int done = 0; done < PART; done += UNROLLED) {
 #pragma unroll
@@ -276,7 +305,7 @@ struct Multiplier {
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gemm_int4_wgmma(T *__restrict__ y, const Words *__restrict__ tokens, const Words *__restrict__ packed,
-                    const Factors *__restrict__ factors, long long m) {
+                    const Factors *__restrict__ factors, const int *__restrict__ whole, long long m) {
   const Ring ring(shared_address(dynamic_shared()));
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
@@ -291,6 +320,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     copy_all(tokens, packed, factors, m, ring);
   } else {
     if constexpr (GIVES) take_registers<232>();
-    Multiplier().run(y, m, ring);
+#if SYMMETRIC
+    Multiplier().run<true>(y, m, ring);
+#else
+    if (*whole)
+      Multiplier().run<true>(y, m, ring);
+    else
+      Multiplier().run<false>(y, m, ring);
+#endif
   }
 }
