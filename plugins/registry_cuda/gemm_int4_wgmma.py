@@ -44,7 +44,8 @@ class WgmmaInt4(PreparedInt4, CudaImplementation):
     It reads the prepared weight of ``cuda.mma``: both together hold one copy.
 
     tokens      rows of a in a tile
-    groups      warpgroups that multiply, 128 columns each
+    groups      warpgroups side by side in a block, 128 columns each
+    along_k     warpgroups for each of these, which take turns along K
     cluster     blocks that K is split over
     stages      steps of 64 k's in shared memory
     resident    blocks that share a multiprocessor
@@ -130,6 +131,7 @@ class WgmmaInt4(PreparedInt4, CudaImplementation):
                 "SYMMETRIC": problem.symmetric,
                 "TOKENS": tokens,
                 "GROUPS": groups,
+                "ALONG_K": config["along_k"],
                 "CLUSTER": cluster,
                 "STAGES": config["stages"],
                 "RESIDENT": config["resident"],
@@ -199,11 +201,12 @@ class _Shape(NamedTuple):
 def _space(shape: _Shape, fitting: tuple[bool, ...], device: Device) -> Space:
     """``fitting``: of each number of tokens, whether it fits m."""
     tokens, limit = dict(zip(_TOKENS, fitting, strict=True)), shared_limit(device.target)
-    space = Space(tokens=_TOKENS, groups=[1, 2], cluster=[1, 2, 4, 8], stages=[4, 6, 8], resident=[1, 2])
+    space = Space(tokens=_TOKENS, groups=[1, 2], along_k=[1, 2], cluster=[1, 2, 4, 8], stages=[4, 6], resident=[1, 2])
     return (
         space.require("tokens fit m", lambda config: tokens[config["tokens"]])
         .require("a block's part of K is whole steps and units", lambda config: not shape.chunks % (config["cluster"] * 4))
         .require("a part of K is long enough to be worth a block", lambda config: _is_long(shape.chunks, config))
+        .require("at most two warpgroups multiply", lambda config: _warpgroups(config) <= 2)
         .require("each group has columns", lambda config: config["groups"] <= shape.groups)
         .require("a cluster's blocks add equal shares", lambda config: not config["tokens"] // 4 % config["cluster"])
         .require("sums fit in registers", lambda config: _live_registers(config) <= _registers(config))
@@ -223,14 +226,19 @@ def _live_registers(config: Config) -> int:
     return int(config["tokens"] + 2 * 16 + 44)
 
 
+def _warpgroups(config: Config) -> int:
+    """Those that multiply."""
+    return int(config["groups"] * config["along_k"])
+
+
 def _threads(config: Config) -> int:
     """Warpgroups that multiply, and the warps that copy, four or two."""
-    return int(config["groups"] * _WARPGROUP + (4 if config["resident"] == 1 else 2) * _WARP)
+    return _warpgroups(config) * _WARPGROUP + (4 if config["resident"] == 1 else 2) * _WARP
 
 
 def _registers(config: Config) -> int:
     """Those of a thread that multiplies."""
-    if config["groups"] == 2 and config["resident"] == 1:
+    if _warpgroups(config) == 2 and config["resident"] == 1:
         return _TAKEN_REGISTERS
     return int(min(_MOST_REGISTERS, _REGISTER_FILE // (config["resident"] * _threads(config)) // 8 * 8))
 
@@ -239,7 +247,8 @@ def _shared_bytes(symmetric: bool, unit_chunks: int, config: Config) -> int:
     """Barriers, steps of tokens, weight and factors, and the sums that a cluster adds."""
     factors = _STRIPES * 8 * (_VECTOR // 2 if symmetric else _VECTOR) * max(1, 2 // unit_chunks)
     step = 8 * config["tokens"] * _VECTOR + config["groups"] * (_STRIPES * 2 * _WARP * _VECTOR + factors)
-    sums = config["tokens"] // 4 * config["groups"] * _WARPGROUP * _VECTOR if config["cluster"] > 1 else 0
+    split = config["cluster"] * config["along_k"] > 1
+    sums = config["tokens"] // 4 * _warpgroups(config) * _WARPGROUP * _VECTOR if split else 0
     return int(_BARRIER_BYTES + config["stages"] * step + sums)
 
 
@@ -251,13 +260,16 @@ def _fastest(space: Space, work: _Work, device: Device) -> Config:
 def _cycles(config: Config, work: _Work, device: Device) -> tuple[float, ...]:
     """Cycles of the busiest multiprocessor, roughly; then what breaks ties."""
     multiprocessors = max(device.multiprocessors, 1)
+    cluster, groups, along_k = config["cluster"], config["groups"], config["along_k"]
     along_m = work.along_m[_TOKENS.index(config["tokens"])]
-    blocks = along_m * -(-work.n // (_GROUP_COLUMNS * config["groups"])) * config["cluster"]
-    waves = -(-blocks // multiprocessors)
-    busy = min(blocks, multiprocessors)
-    # a chunk of 128 columns: 2048 products a cycle; 2 KiB of weight, of what memory brings to all
-    products = 2 * config["tokens"] + 24
-    memory = 2048 * busy / 2400
-    sums = 0 if config["cluster"] == 1 else 40 * config["tokens"]
-    each = work.chunks / config["cluster"] * config["groups"] * max(products, memory) + sums + 2000
-    return (waves * each, -config["stages"] if config["stages"] <= 6 else 0, config["resident"])
+    tiles = along_m * -(-work.n // (_GROUP_COLUMNS * groups))
+    # of clusters of 8 a GPU has room for two in each of its parts of 16 to 18 multiprocessors
+    at_once = multiprocessors * config["resident"] // (cluster if cluster < 8 else 10)
+    waves = -(-tiles // max(at_once, 1))
+    # a step of 64 k's of 128 columns: 2048 products a cycle; 4 KiB of weight; a warpgroup takes 550 to expand it
+    products = 4 * config["tokens"] * groups * config["resident"]
+    memory = 4096 * groups * min(tiles * cluster, multiprocessors * config["resident"]) / 2300
+    alone = (550 + 3 * config["tokens"]) * (1.25 if _warpgroups(config) * config["resident"] > 1 else 1) / along_k
+    sums = 0 if cluster * along_k == 1 else 1000 + 30 * config["tokens"]
+    each = work.chunks / 2 / cluster * max(products, memory, alone) + sums + 1500
+    return (waves * each, -config["stages"], config["resident"])

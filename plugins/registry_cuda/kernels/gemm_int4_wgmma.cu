@@ -5,9 +5,10 @@
 // prepared weight this kernel reads: lane 4 * g + t has columns 4 * g .. 4 * g + 3 of each stripe and k = 8 * t .. 8 * t + 7
 // of each chunk. token_tiles.cu has brought the tokens into the order of K that follows from it.
 //
-// A block has COPIERS warps that ask the copy engine for what STAGES steps of 64 k's need, and GROUPS warpgroups that multiply,
-// 128 columns each. It goes from tile to tile, so that the next tile is on the way while one ends. K is split over the blocks
-// of a CLUSTER, whose sums are added in a fixed order.
+// A block has COPIERS warps that ask the copy engine for what STAGES steps of 64 k's need, and warpgroups that multiply:
+// GROUPS side by side, 128 columns each, and ALONG_K for each of these, which take the chunks of a step in turn. It goes from
+// tile to tile, so that the next tile is on the way while one ends. K is split over the blocks of a CLUSTER, too. The sums of
+// all parts of K are added in a fixed order.
 
 constexpr int LANES = 32, WARPS = 4, STRIPE = 32, CHUNK = 32, WIDEST = 128;
 constexpr int STEP_CHUNKS = 2;
@@ -17,17 +18,21 @@ constexpr int CHUNKS = UNITS * UNIT_CHUNKS;
 constexpr int STRIPES = (N + WIDEST - 1) / WIDEST * (WIDEST / STRIPE);
 constexpr int PART = CHUNKS / CLUSTER;  // chunks of a block
 constexpr int STEPS = PART / STEP_CHUNKS;
-constexpr int UNROLLED = UNIT_CHUNKS > STEP_CHUNKS ? UNIT_CHUNKS : STEP_CHUNKS;
+constexpr int UNROLLED = 4;
+constexpr int TURNS = UNROLLED / ALONG_K;  // chunks that a warpgroup takes of so many
 constexpr int STEP_UNITS = UNIT_CHUNKS < STEP_CHUNKS ? STEP_CHUNKS / UNIT_CHUNKS : 1;
 constexpr int COLUMNS = GROUPS * WIDEST;
 constexpr int TILES_N = (N + COLUMNS - 1) / COLUMNS;
-constexpr int MULTIPLIERS = GROUPS * WARPS * LANES;
+constexpr int WARPGROUPS = GROUPS * ALONG_K;
+constexpr int MULTIPLIERS = WARPGROUPS * WARPS * LANES;
+constexpr bool SPLIT = CLUSTER * ALONG_K > 1;
 // Warps that ask for copies: one alone takes longer to ask for a step than the step takes. A whole warpgroup of them can
 // give registers to those that multiply.
 constexpr int COPIERS = RESIDENT == 1 ? 4 : 2;
-constexpr bool GIVES = GROUPS == 2 && RESIDENT == 1;
+constexpr bool GIVES = WARPGROUPS == 2 && RESIDENT == 1;
 constexpr int THREADS = MULTIPLIERS + COPIERS * LANES;
 static_assert(PART * CLUSTER == CHUNKS && PART % UNROLLED == 0, "a block's part of K is a whole number of steps and units");
+static_assert(ALONG_K <= STEP_CHUNKS && UNROLLED % UNIT_CHUNKS == 0, "each warpgroup has a chunk of each step");
 
 #if SYMMETRIC
 using Factors = HalfWords;
@@ -221,10 +226,11 @@ __device__ inline void store(T *y, const Floats &value, int vector, const Tile &
 // By a warpgroup that multiplies: 128 columns.
 struct Multiplier {
   float sum[2][TOKENS / 2];  // of the first and the second two of a lane's four columns
-  int group, lane, warp;
+  int group, part, lane, warp;  // part: of K, within a step
 
   __device__ Multiplier()
-      : group(threadIdx.x / (WARPS * LANES)), lane(threadIdx.x % LANES), warp(threadIdx.x % (WARPS * LANES) / LANES) {}
+      : group(threadIdx.x / (WARPS * LANES) % GROUPS), part(threadIdx.x / (WARPS * LANES) / GROUPS),
+        lane(threadIdx.x % LANES), warp(threadIdx.x % (WARPS * LANES) / LANES) {}
 
   __device__ Floats columns(int vector) const {
     const int at = vector / 2 * 4 + vector % 2;
@@ -244,28 +250,29 @@ struct Multiplier {
 #pragma unroll 1
     for (int done = 0; done < PART; done += UNROLLED) {
 #pragma unroll
-      for (int chunk = 0; chunk < UNROLLED; ++chunk) {
-        const int half = chunk % STEP_CHUNKS;
-        if (half == 0) await(ring.full(ring.stage), ring.parity);
-        if (chunk % UNIT_CHUNKS == 0)
-          unit.set(load_shared<Factors>(ring.factors(group) + half / UNIT_CHUNKS * UNIT_BYTES +
+      for (int turn = 0; turn < TURNS; ++turn) {
+        const int chunk = ALONG_K == 1 ? turn % STEP_CHUNKS : part;  // of the step
+        const bool first = ALONG_K > 1 || turn % STEP_CHUNKS == 0, last = ALONG_K > 1 || turn % STEP_CHUNKS == STEP_CHUNKS - 1;
+        if (first) await(ring.full(ring.stage), ring.parity);
+        if (UNIT_CHUNKS == 1 || turn * ALONG_K % UNIT_CHUNKS == 0)
+          unit.set(load_shared<Factors>(ring.factors(group) + chunk / UNIT_CHUNKS * UNIT_BYTES +
                                         (warp * 8 + lane / 4) * sizeof(Factors)));
-        const Words weight = load_shared<Words>(ring.weight(group) + warp * STRIPE_BYTES + (half * LANES + lane) * sizeof(Words));
+        const Words weight = load_shared<Words>(ring.weight(group) + warp * STRIPE_BYTES + (chunk * LANES + lane) * sizeof(Words));
 #pragma unroll
         for (int step = 0; step < 2; ++step)
 #pragma unroll
-          for (int pair = 0; pair < 2; ++pair) unit.expand(a[half][step][pair], weight.word[pair * 2 + step], pair);
-        const unsigned long long tokens = operand(ring.tokens() + half * 4 * NEXT_K, NEXT_K);
+          for (int pair = 0; pair < 2; ++pair) unit.expand(a[turn % 2][step][pair], weight.word[pair * 2 + step], pair);
+        const unsigned long long tokens = operand(ring.tokens() + chunk * 4 * NEXT_K, NEXT_K);
         begin_products();
 #pragma unroll
         for (int step = 0; step < 2; ++step)
 #pragma unroll
           for (int pair = 0; pair < 2; ++pair)
-            multiply_tokens(sum[pair], a[half][step][pair], tokens + step * (2 * NEXT_K >> 4), done + chunk + step > 0);
+            multiply_tokens(sum[pair], a[turn % 2][step][pair], tokens + step * (2 * NEXT_K >> 4), done + turn + step > 0);
         close_products();
         await_products<1>();
-        if (half == 0 && done + chunk > 0) announce(ring.empty(ring.before()));
-        if (half == STEP_CHUNKS - 1) ring.advance();
+        if (first && done + turn > 0) announce(ring.empty(ring.before()));
+        if (last) ring.advance();
       }
     }
     await_products<0>();
@@ -276,29 +283,45 @@ struct Multiplier {
 
   __device__ void finish(T *y, const Tile &tile, long long m, const Ring &ring) const {
     const int own = tile.group() + group;
-#if CLUSTER > 1
-    const unsigned mine = ring.base + BARRIER_BYTES + STAGES * STAGE_BYTES + threadIdx.x * sizeof(Floats);
-    Floats *partial = dynamic_shared() + (BARRIER_BYTES + STAGES * STAGE_BYTES) / sizeof(Floats) + threadIdx.x;
+    if constexpr (!SPLIT) {
 #pragma unroll
-    for (int vector = 0; vector < VECTORS; ++vector) partial[vector * MULTIPLIERS] = columns(vector);
-    meet_cluster();
-    const int share = VECTORS / CLUSTER, first = (int)(blockIdx.x % CLUSTER) * share;
+      for (int vector = 0; vector < VECTORS; ++vector) store(y, columns(vector), vector, tile, own, m);
+    } else {
+      Floats *partial = dynamic_shared() + (BARRIER_BYTES + STAGES * STAGE_BYTES) / sizeof(Floats) + threadIdx.x;
+#pragma unroll
+      for (int vector = 0; vector < VECTORS; ++vector) partial[vector * MULTIPLIERS] = columns(vector);
+      meet_parts();
+      const int share = VECTORS / CLUSTER, first = (int)(blockIdx.x % CLUSTER) * share;
 #pragma unroll 1
-    for (int vector = first; vector < first + share; ++vector) {
-      const unsigned place = mine + vector * MULTIPLIERS * sizeof(Floats);
-      Floats total = load_of(place, 0);
-#pragma unroll
-      for (int rank = 1; rank < CLUSTER; ++rank) {
-        const Floats more = load_of(place, rank);
-#pragma unroll
-        for (int part = 0; part < 4; ++part) total.part[part] += more.part[part];
-      }
-      store(y, total, vector, tile, own, m);
+      for (int vector = first + part; vector < first + share; vector += ALONG_K)
+        store(y, sum_of_parts(ring, vector), vector, tile, own, m);
+      meet_parts();
     }
+  }
+
+  // Of four columns of one token: over the blocks of the cluster, and their warpgroups along K.
+  __device__ Floats sum_of_parts(const Ring &ring, int vector) const {
+    constexpr int ABREAST = GROUPS * WARPS * LANES;
+    const unsigned place = ring.base + BARRIER_BYTES + STAGES * STAGE_BYTES +
+                           (vector * MULTIPLIERS + threadIdx.x % ABREAST) * sizeof(Floats);
+    Floats total = {};
+#pragma unroll
+    for (int rank = 0; rank < CLUSTER; ++rank)
+#pragma unroll
+      for (int k = 0; k < ALONG_K; ++k) {
+        const Floats more = load_of(place + k * ABREAST * sizeof(Floats), rank);
+#pragma unroll
+        for (int column = 0; column < 4; ++column) total.part[column] += more.part[column];
+      }
+    return total;
+  }
+
+  // Those that add sums see what all have written, and none writes again before all have read.
+  __device__ static void meet_parts() {
+#if CLUSTER > 1
     meet_cluster();
 #else
-#pragma unroll
-    for (int vector = 0; vector < VECTORS; ++vector) store(y, columns(vector), vector, tile, own, m);
+    asm volatile("bar.sync 1, %0;" ::"n"(MULTIPLIERS) : "memory");
 #endif
   }
 };
@@ -310,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
       init_barrier(ring.full(stage), 1);
-      init_barrier(ring.empty(stage), GROUPS * WARPS);
+      init_barrier(ring.empty(stage), WARPGROUPS * WARPS);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
