@@ -86,7 +86,8 @@ class WgmmaInt4(PreparedInt4, CudaImplementation):
         return 2.6 if problem.m > 32 else 0.6
 
     def prepared(self, problem: Problem, config: Config) -> Mapping[str, tuple[str, ...]]:
-        return {**super().prepared(problem, config), "whole": ("zeros",)}
+        shared = super().prepared(problem, config)
+        return shared if problem.symmetric else {**shared, "whole": ("zeros",)}
 
     def prepare(self, name: str, values: tuple[Any, ...], problem: Problem, config: Config) -> torch.Tensor:
         """Beside what all have: whether every zero point is a whole number, small enough to be added to exactly."""
@@ -119,7 +120,7 @@ class WgmmaInt4(PreparedInt4, CudaImplementation):
         product = Launch(
             kernel(tokens),
             grid=(tiles * cluster if cluster > 1 else min(tiles, resident),),
-            args=("y", "tiles", "packed", "factors", "whole", problem.m),
+            args=("y", "tiles", "packed", "factors", *(() if problem.symmetric else ("whole",)), problem.m),
             constants={
                 "ELEMENT": C_TYPES[problem.dtype],
                 "VEC": 4,

@@ -328,7 +328,11 @@ struct Multiplier {
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gemm_int4_wgmma(T *__restrict__ y, const Words *__restrict__ tokens, const Words *__restrict__ packed,
-                    const Factors *__restrict__ factors, const int *__restrict__ whole, long long m) {
+                    const Factors *__restrict__ factors,
+#if !SYMMETRIC
+                    const int *__restrict__ whole,
+#endif
+                    long long m) {
   const Ring ring(shared_address(dynamic_shared()));
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
