@@ -77,8 +77,8 @@ class Result:
     ``verdict`` is ``new``, ``replaced``, ``kept``, ``tie`` or ``none``; ``reason`` says why there is none, or which
     stored winner was out before a ``new`` one could beat it. ``ratio`` is the ``incumbent``'s time over the winner's,
     with its interval ``low`` to ``high``; ``noise`` is relative. ``ties`` are the candidates that could not be told
-    from the winner. ``default_ratio`` is the default's time over the winner's. ``baseline`` is the op's. ``hardware``
-    is the name of the device, or of the equal devices, that it holds for.
+    from the winner. ``default_ratio`` is the default's time over the winner's. ``baseline`` is the name of the op's
+    baseline. ``hardware`` is the name of the device, or of the equal devices, that the result holds for.
     """
 
     problem: Problem
@@ -170,7 +170,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """How busy a run kept one of its devices, by the words of RunEnded; ``identity`` is the device's UUID."""
+    """How busy a run kept one of its devices, in the fields of RunEnded; ``identity`` is the device's UUID."""
 
     device: str
     identity: str
@@ -182,12 +182,12 @@ class DeviceUse:
 
 @dataclass(frozen=True)
 class RunEnded:
-    """``interrupted``: stopped by Ctrl-C; what was measured is stored.
+    """The end of a run. ``interrupted``: stopped by Ctrl-C; what was measured is stored.
 
-    ``worker_seconds``: how long the worker had a job. After ``warming_up_s`` (None for a run that ended before)
-    ``worker_share`` is the part of the time that this makes, ``kernel_share`` that in which a kernel ran, as the driver
-    tells; those that hold launches back count (None where nobody can tell). ``compile_seconds``: summed over the
-    compiling processes, by backend, e.g. ``inductor`` for torch.compile. ``saving`` is there when the problems had
+    ``worker_seconds``: how long the worker had a job. ``worker_share`` and ``kernel_share`` are the shares of the time
+    after ``warming_up_s`` in which the worker had a job and in which a kernel ran, by the driver, kernels that hold
+    launches back included (None for a run that ended before, or where nothing tells). ``compile_seconds``: summed over
+    the compiling processes, by backend, e.g. ``inductor`` for torch.compile. ``saving`` is there when the problems had
     counts. ``timed_out``: the time limit was reached, and ``undecided`` problems were left out. Of several ``devices``
     the seconds are added up, and the shares are their mean.
     """

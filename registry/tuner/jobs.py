@@ -12,8 +12,11 @@ from ..artifact import Artifact, Target, Variant
 from ..problem import Value
 
 Status = str
-"""ok, unsupported, compile_error, out_of_resources, wrong_result, nondeterministic, timeout, crash, out_of_memory or
-error."""
+"""The status of a trial.
+
+One of: ok, unsupported, compile_error, out_of_resources, wrong_result, nondeterministic, timeout, crash, out_of_memory
+or error.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Entrant:
 
 @dataclass(frozen=True)
 class TrialJob:
-    """Verify and time one candidate on one problem. ``best_us``: of this run so far, to give hopeless ones up early."""
+    """Verify and time a candidate on a problem. ``best_us``: the run's best so far, to give up hopeless ones early."""
 
     id: int
     op: str
@@ -47,7 +50,7 @@ class TrialJob:
 class BlockJob:
     """Time several entrants on one problem, one sample each in every of ``rounds`` rounds, in shuffled order.
 
-    ``verify``: check the timed outputs again; a pre-final, which is no evidence, does not.
+    ``verify``: whether the timed outputs are checked again; not in a pre-final, which is no evidence.
     """
 
     id: int
@@ -62,7 +65,7 @@ class BlockJob:
 
 @dataclass(frozen=True)
 class TransferJob:
-    """Verify one candidate, a winner of another size, on one problem, without timing it: ``Op.transfers``."""
+    """Verify a candidate that won at another size on one problem, without timing it: ``Op.transfers``."""
 
     id: int
     op: str
@@ -73,7 +76,7 @@ class TransferJob:
 
 
 DeviceJob = TrialJob | BlockJob | TransferJob
-"""What a worker on the device does."""
+"""A job for the worker on the device."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ..errors import InvalidArgumentError
 DEFAULT_TRIALS = 64
 DEFAULT_SECONDS = 30.0
 PRE_FINALISTS = 8
-"""Challengers of one problem's pre-final at most: so many of a search's fastest candidates have to be built."""
+"""The most challengers of one problem's pre-final: the fastest candidates of its search, which have to be built."""
 
 _SHARE_OF_MEMORY = 0.9
 _STEPS = frozenset({"start", "compile", "wait", "load", "verify", "measure"})
@@ -22,8 +22,8 @@ _STEPS = frozenset({"start", "compile", "wait", "load", "verify", "measure"})
 class Budget:
     """Limits of one problem's search: ``seconds`` of the device, ``trials`` measured. None takes the default.
 
-    ``run_seconds``: so long may the whole run take. Searches end in time for their finals, and problems that are not
-    begun by then are left out.
+    ``run_seconds``: the limit of the whole run. Searches end in time for their finals; problems not begun by then are
+    left out.
 
     A search that was given no number of trials also ends when it has settled, see ``Searcher.settled``, and after
     ``cap`` trials at the latest.
@@ -54,7 +54,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds a step, counted from when the step begins and not from when it was queued; bytes a process.
+    """Limits of a child's steps in seconds, from the start of the step (not of its wait in a queue), and of its memory.
 
     start     a process until it can take a job, device included
     wait      for the device, while another tuning run measures on it

@@ -16,11 +16,11 @@ class TuneOptions:
 
     budget           limits of each problem's search, and of the whole run
     limits           seconds that a step of a child may take, and its memory
-    implementations  their names, where not all take part
-    retune           also problems that have a valid winner here; it is the one to beat
-    all_sizes        each of many sizes along which winners transfer; else one of a range is tuned, see ``represented``
+    implementations  names of those that take part; empty for all
+    retune           tune problems with a valid winner here, too; the winner is the one to beat
+    all_sizes        tune every size along which winners transfer, not one of each range, see ``represented``
     regime           of the timing: "cold" or "hot"; dispatch runs winners of "cold"
-    sampler          the name of what proposes candidates, see ``sampler_named``
+    sampler          the name of the sampler that proposes candidates, see ``sampler_named``
     storage          a file or URL in which Optuna keeps the searches, see ``open_storage``; "" for none
     """
 

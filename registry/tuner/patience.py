@@ -18,9 +18,9 @@ _LONGEST_PAUSE_S = 5.0
 
 
 class Patience:
-    """Asks again for what a lost database did not answer; ``tell`` gets a line each time that it goes away.
+    """Repeats a question to a database that is lost; ``tell`` gets a line each time that the database goes away.
 
-    What is asked must be harmless to ask twice: a server may have done it before it went away.
+    A question must be harmless to repeat: the server may have carried it out before it went away.
     """
 
     def __init__(self, tell: Callable[[str], None] = lambda _: None, seconds: float = PATIENCE_S) -> None:
@@ -28,7 +28,7 @@ class Patience:
         self._seconds = seconds
 
     def __call__(self, ask: Callable[[], _Answer]) -> _Answer:
-        """The answer. Raises LostDatabaseError for a database that stays away."""
+        """The answer of ``ask``. Raises LostDatabaseError for a database that stays away."""
         until, pause = 0.0, _FIRST_PAUSE_S
         while True:
             try:

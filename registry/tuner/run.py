@@ -1,4 +1,4 @@
-"""``tune``: what is asked is checked and planned, then a run on each kind of hardware tunes it."""
+"""``tune``: checks and plans the problems, then tunes them in one run for each kind of hardware."""
 
 from __future__ import annotations
 
@@ -48,12 +48,11 @@ def tune(
     Several devices of one hardware identity share the problems; on each other hardware all problems are tuned, too.
     Problems that have a valid winner for this hardware, software, regime and source are reported and left alone, unless
     ``retune`` is among the options. Ctrl-C ends the run in order: what was measured is stored. ``counts``: how often a
-    program calls each problem; what takes most of its time is then tuned first, and longest.
-    Raises StoreError when the database cannot be used, UnknownNameError for an implementation that nobody has,
-    InvalidArgumentError for a sampler or a storage that cannot be used, InvalidDefinitionError for an op whose
-    tolerance accepts a result that nobody computed, and PluginError for an op or an implementation that was added by a
-    call in this process alone. Raises CacheError, before anything is measured or when it comes to that, where compilers
-    cannot write; what was measured is stored.
+    program calls each problem; what takes most of its time is then tuned first, and longest. Raises StoreError when the
+    database cannot be used, UnknownNameError for an implementation that does not exist, InvalidArgumentError for a
+    sampler or a storage that cannot be used, InvalidDefinitionError for an op whose tolerance accepts a result that was
+    not computed, and PluginError for an op or an implementation that was added by a call in this process alone. Raises
+    CacheError where compilers cannot write, before the run or during it; what was measured is stored.
     """
     options = options or TuneOptions()
     _check_system()
@@ -86,7 +85,7 @@ def tune(
 
 
 def _check(planned: Sequence[Sequence[ProblemPlan]], catalog: Catalog) -> None:
-    """Raise what ``tune`` says of what is planned; begin to import what it needs."""
+    """Raise the errors of ``tune`` that concern the plans; begin to import the modules that they need."""
     plans = [plan for each in planned for plan in each]
     for op in dict.fromkeys(plan.op for plan in plans):
         refuse_blind(op)

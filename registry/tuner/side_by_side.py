@@ -15,7 +15,7 @@ Run = Callable[[Observer, threading.Event], tuple[Result, ...]]
 
 
 def side_by_side(runs: Sequence[Run], observer: Observer) -> tuple[Result, ...]:
-    """The results of all runs, in their order. The observer is called by one thread at a time, and told one end.
+    """The results of all runs, in their order. The observer is called by one thread at a time, with one RunEnded.
 
     Raises the first fault, when all runs have ended. One run alone stays in this thread.
     """
@@ -37,7 +37,7 @@ def side_by_side(runs: Sequence[Run], observer: Observer) -> tuple[Result, ...]:
 
 @dataclass
 class _OneObserver:
-    """Passes on the events of several runs; keeps their ends, and the longest of their times left."""
+    """Passes on the events of several runs; keeps their RunEnded events, and tells the longest of their times left."""
 
     observer: Observer
     ended: dict[int, RunEnded] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class _OneObserver:
 
 
 def together(ended: Sequence[RunEnded]) -> RunEnded:
-    """The ends of runs that went on at the same time as one; what their winners save is not added up."""
+    """One RunEnded for runs that went on at the same time, without ``saving``: savings do not add up."""
     compiled: Counter[str] = Counter()
     for one in ended:
         compiled.update(one.compile_seconds)  # seconds add up as counts do

@@ -26,18 +26,18 @@ LASTING = frozenset({"ok", "wrong_result", "nondeterministic", "compile_error", 
 """Statuses that a second trial would give again. A timeout, a crash or a full memory may have been bad luck."""
 
 _LATEST = 32
-"""Runs, the newest of which on this hardware tells what was learnt before."""
+"""How many of the latest runs are read to find the newest one on this hardware, which has the rules learnt before."""
 
 _NEAREST = 64
-"""Neighbours whose winners are offered as seeds: of a thousand problems, reading all of each other's takes an hour."""
+"""The nearest problems whose winners are offered as seeds: reading all of a thousand problems takes an hour."""
 
 _LATE_ROWS = 64
-"""At most so many rows of a server's table become visible after a row with a greater number."""
+"""On a server at most this many rows of a table become visible after a row with a greater number."""
 
 
 @dataclass
 class _Seen:
-    """How far a run has read one problem's trials: rows from ``began`` to ``newest``, and their uids."""
+    """The rows of one problem's trials that a run has read, from ``began`` to ``newest``, and the trials' uids."""
 
     began: int
     newest: int
@@ -77,7 +77,7 @@ class RunStore:
         return self._fingerprints[key]
 
     def trial(self, plan: ProblemPlan, candidate: Candidate, outcome: Outcome) -> Trial:
-        """Store one trial; returns it, or that of another run which has tried the candidate since this run began."""
+        """Store one trial and return it, or that of another run which tried the candidate since this run began."""
         trial = Trial(
             problem=problem_key(plan.op, plan.problem),
             candidate=self._key(candidate),
@@ -107,7 +107,7 @@ class RunStore:
     def news(self, plan: ProblemPlan) -> list[tuple[Candidate, Trial]]:
         """Trials as in :meth:`known_trials`, but only those of other runs and not read before.
 
-        Without an earlier call for the problem, those that were stored since this run began.
+        The first call for a problem returns the trials stored since this run began.
         """
         problem = problem_key(plan.op, plan.problem)
         seen = self._seen_of(problem)
@@ -219,7 +219,7 @@ class RunStore:
 
 
 def _same_kernels(plan: ProblemPlan, candidate: Candidate, trial: Trial) -> bool:
-    """Whether what the candidate would compile now is what was tried; true for trials that did not store it."""
+    """Whether the candidate compiles the kernels that were tried; True for a trial without their hash."""
     return trial.artifact_hash in {"", _artifact_hash(plan, candidate)}
 
 

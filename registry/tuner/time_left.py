@@ -10,19 +10,19 @@ from .search.findings import Findings
 from .search.state import SearchState
 
 _SETUP_S, _START_S = 0.3, 2.0
-"""A problem's set-up in a block of finals, and the start of a block's process."""
+"""Seconds for a problem's set-up in a block of finals, and for the start of a block's process."""
 _SAMPLE_US = 200.0
-"""A sample of a short launch."""
+"""Microseconds of a sample of a short launch."""
 _ENTRANTS = 5
 _SAY_EVERY_S = 5.0
 _NEARLY = 0.95
-"""The most that a search that goes on counts for: its number of trials is a bound."""
+"""The most that an active search counts towards the searches done: its number of trials is only an upper bound."""
 
 
 class TimeLeft:
-    """The time left of a run over so many ``problems``, which may take ``limit_s`` seconds (None: no limit).
+    """The time left of a run over ``problems`` problems, which may take ``limit_s`` seconds (None: no limit).
 
-    So many ``devices`` hold the finals.
+    ``devices``: the number of devices that hold the finals.
     """
 
     def __init__(self, problems: int, limit_s: float | None, devices: int = 1) -> None:
@@ -39,18 +39,18 @@ class TimeLeft:
         self.timed_out = False
 
     def batch_begins(self) -> None:
-        """The searches of a batch begin."""
+        """Record that the searches of a batch begin."""
         self._batch_began = time.monotonic()
 
     def finals_begin(self, searched: int) -> None:
-        """So many problems of the batch were searched."""
+        """Record that ``searched`` problems of the batch were searched and that their finals begin."""
         now = time.monotonic()
         self._searched += searched
         self._search_s += now - self._batch_began
         self._batch_began = now
 
     def finals_end(self, decided: int) -> None:
-        """So many problems of the batch were decided."""
+        """Record that the finals of the batch are over and ``decided`` problems were decided."""
         self._decided += decided
         self._finals_s += time.monotonic() - self._batch_began
 
@@ -62,7 +62,7 @@ class TimeLeft:
         return self.timed_out
 
     def in_search(self, over: Sequence[SearchState], active: Sequence[SearchState]) -> float | None:
-        """Seconds left, every few seconds; None in between, and before the first trial."""
+        """An estimate of the seconds left, every 5 seconds; None in between, and before the first trial."""
         now = time.monotonic()
         part = sum(min(_NEARLY, search.done / max(1, search.candidates)) for search in active)
         done = self._searched + len(over) + part
@@ -75,7 +75,7 @@ class TimeLeft:
         )
 
     def in_finals(self, number: int, blocks: int, searched: Sequence[Findings]) -> float:
-        """Seconds left when that block of a batch's finals begins."""
+        """Seconds left when block ``number`` of a batch's finals begins."""
         taken = time.monotonic() - self._batch_began
         batch = taken / (number - 1) * (blocks - number + 1) if number > 1 else finals_seconds(searched, self._devices)
         others = self._problems - self._searched
@@ -95,7 +95,7 @@ class TimeLeft:
 
 
 def finals_seconds(searched: Sequence[Findings], devices: int = 1) -> float:
-    """Roughly how long the finals of these problems take together on ``devices``, in as many blocks as may be."""
+    """Roughly the seconds that the finals of these problems take on ``devices`` devices, at the most blocks."""
     right = [(findings, us) for findings in searched if (us := findings.best_us) is not None]
     if not right:
         return 0.0

@@ -137,7 +137,7 @@ class TuningRun:
         return ended
 
     def _learnt(self) -> dict[str, Any]:
-        """What dispatch takes for a default where nothing tuned is near; it runs winners of the regime ``cold``."""
+        """The rules for defaults that this run has learnt; none unless the regime is ``cold``, which dispatch uses."""
         if self._options.regime != REGIME:
             return {}
         ops = dict.fromkeys(plan.op for plan in self._plans)

@@ -40,9 +40,9 @@ The search's times are within 0.7% of the finals' for half of the candidates, an
 _PRE_FINAL_SHARE = 0.3
 """The part of a problem's seconds that its pre-final may take."""
 _LEAST_EARLY = 3
-"""Fewer rounds tell no more than the samples of the search."""
+"""The fewest rounds of a pre-final: fewer tell no more than the samples of the search."""
 FAR = 1.5
-"""Times the fastest: a candidate that is farther is compared by the search alone, not in a pre-final."""
+"""A candidate slower than this many times the fastest is compared by the search alone, not in a pre-final."""
 DISTURBED: Mapping[str, float] = {"cuda": 2.0, "cpu": 5.0}
 """Finals are disturbed when their winner takes so many times its time in the search, by device type.
 
@@ -50,7 +50,7 @@ Of 1447 candidates that were in the finals of three runs on an H200, one half wa
 1.14 times slower, and the farthest 1.42 times. A CPU's processes share their cores with other programs."""
 
 _WRONG = ("wrong_result", "nondeterministic", "error")
-"""Beginnings of the faults of entrants that ran and were found wrong."""
+"""Prefixes of the faults of entrants that ran and were found wrong."""
 
 Met = Mapping[str, tuple[Candidate | None, Entrant]]
 """Entrants of a block by name, in the order in which the worker sets them up; the copy floor has no candidate."""

@@ -30,7 +30,7 @@ from .results import result_of, without_winner
 from .transfers import TransferRunner, verified_transfers
 
 CHANGED = "source or space changed, or gone"
-"""Why a stored winner is out that could not be tried; ``registry results`` uses the phrase, too."""
+"""The reason why a stored winner that could not be tried is out; ``registry results`` uses the phrase, too."""
 
 
 class BlockRunner(TransferRunner, Typed):
@@ -40,7 +40,7 @@ class BlockRunner(TransferRunner, Typed):
         """The answers of the jobs, in order, each from a present worker."""
 
     def replace_workers(self, *, last: bool) -> None:
-        """Have processes that have measured nothing yet; ``last``: no others follow soon."""
+        """Replace the workers by processes that have measured nothing; ``last``: no other replacement follows soon."""
 
     def dismiss_workers(self) -> None:
         """Let the workers end: no block follows soon."""
@@ -49,9 +49,9 @@ class BlockRunner(TransferRunner, Typed):
 class Finals:
     """Finals of several problems together: a fresh worker runs one block of each, or several share them.
 
-    ``noise`` is what this run has seen so far: the machine's own, measured before any finals, and that of its earlier
-    finals; what these finals show is added. ``earlier`` is that of runs before, without which a run of a few problems
-    would know little about its noise.
+    ``noise`` is the noise that this run has seen so far (of the machine before any finals, and of earlier finals);
+    these finals add to it. ``earlier`` is the noise of earlier runs, without which a run of a few problems would know
+    little about its noise.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Finals:
 
     @property
     def blocks(self) -> int:
-        """Blocks of the problem that has most of them."""
+        """The number of blocks of the problem that has the most."""
         return max((contest.wanted for contest in self._contests), default=0)
 
     def run(self, searched: Sequence[Findings], runner: BlockRunner, *, dismiss: bool = False) -> Iterator[Result]:
@@ -134,7 +134,7 @@ class Finals:
         self._observe(FinalsStarted(self.contests, self.blocks))
 
     def block(self, number: int, runner: BlockRunner) -> None:
-        """One block of every problem that has so many, on the runner's present worker."""
+        """Run block ``number`` of every problem that has so many blocks, on the runner's present worker."""
         contests = [contest for contest in self._contests if number < contest.wanted]
         entered = [contest.entrants(number) for contest in contests]
         jobs = [
@@ -159,9 +159,10 @@ class Finals:
             contest.rows += self._rows(number, entrants, answer)
 
     def decide(self, runner: BlockRunner, *, last: bool = True) -> Iterator[Result]:
-        """Judge every contest and publish, one after another, with what ``runner`` sees of where winners transfer.
+        """Judge every contest, verify on ``runner`` to which sizes winners transfer, and publish, one after another.
 
-        Those that another run has overtaken remain, for finals against its winner, unless this is the ``last`` time.
+        Contests for which another run published first remain, for finals against its winner, unless this is the
+        ``last`` time.
         """
         without, self._without = self._without, []
         for findings in without:
@@ -195,7 +196,7 @@ class Finals:
             contest.fix_blocks(count)
 
     def _judge(self, contest: Contest, noise: Noise) -> Verdict | Result:
-        """Who has won; a result without a winner where that cannot be said."""
+        """The verdict on a contest; a result without a winner if there can be no verdict."""
         if not contest.complete:
             mishap = self._mishaps.get(contest.findings.plan.problem, "")
             return self._undecided(contest, "no finals block was completed" + (f" ({mishap})" if mishap else ""))
@@ -223,14 +224,14 @@ class Finals:
         return self._overtaken(contest, decision, contest.candidates[verdict.winner], last=last)
 
     def _refuse_too_fast(self, contest: Contest) -> None:
-        """Refuse challengers that did less in the finals than in the search; that the incumbent stays is no risk."""
+        """Refuse challengers that did less work in the finals than in the search; keeping an incumbent is no risk."""
         for name in contest.challenged_by:
             if fault := contest.too_fast(name):
                 self._observe(Note(f"{contest.findings.plan.problem}: {name} is out of the finals: {fault}"))
                 contest.refused[name] = fault
 
     def _overtaken(self, contest: Contest, decision: Decision, winner: Candidate, *, last: bool) -> Result | None:
-        """Another run has published: agree with it, or meet its winner in finals that are still to be held (None)."""
+        """Handle a winner published by another run: the agreed result, or None if finals against it must follow."""
         plan, statuses = contest.findings.plan, contest.findings.statuses
         stored = self._store.winner(plan.op, plan.problem)
         if stored is None:

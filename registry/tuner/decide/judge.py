@@ -36,17 +36,17 @@ BEHIND = 1.03
 """Times the fastest of a pre-final: processes differ by a percent, so that a slower candidate would win no block."""
 ALPHA = 0.04
 _METHODS = 0.0055
-"""Standard deviation, over problems, of a log ratio that another method of timing finds, with no noise left.
+"""Standard deviation, over problems, of the difference between the log ratios of two methods of timing, without noise.
 
 Of 80 ratios that benchmarks/truth.py found on an H200, with other copies, graphs and flushes than the tuner's, the mean
-square deviation was 0.81% squared, of which processes explain 0.58% squared. It repeats from run to run: 1.6 to 2.1%
-for rms_norm(8192 x 8192), where the first launch after an idle device costs one kernel more than the other.
+square deviation was 0.81% squared, of which processes explain 0.58% squared. The difference repeats from run to run:
+1.6 to 2.1% for rms_norm(8192 x 8192), where the first launch after an idle device costs one kernel more than the other.
 """
 _Z = statistics.NormalDist().inv_cdf
 _RESAMPLES = 1000
 _CLIP = 0.1
 _CLIPPED = 6.0
-"""Standard deviations of a noisy problem's log ratios that are left unclipped: more than its interval is wide."""
+"""Log ratios of a noisy problem are clipped at this many standard deviations: more than its interval is wide."""
 
 Times = Mapping[str, Sequence[float]]
 """One block: entrant -> its time in µs in each round. Rounds pair up by index."""
@@ -141,8 +141,8 @@ def time_ratio(
     """``one``'s time over ``other``'s: the wider of a bootstrap within blocks and a t interval over blocks.
 
     The variance over blocks is moderated by what is usual in ``noise`` and for this problem's entrants. ``elsewhere``:
-    where another process with another method of timing is expected to find the ratio, instead of the mean of all
-    processes with this one. ``clip`` limits log ratios.
+    the interval is for the ratio that another process with another method of timing finds, not for the mean of all
+    processes with this method. ``clip`` limits log ratios.
     """
     common = [block for block in blocks if {one, other} <= block.keys()]
     logs = [np.log(np.asarray(block[one]) / np.asarray(block[other])).clip(-clip, clip) for block in common]
@@ -159,7 +159,7 @@ def time_ratio(
 
 
 def _clear_ratio(one: str, other: str, blocks: Sequence[Times], alpha: float, noise: Noise) -> Ratio:
-    """The ratio, with an interval that is right about on which side of 1 it lies, not about how far away.
+    """The ratio, with an interval that only tells on which side of 1 the ratio lies, not how far away.
 
     An interval grows with the spread of the gain itself: three blocks that show a gain of 46, 5 and 36 leave no doubt
     about who is faster, but much about by how much.
@@ -247,9 +247,9 @@ def _bootstrap(logs: Sequence[np.ndarray], alpha: float) -> tuple[float, float]:
 
 @lru_cache(maxsize=64)
 def _middles(seed: int, rounds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of resamples of ``rounds`` ordered values the places of the two in the middle: their mean is the median.
+    """The places of the two middle values (their mean is the median) in resamples of ``rounds`` ordered values.
 
-    Which places are drawn does not depend on the values, so that they are drawn once and not for every ratio.
+    The places that are drawn do not depend on the values, so that they are drawn once and not for every ratio.
     """
     places = np.sort(np.random.default_rng(seed).integers(rounds, size=(_RESAMPLES, rounds)), axis=1)
     return places[:, (rounds - 1) // 2], places[:, rounds // 2]

@@ -25,7 +25,7 @@ FEWEST = 3
 """Problems in a leaf, at least."""
 
 WORTH = math.log(1.02)
-"""A question is asked if it makes the choice so much faster, in the mean over the problems that it is put to."""
+"""A question is asked if it makes the choices faster by this factor (a logarithm), in the mean over its problems."""
 
 MOST_CONFIGS = 64
 """The most configurations of one implementation in a rule."""
@@ -33,13 +33,13 @@ MOST_CONFIGS = 64
 _FOLDS = 5
 
 _MOST_BOUNDS = 24
-"""The most bounds of a dimension among which a question is looked for."""
+"""The most bounds of a dimension that are tried for a question."""
 
 DECLARED = ""
-"""The name that stands for what is declared best."""
+"""The name that stands for the implementation that is declared best."""
 
 _MOST = math.log(16.0)
-"""A time that is farther from the fastest counts as this far: the worst of a few must not decide."""
+"""The largest logarithm of a time over the fastest that counts: the worst of a few must not decide."""
 
 Losses = Mapping[str, float]
 
@@ -68,9 +68,9 @@ def learnt_by(store: RunStore, ops: Iterable[Op], catalog: Catalog, device: Devi
 def fit(
     op: Op, decisions: Sequence[Decision], implementations: Sequence[Implementation], device: Device, where: str = ""
 ) -> LearntDefault | None:
-    """The rule for an op by its winners on the hardware of ``device``; None where too few say anything.
+    """The rule for an op, fitted to its winners on the hardware of ``device``; None where there are too few.
 
-    Only implementations that are installed and transfer are ranked: what is made for each size is no default.
+    Only installed implementations that transfer are ranked: code that is made for one size is no default.
     """
     current = [one for one in decisions if one.problem.op == op.name and one.problem.op_version == op.version]
     samples = samples_of(op, current, implementations, device)
@@ -83,7 +83,7 @@ def fit(
 
 
 def held_out(op: Op, samples: Sequence[DecidedLosses]) -> tuple[float, float]:
-    """Mean losses of the rule's choices and of the declared ones, each in problems that the rule was not fitted to."""
+    """Mean losses of the rule's choices and of the declared choices, on problems that the rule was not fitted to."""
     learnt, declared = [], []
     for fold in range(_FOLDS):
         rest = [one for place, one in enumerate(samples) if place % _FOLDS != fold]
@@ -101,11 +101,11 @@ def held_out(op: Op, samples: Sequence[DecidedLosses]) -> tuple[float, float]:
 def samples_of(
     op: Op, decisions: Sequence[Decision], implementations: Sequence[Implementation], device: Device
 ) -> list[DecidedLosses]:
-    """What decisions say about defaults.
+    """For each decision the losses of implementations' defaults.
 
-    The finals time each implementation's best configuration, and the default of the one that is declared best. Where
-    a default was timed its own time counts; elsewhere it is the best configuration's, and as many times longer as
-    defaults took in the median: of that implementation where it is known, else of all.
+    The finals time the best configuration of each implementation, and only the default of the one that is declared
+    best. Where a default was timed, its own time counts. Elsewhere the time of the best configuration counts,
+    multiplied by the median ratio of default to best: of that implementation if known, else of all.
     """
     named = {one.name: one for one in implementations if one.transfers}
     declared = [_declared(op, one, implementations, device) for one in decisions]
@@ -132,7 +132,7 @@ def samples_of(
 
 
 def ranked(samples: Sequence[DecidedLosses]) -> list[tuple[str, float]]:
-    """(implementation, mean loss) of all that were timed, best first; one that was not has the worst loss there."""
+    """(implementation, mean loss), best first; an implementation that was not timed has its problem's worst loss."""
     names = dict.fromkeys(name for sample in samples for name in sample.losses)
     means = {
         name: statistics.fmean(sample.losses.get(name, max(sample.losses.values())) for sample in samples)
@@ -180,10 +180,11 @@ def _grown(op: Op, samples: Sequence[DecidedLosses], depth: int) -> Split | Leaf
 def _known(
     op: Op, decisions: Sequence[Decision], implementation: Implementation, device: Device
 ) -> tuple[WinningConfig, ...]:
-    """The configurations with which an implementation won, where they beat its own defaults; else none.
+    """The configurations with which an implementation won, if they beat its own defaults; else none.
 
-    Each of its problems is asked which of both is what won there or was as fast: the default, or the configuration
-    that won nearest, at other static dimensions, since at these the nearest winner answers anyway.
+    On each problem that it won, the default and the configuration that won nearest at other static dimensions are
+    compared with the winner and the candidates as fast as it. (At equal static dimensions the nearest winner answers
+    anyway.)
     """
     won = [one for one in decisions if one.candidate.implementation == implementation.name and one.candidate.config]
     own = others = 0
@@ -220,7 +221,7 @@ def _condensed(won: Sequence[Decision]) -> tuple[WinningConfig, ...]:
 
 
 def _questions(op: Op, samples: Sequence[DecidedLosses]) -> Iterator[Split]:
-    """Questions that tell some of the samples apart; of numbers a bound is the mean of two logarithms."""
+    """Questions that divide the samples; the bound of a size is the mean of two logarithms."""
     none = Leaf((), 0)
     for dim in sorted(op.dynamic | op.static):
         values = {one.dims[dim] for one in samples if dim in one.dims}

@@ -1,7 +1,7 @@
-"""The machine's noise: measured by a run before its first finals, and known from the runs before.
+"""The machine's noise: measured by a run before its first finals, and known from earlier runs.
 
-At the start a device copy enters a block as two: it needs no compiler, so that the device can do this while the first
-variants are built. After the first search a default does: until then nobody has verified one.
+At the start of a run a block times a device copy against itself: the copy needs no compiler, so the device can do this
+while the first variants are built. After the first search a block times a verified default against itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..search.findings import Findings
 from .noise import PAIRS_PER_DECADE, Noise, Pair
 
 _RUNS, _SAME = 100, 5
-"""The latest runs that are read, and how many of those in this environment count."""
+"""How many of the latest runs are read, and how many of those in this environment count."""
 
 _COPIES = 4
 _ROUNDS_A_PAIR = 10
@@ -27,18 +27,18 @@ _SLOW_US = 10_000.0
 
 
 def aa_job(plans: Sequence[ProblemPlan], protocol: TimingProtocol) -> BlockJob | None:
-    """The job to send first: the copy of the problem that moves the fewest bytes as two pairs. None without a problem.
+    """The first job of a run: two pairs of device copies, for the problem of the fewest bytes. None without a problem.
 
-    It runs no implementation: a fault of one would cost these pairs, and keep the first trials waiting.
+    The job runs no implementation: a fault of one would cost these pairs and delay the first trials.
     """
     possible = [plan for plan in plans if not plan.skipped]
     return _twins(min(possible, key=_bytes), Entrant("", {}, (), "floor"), _COPIES, protocol) if possible else None
 
 
 def default_job(searched: Sequence[Findings], protocol: TimingProtocol) -> BlockJob | None:
-    """The job to send after a search: a right default as a pair, on the problem of the fewest bytes; or None.
+    """The job after a search: a verified default as a pair, on the problem of the fewest bytes. None without one.
 
-    A slow default is none: the finals themselves say more about its noise in that time.
+    Defaults slower than 10 ms are left out: in that time the finals themselves say more about their noise.
     """
     right = [
         (findings, default)
@@ -68,7 +68,7 @@ def earlier_noise(store: Store, environment: Environment) -> Noise:
 
 
 def aa_of(answer: Answer) -> Noise:
-    """The noise of a block of twin entrants: a pair for ten rounds of two entrants each; none if the block was lost."""
+    """The noise of a block of twin entrants: one pair for ten rounds of two entrants. Empty for a lost block."""
     if not isinstance(answer, TimedBlock):
         return Noise()
     taken = [np.asarray(times) for times in answer.times]

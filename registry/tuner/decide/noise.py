@@ -18,16 +18,19 @@ import numpy as np
 PAIRS_PER_DECADE = 10
 _PERCENTILE = 95
 _PRIOR_FREEDOM = 3.0
-"""Variances of 462 entrants of finals on an H200 over the usual one of their decade have the quantiles of F(2, 3):
-0.05 to 0.08 of the median at 5%, 2.3 to 2.9 times at 75%, 8 to 12 times at 95%."""
+"""Degrees of freedom of the prior.
+
+The variances of 462 entrants of finals on an H200, over the usual variance of their decade, have the quantiles of F(2,
+3): 0.05 to 0.08 of the median at 5%, 2.3 to 2.9 times at 75%, 8 to 12 times at 95%.
+"""
 _MEDIAN_OF_F = _PRIOR_FREEDOM / 2 * (2 ** (2 / _PRIOR_FREEDOM) - 1)
 """Median of F(2, _PRIOR_FREEDOM); two, because a variance over three blocks has two degrees of freedom."""
 _FEW = 4.0
-"""With so many variances the prior, a median of widely scattered values, counts half its degrees of freedom."""
+"""With this many variances the prior (a median of widely scattered values) counts half its degrees of freedom."""
 
 
 class Pair(NamedTuple):
-    """One candidate that entered as two: its time in µs, and one entrant's time over the other's."""
+    """A candidate that entered a block twice: its time in µs, and the ratio of its two entrants' times."""
 
     us: float
     ratio: float
@@ -45,9 +48,9 @@ class Prior:
 class Noise:
     """Noise of one run. Durations are µs.
 
-    ``decided``: pairs over the first three blocks of one problem's finals; ``single``: pairs of one process, those of
-    the blocks and the machine's own; ``variances``: (duration, variance over those three) of every challenger that was
-    about as fast as the incumbent; ``copies``: those of the incumbents' copies.
+    ``decided``: pairs over the first three blocks of one problem's finals; ``single``: pairs within one process, of
+    blocks and of the machine's own noise; ``variances``: (duration, variance over the three blocks) of every challenger
+    about as fast as the incumbent; ``copies``: (duration, variance) of the incumbents' copies.
     """
 
     decided: tuple[Pair, ...] = ()
@@ -58,8 +61,8 @@ class Noise:
     def aa(self, us: float) -> float:
         """The relative difference that 95% of same-candidate pairs at that duration do not exceed.
 
-        With fewer than ten decided problems in the decade it is that of single processes, which is larger; with
-        fewer than ten of those too, of all durations.
+        With fewer than ten decided problems in the decade the pairs of single processes count, which differ more; with
+        fewer than ten of these, too, the pairs of all durations.
         """
         for pairs in (_near(self.decided, us), _near(self.single, us)):
             if len(pairs) >= PAIRS_PER_DECADE:
@@ -88,7 +91,7 @@ class Noise:
 
     @property
     def details(self) -> Mapping[str, Any]:
-        """As stored with a run: the A/A noise of every decade (by its middle), and the pairs and variances behind."""
+        """The noise as stored with a run: the A/A noise of every decade (by its middle), pairs and variances."""
         durations = [pair.us for pair in (*self.decided, *self.single)]
         decades = sorted({round(math.log10(us)) for us in durations if us > 0})
         return {

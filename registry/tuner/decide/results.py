@@ -1,4 +1,4 @@
-"""A problem's outcome, as events and the closing table tell it."""
+"""The outcome of a problem, in the form of events and of the closing table."""
 
 from __future__ import annotations
 

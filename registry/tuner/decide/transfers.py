@@ -1,4 +1,4 @@
-"""Whether winners may answer for other sizes of static dimensions: asked of a worker before they are stored."""
+"""Verifies on a worker whether winners may answer for other sizes of static dimensions, before they are stored."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..planning.transfer_codes import TransferCode, transfer_codes
 from ..search.findings import Findings
 
 _SAYS_NOTHING = frozenset({"out_of_memory", "unsupported", "compile_error", "out_of_resources"})
-"""Statuses of one that dispatch will not run there either, or that the machine was too small to see."""
+"""Statuses that show no wrong result: dispatch would not run the candidate either, or memory was too small."""
 
 Check = tuple[str, Problem]
-"""The key of a candidate, and a problem that it is verified on: one check for all winners that ask for it."""
+"""The key of a candidate and a problem to verify it on: one check serves all winners that ask for it."""
 
 
 class TransferRunner(Typed):
-    """Compiles, and does such jobs on a worker; ``workers.crew.Crew`` is one."""
+    """Compiles variants, and runs transfer jobs on a worker; ``workers.crew.Crew`` is one."""
 
     def built(self, wanted: Sequence[tuple[Implementation, Variant]]) -> Mapping[str, Artifact]:
         """The artifacts of variants by their keys, without those that do not compile."""
@@ -37,7 +37,7 @@ class TransferRunner(Typed):
 
 @dataclass(frozen=True)
 class _Question:
-    """Whether the winner of one problem may answer for other sizes of the dimension ``name``, by these codes."""
+    """The question whether a problem's winner may answer for other sizes of the dimension ``name``, by these codes."""
 
     findings: Findings
     winner: Candidate
@@ -60,9 +60,10 @@ class _Question:
 def verified_transfers(
     winners: Iterable[tuple[Findings, Candidate]], protocol: TimingProtocol, runner: TransferRunner, observe: Observer
 ) -> Mapping[Problem, Mapping[str, Transfer]]:
-    """Where the winners of problems were seen to be right at other sizes, by static dimension.
+    """The sizes at which the winners of problems were verified, by static dimension.
 
-    It is told why one was right nowhere. Of one that failed at another size it is known that it must not run there.
+    An event tells why a winner was right nowhere else. A winner that failed at another size is stored with its own size
+    only.
     """
     questions = [question for findings, winner in winners for question in _questions(findings, winner, observe)]
     if not questions:
@@ -122,7 +123,7 @@ def _jobs(
 
 
 def _answered(question: _Question, answers: Mapping[Check, Answer]) -> tuple[Transfer | None, str]:
-    """Where a winner transfers, None where nothing is known of it; and why it does not, "" if it does."""
+    """The transfer of a winner, None if nothing is known of it; and why it does not transfer, "" if it does."""
     right: list[TransferCode] = []
     unseen = ""
     for code in question.codes:

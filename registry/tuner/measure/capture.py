@@ -55,7 +55,7 @@ def try_capture(launch: Enqueue, device: torch.device) -> None:
 
 
 class Graph:
-    """A captured graph of torch's: memory that the launches allocate lives as long as it does."""
+    """A captured graph of torch's: memory that the launches allocate lives as long as the graph."""
 
     def __init__(self, enqueue: Callable[[], object], device: torch.device) -> None:
         """Capture the launches of ``enqueue``; raises CaptureError, and then leaves torch's state as it was."""

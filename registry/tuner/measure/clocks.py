@@ -16,7 +16,7 @@ from .device_samplers import DeviceClock
 from .nvml import Gpu, gpu_of
 
 _ALWAYS = frozenset({"power cap", "sync boost"})
-"""A large matrix product runs at the power limit for as long as it runs: that is its speed, no disturbance."""
+"""Reasons for throttling that are no disturbance: a large matrix product runs at the power limit all the time."""
 _WARM_UP_S = 0.3
 _CHUNK_US = 8_000.0
 _MOST_PRODUCTS = 500

@@ -21,8 +21,8 @@ Copy = Callable[[torch.Tensor, torch.Tensor], object]
 def copy_sampler(floor_bytes: int, device: Device, protocol: TimingProtocol) -> Sampler:
     """Samples a copy of ``floor_bytes / 2`` bytes by the faster of the driver's copy and an elementwise kernel.
 
-    Neither is always the faster: on an H200 the driver took 390 µs for 512 MiB, a power of two, where it needed 248 µs
-    for 500 MiB and the faster of the two 258 µs.
+    Neither is always the faster: on an H200 the driver took 248 µs for 500 MiB, but 390 µs for 512 MiB, a power of two,
+    for which the faster of the two took 258 µs.
     """
     half = max(4, floor_bytes // 8 * 4)
     # random data: zeros or ones toggle fewer wires than data do

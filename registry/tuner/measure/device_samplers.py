@@ -104,7 +104,7 @@ class Baseline:
         self._times: collections.deque[float] = collections.deque(maxlen=_BASELINES)
 
     def us(self) -> float:
-        """The median, after one more."""
+        """The median of the latest times, after one more is taken."""
         count = 1 if self._times else _FIRST_BASELINES
         for _ in range(count):
             self._times += [sample.us for sample in self._clock.time([self._flush]) if sample.clean]

@@ -15,7 +15,7 @@ from .samplers import Sampler
 _Result = TypeVar("_Result")
 
 _REPEATS = 5
-"""At most so many rounds replace rounds during which the device was throttled."""
+"""The most rounds that replace rounds during which the device was throttled."""
 
 
 @dataclass

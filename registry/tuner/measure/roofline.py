@@ -17,14 +17,14 @@ _FLOP = {"sm_80": 8192, "sm_86": 4096, "sm_89": 4096, "sm_90": 8192, "sm_100": 3
 
 @dataclass(frozen=True)
 class Peaks:
-    """What a device can do in a µs; 0.0 where that is not known, as on a CPU."""
+    """The most bytes and FLOP that a device can do in a µs; 0.0 where that is not known, as on a CPU."""
 
     bytes_per_us: float = 0.0
     flop_per_us: float = 0.0
 
     @classmethod
     def of(cls, device: Device) -> Peaks:
-        """The peaks of a GPU as its driver and its architecture tell them; of a CPU nothing is known."""
+        """The peaks of a GPU by its driver and its architecture; 0.0 for a CPU, of which nothing is known."""
         if device.type != "cuda" or torch.version.hip:
             return cls()
         found = torch.cuda.get_device_properties(device.index)
@@ -35,9 +35,9 @@ class Peaks:
         return cls(2 * memory_khz / 1e3 * bits / 8, flop * cycles_per_us)
 
     def fault(self, us: float, floor: Floor, regime: str) -> str:
-        """Why nobody can have done a problem's work in ``us`` µs, "" where it is possible or nothing is known.
+        """Why a problem's work cannot be done in ``us`` µs, "" where it is possible or nothing is known.
 
-        In the regime ``hot`` bytes may come from the cache, so that its FLOP alone tell.
+        In the regime ``hot`` bytes may come from the cache, so that only its FLOP count.
         """
         if regime == "cold" and self.bytes_per_us and floor.bytes / self.bytes_per_us > _MARGIN * us:
             least, what = floor.bytes / self.bytes_per_us, f"{floor.bytes} bytes at its peak bandwidth"

@@ -15,7 +15,7 @@ from .secret_elements import SecretElements
 from .stack import Stack
 
 _FARTHEST = 1 << 40
-"""Places by which elements are moved at most, counted round and round."""
+"""The most places by which elements are moved; from the end they go on at the beginning."""
 
 
 class Rotation:
@@ -35,7 +35,7 @@ class Rotation:
         self._moved: dict[tuple[Stack, int], int] = {}
         """Stack and copy -> the places by which its elements are moved."""
         self._complete: Iterable[int] | None = None
-        """Copies of which all are moved, as ``move`` was told the last time."""
+        """The copies given to the last ``move``, if all of them are moved."""
         device = next((stack.bits.device for stack in self._all), None)
         # one of its own: a candidate may seed torch's
         generator = None if device is None else torch.Generator(device).manual_seed(secrets.randbits(60))
@@ -78,8 +78,8 @@ class Rotation:
     def move(self, copies: Iterable[int], values: Mapping[int, Any], *, again: bool = True) -> None:
         """Let floating tensors of some copies hold the elements of ``values``, by place, but at other places.
 
-        Each tensor's are moved by a number that is drawn for it, so that hardly one stays where it was. Without
-        ``again``, those that are moved already stay. No version counter moves.
+        The elements of each tensor are moved by a random number of places, so that hardly one stays where it was.
+        Without ``again``, tensors that are moved already stay as they are. No version counter moves.
         """
         if not again and copies == self._complete:
             return
@@ -88,7 +88,7 @@ class Rotation:
         self._complete = copies
 
     def rewrite(self, copies: Iterable[int], values: Mapping[int, Any]) -> None:
-        """Write as much memory as ``move`` does; nothing changes but elements, which are put back."""
+        """Write as much memory as ``move`` does; only elements that ``change`` changed are put back."""
         self._write(values, {each: self._moved.get(each, 0) for each in self._each(copies, values)})
 
     def put_back(self, copies: Iterable[int], values: Mapping[int, Any]) -> None:

@@ -22,20 +22,20 @@ Enqueue = Callable[[], object]
 class Between(Protocol):
     """Called before each sample, outside of what is timed, with the copies that it launches on.
 
-    ``last``: nothing has to be enqueued quickly after the sample, as the next one behind the same head start has to.
+    ``last``: no other sample follows behind the same head start, so that nothing has to be enqueued quickly.
     """
 
     def __call__(self, copies: Sequence[int], *, last: bool = True) -> None:
         """Do what has to be done before the sample."""
 
     def ready(self) -> None:
-        """Do the least, right before the clock starts."""
+        """Do the last, short preparation right before the clock starts."""
 
     def look(self) -> None:
-        """Look at what is there as soon as the clock has stopped, before anything lets another thread go on."""
+        """Look at the outputs as soon as the clock has stopped, before another thread can go on."""
 
     def compare(self, sampler: Sampler) -> bool:
-        """Compare a sample on inputs that were met before with one on new ones; whether enough have been compared.
+        """Compare a sample on inputs that were met before with one on new ones; True if enough were compared.
 
         Raises for a candidate that takes longer on new inputs.
         """
@@ -60,14 +60,13 @@ _MOST_CALLS = 1000
 _FEWEST_CALLS = 16
 """Launches between two readings of the clock, which take 0.1 µs."""
 _WARM = -2
-"""The copy of a launch before the first reading: after other code the first launch takes 1 µs longer.
+"""The copy of the launch before the first reading: after other code the first launch takes 1 µs longer.
 
-Not the last one, which is looked at for late work: that of the launch before would be done in the first that is timed.
+It is not the last copy, which is checked for late work: late work of that launch would be done during the timed ones.
 """
 _RETAKES = 2
 _LONG_US = 100_000.0
-"""A sample that lasts so long is not taken again: on a CPU none of this length is without a preemption, and a
-preemption takes little of it."""
+"""A sample that lasts so many µs is not taken again: on a CPU it is always preempted, for a small part of it."""
 
 
 class Sample(NamedTuple):
@@ -85,13 +84,13 @@ class Sampler(ABC):
     between: Between = Nothing()
 
     copies = 0
-    """How many of the rotating copies, the first ones, are launched on; ``sampler_for`` says it."""
+    """The number of rotating copies, the first ones, that are launched on; ``sampler_for`` sets it."""
 
     launch_us = 0.0
-    """The time of a launch as the first look found it; ``sampler_for`` says it."""
+    """The time of a launch, in µs, in the first look; ``sampler_for`` sets it."""
 
     place = 0
-    """The copy on which the next sample begins, counted on from round to round, where it does not reach all copies."""
+    """The copy on which the next sample begins, counted from round to round, if samples do not reach all copies."""
 
     @property
     @abstractmethod
@@ -133,7 +132,7 @@ class Sampler(ABC):
 
 
 class LaunchSampler(Sampler):
-    """Samplers of single launches, which go round the copies; the first ``launched`` copies have been launched on."""
+    """A sampler of single launches, which go round the copies; the first ``launched`` copies have been launched on."""
 
     def __init__(self, launches: Sequence[Enqueue], launched: int = 0) -> None:
         self._launches = launches
@@ -151,7 +150,7 @@ class LaunchSampler(Sampler):
 
 
 class ScreenedSampler(LaunchSampler):
-    """The sampler of a candidate whose first launches were hopeless: nothing more is timed than these ``samples``."""
+    """The sampler of a candidate whose first launches were hopeless: only these launches, ``samples``, are timed."""
 
     how = "first launches"
 

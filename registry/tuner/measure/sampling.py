@@ -14,7 +14,7 @@ from .protocol import TimingProtocol
 from .samplers import ClockSampler, Enqueue, Sampler, ScreenedSampler, needs_flush, no_collection
 
 _MOST_LAUNCHES = 64
-"""Launches a sample, unless there are more copies. Where the copies are cold, 64 always last long enough."""
+"""Most launches of a sample, unless there are more copies. Where the copies are cold, 64 always last long enough."""
 _EVENTS_US = 3.0
 """µs that two events around a short launch add to its time."""
 _FIRST_LAUNCH_US = 10.0
@@ -67,7 +67,7 @@ def sampler_for(
 
 
 def copies_in_time(copies: int, launch_us: float, protocol: TimingProtocol) -> int:
-    """How many of the copies to launch on: as many as ``turn_us`` is long enough for, and two in any case."""
+    """The number of copies to launch on: as many as fit into ``turn_us``, and at least two."""
     return min(copies, max(2, int(protocol.turn_us / launch_us)))
 
 

@@ -1,7 +1,7 @@
 """Elements of stacked tensors that change from sample to sample, at places that are drawn at random.
 
-What a candidate has met before, it never meets again while it is timed: to remember results by some elements, or by a
-checksum of all, then gains nothing.
+A candidate never meets inputs again while it is timed: to remember results by some elements, or by a checksum of all,
+then gains nothing.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 from .stack import Stack
 
 _STEPS = 32
-"""Changes that are drawn together: at each of them only a few elements are written."""
+"""Changes that are drawn together; each of them writes only a few elements."""
 _MOST_SEEN = 65_536
 
 
 class SecretElements:
-    """One element of each tensor of a stack, another at each ``change``. The first half of a step undoes the last.
+    """Changes one element of each tensor of a stack, another at each ``change``, which first undoes the last one.
 
-    An element becomes the least or the greatest of the stack's own finite numbers, whichever is farther from it: what
-    depends on it then differs clearly, and no value is one that the op would not have met.
+    An element becomes the least or the greatest of the stack's own finite numbers, whichever is farther from it:
+    results that depend on it then differ clearly, and no value is new to the op.
     """
 
     def __init__(self, stack: Stack, generator: torch.Generator) -> None:
@@ -48,7 +48,7 @@ class SecretElements:
             self._changed = None
 
     def forget(self) -> None:
-        """Take the tensors as they are now: they were overwritten."""
+        """Forget the present change: the tensors were overwritten."""
         self._steps, self._changed = [], None
 
     def _drawn(self) -> list[tuple[Any, Any, Any]]:
@@ -67,7 +67,7 @@ class SecretElements:
 
 
 class FlippedElements:
-    """One element of each tensor of a stack, another at each ``change``, which makes it another plausible number."""
+    """Changes one element of each tensor of a stack, another at each ``change``, to another plausible number."""
 
     def __init__(self, stack: Stack, generator: torch.Generator) -> None:
         self._stack = stack
@@ -91,9 +91,9 @@ def flipping_mask(dtype: torch.dtype) -> int:
 
 
 class Memory:
-    """A row of integers, some of which are written: on a CPU by NumPy, whose little code leaves the caches as they are.
+    """A row of integers, some of which are written: on a CPU by NumPy, which disturbs the caches less than torch.
 
-    By torch's operators the next 16 launches of 3 µs took 3% longer.
+    After torch's operators the next 16 launches of 3 µs took 3% longer.
     """
 
     def __init__(self, bits: Any) -> None:

@@ -17,9 +17,9 @@ HOPELESS = "hopeless"
 SCREENED = "screened"
 
 _COMPARED_FROM = 4
-"""Batches of samples before one is compared on known and on new inputs, fewer than this; else the end comes first."""
+"""Known and new inputs are compared from a random batch of samples below this number on, or at the end."""
 _SERIES = 3
-"""Series of samples at most: one after which the device is throttled is dropped and taken again."""
+"""The most series of samples: a series after which the device is throttled is dropped and taken again."""
 
 
 def measure(
@@ -29,7 +29,7 @@ def measure(
     clocks: Clocks | None = None,
     go_on: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Sample under ``protocol``; ``best_us`` is what a candidate must be near to be worth more than a few samples.
+    """Sample under ``protocol``; a candidate far from ``best_us`` gets only a few samples.
 
     ``go_on`` is called between batches of samples.
 
@@ -119,7 +119,7 @@ class Series:
         return enough and (self._best_us is None or min(samples) <= self._protocol.hopeless * self._best_us)
 
     def _compare(self, sampler: Sampler, go_on: Callable[[], None]) -> bool:
-        """Compare samples on known and on new inputs, which takes nothing of the time for samples."""
+        """Compare samples on known and on new inputs, in time that counts for no limit; True if enough were."""
         before = perf_counter_ns()
         go_on()
         enough = sampler.between.compare(sampler)

@@ -1,7 +1,7 @@
 """Elements all over each output, which are changed before a sample and read again when its clock has stopped.
 
-An output that is late, be it in a part, then still holds what was changed. Memory that functional code is going to
-return is nobody's before the call, and may hold the result of an earlier one: there the inputs are others instead.
+An output that is late, also in a part only, then still holds the changed elements. Memory that functional code will
+return is not known before the call, and may hold the result of an earlier one: there the inputs change instead.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class SpreadElements(ABC):
 
     @abstractmethod
     def read(self) -> Sequence[Any]:
-        """What the elements hold."""
+        """The values that the elements hold now."""
 
     def _read_again(self) -> Sequence[Any]:
         return self.read()
 
     def hold(self, seen: Sequence[Any]) -> list[torch.Tensor]:
-        """Whether they still hold what ``read`` has seen."""
+        """Flags whether the elements still hold the values ``seen`` by ``read``."""
         return [torch.as_tensor((was == now).all()) for was, now in zip(seen, self._read_again(), strict=True)]
 
     def _places(self) -> torch.Tensor:
@@ -92,7 +92,7 @@ class OfStack(SpreadElements):
 class OfReturned(SpreadElements):
     """Elements of outputs that functional code returns: ``outputs`` holds the latest of each copy.
 
-    What was read is held, so that nobody else is given its memory before it is read again.
+    Memory that was read is held, so that no other tensor gets it before it is read again.
     """
 
     def __init__(self, spec: TensorSpec, outputs: Sequence[Tensors], position: int) -> None:
@@ -116,7 +116,7 @@ class OfReturned(SpreadElements):
         return [memory.read(memory.indices(self._now)) for memory in self._held]
 
     def _memory_of(self, copy: int) -> Memory | None:
-        """The memory of a copy's output; None where it is not what is expected, which judging refuses."""
+        """The memory of a copy's output; None where the output is not of the expected form, which judging refuses."""
         outputs, spec = self._outputs[copy], self._spec
         output = outputs[self._position] if self._position < len(outputs) else None
         if output is None or plain_fault(output) or (output.shape, output.dtype) != (spec.shape, spec.dtype):

@@ -12,15 +12,15 @@ from ...correctness.poisoned_layouts import Poison
 from ...problem import TensorSpec
 
 _MARGIN_BYTES = 512
-"""Before, between and after the tensors; torch's allocator aligns to as much."""
+"""Bytes of margin before, between and after the tensors; torch's allocator aligns to as much."""
 
 
 class Stack:
     """``count`` tensors like ``spec``, poisoned, with poisoned margins.
 
-    Poison is NaN and a number alternately (see ``Poison``), so that it is one fill; of elements that are whole words,
-    the one or the other. Every other time these change places: what comes after a tensor is NaN at first, which shows
-    who reads it, then the number, which shows who reads, changes and writes it.
+    Poison is NaN and a number alternately (see ``Poison``), written by one fill; elements that are whole words hold one
+    or the other. The two change places every time: after a tensor there is NaN at first, which shows a kernel that
+    reads it, then the number, which shows one that reads, changes and writes it.
 
     ``tensors`` have version counters of their own: a cache that goes by versions does not notice writes to the stack.
     """

@@ -37,7 +37,7 @@ class CompiledVariant:
 
 @dataclass(frozen=True)
 class NotCompiled:
-    """An implementation of which nothing is compiled for a problem on a target, and why."""
+    """An implementation that compiles nothing for a problem on a target, and the reason."""
 
     op: str
     implementation: str
@@ -48,20 +48,20 @@ class NotCompiled:
 
 @dataclass
 class CompileReport:
-    """What was compiled, in the order of the plans, and what was not."""
+    """The compiled variants in the order of the plans, and the implementations for which nothing was compiled."""
 
     variants: list[CompiledVariant] = field(default_factory=list)
     omitted: list[NotCompiled] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        """True if everything that was to be compiled compiles."""
+        """True if every variant compiles."""
         return not any(variant.fault for variant in self.variants)
 
 
 @dataclass
 class _Wanted:
-    """A variant and what asks for it; ``fault`` instead of a variant where the launch itself is wrong."""
+    """A variant, and the problems that need it; ``fault`` instead of a variant where the launch itself is wrong."""
 
     implementation: Implementation
     device: Device
@@ -74,9 +74,9 @@ class _Wanted:
 def compile_plans(
     plans: Iterable[ProblemPlan], takes: Callable[[Implementation, Device], bool], *, every_config: bool
 ) -> CompileReport:
-    """Compile what the implementations that ``takes`` accepts need for these plans, each variant once.
+    """Compile each variant that the implementations accepted by ``takes`` need for these plans, once.
 
-    Of each the default configuration, or every one with ``every_config``.
+    With ``every_config`` for every configuration of an implementation, else for its default one.
     """
     report, wanted = CompileReport(), dict[tuple[str, ...], _Wanted]()
     for plan in plans:

@@ -16,11 +16,11 @@ from .problems import ProblemPlan
 
 _STATIC_WEIGHT = 2.0
 _OTHER = 3.0
-"""Added for each value that is no number and differs, e.g. a dtype: a factor of 20 along a dynamic dimension."""
+"""Distance of two different values that are no sizes, e.g. dtypes: as of a factor of 20 in a dynamic dimension."""
 
 
 _DIGITS = 9
-"""Digits in which distances are compared: those that differ by rounding are equal, and the first problem is taken."""
+"""Decimals to which distances are rounded before they are ordered, so that rounding errors do not decide."""
 
 
 def seeds_of(plan: ProblemPlan, tuned: Sequence[tuple[Mapping[str, Any], Candidate]]) -> list[Candidate]:
@@ -34,7 +34,7 @@ def seeds_of(plan: ProblemPlan, tuned: Sequence[tuple[Mapping[str, Any], Candida
 
 
 def ordered(plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
-    """The plans so that each has near ones before it: ops as they came, each from its most central problem outwards."""
+    """The plans in the order of tuning: op by op, each op from its most central problem outwards."""
     groups: dict[str, list[ProblemPlan]] = {}
     for plan in plans:
         groups.setdefault(plan.op.name, []).append(plan)
@@ -42,7 +42,7 @@ def ordered(plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
 
 
 def _outwards(plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
-    """Prim's order: each next plan is nearest to any plan before it; the first of equals."""
+    """The plans in Prim's order: the next plan is the one nearest to any earlier plan; of equals the first."""
     distances = Distances(plans[0].op, [plan.problem.dims for plan in plans])
     total = [float(distances.of(number).sum()) for number in range(len(plans))]
     placed = [int(np.argmin(np.round(total, _DIGITS)))]
@@ -55,9 +55,10 @@ def _outwards(plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
 
 
 class Distances:
-    """The distances of problems of one op from each other: of a thousand problems there are a million.
+    """Distances between problems of one op, computed when asked for: a thousand problems have a million.
 
-    Logarithms along the dynamic dimensions, more along static ones, most elsewhere.
+    A distance adds up differences of logarithms of sizes, which count more along static dimensions, and a large
+    constant for each other value that differs.
     """
 
     def __init__(self, op: Op, problems: Sequence[Mapping[str, Any]]) -> None:
@@ -73,13 +74,13 @@ class Distances:
         return self._from(self._logs[number], self._kinds[number])
 
     def nearest(self, dims: Mapping[str, Any], most: int) -> list[int]:
-        """The numbers of at most so many problems, the nearest to ``dims`` first; the first of equals."""
+        """The numbers of at most ``most`` problems, nearest to ``dims`` first; equally near ones in their own order."""
         logs, kinds = self._row(dims)
         far = self._from(np.array(logs), np.array(kinds))
         return [int(number) for number in np.argsort(np.round(far, _DIGITS), kind="stable")[:most]]
 
     def _row(self, dims: Mapping[str, Any]) -> tuple[list[float], list[int]]:
-        """Logarithms of sizes, nan elsewhere, and a number for each value."""
+        """Logarithms of the sizes (nan for other values), and a code for each value: equal codes for equal values."""
         values: list[Any] = [dims.get(name) for name in self._names]
         logs = [math.log(value) if _is_size(value) else math.nan for value in values]
         return logs, [self._codes.setdefault((type(value), value), len(self._codes)) for value in values]

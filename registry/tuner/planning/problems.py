@@ -22,7 +22,7 @@ from .twin import twin_of
 
 _MEMORY_SHARE = 0.8
 _SCRATCHES = 2
-"""Times that a candidate's scratch is held: once for all timed launches, and once for a run beside them."""
+"""Scratch buffers that a candidate has at once: one for all timed launches, and one for a run beside them."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class ProblemPlan:
         )
 
     def defaults(self) -> list[Candidate]:
-        """Every default; first the one that an untuned dispatch would run."""
+        """The default candidate of every supported implementation; first the one that an untuned dispatch would run."""
         ranked = sorted(self.supported, key=lambda choice: choice.preference, reverse=True)
         return [Candidate(choice.implementation, choice.default) for choice in ranked if choice.default is not None]
 
@@ -117,7 +117,7 @@ def plan(
 
 
 def check_shared(plans: Sequence[ProblemPlan], catalog: Catalog) -> None:
-    """Raise PluginError if a plan holds what was added by a call: the tuner's other processes do not have that."""
+    """Raise PluginError if a plan uses an op or implementation that was added by a call: other processes lack it."""
     planned = {(plan.op.name, choice.implementation.name) for plan in plans for choice in plan.supported}
     ops, implementations = catalog.added_by_calls()
     here = [name for name in ops if any(op == name for op, _ in planned)]

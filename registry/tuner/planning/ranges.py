@@ -1,4 +1,4 @@
-"""Problems that stand for others: of many sizes of one range, to which a winner transfers, one is tuned."""
+"""Selects one problem to tune for many problems of one range of sizes, within which a winner transfers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ...correctness.range_ends import divisibility
 from ...problem import Problem
 
 FEW = 4
-"""Sizes of one range that are each tuned: they were chosen, while more of them come of a cache that grows."""
+"""Up to this many sizes of one range are all tuned: so few were chosen by hand, more come from a cache that grows."""
 
 
 @dataclass(frozen=True)
 class Represented:
-    """The problems to tune, with their counts; ``notes`` say which stand for others."""
+    """The problems to tune, with their counts; ``notes`` tell the user which of them represent others."""
 
     problems: tuple[Problem, ...]
     counts: Mapping[Problem, int] = field(default_factory=dict)
@@ -28,8 +28,8 @@ def represented(
 ) -> Represented:
     """One problem for each range of a static dimension along which winners transfer, if more than ``FEW`` are in it.
 
-    It is the largest of the divisibility by powers of two that most calls have, and has the calls of all. The other
-    problems stay as they are, in their order. ``every``: all do.
+    The representative is the largest size with the divisibility by powers of two that most calls have; it takes the
+    call counts of its whole range. The other problems keep their order. ``every``: keep all problems.
     """
     left, counted, notes = list(dict.fromkeys(problems)), dict(counts), list[str]()
     if every:

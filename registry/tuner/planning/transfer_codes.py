@@ -1,8 +1,8 @@
-"""Where a candidate may answer for other sizes of a static dimension: the codes that it runs at both ends of a range.
+"""The compiled codes to verify before a winner may answer for other sizes of a static dimension.
 
-Compilers specialise on how far a size is divisible, up to 16. So the ends are looked at once for each class of sizes
-with the same divisibility: where both ends of a class take the same code, that code is to be verified at the least and
-the greatest size that take it. Any other code is none of the transfer, and dispatch does not run it.
+Compilers specialise on the divisibility of a size by powers of two, up to 16. So each class of sizes with the same
+divisibility is looked at once, at both ends of the range: where both ends take the same code, that code is to be
+verified at the smallest and the largest size that take it. No other code transfers: dispatch does not run it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from .variants import variants_at
 
 @dataclass(frozen=True)
 class TransferCode:
-    """Code that a candidate runs at sizes from ``low`` to ``high``, and what shows whether it is right there.
+    """A compiled code that a candidate runs at sizes from ``low`` to ``high``, and the problems that verify it.
 
-    ``problems``: of those two sizes, each with so few elements as the code allows. ``variants``: what it consists of.
+    ``problems``: one at each of the two sizes, with as few elements as run the code. ``variants``: the parts of the
+    code.
     """
 
     code: str
@@ -38,7 +39,7 @@ class TransferCode:
 def transfer_codes(
     name: str, op: Op, candidate: Candidate, problem: Problem, device: Device
 ) -> tuple[list[TransferCode], str]:
-    """The codes to verify so that a winner of ``problem`` may answer for other sizes of ``name``, or why none is."""
+    """The codes to verify before a winner of ``problem`` may answer for other sizes of ``name``, or why none."""
     low, high = checked_range(name, op.transfers[name], int(problem.dims[name]))
     sizes: dict[str, list[int]] = {}
     built: dict[str, tuple[Variant, ...]] = {}
@@ -73,5 +74,5 @@ def _sized(op: Op, problem: Problem, name: str, size: int) -> Problem | None:
 
 
 def _variants(op: Op, candidate: Candidate, problem: Problem | None, device: Device) -> tuple[Variant, ...] | None:
-    """What the candidate compiles for a problem; None where the op has no such problem, or it is not supported."""
+    """The variants that the candidate compiles for a problem; None where the op has no such problem, or it refuses."""
     return None if problem is None else variants_at(op, candidate, problem, arguments_of(op, problem), device)

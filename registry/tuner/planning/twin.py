@@ -1,7 +1,7 @@
-"""Smaller problems that stand for a large one, since its compiled code runs them, too.
+"""The twin of a large problem: a smaller problem that runs the same compiled code and is verified in its place.
 
 The float64 reference of gigabytes takes far longer than the launches that it judges. The kind of inputs that is timed
-is verified at full size all the same.
+is still verified at full size.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from ...errors import RegistryError
 from ...problem import Problem
 
 LARGE_BYTES = 128 << 20
-"""A problem that must move more bytes than these has a twin."""
+"""A problem that must move more bytes than this has a twin."""
 
 _TWIN_BYTES = 32 << 20
 _FEW = 64
 """The greatest dynamic dimension of a problem of few elements."""
 _FEW_BYTES = 8 << 20
 _MULTIPLE = 16
-"""An extent that is a multiple of this stays one when it is halved: compilers specialise on divisibility."""
+"""A multiple of this is only halved to another multiple of it: compilers specialise on divisibility."""
 
 
 def twin_of(op: Op, problem: Problem) -> Problem | None:

@@ -27,8 +27,8 @@ def variants_at(
 def artifact_hash(op: Op, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device) -> str:
     """SHA-256 of the kernels' texts and names that a candidate compiles for a problem.
 
-    "" where it compiles nothing, or says only at a trial why it cannot. The text may be read or written when a launch
-    is made, where the implementation's fingerprint does not see it.
+    "" if the candidate compiles nothing or its launch fails, which a trial reports. A kernel's text may be read or
+    written when a launch is made, where the implementation's fingerprint does not see it.
     """
     with contextlib.suppress(Exception):  # whatever the author's code raises, which a trial tells
         variants = Draft.of(op, candidate, problem, arguments, device).variants()

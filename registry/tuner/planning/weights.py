@@ -27,23 +27,23 @@ _FIRST_BATCH = 8
 """Problems of the first batch of a weighted run; each next batch is twice as large. Heavy ones are stored early."""
 
 _LIGHT = 0.01
-"""The lightest problems, which together make up less than this part of the program's time, get only the starts."""
+"""The lightest problems that together take less than this share of the program's time get only the starts."""
 
 _STARTS = 16
-"""Trials: defaults, at most five seeds of neighbours, three random candidates."""
+"""Trials of such a problem: the defaults, at most five seeds of neighbours, three random candidates."""
 
 _LEAST, _MOST = 0.5, 4.0
-"""The least and the most factor that a weight puts on the usual budget."""
+"""The smallest and the largest factor by which a weight changes the usual budget."""
 
 _BYTES_PER_US = {"cuda": 2e6, "cpu": 2e4}
 _FLOP_PER_US = {"cuda": 2e8, "cpu": 2e5}
 _START_US = {"cuda": 3.0, "cpu": 3.0}
-"""Rough speeds of a current GPU and of a few cores: they only decide which problem is tuned first."""
+"""Rough bytes/µs, FLOP/µs and launch time in µs of a GPU and of a few cores: they only decide the order of tuning."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The part of the program's time that each problem takes, all together 1; without ``shares`` all weigh the same."""
+    """The share of the program's time that each problem takes (in all 1); without ``shares`` all weigh equally."""
 
     shares: Mapping[Problem, float] = field(default_factory=dict)
     counts: Mapping[Problem, int] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Weights:
         return batches
 
     def budget(self, problem: Problem, budget: Budget) -> Budget:
-        """What one problem's search may take: by its share of the time, from half to four times the usual.
+        """The budget of one problem's search by its share of the program's time: half to four times the usual one.
 
         A number that the user asked for is a limit, and is not exceeded.
         """
@@ -127,7 +127,7 @@ def weigh(
 
 
 def floor_us(op: Op, problem: Problem, device: Device) -> float:
-    """Roughly the least time of a call: its bytes and FLOP at a usual speed, whichever takes longer, and a launch."""
+    """A rough bound of a call's time in µs: a launch, plus the longer of moving its bytes and computing its FLOP."""
     floor = op.floor(problem)
     moving, computing = floor.bytes / _BYTES_PER_US[device.type], floor.flop / _FLOP_PER_US[device.type]
     return _START_US[device.type] + max(moving, computing)

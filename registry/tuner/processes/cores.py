@@ -1,4 +1,4 @@
-"""Which cores a run's compilers may use: on a GPU some are kept free, for a launch must never wait for one."""
+"""The cores that a run's compilers may use; on a GPU some are kept free, so that no launch waits for a core."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from pathlib import Path
 from ...device import Device
 
 _KEPT_FREE = 2
-"""Threads of execution for the run, and for each worker: a core, where each has two. Verifying launches kernels, and
-takes a seventh longer where compilers share a core with it."""
+"""Hardware threads kept free for the run, and for each worker: one core, if a core has two threads.
+
+Verifying launches kernels, and takes a seventh longer where compilers share a core with it.
+"""
 _FEW = 8
-"""A machine with no more threads of execution than these keeps only one free for each worker."""
+"""A machine of at most this many hardware threads keeps only one free for each worker."""
 
 _ANYWHERE = "-"
 
@@ -22,7 +24,7 @@ Siblings = Callable[[int], Sequence[int]]
 
 
 def compiling_cores(device: Device, workers: int = 1, siblings: Siblings | None = None) -> tuple[int, ...]:
-    """Numbers of the cores that compilers may run on beside so many ``workers``, at least half of all.
+    """Numbers of the cores that compilers may run on beside ``workers`` workers, at least half of all.
 
     All on a CPU, where nothing is measured meanwhile. Empty where processes cannot be bound to cores.
     """
@@ -59,7 +61,7 @@ def _kept_free(cores: Sequence[int], workers: int, siblings: Siblings) -> set[in
 
 
 def _siblings(core: int) -> list[int]:
-    """The threads of execution on this one's core, as Linux tells; a virtual machine often lists each alone."""
+    """The hardware threads on the core of thread ``core``, as Linux tells; a virtual machine often lists each alone."""
     try:
         text = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text()
         return [number for part in text.strip().split(",") for number in _span(part)]

@@ -41,7 +41,7 @@ _QUIET = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCHINDUCTOR_COMPILE_THREADS":
 
 
 def launch(*modules: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a keeper: its process, and the socket whose end ends it.
+    """Start a keeper; returns its process, and the socket that ends the keeper when it is closed.
 
     ``modules``, each ``module`` or ``module:function``, are imported (the function is called) by its template.
     """
@@ -61,7 +61,7 @@ def launch(*modules: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 @dataclass
 class Kept:
-    """A child: the request that it was started by, and where its end is told."""
+    """A child: the request that started it, and the descriptors of its messages, its log and its status."""
 
     request: dict[str, Any]
     socket: int
@@ -85,7 +85,7 @@ class Kept:
 
 @dataclass
 class Template:
-    """A process that forks; ``asked`` are the requests that it has not answered."""
+    """A process that forks children; ``asked`` are the requests that it has not answered."""
 
     socket: socket.socket
     began: float = field(default_factory=time.monotonic)
@@ -122,7 +122,7 @@ class Keeper:
         self._running = False
 
     def run(self) -> None:
-        """Until the tuning process closes its end or dies."""
+        """Serve until the tuning process closes its end of the socket or dies."""
         while self._running:
             for key, _ in self._selector.select(LOOK_S):
                 key.data()
@@ -226,7 +226,7 @@ class Keeper:
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._from_template(template))
 
     def _grow(self, modules: list[str]) -> None:
-        """A second template, forked from the first, imports more; it takes over when it is ready."""
+        """Fork a second template from the first, which imports more modules and takes over when it is ready."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         request = {"id": -1, "module": TEMPLATE, "arguments": modules, "environment": dict(os.environ), "extra": {},
                    "folder": "/", "memory_bytes": 0}  # fmt: skip
@@ -316,7 +316,7 @@ class Keeper:
                 _kill_group(pid)
 
     def _look(self) -> None:
-        """Orphans, memory, logs, and a template that does not come up."""
+        """Check for orphans, limits of memory and logs, and templates that do not start."""
         self._sweep()
         for kept in self._pids.values():
             with contextlib.suppress(OSError):
@@ -384,7 +384,7 @@ def _children() -> list[int]:
 
 
 def _reap_any() -> bool:
-    """Whether a child is left after reaping those that have ended."""
+    """Reap the children that have ended; returns whether a child is left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -94,7 +94,7 @@ class Child:
             self._unsent.clear()
 
     def receive(self) -> tuple[list[Message], bool]:
-        """The messages that have arrived, and whether more may come: not after nonsense or the child's end."""
+        """The messages that have arrived, and whether more may come: not after a bad message or the child's end."""
         try:
             data = self._socket.recv(1 << 20)
         except BlockingIOError:
@@ -181,7 +181,7 @@ def _how(code: int) -> str:
 
 
 class Parent:
-    """The child's side: messages from the parent, answers to it."""
+    """A child's connection to its parent: reads messages, sends answers."""
 
     def __init__(self, descriptor: int, parent: int) -> None:
         _die_with(parent)

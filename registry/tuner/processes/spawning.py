@@ -109,7 +109,7 @@ class KeeperClient:
 
 
 class _Kept:
-    """A child of the keeper. It tells its process id and its end over a pipe, whose end means that the keeper died."""
+    """A child of the keeper, whose process id and end come over a pipe; if the pipe itself ends, the keeper died."""
 
     def __init__(self, keeper: KeeperClient, number: int, status: int) -> None:
         self._keeper = keeper
@@ -175,7 +175,7 @@ class _Kept:
 
 
 class Plain:
-    """An executed child of this very process, where there is no keeper; its methods are those of a kept one."""
+    """A child that this process has executed itself, where there is no keeper; it has the methods of a kept child."""
 
     def __init__(self, command: Command, channel: int, log: int) -> None:
         self._process = subprocess.Popen(
@@ -210,7 +210,7 @@ class Plain:
 
 
 Started = _Kept | Plain
-"""A process that was started; nothing of it blocks longer than it is told."""
+"""A process that was started, by a keeper or by this process."""
 
 _lock = threading.Lock()
 _shared: list[KeeperClient] = []
@@ -220,10 +220,10 @@ _modules: tuple[str, ...] = ()
 
 @contextlib.contextmanager
 def kept(*modules: str, now: bool = True) -> Iterator[None]:
-    """Children started inside share one keeper, which ends with the last of the blocks that are open.
+    """Context in which children share one keeper, which ends with the last of the open blocks.
 
-    The keeper is started ``now``, or else with the first child. Its template imports ``modules`` meanwhile, those of
-    the outermost block; of ``module:function`` the function is called too. A block that is opened early saves time.
+    The keeper is started ``now``, or else with the first child. Its template meanwhile imports the ``modules`` of the
+    outermost block, and calls the function of a ``module:function``. A block that is opened early saves time.
     """
     global _holders, _modules  # noqa: PLW0603  (one keeper a process, counted)
     with _lock:

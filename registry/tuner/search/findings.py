@@ -1,4 +1,4 @@
-"""What trials have shown of one problem's candidates: who is right, how fast, and who enters the finals."""
+"""Outcomes of one problem's trials: which candidates are right, how fast they are, and which enter the finals."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Finding:
 class Findings:
     """The outcomes of one problem's trials, by the key of the candidate; the latest outcome of a candidate counts.
 
-    ``stored``: the winner that the database holds, if it still runs here. ``seconds``: so long may the search use the
-    device, and so long may the finals measure. ``seed``: of everything random about this
-    problem. ``statuses`` counts outcomes; ``floor_us`` is the time of the copy floor, None until it is measured.
+    ``stored``: the winner that the database holds, if it still runs here. ``seconds``: the limit of the search on the
+    device, and of measuring in the finals. ``seed``: the seed of everything random about this problem. ``statuses``
+    counts outcomes; ``floor_us`` is the time of the copy floor, None until it is measured.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Findings:
         self._artifacts[candidate.key] = artifacts
 
     def entrant(self, candidate: Candidate, role: str = "candidate") -> Entrant:
-        """The candidate as a worker is told of it."""
+        """The candidate as an entrant of a worker's job, with its artifacts."""
         artifacts = self._artifacts.get(candidate.key, ())
         return Entrant(candidate.implementation.name, dict(candidate.config), artifacts, role)
 
@@ -73,7 +73,7 @@ class Findings:
         return tried.median_us if tried is not None and tried.right else None
 
     def knows(self, candidate: Candidate) -> bool:
-        """Whether a trial of the candidate was told, of this run or another."""
+        """Whether the outcome of a trial of the candidate is known, of this run or another."""
         return candidate.key in self._tried
 
     def is_right(self, candidate: Candidate) -> bool:
@@ -117,7 +117,7 @@ class Findings:
         return next((candidate for candidate in self.plan.defaults() if self.is_right(candidate)), None)
 
     def incumbent(self) -> Candidate | None:
-        """The candidate that must be beaten: the stored winner, else the default, else the fastest; None: none is."""
+        """The candidate to be beaten: the stored winner, else the default, else the fastest; None if none is right."""
         if self.stored is not None and self.is_right(self.stored):
             return self.stored
         return self.default() or next(iter(self.ranked()), None)

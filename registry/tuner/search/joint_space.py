@@ -28,7 +28,7 @@ class Block:
     points: Points
     start: int
     numbers: NDArray[np.integer[Any]]
-    """``points.numbers``, held so that they are found once: ``points`` forgets them when nobody holds them."""
+    """``points.numbers``, held here so that they are found once: ``points`` drops them when nothing holds them."""
 
     @property
     def stop(self) -> int:

@@ -23,13 +23,13 @@ from .state import SearchState
 from .waiting import Waiting
 
 _ACTIVE_PROBLEMS = 6
-"""On each device."""
+"""The most problems that are searched at once on each device."""
 _IN_FLIGHT = 8
 _ENOUGH_READY = 4
-"""Candidates that wait for a device. While there are so many no other is asked for: later more is known."""
+"""While this many candidates wait for a device no other is asked for: later proposals know more trials."""
 _HEAR_EVERY_S = 0.1
 _REMEMBERED = 512
-"""Built candidates that are offered to other problems."""
+"""The most built candidates that are kept to be offered to other problems."""
 
 Begin = Callable[[ProblemPlan, Sequence[SearchState]], SearchState]
 """Makes a problem's search, given the searches that are over: the winners of its neighbours are its seeds."""
@@ -40,7 +40,7 @@ OutOfTime = Callable[[Sequence[SearchState], Sequence[SearchState]], bool]
 
 @dataclass(frozen=True)
 class _Ready:
-    """A job for the device, of the copy floor where there is no candidate.
+    """A job for the device; without a candidate it times the copy floor.
 
     ``shared``: another problem's search asked for the candidate.
     """
@@ -54,8 +54,8 @@ class _Ready:
 class SearchLoop:
     """Searches problems, several at a time, so that the devices have work while variants compile.
 
-    A problem is searched on one device, which so makes its inputs and references once; a device that has fewer searches
-    than it may have begins the next one. When none is left to begin, a device without any takes one over.
+    A problem is searched on one device, which makes its inputs and references once. A device that may have more
+    searches begins the next one. When no problem is left, a device without a search takes one over from another.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class SearchLoop:
         return min(self._crew.devices, key=lambda device: len(self._on(device)))
 
     def _take_over(self) -> None:
-        """A device without a search takes over the latest of the one that has most, if that keeps another."""
+        """Move a search from the device that has the most to one without any, if the former keeps another."""
         idle, most = self._least_busy(), max(self._crew.devices, key=lambda device: len(self._on(device)))
         if not self._on(idle) and len(self._on(most)) > 1:
             self._place[self._on(most)[-1]] = idle

@@ -26,16 +26,16 @@ def parameter(implementation: str, name: str) -> str:
 def choices(values: Sequence[Any]) -> tuple[Choice, ...]:
     """The values as Optuna's choices, in their order.
 
-    Texts of all of them where one is no plain value, or where two are equal to Optuna, as True and 1 are.
+    All values become texts where one is no plain value, or where Optuna takes two for equal, as True and 1.
     """
     plain = all(value is None or isinstance(value, bool | int | float | str) for value in values)
     return tuple(values) if plain and len(set(values)) == len(values) else tuple(map(canonical_json, values))
 
 
 def distributions(domains: Domains) -> dict[str, CategoricalDistribution]:
-    """All parameters of a study: the implementation, and those of every implementation, of which a trial has its own.
+    """All parameters of a study: the implementation, and those of every implementation; a trial uses its own.
 
-    Values are categorical: few domains of kernels are evenly spaced, and a sampler must not suggest what lies between.
+    Values are categorical: few domains of kernels are evenly spaced, and a sampler must not suggest values in between.
     """
     found = {IMPLEMENTATION: CategoricalDistribution(tuple(domains))}
     for implementation, own in domains.items():
@@ -45,7 +45,7 @@ def distributions(domains: Domains) -> dict[str, CategoricalDistribution]:
 
 
 def state_of(status: str, median_us: float | None, censored: bool) -> TrialState:
-    """COMPLETE for a candidate that was timed, PRUNED where that was ended early, FAIL for one without a time."""
+    """COMPLETE for a candidate that was timed, PRUNED for one that was given up early, FAIL for one without a time."""
     if status != "ok" or median_us is None or not 0 < median_us < math.inf:
         return TrialState.FAIL
     return TrialState.PRUNED if censored else TrialState.COMPLETE

@@ -17,17 +17,17 @@ from .parameters import state_of
 from .studies import Studies
 
 EXHAUST = 32
-"""A space with at most so many candidates is tried whole, unless the user gave a number of trials."""
+"""A space of at most this many candidates is tried whole, unless the user gave a number of trials."""
 
 _RANDOM_STARTS = 8
 _FEWEST_RANDOM = 3
-"""Random candidates at least, where seeds stand in for the others."""
+"""The fewest random candidates, where seeds take the place of the others."""
 _SEEDS_KEPT = 5
 
 _NOISE = 0.005
 _PATIENCE = 8
 _PROMISE = 0.005
-"""The search has settled when the last trials brought no gain beyond noise and the model expects less than this."""
+"""The search has settled when its last trials gained no more than noise and the model expects less than this gain."""
 
 
 class Searcher:
@@ -87,7 +87,7 @@ class Searcher:
         return number is not None and bool(self._tried.untried[number])
 
     def reserve(self, candidate: Candidate) -> None:
-        """Do not propose this candidate: another problem's trial, or the run itself, has it tried."""
+        """Do not propose this candidate: its trial comes from outside of this search."""
         number = self._number(candidate)
         if number is not None and number not in self._running:
             self._begin(number)
@@ -101,7 +101,7 @@ class Searcher:
         censored: bool = False,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
-        """A trial's outcome, also of one that was not asked for. ``notes`` become attributes of the study's trial."""
+        """Take in a trial's outcome, also of a candidate not asked for. ``notes``: attributes for the study's trial."""
         number = self._number(candidate)
         if number is None:
             return
@@ -151,7 +151,10 @@ class Searcher:
         return self._space.number(candidate.implementation.name, candidate.config)
 
     def _order_of_starts(self, plan: ProblemPlan, seeds: Sequence[Candidate], chance: random.Random) -> list[int]:
-        """Implementations without a space, defaults, seeds that differ, random points; all the rest when exhausting."""
+        """Numbers to try first: defaults (first those without a space), distinct seeds, random candidates.
+
+        When the space is tried whole, the random ones are all others.
+        """
         numbers = [number for default in plan.defaults() if (number := self._number(default)) is not None]
         starts = sorted(numbers, key=lambda number: self._space.block_of(number).size > 1)
         known = self._distinct(seeds)

@@ -52,7 +52,7 @@ class SearchState:
 
     @property
     def candidates(self) -> int:
-        """How many trials there will be at most, those of earlier runs left out."""
+        """The most trials that this search will make, without those of earlier runs."""
         return min(self._most, max(self.done, self.plan.candidates - self._known))
 
     @property
@@ -61,7 +61,7 @@ class SearchState:
         return not self.waiting and self.on_device == 0 and self._may_ask == 0
 
     def stop(self) -> None:
-        """End the search: what the worker has already is still learnt, nothing else is tried."""
+        """End the search: trials that the worker has already are still learnt, no other is begun."""
         self.stopped = True
 
     @property
@@ -117,7 +117,7 @@ class SearchState:
         return [waiting_for(self.plan, candidate) for candidate in self.findings.unbuilt()]
 
     def is_moot(self, candidate: Candidate) -> bool:
-        """Whether nothing is gained by trying the candidate still: it is known, or the search has settled meanwhile."""
+        """True if trying the candidate gains nothing any more: it is known, or the search has settled meanwhile."""
         if self.findings.knows(candidate):
             return True
         if self.findings.must_try(candidate):
@@ -141,7 +141,7 @@ class SearchState:
     # learning
 
     def learn(self, told: Finding, *, asked: bool = True) -> None:
-        """The outcome of a trial; one that this search has not ``asked`` for costs no budget."""
+        """Take in the outcome of a trial; one that this search has not ``asked`` for costs no budget."""
         self.done += asked
         notes = {"status": told.status, "uid": told.uid, **({"message": told.message} if told.message else {})}
         self._searcher.tell(told.candidate, told.median_us, status=told.status, censored=told.censored, notes=notes)
@@ -149,6 +149,6 @@ class SearchState:
         self.waiting = [waiting for waiting in self.waiting if waiting.candidate.key != told.candidate.key]
 
     def learn_stored(self, told: Finding) -> None:
-        """The outcome of another run's trial: it need not be repeated, and costs no budget."""
+        """Take in the outcome of another run's trial: it need not be repeated, and costs no budget."""
         self._known += not self.findings.is_right(told.candidate)
         self.learn(told, asked=False)

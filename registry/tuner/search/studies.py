@@ -18,9 +18,9 @@ from .samplers.names import MakeSampler
 
 @dataclass(frozen=True)
 class Studies:
-    """How studies are made. ``storage``: where they are kept, None for memory; what lasts is in the tuning database.
+    """Makes a run's studies. ``storage``: where Optuna keeps them, None for memory; the tuning database has all.
 
-    ``run`` tells the studies of several runs in one storage apart.
+    ``run`` distinguishes the studies of several runs in one storage.
     """
 
     sampler: MakeSampler = RegistrySampler
@@ -54,7 +54,7 @@ def open_storage(place: str) -> BaseStorage | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without Optuna's lines about studies that are created."""
+    """Context without Optuna's log lines about created studies."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

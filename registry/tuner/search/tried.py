@@ -54,7 +54,7 @@ class Tried:
                     self._end(number, trial)
 
     def begin(self, number: int) -> None:
-        """The candidate is being tried: it is proposed no more."""
+        """Mark the candidate as being tried: it is not proposed any more."""
         self.left -= int(self.untried[number])
         self.untried[number] = False
         self.pending[number] = None

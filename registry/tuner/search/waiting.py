@@ -15,7 +15,7 @@ class Waiting:
     """A candidate asked for whose variants are not all compiled. ``fault``: why the candidate has no launch at all;
     ``misfit``: why the device has too little memory for it.
 
-    ``extra``: variants that verification uses where they compile, and does without where they do not.
+    ``extra``: variants for verification, which does without those that do not compile.
     """
 
     candidate: Candidate

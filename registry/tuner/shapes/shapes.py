@@ -27,7 +27,7 @@ MOST_PROBLEMS = 100_000
 
 _LARGEST = 2**63 - 1
 _MOST_BITS_SHOWN = 256
-"""Python itself refuses to write an integer of 4300 digits."""
+"""Larger integers are not written out in messages: Python refuses to write an integer of 4300 digits."""
 
 
 class Ops(Protocol):
@@ -84,7 +84,7 @@ def read_shapes(path: str | Path, catalog: Ops, ops: Iterable[str] = ()) -> Shap
 
 
 class _File:
-    """One file: which problems its data stand for, and the sum of their counts, 0 where none is told."""
+    """One shapes file: its problems by op, each with the sum of its counts (0 where no entry gives one)."""
 
     def __init__(self, path: Path) -> None:
         self._document = Document(path, text_of(path))

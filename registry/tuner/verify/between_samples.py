@@ -1,7 +1,7 @@
-"""Changes what a candidate meets from sample to sample, and judges the outputs that some of the samples left.
+"""Changes a candidate's inputs and outputs between samples, and judges the outputs of some samples.
 
-A check that follows timing is a run that a candidate may tell from a timed one: by the call before it, by the time of
-day, by a setting of the process. The samples themselves are therefore judged, some of them, chosen at random.
+A candidate may tell a check after timing from a timed run: by the call before it, by the time of day, by a setting of
+the process. So timed samples themselves are judged, some of them, chosen at random.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .renewed import Inputs, RenewedPairs
 from .verdicts import Checks, Flags
 
 _WAIT = 12
-"""Samples from one that is judged to the next at most: a judged one meets inputs that came before."""
+"""The most samples from one judged sample to the next. A judged sample uses inputs that came before."""
 _MOST = 8
-"""Judged samples of a candidate at most."""
+"""The most judged samples of a candidate."""
 _WEIGHT = 8
-"""A sample on inputs that were never met is kept as often as so many others: it is not timed, which may be known."""
+"""The weight of a sample on new inputs in the choice of the kept one: it is not timed, which a candidate may know."""
 _WRONG = (
     "a sample left a wrong output, after one element in each of its inputs and outputs had been changed: it skips work"
     " where it finds what it remembers, or where it is timed, or it returns before its work is done"
@@ -35,20 +35,20 @@ _LATE = f"a sample's output changed after its time: {LATE}"
 _LATE_OR_OVERWRITTEN = f"{_LATE}; or calls return the same memory: the second overwrites the first's result"
 
 Judge = Callable[[Sequence[int]], Flags]
-"""Whether the outputs that belong to these copies are right for the inputs that are shown."""
+"""Returns flags: whether the outputs of these copies are right for the inputs that are shown."""
 
 Keep = Callable[[int], Callable[[], Flags]]
-"""Copies the inputs and outputs of that rotating copy; returns what judges them, by a reference of their own."""
+"""Copies the inputs and outputs of a rotating copy; returns a function that judges them by a reference of their own."""
 
 
 class BetweenSamples:
-    """Called before each sample, outside of what is timed, with the copies that are launched on next.
+    """Changes inputs and outputs before each sample, outside of the timed part, on the copies launched on next.
 
     Each copy holds the elements of the inputs at places of its own, so that it is of no use to remember another copy.
-    One element of each floating input, and one of each output, are others than before, in every copy and at random
-    places. In a sample that is going to be judged, two copies hold the inputs whose reference is known. A candidate
-    may know those inputs again, and work on them alone; so one more sample, on changed inputs, is drawn after it has
-    run, and judged when the candidate may win (``check_kept``).
+    Before each sample one element of each floating input and of each output is changed, in every copy and at random
+    places. In a sample that is going to be judged, two copies hold the inputs whose reference is known. A candidate may
+    recognise those inputs, and work on them alone; so one more sample, on changed inputs, is chosen after it has run,
+    and judged if the candidate may win (``check_kept``).
 
     ``moved``: place -> value of the inputs whose elements are moved. ``judge`` and ``keep``: None where no reference is
     known.
@@ -70,7 +70,7 @@ class BetweenSamples:
         self._inputs = inputs
         self._moved = moved
         self.copies = range(len(rotation.copies))
-        """Those that are launched on."""
+        """Indices of the copies that are launched on."""
         self._outputs = outputs
         self._looked_at = looked_at
         self._returned = returned
@@ -80,9 +80,9 @@ class BetweenSamples:
         self._wait = self._drawn(_WAIT)
         self._next: Sequence[int] = ()
         self._rolled: Sequence[int] = ()
-        """Those of the next copies that hold inputs which no copy has held before."""
+        """Indices of the next copies that hold inputs which no copy has held before."""
         self._known: Sequence[int] = ()
-        """Those of the next copies that are going to be judged."""
+        """Indices of the next copies whose outputs are going to be judged."""
         self._seen: list[Sequence[Any]] = []
         self._checks = Checks()
         self._keep = keep
@@ -95,7 +95,7 @@ class BetweenSamples:
         self._kept: Callable[[], Flags] | None = None
 
     def __call__(self, copies: Sequence[int], *, last: bool = True) -> None:
-        """``last``: the sample is followed by nothing that may not be kept waiting, so that it may be judged."""
+        """Prepare the next sample. ``last``: nothing urgent follows the sample, so that it may be judged."""
         self._judge_now()
         self._wait -= 1
         usual = self._prepare == self._change
@@ -112,14 +112,14 @@ class BetweenSamples:
     def ready(self) -> None:
         """Change elements all over the outputs of a sample that is going to be judged.
 
-        After the warm-up: a launch on a copy that comes again in the sample has made its output right.
+        To be called after the warm-up, which may have written the right output of a copy.
         """
         if self._next:
             for elements in self._looked_at:
                 elements.change(self._rolled if self._returned else self._next)
 
     def look(self) -> None:
-        """Read those elements: what a candidate has left to another thread, or stream, is not there yet."""
+        """Read the changed elements; work that a candidate has left to another thread or stream is not done yet."""
         if self._next:
             self._seen = [elements.read() for elements in self._looked_at]
 
@@ -139,9 +139,10 @@ class BetweenSamples:
         return self._rotation.writes, _WEIGHT
 
     def _draw(self, copies: Sequence[int]) -> None:
-        """Draw the copies that are judged; they hold the known inputs.
+        """Draw the copies whose outputs are judged, and let them hold the known inputs.
 
-        Of a function the last copy and another hold new inputs: memory that is returned too early is never right there.
+        If the candidate returns its outputs, the last copy and another one hold new inputs instead: the memory of an
+        earlier result is never right there.
         """
         different = list(dict.fromkeys(copies))
         self._rolled = ()
@@ -159,11 +160,11 @@ class BetweenSamples:
             elements.change()
 
     def compare(self, sampler: Sampler) -> bool:
-        """Compare a sample on known inputs with one on new ones, see ``renewed``; whether enough were compared."""
+        """Compare a sample on known inputs with one on new inputs, see ``renewed``; True if enough were compared."""
         return not self._moved or self._keep is None or self._comparison.go_on(sampler)
 
     def meet(self, inputs: Inputs) -> None:
-        """Let the samples that follow find such inputs."""
+        """Let the following samples find such inputs, see ``renewed.Inputs``."""
         self._prepare = {"usual": self._change, "known": self._write_again, "new": self._exchange}[inputs]
 
     def settle(self) -> None:
@@ -174,7 +175,7 @@ class BetweenSamples:
         self._checks.settle()
 
     def check_kept(self) -> None:
-        """Judge the sample that was kept, of whose inputs a reference is made now; raises WrongError."""
+        """Judge the kept sample by a reference that is computed now; raises WrongError."""
         if self._kept is not None:
             self._checks.add(self._kept(), "wrong_result", _WRONG)
             self._checks.settle()
@@ -190,14 +191,14 @@ class BetweenSamples:
                 self._look_again()
 
     def _look_again(self) -> None:
-        """Check that elements hold what was seen when the clock stopped: of returned outputs, as late as possible."""
+        """Check that the elements still hold the values read when the clock stopped; of returned outputs very late."""
         seen, self._seen = self._seen, []
         reason = _LATE_OR_OVERWRITTEN if self._returned else _LATE
         for was, elements in zip(seen, self._looked_at, strict=False):
             self._checks.add(elements.hold(was), "wrong_result", reason)
 
     def _keep_now(self) -> None:
-        """Keep the latest sample instead of an earlier one, each of all equally likely: none knows it while it runs."""
+        """Keep the latest sample or an earlier one, with equal chances: no candidate knows which while it runs."""
         (copies, writes, weight), self._unjudged = self._unjudged, ((), 0, 0)
         if copies and self._keep is not None and writes == self._rotation.writes:
             self._met += weight

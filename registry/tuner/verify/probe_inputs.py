@@ -29,7 +29,7 @@ from .session import clone
 _SIZES = (1, 37)
 """Sizes of a probe's last dynamic dimension: one, and a prime, which is no multiple of any block."""
 _LARGER_SIZES = (4099, 1031, 257)
-"""Beside them the largest of these primes that costs little: more than a block."""
+"""A third size: the largest of these primes that costs little, longer than a block."""
 _OTHER_SIZES = (3, 5, 2)
 """Sizes of the dynamic dimensions before the last."""
 _MOST_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
@@ -37,14 +37,14 @@ _MEMORY_PART = 1 / 1000
 """The part of the device's memory that one probe's tensors may take."""
 _MOST_FLOP = {"cpu": 2e8, "cuda": 1e12}
 _LARGER_PART = 1 / 16
-"""The part of these limits that the larger size may take."""
+"""The part of the limits above that the larger size may take."""
 
 
 @dataclass(frozen=True)
 class Probe:
     """One problem in one layout; ``problem`` has that layout's traits.
 
-    ``home``: the probe that a plan is bound for and run on before it meets this one; None for the tuned problem itself.
+    ``home``: the probe that a plan is bound for and run on before this one; None for the tuned problem itself.
     ``beside``: other inputs of the problem, for a second thread.
     """
 
@@ -81,7 +81,7 @@ def probe_problems(op: Op, problem: Problem, device: Device) -> tuple[Problem, .
 
 
 def group_of(op: Op, problem: Problem) -> str:
-    """The name of all problems that share the probes of ``small_probes``."""
+    """The key of all problems that share the probes of ``small_probes``."""
     static = {name: value for name, value in problem.dims.items() if name not in op.dynamic}
     # a tuned problem is no probe of itself: if it is a probe of other problems, its group is its own
     own = {name: value for name, value in problem.dims.items() if name in op.dynamic}
@@ -90,7 +90,7 @@ def group_of(op: Op, problem: Problem) -> str:
 
 
 def group_of_other_sizes(op: Op, problem: Problem, device: Device) -> str:
-    """The name of all problems that share the probes of ``probes_of_other_sizes``: large ones with one small home."""
+    """The key of all problems that share the probes of ``probes_of_other_sizes``: large ones with one small home."""
     pairs = [(dict(each.home.dims), dict(each.problem.dims)) for each in other_sizes(op, problem, device)]
     return canonical_json({"op": op.name, "sizes": pairs})
 
@@ -146,7 +146,7 @@ def probes_of_other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[
 
 
 def _laid_out(op: Op, problem: Problem, device: Device, layout: Layout, *, again: bool = False) -> Iterator[Probe]:
-    """The probe of a problem in a layout, none where the op has no such problem or layout.
+    """The probe of a problem in a layout; none where the op has no such problem or layout, or it changes nothing.
 
     ``again``: with inputs of another draw.
     """

@@ -1,9 +1,9 @@
 """Probes: other problems, sizes and layouts that dispatch may give to a candidate, which must be right there too.
 
-A winner also serves the problems for which nothing nearer is tuned, and calls whose tensors are not aligned or not
-contiguous. A candidate that is wrong at one of a few small ones, at a size next to the tuned one, or called by two
-threads at once, is refused. Each probe runs as a call of its size would: where a run says ``any_size`` or a kernel is
-loaded already, that is what runs.
+A winner also serves problems for which nothing nearer is tuned, and calls whose tensors are not aligned or not
+contiguous. A candidate is refused if it is wrong at one of a few small problems, at a size next to the tuned one, or
+when two threads call it at once. Each probe runs as a call of its size would: by the plan's own run if that says
+``any_size``, by a kernel that is loaded already if there is one.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ class Probes:
         self._named: dict[str, str] = {}
         """Key of a problem -> the group of its other sizes."""
         self._passed: set[tuple[str, str, int]] = set()
-        """Group, candidate, and which of the group's probes."""
+        """Probes that were passed: group, candidate, number of the probe in its group."""
         self._tried: set[tuple[str, str, frozenset[str]]] = set()
-        """Group, candidate, and with which variants."""
+        """Candidates that were checked: group, candidate, keys of the variants at hand."""
         self._checked: collections.Counter[tuple[str, str]] = collections.Counter()
 
     def come_first(self, plan: Plan) -> bool:
         """Whether the candidate is checked before it is timed: it is one of the first two of its implementation.
 
-        The first show faults of the kernel. Of later candidates only the fast ones are checked, after timing.
+        The first two show faults of the kernel. Of later candidates only the fast ones are checked, after timing.
         """
         return self._checked[group_of(plan.op, plan.problem), plan.candidate.implementation.name] < _FIRST
 
@@ -118,7 +118,7 @@ class Probes:
         return self._groups[group]
 
     def _make_room(self, most: float) -> None:
-        """Drop the largest groups until ``most`` bytes are left; each group is asked for again equally soon."""
+        """Drop the largest groups until at most ``most`` bytes are held; any group may be needed next."""
         held = {group: _nbytes(probes) for group, probes in self._groups.items()}
         while held and sum(held.values()) > most:
             largest = max(held, key=lambda group: held[group])
@@ -150,7 +150,7 @@ class Probes:
         return True
 
     def _bound(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks) -> _ForProbe | None:
-        """The candidate's plan for a probe as a call gets it; None where it cannot run it, or not without compiling."""
+        """The candidate's plan for a probe as a call gets it; None if it refuses the probe or would have to compile."""
         asked = (probe,) if probe.home is None else (probe, probe.home)
         if not all(self._is_compiled(plan, each, artifacts) for each in asked):
             return None
@@ -209,7 +209,7 @@ def _check_on(
     checks: Checks,
     told: _Told,
 ) -> None:
-    """One run into poisoned outputs, on the probe's arguments, or on a copy of each of its tensors."""
+    """Run once into poisoned outputs, on the probe's arguments or on ``copies`` of its tensors, and add the checks."""
     op, functional = plan.op, plan.candidate.implementation.returns_outputs
     into = () if functional else outputs
     scratch = tuple(surrounded(spec) for spec in plan.signature.scratch.values())

@@ -1,7 +1,7 @@
 """Compares samples on inputs that a candidate has met before with samples on inputs that it never met.
 
-From one timed sample to the next a few elements change. A candidate that remembers what it met, and computes anew only
-what depends on other elements, is right, but its time is that of a call which nobody makes.
+A few elements change from one timed sample to the next. A candidate that remembers earlier inputs, and computes again
+only the results that depend on changed elements, is right, but no real call is as fast.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from ..measure.samplers import Sampler
 from .verdicts import WrongError
 
 _BOUND = 1.5
-"""Times the time on known inputs: who takes longer on new ones remembers."""
+"""Times the time on known inputs: a candidate that takes longer on new ones remembers results."""
 _ALIKE, _LONGER = 2, 8
-"""Pairs of samples within the bound that acquit, and beyond it that may convict, whichever are reached first.
+"""Pairs of samples within the bound that acquit, and pairs beyond it that may convict, whichever are reached first.
 
-Where other programs take the cores, a pair in five of an honest candidate is beyond it: disturbances only add time. So
-the shortest on new inputs must be beyond it, too, compared with the median on known ones."""
+Where other programs take the cores, a pair in five of an honest candidate is beyond the bound: disturbances only add
+time. So the shortest sample on new inputs must be beyond it, too, compared with the median on known ones.
+"""
 _LONG_US = 10_000.0
-"""A launch that takes so long finds nothing of what was written before it in a cache, and one pair acquits."""
+"""A launch of at least so many µs finds nothing in a cache that was written before it, and one pair acquits."""
 _RETAKES = 2
 
 _TOLD = (
@@ -29,18 +30,18 @@ _TOLD = (
 )
 
 Inputs = Literal["usual", "known", "new"]
-"""The usual ones; the same, all of whose memory is written once more; others than ever before, written as well."""
+"""The usual inputs; known: the usual ones, all their memory written again; new: never used, written as well."""
 
 
 class Meets(Protocol):
-    """Decides what samples find."""
+    """Decides which inputs samples find."""
 
     def meet(self, inputs: Inputs) -> None:
-        """Let the samples that follow find such inputs."""
+        """Let the following samples find inputs of this kind."""
 
 
 class RenewedPairs:
-    """Pairs of samples on the same copies, which find the caches alike: as much memory is written before both."""
+    """Pairs of samples on the same copies, with caches in the same state: as much memory is written before both."""
 
     def __init__(self, meets: Meets) -> None:
         self._meets = meets
@@ -48,7 +49,7 @@ class RenewedPairs:
         self._alike = self._longer = 0
 
     def go_on(self, sampler: Sampler) -> bool:
-        """Take one more pair, unless enough were within the bound; whether they are now. Raises WrongError."""
+        """Take one more pair, unless enough were within the bound; True if enough are now. Raises WrongError."""
         is_long = sampler.launch_us >= _LONG_US
         enough = 1 if is_long else _ALIKE
         if self._alike < enough:

@@ -29,9 +29,10 @@ from ..planning.twin import twin_of
 from ..planning.variants import variants_at
 
 PARTLY, PARTLY_AGAIN = "partly other", "partly other again"
-"""Kinds of inputs that timed copies are overwritten with: the timed kind with a few changed elements, others for each.
+"""Kinds of inputs for checks after timing: the timed inputs with a few changed elements, other ones in each kind.
 
-A candidate that recognises inputs by some elements may look at a changed element once, but hardly twice."""
+A candidate that recognises inputs by some elements may look at a changed element once, but hardly twice.
+"""
 
 _MIXTURES = (PARTLY, PARTLY_AGAIN)
 
@@ -91,7 +92,7 @@ class Session:
         return case
 
     def case_of(self, values: tuple[Any, ...]) -> InputCase:
-        """The case of inputs that are met once. Nothing of it is kept."""
+        """The case of inputs that are used once. Nothing of it is kept."""
         return self._make("", values)
 
     def judge(self, case: InputCase, results: Tensors) -> str:
@@ -145,7 +146,7 @@ class Session:
 
     @property
     def is_mixable(self) -> bool:
-        """Whether inputs of which some numbers are of another draw are still inputs that the op makes sense of."""
+        """Whether the op makes sense of inputs of which some numbers are replaced by those of another draw."""
         if self._mixable is None:
             # of a problem whose reference takes long a smaller one tells
             if self.twin is None:

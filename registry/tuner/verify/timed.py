@@ -80,21 +80,21 @@ class TimedPlan:
         return [OfStack(spec, stack) for spec, stack in zip(specs, self._stacks, strict=True)]
 
     def _places(self) -> tuple[int, ...]:
-        """Places of the arguments of which an element may change: not what is prepared, which would be made anew."""
+        """Places of arguments of which an element may change; not weights of prepared tensors, made anew otherwise."""
         session = self._session
         kept = session.op.weights if self._plan.prepared else frozenset()
         names = session.op.parsed.names
         return tuple(place for place in session.unmutated if names[place] not in kept)
 
     def _floating(self, values: tuple[Any, ...]) -> dict[int, Any]:
-        """Place -> value of what may change, is floating and no weight: every result depends on some of these."""
+        """Place -> value of the changeable floating arguments but weights: every result depends on some of these."""
         op = self._session.op
         places = [place for place in self._changeable if op.parsed.names[place] not in op.weights]
         floating = {place: [each.is_floating_point() for each in tensors_in((values[place],))] for place in places}
         return {place: values[place] for place in places if any(floating[place])}
 
     def _holding(self, case: InputCase, copies: Sequence[int]) -> list[torch.Tensor]:
-        """Whether the outputs of these copies are right; raises WrongError for those that are no plain tensors."""
+        """Flags whether the outputs of these copies are right; raises WrongError for others than plain tensors."""
         if self._functional:
             self._check_returned([self.outputs[copy] for copy in copies], "while it was timed")
         session = self._session
@@ -157,7 +157,7 @@ class TimedPlan:
                 poison(tuple(output.detach() for outputs in self.outputs for output in outputs))
 
     def launch_each(self) -> None:
-        """Call every launch once. The first output of before is still held: no call may return its memory again."""
+        """Call every launch once. The previous first output is still held: no call may return its memory again."""
         held = self.outputs[0] if self._functional else ()
         for launch in self.launches:
             launch()
@@ -242,7 +242,7 @@ class TimedPlan:
         return f"{when}: it gives other bits at other addresses for the same inputs, and does not say so"
 
     def _why(self, case: InputCase, judged: Sequence[Tensors], when: str, closely: Sequence[Tensors]) -> str:
-        """Why results were not within bounds; "" for those that are right all the same, as an op's comparator says."""
+        """The fault of results out of bounds; "" if a closer look, e.g. by the op's comparator, finds them right."""
         if fault := self._fault(case, judged, when):
             return fault
         return f"{when}: {LATE}" if all(_within(case, closely)) else ""

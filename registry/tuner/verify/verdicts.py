@@ -28,15 +28,15 @@ Explain = Callable[[], str]
 class Checks:
     """Flags on the device, each with the message for a flag that is not set.
 
-    Reading a flag makes the host wait for the stream, so all are read at once. Only the stream: work that a candidate
-    has put elsewhere must not be waited for.
+    Reading a flag makes the host wait for the stream, so all are read at once. It waits for this stream only: a
+    candidate's work on another stream must not get time to finish.
     """
 
     _flags: list[torch.Tensor] = field(default_factory=list)
     _reasons: list[tuple[str, Explain]] = field(default_factory=list)
 
     def add(self, flags: Flags, status: str, reason: str | Explain) -> None:
-        """All ``flags`` must be true; else the trial has ``status`` for that reason."""
+        """Require all ``flags`` to be true; else the trial gets ``status`` for that ``reason``."""
         if not flags:
             return
         self._flags.append(flags[0] if len(flags) == 1 else torch.stack(tuple(flags)).all())

@@ -35,7 +35,7 @@ _DELAY_CYCLES = 400_000
 
 
 _SLOW_US = 1_000_000.0
-"""A round over the copies that takes longer is not launched once more than need be."""
+"""If a round over the copies takes longer (µs), it is launched no more often than necessary."""
 _BY_ROUNDING = 100.0
 """Times the tolerance: a larger error cannot come from another order of additions."""
 
@@ -77,9 +77,9 @@ def _run_once(plan: Plan, session: Session, kind: str, checks: Checks) -> None:
 def verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, *, alone: bool = True) -> None:
     """Check the timed launches, on the memory that was timed; raises WrongError.
 
-    First come the samples that were judged while it was timed. Then everything is launched as samples did, over outputs
-    of which one element was changed; on other inputs, of which one element was another before; last, on inputs with
-    other elements changed, launch by launch into poisoned outputs.
+    First, the samples that were judged during timing. Second, launches as in a sample: on the timed inputs over outputs
+    with one changed element, then on other inputs, after a launch on inputs that differ from these in one element.
+    Last, launches one by one on inputs with other changed elements, into poisoned outputs.
 
     ``alone`` is False in the finals, where other entrants were timed on the same inputs: a change of the inputs is then
     found only afterwards.
@@ -163,7 +163,7 @@ def _run_on(plan: Plan, session: Session, case: InputCase, checks: Checks) -> Te
 
 
 def _run_again(plan: Plan, session: Session, case: InputCase, results: Tensors, checks: Checks) -> None:
-    """Run a second time at another address, and on a GPU on another stream; check both runs, ``results`` the first's.
+    """Run a second time at another address, and on a GPU on another stream; check both runs. ``results``: of the first.
 
     On the GPU a delay comes first, and the inputs are NaN or 0 until it is over. The results are read by the very next
     kernel on that stream. The comparison of the runs comes before the check of the first, so that a candidate whose
@@ -273,8 +273,7 @@ def _stream_kept(session: Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _other_stream(session: Session) -> Iterator[None]:
-    """On a GPU, use a stream of high priority: its reads come before work that a candidate has put on another
-    stream."""
+    """Context that on a GPU uses a high-priority stream: its reads precede a candidate's work on other streams."""
     if session.device.type != "cuda":
         yield
         return

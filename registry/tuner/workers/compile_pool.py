@@ -1,4 +1,4 @@
-"""A pool of processes that compile variants: the run's side of it."""
+"""The run's pool of processes that compile variants."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class CompilePool:
             self._lose(slot, failed(slot.child.end()) if sound else NONSENSE)
 
     def _handle(self, slot: _Slot, message: Message) -> bool:
-        """Take in a message; False when it makes no sense, so that the process must go."""
+        """Take in a message; False for an invalid one, after which the process must go."""
         if message.get("ready"):
             return True
         if slot.job is None or message.get("id") != slot.job.id:

@@ -26,15 +26,14 @@ from .tuned_device import TunedDevice
 _TICK_S = 0.5
 """The longest wait for a child's answer."""
 _MOST_COMPILERS = 16
-"""For each device."""
+"""The most compiling processes for each device."""
 
 
 class Crew:
-    """Starts and ends the children, and waits for answers. What a device that fails was at, another one does.
+    """Starts and ends the children, and waits for answers. Jobs of a device that fails go to another.
 
-    ``devices`` have one hardware identity, so that each runs what was compiled once. ``cores``: those of the compilers;
-    by default all but a few. When ``stop`` is set, waiting ends as by Ctrl-C. A crew must not be shared between
-    threads.
+    ``devices`` have one hardware identity, so that each runs what was compiled once. ``cores``: for the compilers; by
+    default all but a few. When ``stop`` is set, waiting ends as by Ctrl-C. A crew must not be shared between threads.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Crew:
         size = min(_MOST_COMPILERS * len(devices), len(cores) or os.cpu_count() or 1)
         self.compiler = CompilePool(self._selector, size, files, limits, cores)
         self.devices = [TunedDevice(device, self._new_worker) for device in devices]
-        """Those that still work."""
+        """The devices that still work."""
         self._all = tuple(self.devices)
         self._trials: list[tuple[TrialJob, Outcome]] = []
         self._returned: list[TrialJob] = []
@@ -86,7 +85,7 @@ class Crew:
             one.replace(last=last)
 
     def dismiss_workers(self) -> None:
-        """Let the workers end meanwhile; ``replace_workers`` has others."""
+        """Let the workers end meanwhile; ``replace_workers`` starts others."""
         for one in self.devices:
             one.dismiss()
 
@@ -107,7 +106,7 @@ class Crew:
         on.worker.submit(job)
 
     def run_blocks(self, jobs: Sequence[BlockJob | TransferJob]) -> list[Answer]:
-        """Run what finals consist of on the present workers; answers in their order. A crash costs a job.
+        """Run blocks and transfer checks on the present workers; answers in the jobs' order. A crash costs a job.
 
         A worker that has nothing to do takes the next job.
         """
@@ -121,7 +120,7 @@ class Crew:
         return answers
 
     def begin_block(self, job: BlockJob) -> list[int]:
-        """Give the block to each worker; returns the numbers that ``end_block`` has to be given."""
+        """Give the block to each worker; returns a number for each, to be passed to ``end_block``."""
         self._let_compilers_end()
         numbers = []
         for one in self.devices:
@@ -159,12 +158,12 @@ class Crew:
             raise KeyboardInterrupt
 
     def take_answered(self) -> list[tuple[TrialJob, Outcome]]:
-        """The trials that were answered since this was asked last."""
+        """The trials that were answered since the last call."""
         answered, self._trials = self._trials, []
         return answered
 
     def take_returned(self) -> list[TrialJob]:
-        """The trials that a device which has failed since this was asked last leaves undone."""
+        """The trials that devices which failed since the last call leave undone."""
         returned, self._returned = self._returned, []
         return returned
 
@@ -174,7 +173,7 @@ class Crew:
         return time.monotonic() - self._began
 
     def use(self, after: float) -> tuple[DeviceUse, ...]:
-        """How busy each device was kept, also one that has failed; of shares ``after`` seconds are left out."""
+        """How busy each device was, also one that has failed; shares leave out the first ``after`` seconds."""
         return tuple(one.use(after) for one in self._all)
 
     def close(self) -> None:
@@ -188,7 +187,7 @@ class Crew:
         self._selector.close()
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """Have a child's messages taken in; a device that is lost by them is told by its ``lost``."""
+        """Call ``act``, which takes in a child's messages; an error is not raised if a device's ``lost`` tells it."""
         try:
             act()
         except RegistryError:
@@ -196,7 +195,7 @@ class Crew:
                 raise
 
     def _give_up_lost(self) -> None:
-        """Leave out the devices that are lost; others go on with what they were at."""
+        """Leave out the devices that are lost; others get their jobs. Raises RegistryError if all are lost."""
         lost = [one for one in self.devices if one.lost]
         if lost and len(lost) == len(self.devices):
             raise RegistryError(lost[0].lost)

@@ -1,4 +1,4 @@
-"""The one process that owns the device: the run's side of it."""
+"""The run's client of the process that owns the device."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _IN_FLIGHT = 3
 
 _DEVICE_FREE_S = 5.0
 _LONG_WAIT_S = 5.0
-"""A wait for another run's trial is shorter, and is not told."""
+"""A wait of this length for the device is reported; a wait for another run's trial is shorter."""
 
 
 class DeviceWorker:
-    """The one process on the device; when it hangs or dies it is replaced, and the job that it was at is lost."""
+    """The one process on the device; when it hangs or dies it is replaced, and its current job is lost."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class DeviceWorker:
         self._send()
 
     def check_deadlines(self) -> None:
-        """Replace a worker whose step takes too long, or that ended without the end of its messages telling."""
+        """Replace a worker whose step takes too long, or that has ended while its socket is still open."""
         if self.lost:
             return
         if time.monotonic() > self._deadline:
@@ -150,7 +150,7 @@ class DeviceWorker:
             self._replace(Outcome(failure.status, failure.message))
 
     def _handle(self, message: Message) -> bool:
-        """Take in a message; False when it makes no sense, so that the process must go."""
+        """Take in a message; False for an invalid one, after which the process must go."""
         if message.get("ready"):
             self._ready, self._deadline = True, math.inf
             self._send()
@@ -201,7 +201,7 @@ class DeviceWorker:
 
 
 def _why_waiting(device: Device) -> str:
-    """The process that the device is waited for, and what to do where it is stopped."""
+    """The message about a wait for the device: the process that holds it, and what to do if that is stopped."""
     holder = holder_of(device)
     if holder is None:
         return f"waiting for {device}, which another run holds"

@@ -34,7 +34,7 @@ class DeviceLock:
     def held(self, waiting: Callable[[], None]) -> Iterator[None]:
         """Hold the device. ``waiting`` is called once before it blocks, if it must.
 
-        Where no lock file can be had (a read-only folder, a file system without locks), it does not exclude anybody.
+        Where no lock file can be had (a read-only folder, a file system without locks), no other process is excluded.
         """
         if self._files is None:
             yield
@@ -61,7 +61,7 @@ class DeviceLock:
 
 
 def holder_of(device: Device) -> int | None:
-    """The id of the process that holds the device, or held it last; None where nobody has said so."""
+    """The id of the process that holds the device, or held it last; None where no process has written one."""
     with contextlib.suppress(OSError, RegistryError, ValueError):
         return int(_path(device, "device").read_text())
     return None

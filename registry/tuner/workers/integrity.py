@@ -1,8 +1,8 @@
-"""Finds functions and classes of measuring and verifying that a stranger's code has replaced.
+"""Finds functions and classes of measuring and verifying that plugin code has replaced.
 
-A worker takes stock before it imports any plugin. A later replacement is found and undone, and the trials of the plugin
-that made it are refused. A plugin is code with the rights of its process, so this is no defence
-against malice with an eye for detail; it is one against a patched clock.
+A worker records them before it imports any plugin. A later replacement is found and undone, and the trials of the
+plugin that made it are refused. A plugin is code with the rights of its process, so a determined attack is not stopped;
+a patched clock is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Imports that a run's children share: done once, in the template process that the children are forked from.
 
-Of a plugin the package is imported here, which must be light, and neither its kernels nor a plugin file: these may
-start threads or open a device, and a process that has done so cannot be forked.
+Of a plugin only the package is imported here, which must be light. Its kernels and plugin files are not: they may start
+threads or open a device, and a process that has done so cannot be forked.
 """
 
 from __future__ import annotations

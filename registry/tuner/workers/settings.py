@@ -1,4 +1,4 @@
-"""Settings of a process that a candidate may leave behind for whoever is verified and timed after it."""
+"""Settings of a process that a candidate may leave changed for the candidates verified and timed after it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..measure.persisting_cache import keep_persisting, persisting_bytes
 
 
 class Setting(NamedTuple):
-    """What reads a setting and what sets it; ``restore`` is None for one that cannot be put back."""
+    """Functions that read and restore a setting; ``restore`` is None for one that cannot be put back."""
 
     read: Callable[[], Any]
     restore: Callable[[Any], Any] | None = None
 
 
 def _matmul_precision() -> str:
-    """highest, high or medium; torch refuses to say when its newer switches were used, which say it then."""
+    """highest, high or medium; what torch's newer switches say if these were used, since torch then refuses to say."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -52,7 +52,7 @@ def _set_autocast(value: Sequence[tuple[bool, torch.dtype]]) -> None:
 
 
 def _modes() -> tuple[int, int]:
-    """How many of torch's modes see every call of a function, and of an operator."""
+    """How many of torch's function modes and dispatch modes are active."""
     return torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
 
 
@@ -65,12 +65,12 @@ def _leave_modes(left: tuple[int, int]) -> None:
 
 
 _JUDGING = ("all", "le.Tensor", "eq.Tensor", "copy_", "stack", "_local_scalar_dense")
-"""Operators that every judgement is made by; to ask for all operators takes 15 µs each."""
+"""Operators that every check uses; to look up all operators would take 15 µs each."""
 _DEVICES = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
 
 
 def _operators() -> frozenset[str]:
-    """Torch's own operators with code of somebody else's, but for those that torch itself overrides."""
+    """Torch's operators for which other code is registered, except those that torch itself overrides."""
     native = getattr(sys.modules.get("torch._native.registry"), "_override_libs", {})
     known = {"/".join(key) for key in native}
     # what a call returns cannot come from code for the device "meta"
@@ -81,7 +81,7 @@ def _operators() -> frozenset[str]:
 
 
 def _registered() -> frozenset[str]:
-    """The code of the judging operators, each with its place: also what no list of Python's has."""
+    """The code registered for the judging operators, a line each: also code that no list in Python shows."""
     dumped = {name: torch._C._dispatch_dump(f"aten::{name}").splitlines() for name in _JUDGING}
     return frozenset(f"{name} {line}" for name, lines in dumped.items() for line in lines if line[:4] != "Meta")
 
@@ -120,7 +120,7 @@ def _stop_timers(running: Sequence[bool]) -> None:
 
 
 def _cores() -> frozenset[int]:
-    """The cores that this thread may run on; none where a library binds threads itself, as its user asked for."""
+    """The cores that this thread may run on; none where the user asked a library to bind threads itself."""
     asked = {"OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"} & os.environ.keys()
     return frozenset() if asked or not hasattr(os, "sched_getaffinity") else frozenset(os.sched_getaffinity(0))
 

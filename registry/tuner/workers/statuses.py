@@ -17,7 +17,7 @@ def status_of(fault: BaseException) -> tuple[str, str]:
 
 
 def _status(fault: BaseException) -> str:
-    """A fault of the machine is an ``error``, also where a compiler met it: the next run tries the candidate again."""
+    """The status of a fault; ``error`` for any fault of the machine, so that the next run tries the candidate again."""
     if isinstance(fault, OutOfResourcesError):
         return "out_of_resources"
     if isinstance(fault, UnsupportedError):

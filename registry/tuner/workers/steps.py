@@ -30,9 +30,9 @@ class Steps:
         self._announce(step)
 
     def go_on(self) -> None:
-        """Announce the present step once more, so that its limit is one of each sample and not of all together.
+        """Announce the present step once more, so that its limit holds for each sample and not for all together.
 
-        It does so once a second at most: a message a sample would be read while the next is taken.
+        At most once a second: a message for each sample would be read while the next one is taken.
         """
         now = time.perf_counter()
         if now - self._announced > _AGAIN_S:

@@ -19,7 +19,7 @@ _SEEN_S = 1.0
 
 
 class TunedDevice:
-    """Has one worker at a time, which ``start`` starts; ``trials`` counts the candidates that it has tried."""
+    """A device with one worker at a time, which ``start`` makes; ``trials`` counts the candidates tried on it."""
 
     def __init__(self, device: Device, start: Callable[[TunedDevice], DeviceWorker]) -> None:
         self.device = device
@@ -32,7 +32,7 @@ class TunedDevice:
         self._busy: list[tuple[float, float]] = []
         self._gpu = nvml.gpu_of(device)
         self._loads: list[tuple[float, float]] = []
-        """Times at which the device was read, and the part of the time before in which a kernel ran."""
+        """Readings of the device: the time of each, and the share of the time before it in which a kernel ran."""
 
     # its worker
 
@@ -43,8 +43,8 @@ class TunedDevice:
     def replace(self, *, last: bool) -> None:
         """Replace the worker by a fresh process.
 
-        On a GPU the process after that starts meanwhile, unless this is the ``last``: it touches the device only at its
-        first job.
+        On a GPU a spare process starts meanwhile, unless this replacement is the ``last``; it touches the device only
+        at its first job.
         """
         self.look()
         fresh, self._spare = self._spare or self._start(self), None
@@ -55,7 +55,7 @@ class TunedDevice:
             self._spare = self._start(self)
 
     def dismiss(self) -> None:
-        """Let the worker end meanwhile, which a GPU's driver takes a second for; ``replace`` has another."""
+        """Let the worker end meanwhile, for which a GPU's driver takes a second; ``replace`` starts another."""
         self.look()
         if self.worker is not None:
             self.worker.dismiss()
@@ -102,7 +102,7 @@ class TunedDevice:
         self._busy.append((begin, end))
 
     def use(self, after: float) -> DeviceUse:
-        """How busy the device was kept; of shares the first ``after`` seconds are left out."""
+        """How busy the device was kept; shares leave out the first ``after`` seconds."""
         seconds = sum(end - begin for begin, end in self._busy)
         shares = self.worker_share(after), self.kernel_share(after)
         return DeviceUse(self.device.label, self.identity, self.trials, seconds, *shares)

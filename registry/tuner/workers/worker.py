@@ -159,7 +159,7 @@ class Worker:
         return Outcome("ok")
 
     def _beats_the_device(self, session: Session, samples: Sequence[float]) -> str:
-        """Why samples in µs are too short to be true, "" where they are not."""
+        """Why samples in µs are shorter than the device can be, "" where they are not."""
         floor, regime = session.op.floor(session.problem), session.protocol.regime
         return self._peaks.fault(statistics.median(samples), floor, regime) if samples else ""
 
@@ -295,4 +295,4 @@ def _measure_copy(session: Session, protocol: TimingProtocol, clocks: Clocks) ->
 _NEVER_RAN = frozenset({"unsupported", "compile_error", "out_of_resources"})
 
 PROMISING = 1.5
-"""Times the best so far."""
+"""The most that the time of a promising candidate may be, over the best so far."""

@@ -31,7 +31,7 @@ from .steps import Announce
 from .worker import Worker
 
 _MEMORY_SHARE = 0.95
-"""Of the device's memory: a candidate that wants more fails by itself, before others on the device do."""
+"""The device's memory that a worker may take: a larger candidate fails by itself, before other processes do."""
 
 _POISONED = 3
 """Exit code of a worker whose CUDA context has died."""
@@ -97,8 +97,8 @@ def _claimed(label: str, identity: str) -> Device:
 def _found(label: str, identity: str) -> Device:
     """The device of that identity. The label tells its place among the devices of the run's own process.
 
-    They may have other places here: ``CUDA_VISIBLE_DEVICES`` may have changed since that process began to use CUDA.
-    A CPU has one place but in tests, where several stand for several devices.
+    They may have other places here: ``CUDA_VISIBLE_DEVICES`` may have changed since that process began to use CUDA. A
+    CPU has one place, except in tests, where several places stand for several devices.
     """
     kind, _, index = label.partition(":")
     if kind == "cpu":

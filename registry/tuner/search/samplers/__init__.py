@@ -1,4 +1,4 @@
-"""Samplers of Optuna over the candidates of a joint space, for the tuner and for studies of anybody's."""
+"""Samplers of Optuna over the candidates of a joint space, for the tuner and for any other study."""
 
 from ..joint_space import JointSpace
 from .distinct import DistinctSampler

@@ -30,7 +30,7 @@ class DistinctSampler(BaseSampler):
     ``space``: a JointSpace, or a space for each implementation's name. ``starts``: numbers of candidates, None for
     eight random ones. An objective takes its candidate from ``sampler.space.suggest(trial)`` and returns its time in
     µs. Any number of trials may run at once; parameters that were enqueued count as tried, and when all candidates are,
-    the study stops. ``tried`` is what the study knows.
+    the study stops. ``tried`` holds what became of each candidate.
     """
 
     expected_gain = math.inf
@@ -51,7 +51,7 @@ class DistinctSampler(BaseSampler):
 
     @abstractmethod
     def propose(self, study: optuna.Study, trial: FrozenTrial) -> int | None:
-        """The number of an untried candidate; None takes a random one. Some candidate is untried."""
+        """The number of an untried candidate, of which there is at least one; None takes a random one."""
 
     @property
     def starting(self) -> bool:
@@ -97,7 +97,7 @@ class DistinctSampler(BaseSampler):
     def after_trial(
         self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
-        """End ``study.optimize`` when all candidates are tried; who asks and tells has no loop to end."""
+        """End ``study.optimize`` when all candidates are tried; a caller of ask and tell has no such loop."""
         if not self.tried.left:
             with contextlib.suppress(RuntimeError):
                 study.stop()

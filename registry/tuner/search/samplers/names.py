@@ -43,15 +43,15 @@ _BUILT_IN: dict[str, Callable[..., BaseSampler]] = {
     "random": optuna.samplers.RandomSampler,
     "tpe": tpe,
 }
-"""CMA-ES and quasi-Monte Carlo are not among them: they model no categorical parameter, and would sample at random."""
+"""The built-in samplers by name. CMA-ES and quasi-Monte Carlo are left out: they would sample categories at random."""
 
 
 def sampler_named(name: str) -> MakeSampler:
     """Makes the sampler that a name stands for: a built-in one, a package's entry point, or ``module:name``.
 
-    What is named is a DistinctSampler's class, or a class or function that makes any Optuna sampler, from a ``seed`` if
-    it takes one; its suggestions are snapped. Raises InvalidArgumentError for a name that stands for nothing, or for
-    what makes no sampler.
+    The name stands for a subclass of DistinctSampler, or for a class or function that makes any Optuna sampler (from a
+    ``seed`` if it takes one), whose suggestions are snapped. Raises InvalidArgumentError for an unknown name, or for an
+    object that makes no sampler.
     """
     named = _found(name)
     if isinstance(named, type) and issubclass(named, DistinctSampler):

@@ -17,10 +17,10 @@ from .surrogate import Surrogate
 
 _TURNS = 5
 _NEIGHBOUR_TURN = 3
-"""Each third proposal of five polishes: the mix was chosen by replaying measured landscapes, see docs/search.md."""
+"""The proposal of each five that is a neighbour of the best, chosen by replaying landscapes, see docs/search.md."""
 
 _CLIP = 1.0
-"""The model sees nothing slower than e times the implementation's best: how bad the bad are says little of the good."""
+"""Log times are clipped at the implementation's best plus this: how slow bad candidates are says little."""
 
 _MOST_SCORED = 2_500
 _MOST_LEARNT = 160
@@ -28,9 +28,9 @@ _MOST_IN_FLIGHT = 32
 
 
 class RegistrySampler(DistinctSampler):
-    """Four times of five the untried candidate with the largest expected improvement on the best log time.
+    """Proposes the untried candidate with the largest expected improvement on the best log time, four times of five.
 
-    The model has a Gaussian process for every implementation. The fifth time it is a random untried candidate at L1
+    The model has a Gaussian process for every implementation. Every fifth proposal is a random untried candidate at L1
     distance 1, or else 2, from one of the three fastest. Objectives are times: positive, less is better.
     """
 
@@ -66,7 +66,7 @@ class RegistrySampler(DistinctSampler):
         return int(numbers[self.random.choice(np.flatnonzero(improvements >= self.expected_gain))])
 
     def _lessons(self) -> dict[int, float]:
-        """Log times for the model: clipped, a failure as bad as the bad; the fastest and the newest if too many."""
+        """Log times for the model, clipped; a failure has the worst. If too many, the fastest and the newest."""
         tried, space = self.tried, self.space
         worst = tried.best + _CLIP
         most: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Any sampler of Optuna over a joint space: what it suggests, or the nearest candidate that is valid and untried."""
+"""Adapts any Optuna sampler to a joint space: proposes the valid, untried candidate nearest to its suggestion."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .distinct import DistinctSampler
 
 
 class SnappedSampler(DistinctSampler):
-    """What ``sampler`` suggests; where that is invalid or tried, a nearest untried candidate of the implementation.
+    """Proposes what ``sampler`` suggests, or a nearest untried candidate if that is invalid or tried.
 
-    The study holds the candidate that was tried, so that the sampler learns of it and not of its suggestion.
+    The study holds the candidate that was tried, so that ``sampler`` learns from it and not from its own suggestion.
     """
 
     def __init__(
@@ -78,6 +78,6 @@ class SnappedSampler(DistinctSampler):
     def after_trial(
         self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
-        """The sampler's own conclusion; ends ``study.optimize`` when all candidates are tried."""
+        """Call the sampler's own ``after_trial``; end ``study.optimize`` when all candidates are tried."""
         self._sampler.after_trial(study, trial, state, values)
         super().after_trial(study, trial, state, values)

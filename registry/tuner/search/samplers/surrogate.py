@@ -22,7 +22,7 @@ _JITTER = 1e-6
 _MOVES = 0.4
 _OFFSET_VARIANCE = 1.0
 _TABLE = 16_384
-"""Candidates of whose features a table is kept: to make them for every covariance took a fifth of a proposal."""
+"""The most candidates with a table of features: making them for every covariance took a fifth of a proposal."""
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
@@ -57,7 +57,7 @@ class GaussianProcess:
     def improvements(self, rows: Numbers, pending: Numbers, best: float) -> Reals:
         """Expected improvement of each of ``rows`` on ``best``, averaged over the likeliest particles.
 
-        ``pending`` candidates are taken to come out as expected.
+        ``pending`` candidates are assumed to take their expected time.
         """
         particles = self._particles[np.argsort(-self._logs)[:_PREDICTING]]
         values = np.broadcast_to(self._values, (len(particles), len(self._values)))
@@ -146,7 +146,7 @@ def _matern(squares: Reals) -> Reals:
 
 
 class Surrogate:
-    """A process for every implementation of a problem."""
+    """A Gaussian process for every implementation of a problem."""
 
     def __init__(self, space: JointSpace, seed: int) -> None:
         random = np.random.default_rng(seed)
