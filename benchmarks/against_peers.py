@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{len(rows)}/{len(problems)} {rows[-1].problem}: {rows[-1].over}", file=sys.stderr)
         if options.write:
             text = f"{report(rows)}\n\n{device.name}; {_software(device)}"
-            # as it goes: whoever stops it keeps what was measured
+            # after each problem: a run that is stopped keeps its measurements
             (options.write / "against_peers.md").write_text(text + "\n")
             (options.write / "against_peers.json").write_text(
                 json.dumps([asdict(row) for row in rows], indent=1) + "\n"

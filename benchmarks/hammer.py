@@ -152,7 +152,7 @@ class Hammer:
         if forget:
             threads.append(threading.Thread(target=self._forget, args=(stop, outcome), name="forgetting"))
         for thread in threads:
-            thread.daemon = True  # one that is stuck must not keep the process from telling so
+            thread.daemon = True  # a stuck thread must not keep the process from reporting it
             thread.start()
         time.sleep(seconds)
         stop.set()

@@ -188,7 +188,7 @@ def main() -> int:
         print(f"{len(rows)}/{len(pairs)} {rows[-1].problem}: {rows[-1].behind:.3f}", file=sys.stderr)
         text = f"{report(rows)}\n\n{device.name}; {_software(device.software())}"
         if options.write:
-            # as it goes: whoever stops it keeps what was measured
+            # after each problem: a run that is stopped keeps its measurements
             (options.write / "truth.md").write_text(text + "\n")
             (options.write / "truth.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     print(text)

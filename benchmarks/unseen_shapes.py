@@ -290,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--write", type=output_folder, help="folder for unseen_shapes.json and unseen_shapes.md")
     options = parser.parse_args(arguments)
-    os.environ[shipped.VARIABLE] = "0"  # for tune as well: what came with the package has seen more problems
+    os.environ[shipped.VARIABLE] = "0"  # for tune, too: shipped winners and rules come from more problems
     if options.tune:
         options.seen, options.own = options.tune / "seen.db", options.tune / "own.db"
         passed = ["--device", options.device, *(["--trials", options.trials] if options.trials else [])]

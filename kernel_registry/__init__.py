@@ -1,8 +1,8 @@
 """Starts the commands ``tune`` and ``registry``.
 
-A package outside ``registry``, because importing ``registry`` imports torch, for seconds and half a GiB: Ctrl-C in them
-must end a command as it does later, with a line and exit code 130, and commands that only read what is stored need none
-of it.
+This is a package outside ``registry``, because importing ``registry`` imports torch, which takes seconds and half a
+GiB: Ctrl-C during that time must end a command as it does later, with a line and exit code 130, and commands that only
+read stored results do not need torch.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def _start(program: str, module: str) -> None:
 
 
 def hear_no_more() -> None:
-    """Ignores Ctrl-C from here on: the process ends anyway, and what it runs at its end would show a traceback."""
+    """Ignores Ctrl-C from here on: the process is ending, and its exit handlers would show a traceback."""
     while True:
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        except KeyboardInterrupt:  # another one, in between
+        except KeyboardInterrupt:  # another Ctrl-C, in between
             continue
         return
 

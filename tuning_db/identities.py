@@ -16,7 +16,7 @@ Value = int | float | str | bool
 
 
 class Exchanged:
-    """Base of the data that stand in exchange files: a field without a name here is a fault of the file."""
+    """Base of the data in exchange files: a field that the class does not declare is a fault of the file."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 

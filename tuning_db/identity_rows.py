@@ -32,7 +32,7 @@ MEASURED_IDS = ("problem_id", "candidate_id", "hardware_id", "software_id", "pro
 """Columns of what a trial or a decision refers to."""
 
 _MOST_HELD = 100_000
-"""Identities by whose objects row numbers are known."""
+"""The most identity objects whose row numbers are remembered."""
 
 _Identity = TypeVar("_Identity")
 
@@ -45,8 +45,8 @@ class Identities:
     """Row numbers of the identities of some records; identities that are not stored yet are added.
 
     All identities of a transaction are looked up at once and added in the order of their keys: two writers on a server
-    that add identities in different orders would wait for each other. Those in ``known`` are not looked up.
-    Records share their identities, so that these are told apart as objects first: a key takes longer to compare.
+    that add identities in different orders would wait for each other. Those in ``known`` are not looked up. Records
+    share identity objects, which are therefore compared as objects first: a key takes longer to compare.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Identities:
         decisions: Sequence[tuple[Decision, Sequence[Final]]] = (),
         environments: Iterable[Environment] = (),
     ) -> None:
-        """Looks up, or adds, what more records of the transaction refer to."""
+        """Looks up or adds the identities that more records of the transaction refer to."""
         if len(self._held) > _MOST_HELD:
             for places in (self._held, self._environments, self._protocols, self._problems, self._candidates):
                 places.clear()
@@ -91,7 +91,7 @@ class Identities:
             named |= {(op, place): entrant for place, entrant in entrants.items() if entrant is not None}
         new_candidates = {place: candidate for place, candidate in named.items() if place not in self._candidates}
         self._add_candidates(new_candidates)
-        # the number of an object is its own as long as it lives
+        # no other object has an object's number as long as it lives
         self._held += [*new_protocols.values(), *new_problems.values(), *new_candidates.values()]
 
     def _add_environments(self, environments: Mapping[int, Environment]) -> None:
@@ -181,7 +181,7 @@ def _by_number(identities: Iterable[_Identity]) -> dict[int, _Identity]:
 
 
 def _new(identities: Iterable[_Identity], known: Mapping[int, object]) -> dict[int, _Identity]:
-    """By their numbers the objects whose numbers are not among those ``known``."""
+    """Those of the identities, by number, whose numbers are not in ``known``."""
     return {place: identity for place, identity in _by_number(identities).items() if place not in known}
 
 

@@ -20,7 +20,7 @@ _COMPARISONS = ""
 """The name in ``baselines`` under which version 1 keeps what later versions have columns for."""
 
 _WITH_TRANSFERS = 3
-"""The version that added the column of that name."""
+"""The version that added the column ``transfers``."""
 
 
 def second_of_first(baselines: Mapping[str, Any]) -> dict[str, Any]:

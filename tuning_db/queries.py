@@ -1,4 +1,4 @@
-"""What a store is asked: runs, trials, decisions, winners and their numbers, and an export of them."""
+"""The queries of a store: runs, trials, decisions, winners and their numbers, and an export of them."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ class Queries:
     ) -> Iterator[Iterator[Trial]]:
         """Trials, newest first, of one op, one hardware and some statuses if given: read as they are asked for.
 
-        None is held, however many there are; the database is open for reading as long as the context is. Fields
-        ``without`` which the caller can do (``samples``, ``details``) are not read, and have their defaults.
+        No trial is held in memory, however many there are; the database is open for reading as long as the context is.
+        Fields named by ``without`` (``samples``, ``details``) are not read, and have their defaults.
         """
         names = [name for name in ("samples", *TRIAL_FIELDS) if name not in without]
         query = reading.select_trial_columns(*names)
@@ -171,7 +171,7 @@ class Queries:
         return max((row.id for row, _ in found), default=number), [trial for _, trial in found]
 
     def newest_trial(self, after: int = 0, run: str = "") -> tuple[int, bool]:
-        """(row of the last trial, or ``after``; True if a run but ``run`` stored one since). Reads rows since."""
+        """(row number of the last trial, else ``after``; True if a run other than ``run`` stored one since)."""
         others = func.count(TrialRow.id).filter(TrialRow.run_id != run)
         query = select(func.max(TrialRow.id), others).where(TrialRow.id > after)
         with self._opened.reading() as session:

@@ -107,13 +107,13 @@ class PlainTrial(NamedTuple):
 
     @classmethod
     def of(cls, run: str, trial: Trial) -> PlainTrial:
-        """A record of a run."""
+        """The trial of a run as plain values."""
         fields = {name: getattr(trial, name) for name in cls._fields[1:]}
         texts = {name: canonical_json(fields[name]) for name in ("samples", "details")}
         return cls(run, **{**fields, **texts})
 
     def trial(self) -> Trial:
-        """The record. Raises InvalidRecordError for what a trial cannot be."""
+        """The trial as a record. Raises InvalidRecordError for values that a trial cannot have."""
         fields = self._asdict()
         del fields["run"]
         samples, details = fields.pop("samples"), fields.pop("details")
@@ -154,8 +154,8 @@ class Interval(Exchanged):
 class Transfer(Exchanged):
     """The sizes ``low`` to ``high`` of a static dimension at which a decision's candidate may run, too.
 
-    It was right at both ends. ``codes`` are hashes of what was compiled there: no other code was seen to be right.
-    Without any, ``low`` and ``high`` are the decision's own size: the candidate was wrong at another one.
+    The candidate was right at both ends. ``codes`` are hashes of the code compiled there: no other code was verified.
+    Without codes, ``low`` and ``high`` are the decision's own size: the candidate was wrong at another size.
     """
 
     low: int
@@ -170,7 +170,7 @@ class Transfer(Exchanged):
 
 
 def transfers_of(stored: Mapping[str, Any]) -> dict[str, Transfer]:
-    """The transfers, by dimension, that a column holds. Raises what a bad one raises."""
+    """The transfers, by dimension, that a column holds. Raises the exceptions of Python for a malformed one."""
     return {name: Transfer(one["low"], one["high"], tuple(one["codes"])) for name, one in stored.items()}
 
 

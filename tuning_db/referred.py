@@ -1,4 +1,4 @@
-"""The identities that rows refer to, by their row number: read as rows name them, and made once."""
+"""Identities by the row numbers with which rows refer to them: read from the database, each made once."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _PROTOCOLS = select(ProtocolRow.id, ProtocolRow.regime, ProtocolRow.details)
 
 
 class Referred:
-    """Identities by row number, each as ``made`` of a ProblemKey, CandidateKey or Protocol, or of the named values of a
-    hardware or software; as they are without ``made``.
+    """Identities by row number, converted by ``made`` if that is given.
+
+    ``made`` takes a ProblemKey, CandidateKey or Protocol, or the named values of a hardware or software.
     """
 
     def __init__(self, session: Session, made: Callable[[Any], Any] = lambda identity: identity) -> None:
@@ -38,27 +39,27 @@ class Referred:
         self._environments: dict[tuple[int, int], Environment] = {}
 
     def problems(self, numbers: Iterable[int]) -> Mapping[int, Any]:
-        """At least the problems in these rows."""
+        """Row number -> problem, for these row numbers and possibly others."""
         return self._all(ProblemRow.id, _PROBLEMS, numbers, _problem)
 
     def candidates(self, numbers: Iterable[int]) -> Mapping[int, Any]:
-        """At least the candidates in these rows."""
+        """Row number -> candidate, for these row numbers and possibly others."""
         return self._all(CandidateRow.id, _CANDIDATES, numbers, CandidateKey)
 
     def hardware(self, numbers: Iterable[int]) -> Mapping[int, Any]:
-        """At least the hardware in these rows."""
+        """Row number -> hardware, for these row numbers and possibly others."""
         return self._all(HardwareRow.id, _HARDWARE, numbers, lambda identity: Environment(identity, {}).hardware)
 
     def software(self, numbers: Iterable[int]) -> Mapping[int, Any]:
-        """At least the software in these rows."""
+        """Row number -> software, for these row numbers and possibly others."""
         return self._all(SoftwareRow.id, _SOFTWARE, numbers, lambda identity: Environment({}, identity).software)
 
     def protocols(self, numbers: Iterable[int]) -> Mapping[int, Any]:
-        """At least the protocols in these rows."""
+        """Row number -> protocol, for these row numbers and possibly others."""
         return self._all(ProtocolRow.id, _PROTOCOLS, numbers, Protocol)
 
     def environment(self, hardware: int, software: int) -> Environment:
-        """The environment of two rows that were asked for before, where identities are as they are."""
+        """The environment of a hardware and a software that were read before; only without ``made``."""
         place = hardware, software
         if place not in self._environments:
             known = self._known[HardwareRow.id][hardware], self._known[SoftwareRow.id][software]

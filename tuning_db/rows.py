@@ -1,4 +1,4 @@
-"""Rows by their keys: which are stored, under which numbers, and adding those that are not."""
+"""Rows by their keys: finds the numbers of those that are stored, and adds those that are not."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def add_rows(session: Session, row: type[StoredRow], names: Sequence[str], rows:
 
 
 def _insert_together(connection: Connection, insert: str, width: int, rows: Sequence[Sequence[Any]]) -> int:
-    """Adds rows, many to a statement: other threads run until a statement is done, where each row's would wake them."""
+    """Adds many rows in one statement: after each statement another thread may run and delay the next one."""
     driver = connection.connection.driver_connection
     assert isinstance(driver, sqlite3.Connection)
     most = min(_ROWS_TOGETHER, driver.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // width)

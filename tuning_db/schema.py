@@ -25,7 +25,7 @@ VERSION_TABLE = "tuning_db_version"
 """The table that holds the schema's version. A database that has it is one of ours."""
 
 STAMPS = f"SELECT version_num FROM {VERSION_TABLE}"
-"""Query of what that table holds: one version."""
+"""Query of the version that the table holds."""
 
 LATEST = 3
 """The version that this code writes."""
@@ -62,7 +62,7 @@ def read_version(connection: Connection, shown: str) -> int:
 
 
 def version_of(found: Sequence[object], shown: str) -> int:
-    """The version of the schema whose table of the version holds ``found``.
+    """The schema version that the rows ``found`` of the version table state.
 
     Raises NewerSchemaError for a version above LATEST, CorruptedDatabaseError for anything but one number.
     """

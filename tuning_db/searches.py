@@ -1,4 +1,4 @@
-"""Searches: the trials of one problem under one environment and protocol, with what counting and comparing needs."""
+"""Searches: the trials of one problem under one environment and protocol, with figures to count and compare."""
 
 from __future__ import annotations
 

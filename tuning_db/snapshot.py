@@ -1,6 +1,6 @@
-"""The winners of one op on one hardware, read at one moment and within seconds, for who must answer a call.
+"""The winners of one op on one hardware, read at one moment and within seconds, for dispatch.
 
-A row is decoded when it is asked for, and by itself: a bad one spoils no other.
+Each row is decoded when it is asked for, by itself: a bad row does not affect the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .records import Transfer, transfers_of
 from .schema import STAMPS
 
 LEARNT = "learnt_defaults"
-"""The name in a run's summary under which stands by op what the run has learnt."""
+"""The name in a run's summary under which the rules stand that the run has learnt, by op."""
 
 UID, CANDIDATE, SOFTWARE, VERSION, DIMS, CREATED, BASELINES, TRANSFERS = range(8)
 """Columns of a winner's row: uid of the decision, number of candidate and of software, version of the op, and so on."""
@@ -38,7 +38,7 @@ _WINNERS = """
 
 _TRANSFERS = "CAST(decision.transfers AS TEXT)"
 _WITHOUT_TRANSFERS = 2
-"""The last schema version without that column."""
+"""The last schema version without the column ``transfers``."""
 
 _CANDIDATES = """
     SELECT candidate.id, implementation.name, implementation.fingerprint, CAST(candidate.config AS TEXT)
@@ -89,9 +89,9 @@ _Found = tuple[list[Row], dict[int, Row], dict[int, Row], Any]
 
 @dataclass(frozen=True)
 class StoredWinner:
-    """A winner with its time's ratios to other implementations' and its transfers (see ``Decision``), no other figure.
+    """A winner with other implementations' times over its own and its transfers (see ``Decision``).
 
-    ``Store.history`` has the figures, in the decision with this uid.
+    ``Store.history`` has all figures, in the decision with this uid.
     """
 
     uid: str
@@ -113,7 +113,7 @@ class Snapshot:
     candidates: Mapping[int, Row] = field(default_factory=dict)
     software: Mapping[int, Row] = field(default_factory=dict)
     learnt: Any = None
-    """What the latest run that knows the op has learnt of it, as stored in its summary under ``LEARNT``."""
+    """The rule for the op from the latest run that knows the op, as stored in its summary under ``LEARNT``."""
     _decoded: dict[tuple[str, int], Any] = field(default_factory=dict, repr=False, compare=False)
 
     def winner(self, place: int) -> StoredWinner:
@@ -141,7 +141,7 @@ class Snapshot:
         return found if len(found) == len(texts) else [_parsed(text) for text in texts]
 
     def transfers(self, place: int) -> Mapping[str, Transfer]:
-        """Where else the winner in the row at ``place`` may run; empty where that cannot be decoded."""
+        """The other sizes at which the winner in the row at ``place`` may run; empty where that cannot be decoded."""
         text = self.rows[place][TRANSFERS]
         try:
             return {} if text == "{}" else transfers_of(json.loads(text))
@@ -175,7 +175,7 @@ def read_winners(
     """The winners of ``op`` on ``hardware`` in the database at ``database``, see ``Store.open``.
 
     Raises MissingDatabaseError where there is none, UnreachableDatabaseError where it does not answer within
-    ``seconds``, and what ``Store.open`` raises.
+    ``seconds``, and the errors of ``Store.open``.
     """
     key = digest(plain_mapping(hardware, "hardware"))
     wanted = {"op": op, "regime": regime, "hardware": key}
@@ -184,14 +184,14 @@ def read_winners(
 
 
 def read_runners(database: str | Path | None, uid: str, seconds: float) -> dict[str, CandidateKey]:
-    """What a decision's candidate was measured against, see ``runners``. Raises what :func:`read_winners` raises."""
+    """The candidates that a decision was measured against, see ``runners``. Raises as :func:`read_winners`."""
     return answered(database, seconds, lambda ask: runners(ask, uid))
 
 
 def runners(ask: Ask, uid: str) -> dict[str, CandidateKey]:
-    """By implementation the fastest candidate in the finals of a decision, else in the trials of its problem.
+    """The fastest candidate of each implementation in the finals of a decision, else in the trials of its problem.
 
-    That of the winner's own implementation is among them.
+    The winner's own implementation is among them.
     """
     wanted = {"uid": uid}
     return best_of_each(ask(_TRIALS, wanted)) | best_of_each(ask(_FINALS, wanted))

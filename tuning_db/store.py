@@ -100,10 +100,11 @@ class Store(Queries):
         self._known |= identities.found
 
     def add_trial(self, run: str, trial: Trial, *, since: int, statuses: Collection[str]) -> Trial:
-        """Adds a trial of a run; returns it, or that of another run, which then stays the only one.
+        """Adds a trial of a run; returns it, or another run's trial if there is one, which stays the only one.
 
-        That is the last trial of the same candidate and artifact under the same conditions, stored after row ``since``
-        with one of these statuses: of two runs that try a candidate at once, the later learns what the other has found.
+        Such a trial is the last of the same candidate and artifact under the same conditions, stored after row
+        ``since`` with one of these ``statuses``: of two runs that try a candidate at once, the later learns what the
+        other has found.
         """
         with self._opened.writing() as session:
             writing.require_run(session, run)

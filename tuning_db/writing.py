@@ -43,7 +43,7 @@ def add_trials(session: Session, identities: Identities, trials: Sequence[PlainT
 
 
 def hold(session: Session, identities: Identities, trial: Trial) -> None:
-    """Waits, until the transaction ends, for others that write about this candidate; SQLite has one writer anyway."""
+    """Locks the candidate until the transaction ends, after other writers about it; SQLite has one writer anyway."""
     if session.get_bind().dialect.name == "postgresql":
         place = measured(trial, identities)
         session.execute(select(func.pg_advisory_xact_lock(place["problem_id"], place["candidate_id"])))
@@ -54,7 +54,7 @@ def add_decisions(
 ) -> dict[str, int]:
     """Adds decisions that are new, each beside the uid of its run; returns their row numbers by uid.
 
-    :func:`add_finals` adds what they rest on.
+    :func:`add_finals` adds their finals.
     """
     values = [_decision_values(run, decision, identities) for run, decision in decisions]
     add_new(session, DecisionRow, values)
@@ -104,7 +104,7 @@ def place_of(references: Mapping[str, Any], regime: str) -> dict[str, Any]:
 
 
 def measured(record: Trial | Decision, identities: Identities) -> dict[str, int]:
-    """The row numbers of what a trial or decision refers to, by column."""
+    """The row numbers of the identities that a trial or decision refers to, by column."""
     return dict(zip(MEASURED_IDS, identities.measured(record), strict=True))
 
 
@@ -144,7 +144,7 @@ def _decision_values(run: str, decision: Decision, identities: Identities) -> di
 
 
 def _instants(session: Session, instants: Iterable[datetime]) -> Iterable[Any]:
-    """What the driver is given for instants in UTC."""
-    if session.get_bind().dialect.name == "sqlite":  # the text of SQLAlchemy's type, in a tenth of its time
+    """Instants in UTC, as the driver takes them."""
+    if session.get_bind().dialect.name == "sqlite":  # the text that SQLAlchemy's type makes, in a tenth of its time
         return map(itemgetter(slice(26)), map(methodcaller("isoformat", " ", "microseconds"), instants))
     return instants

@@ -77,7 +77,7 @@ def _custom_op(op: Op, values: tuple[Any, ...], run: Callable[..., Any]) -> Call
     schema = op.schema.partition("(")[2].rpartition(" ")[0]
 
     def body(*given: Any) -> Any:
-        # torch leaves out what equals its default
+        # torch leaves out arguments that equal their defaults
         return run(*given, *values[len(given) :])
 
     name = f"kernel_registry_benchmark::{op.hook}_{next(_NUMBERS)}"

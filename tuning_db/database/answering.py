@@ -31,10 +31,10 @@ _TABLES = frozenset({"candidate", "decision", "hardware", "implementation", "pro
 
 
 def answered(database: str | Path | None, seconds: float, question: Callable[[Ask], Result]) -> Result:
-    """What ``question`` finds out by queries of the database at ``database``, see ``Store.open``.
+    """The result of ``question``, which asks queries of the database at ``database``, see ``Store.open``.
 
     Raises MissingDatabaseError where there is none, UnreachableDatabaseError where it does not answer within
-    ``seconds``, and what ``Store.open`` raises.
+    ``seconds``, and the errors of ``Store.open``.
     """
     place = locate(database)
     if place.server is not None:
@@ -48,9 +48,9 @@ def answered(database: str | Path | None, seconds: float, question: Callable[[As
 
 
 def within(seconds: float, shown: str, work: Callable[[], Result]) -> Result:
-    """What ``work`` returns or raises, in a thread that is left alone when it takes longer than ``seconds``.
+    """The result or exception of ``work``, which runs in a thread and is abandoned after ``seconds``.
 
-    Raises UnreachableDatabaseError then: no timeout of a driver's bounds what a dead file system or server does.
+    Raises UnreachableDatabaseError then: no timeout of a driver covers a dead file system or server.
     """
     done: queue.SimpleQueue[tuple[Result | None, BaseException | None]] = queue.SimpleQueue()
 
@@ -107,7 +107,7 @@ def _of_access(access: Access, shown: str, question: Callable[[Ask], Result], de
 
 
 def _check_tables(connection: sqlite3.Connection, shown: str) -> None:
-    """Raises a TuningDBError unless the file's tables are ours, of a version that can be read, and tables indeed."""
+    """Raises a TuningDBError unless the file has this store's tables (no views), in a version that can be read."""
     kinds = dict(connection.execute("SELECT name, type FROM sqlite_master WHERE name NOT LIKE 'sqlite!_%' ESCAPE '!'"))
     if VERSION_TABLE not in kinds:
         refuse_foreign((name for name, kind in kinds.items() if kind == "table"), shown)

@@ -84,7 +84,7 @@ def translated(shown: str, fault: BaseException | None) -> TuningDBError:
 
 
 _GOING = frozenset({"57P01", "57P02", "57P03"})
-"""A server's states: it is shut down, it has crashed, it starts and takes nobody yet."""
+"""PostgreSQL's codes for a server that is shut down, has crashed, or is starting and accepts no connection yet."""
 
 
 def _is_operational(fault: BaseException | None) -> bool:

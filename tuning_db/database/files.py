@@ -1,4 +1,4 @@
-"""SQLite files: what may be opened as one, how, where it lies, and a connection to it. Needs no SQLAlchemy."""
+"""SQLite files: checks of their paths, file systems and headers, ways to open them, and connections. No SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _kind(path: Path) -> str:
 
 
 def second_access(path: Path, code: int | None) -> Access | None:
-    """What to try after SQLite's ``code`` at a read-only connection; None where nothing else would do.
+    """Another way to open a file, after SQLite's ``code`` at a read-only connection; None where no other helps.
 
     A crashed writer's journal must be rolled back, which only a writer can. A log without an index, in a folder where
     no index can be made, needs ``immutable``, which is only safe while no -wal file lies beside the database.

@@ -26,7 +26,7 @@ _DECISIONS_TOGETHER = 50
 def exported(session: Session, op: str | None, hardware_keys: Collection[str] | None) -> Iterator[str]:
     """Every line of an export: header, runs, trials, decisions, winners, of one op or one hardware if asked.
 
-    Nothing is held but a thousand rows, and what they refer to.
+    Only a thousand rows are held in memory, and the identities that they refer to.
     """
     texts = Referred(session, text_of)
     yield line(HeaderLine())

@@ -68,7 +68,7 @@ class WinnerLine(_Line):
 
 Written = HeaderLine | RunLine | TrialLine | DecisionLine | WinnerLine
 Line = Written | PlainTrial
-"""A line as it is read: a trial of which everything is usual is plain."""
+"""A line as it is read; a trial in the usual form is a PlainTrial."""
 
 _LINES: TypeAdapter[Written] = TypeAdapter(Annotated[Written, Field(discriminator="kind")])
 
@@ -127,7 +127,7 @@ def _thoroughly(number: int, text: str, known: KnownIdentities) -> Line:
 
 
 def _faults(content: Written) -> Iterator[str]:
-    """What no tuner writes, though a record can hold it: ``decision.median_us is 0.0, expected more than 0``."""
+    """Faults that a record can have but no tuner writes: ``decision.median_us is 0.0, expected more than 0``."""
     match content:
         case RunLine(run=run):
             yield from _text_faults({"run.uid": (run.uid, 64)})
@@ -178,7 +178,7 @@ def _decision_faults(decision: Decision, finals: Iterable[Final]) -> Iterator[st
 
 
 def _text_faults(texts: Mapping[str, tuple[str, int]], *, empty: bool = False) -> Iterator[str]:
-    """Texts, each beside the characters that its column holds; a server's text holds no NUL."""
+    """Faults of texts, given with the most characters that their columns hold; a server's text holds no NUL."""
     for name, (value, most) in texts.items():
         if not (value or empty) or len(value) > most or "\0" in value:
             yield f"{name} is {value!r:.80}, expected {'at most' if empty else '1 to'} {most} characters without NUL"
@@ -205,7 +205,7 @@ def _fault(fault: ValidationError) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """An instant as text, a record as its fields: what JSON does not have."""
+    """A value as JSON has it: an instant as text, a record as its fields."""
     if isinstance(value, datetime):
         return value.isoformat()
     return {entry.name: getattr(value, entry.name) for entry in fields(value)}

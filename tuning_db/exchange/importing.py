@@ -47,7 +47,7 @@ class _Adding:
         self._identities = Identities(session, [])
 
     def finish(self) -> int:
-        """Adds what is left; returns the number of new records.
+        """Adds the remaining parts; returns the number of new records.
 
         Raises ExchangeError for a trial or decision whose run is nowhere, and for a winner without a decision.
         """
@@ -83,7 +83,7 @@ class _Adding:
         writing.add_finals(self._session, identities, finals)
 
     def _belonging(self, part: Part, last: bool) -> Part:
-        """The lines whose run is there. Others wait, but those of the ``last`` parts are refused."""
+        """The lines of the part whose run is there. Other lines wait, but those of the ``last`` parts are refused."""
         named = {trial.run for trial in part.trials} | {content.run for _, content in part.decisions}
         named -= self._there
         self._there |= _present(self._session, RunRow.id, named) | (named & part.runs.keys())
@@ -131,10 +131,10 @@ _CROWN = text(
 
 
 def _crown(session: Session, lines: Mapping[str, int]) -> int:
-    """Makes each decision, by uid with the number of its line, the winner unless a later one is; returns how many it
-    made so.
+    """Makes each decision the winner, unless a later one is; returns how many it made so.
 
-    The later ``created`` counts as later, then the greater uid, so that imports in any order end in the same database.
+    ``lines``: the uids of the decisions, each with the number of its line. The later ``created`` counts as later, then
+    the greater uid, so that imports in any order end in the same database.
     """
     stored = numbers_of(session, DecisionRow.uid, DecisionRow.id, lines)
     for uid, number in lines.items():

@@ -12,7 +12,7 @@ from ..records import PlainTrial
 from .format import DecisionLine, HeaderLine, Line, RunLine, TrialLine, WinnerLine
 
 TOGETHER = 4096
-"""Lines that are added together: what an import holds in memory, twice, however long the file."""
+"""Lines that are added together: an import holds twice as many in memory, however long the file."""
 _LINES_OF_A_DECISION = 64
 """Lines that a decision counts as, for its finals."""
 
@@ -21,8 +21,10 @@ _Item = TypeVar("_Item")
 
 @dataclass
 class Part:
-    """Lines by kind: runs by uid; trials, whose lines' numbers are ``trial_lines``; decisions beside their numbers;
-    numbers of the lines that name winners, by the decision's uid.
+    """Lines that are added together, by kind.
+
+    Runs by uid; trials, with the numbers of their lines in ``trial_lines``; decisions beside the numbers of their
+    lines; the numbers of the lines that name winners, by the decision's uid.
     """
 
     runs: dict[str, RunLine] = field(default_factory=dict)
@@ -73,7 +75,7 @@ def parts(lines: Iterable[tuple[int, Line]]) -> Iterator[Part]:
 def ahead(items: Iterable[_Item]) -> Generator[_Item, None, None]:
     """The items, of which a thread makes the next one while the caller works with the last.
 
-    What making one raises is raised when it is asked for.
+    An exception of making an item is raised when the item is asked for.
     """
     source = iter(items)
     with ThreadPoolExecutor(1, "kernel-registry: reads ahead") as reader:

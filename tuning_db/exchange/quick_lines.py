@@ -75,7 +75,7 @@ _REFUSED = ValueError, RecursionError
 
 
 def usual(decoder: msgspec.json.Decoder[_Read], text: str | Raw) -> _Read | None:
-    """What ``decoder`` makes of JSON; None for what it refuses, numbers that are not finite among it."""
+    """The value that ``decoder`` reads from JSON; None for text that it refuses, e.g. a number that is not finite."""
     try:
         return decoder.decode(text)
     except _REFUSED:
@@ -157,7 +157,7 @@ class KnownIdentities:
 
 
 def _usual_line(decoder: msgspec.json.Decoder[_Read], text: str) -> _Read | None:
-    """A line; None for one that is unstorable, too."""
+    """The value of a line's JSON; None for text that the decoder refuses or that is unstorable."""
     return None if _unstorable(text) else usual(decoder, text)
 
 

@@ -67,7 +67,7 @@ def _lines(rows: Sequence[Sequence[Any]], texts: Referred) -> Iterator[str]:
 
 
 def finals_texts(session: Session, decision_uids: Collection[str], texts: Referred) -> dict[str, str]:
-    """The finals of decisions by their uid, each as a JSON array in the order of measurement; none of one without."""
+    """The finals of decisions by uid, each as a JSON array in the order of measurement; no entry without finals."""
     query = (
         select(
             DecisionRow.uid,
@@ -97,14 +97,14 @@ def _number(us: float | None) -> str:
 
 
 def _samples(text: str) -> str:
-    """The canonical JSON of stored samples: a list of numbers is as it should be but for its blanks."""
+    """The canonical JSON of stored samples; of a list of numbers only the blanks are removed."""
     if _NUMBERS.fullmatch(text):
         return text.replace(" ", "")
     return canonical_json(json.loads(text))
 
 
 def _details(text: str) -> str:
-    """Stored details as they stand, which need not be canonical; what is no plain JSON is made so, or raises."""
+    """Stored details as JSON, which need not be canonical; text that is no plain JSON is converted, or raises."""
     if text.isascii() and "\n" not in text and usual(_ANY, text) is not None:
         return text
     return canonical_json(json.loads(text))

@@ -139,7 +139,7 @@ def ranked(samples: Sequence[DecidedLosses]) -> list[tuple[str, float]]:
         for name in names
     }
     timed = {name: sum(name in sample.losses for sample in samples) for name in names}
-    # of equal ones what is declared best, then what could run most problems
+    # of equals first the one that is declared best, then the one that was timed on most problems
     return sorted(means.items(), key=lambda pair: (pair[1], pair[0] != DECLARED, -timed[pair[0]]))
 
 

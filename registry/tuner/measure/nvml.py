@@ -52,7 +52,7 @@ class Gpu:
 
     def throttle_mask(self) -> int | None:
         """The driver's bit mask of reasons why clocks are not at their highest."""
-        # the first is today's name of the second
+        # the first name has replaced the second
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             if hasattr(self._library, name):
                 mask = self._ask(getattr(self._library, name), self._handle)

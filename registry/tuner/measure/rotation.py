@@ -37,7 +37,7 @@ class Rotation:
         self._complete: Iterable[int] | None = None
         """The copies given to the last ``move``, if all of them are moved."""
         device = next((stack.bits.device for stack in self._all), None)
-        # one of its own: a candidate may seed torch's
+        # a generator of its own: a candidate may seed torch's
         generator = None if device is None else torch.Generator(device).manual_seed(secrets.randbits(60))
         self._secret = {
             place: [SecretElements(stack, generator) for stack in stacks] if generator else []

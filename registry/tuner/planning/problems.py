@@ -145,7 +145,7 @@ def _plan_one(problem: Problem, catalog: Catalog, device: Device, wanted: frozen
     op = catalog.op(problem.op)
     try:
         need = needed_bytes(op, problem)
-    except (RuntimeError, OverflowError, MemoryError) as fault:  # torch's, for a size that no tensor can have
+    except (RuntimeError, OverflowError, MemoryError) as fault:  # raised by torch for a size that no tensor can have
         first_line = str(fault).partition("\n")[0]
         return ProblemPlan(problem, op, device, (), skipped=f"no inputs can be made of it: {first_line}")
     if need > _MEMORY_SHARE * device.memory_bytes:
@@ -180,6 +180,6 @@ def _choice(implementation: Implementation, problem: Problem, device: Device) ->
         default = answers.default_config(implementation, problem, device)
         question = "preference"
         preference = answers.declared_preference(implementation, problem, device)
-    except Exception as fault:  # a stranger's code; a fault in it takes only itself out
+    except Exception as fault:  # a stranger's code: its fault takes out this implementation only
         return ImplementationPlan(implementation, unsupported=(answers.fault_text(implementation, question, fault),))
     return ImplementationPlan(implementation, space, default, preference=preference)

@@ -53,7 +53,7 @@ def transfer_codes(
     def few(size: int, code: str) -> Problem:
         there = op.problem_of({**problem.dims, name: size})
         smaller = of_few_elements(op, there)
-        # what compiles nothing may choose by size, unseen, what it runs
+        # a candidate that compiles nothing may choose its code by size, which cannot be seen here
         variants = _variants(op, candidate, smaller, device) if code else None
         return smaller if variants is not None and code_of(variants) == code else there
 

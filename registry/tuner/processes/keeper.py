@@ -69,7 +69,7 @@ class Kept:
     status: int
     pid: int = 0
     killed: bool = False
-    blame: str = ""  # the reason for which it was killed, told beside the exit code
+    blame: str = ""  # why it was killed, reported beside the exit code
     oom_kills: int = 0
 
     def tell(self, **message: Any) -> None:
@@ -100,7 +100,7 @@ class Keeper:
     def __init__(self, client: socket.socket, modules: Sequence[str] = ()) -> None:
         self._client = client
         self._modules = modules
-        # what a compiler leaves behind that is killed goes with it, see the end of run()
+        # holds what a killed compiler leaves behind, and is deleted at the end of run()
         self._temporary = _temporary_folder()
         self._selector = selectors.DefaultSelector()
         self._kept: dict[int, Kept] = {}
@@ -200,7 +200,7 @@ class Keeper:
     def _began(self, kept: Kept, pid: int, how: str) -> None:
         kept.pid, kept.oom_kills = pid, _oom_kills()
         kept.close("socket")
-        # should the machine run out of memory, the kernel must take this one and not the tuning process
+        # should the machine run out of memory, the kernel must kill this process and not the tuning process
         with contextlib.suppress(OSError):
             Path(f"/proc/{pid}/oom_score_adj").write_text("600")
         kept.tell(pid=pid, how=how)

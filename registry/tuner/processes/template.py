@@ -119,7 +119,7 @@ def _run(message: dict[str, Any], channel: int, log: int) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        # where a stranger's code that writes to small numbers does not find it
+        # at a number that a stranger's code, which writes to small numbers, does not hit
         import fcntl
 
         high = fcntl.fcntl(channel, fcntl.F_DUPFD_CLOEXEC, _HIGH_DESCRIPTOR)

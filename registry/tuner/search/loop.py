@@ -260,7 +260,7 @@ class SearchLoop:
                     continue
                 self._offered.add(place)
                 if self._misfit(search, built.candidate, artifacts) is not None:
-                    continue  # one problem's default or stored winner may spill: not so as another's candidate
+                    continue  # a default or stored winner may spill on its own problem, not on another's
                 own = search.serve(built)
                 if own is not None:
                     search.findings.remember(own.candidate, artifacts)

@@ -109,7 +109,7 @@ class Searcher:
         self._end(number, state_of(status, median_us, censored), median_us, notes or {})
         if self._tried.logs.get(number, math.inf) < best - _NOISE:
             self._since_gain = 0
-        # trials that others paid for may bring news, but no news from them is no reason to stop
+        # trials for other problems may bring a gain, but no gain from them is no reason to stop
         self._since_gain += number in self._asked
         self._asked.discard(number)
 

@@ -71,7 +71,7 @@ class SearchState:
     @property
     def settled(self) -> bool:
         """Whether the search ends before its budget because more trials are unlikely to gain anything."""
-        # once and for all: a candidate that was dropped on the strength of it is not proposed again
+        # for good: candidates that were dropped because of it are not proposed again
         self._has_settled = self._has_settled or (self._budget.trials is None and self._searcher.settled)
         return self._has_settled
 
@@ -124,7 +124,7 @@ class SearchState:
             return self.stopped
         if self._out_of_time:
             return True
-        # where all has been proposed, only these candidates are left; and each implementation gets a measurement
+        # if all was proposed, only waiting candidates are left; and each implementation gets a measurement
         known = self.settled and self._searcher.size > 0
         return known and self.findings.has_measured(candidate.implementation.name)
 

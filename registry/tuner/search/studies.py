@@ -45,7 +45,7 @@ def open_storage(place: str) -> BaseStorage | None:
             with _quiet():
                 return get_storage(place)
         return JournalStorage(JournalFileBackend(place)) if place else None
-    except Exception as fault:  # of the file, the database, its driver
+    except Exception as fault:  # faults of the file, the database or its driver
         raise InvalidArgumentError(
             f"storage {place!r}: {type(fault).__name__}: {fault}",
             hint="expected a file, or an SQLAlchemy URL, e.g. sqlite:///studies.db",

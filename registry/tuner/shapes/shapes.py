@@ -110,7 +110,7 @@ class _File:
         except ValidationError as fault:
             raise self._invalid(op, fault) from None
         found: dict[Problem, int] = {}
-        total = 0  # with duplicates: it takes its time to find out that they are
+        total = 0  # duplicates included: finding them takes time, too
         for number, (entry, written) in enumerate(zip(checked, entries, strict=True)):
             count = entry.pop(COUNT, 0)
             names = [name for name in written if name != COUNT]  # in the file's order, which the entry has lost

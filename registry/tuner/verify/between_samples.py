@@ -203,5 +203,5 @@ class BetweenSamples:
         if copies and self._keep is not None and writes == self._rotation.writes:
             self._met += weight
             if secrets.randbelow(self._met) < weight:
-                # the last may be left undone
+                # often the last copy: its work is most likely left undone
                 self._kept = self._keep(secrets.choice([copies[-1], secrets.choice(copies)]))

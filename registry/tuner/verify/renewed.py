@@ -63,7 +63,7 @@ class RenewedPairs:
         place = sampler.place
         self._meets.meet("known")
         if not is_long or self._pairs:
-            # what is on these copies may have been new when it was met last
+            # the inputs on these copies may have been new in the latest sample
             _sample(sampler, place)
         known_us = _sample(sampler, place)
         self._meets.meet("new")

@@ -148,7 +148,7 @@ class Session:
     def is_mixable(self) -> bool:
         """Whether the op makes sense of inputs of which some numbers are replaced by those of another draw."""
         if self._mixable is None:
-            # of a problem whose reference takes long a smaller one tells
+            # the twin of a problem whose reference takes long decides for it
             if self.twin is None:
                 self.case(PARTLY)
             else:

@@ -38,7 +38,7 @@ class TimedPlan:
         self._session = session
         self._functional = plan.candidate.implementation.returns_outputs
         self._judged = judged and session.is_roomy and not session.op.parsed.mutates
-        # without a twin the question costs a reference, which times alone are not worth
+        # without a twin the answer costs a reference, too much where only times are wanted
         asked = judged or session.twin is not None
         self._changeable = self._places() if asked and session.is_mixable else ()
         values = session.values(session.timed_kind)
@@ -49,7 +49,7 @@ class TimedPlan:
         copies = session.rotation.copies
         specs = () if self._functional else plan.signature.outputs.values()
         self._stacks = tuple(Stack(spec, len(copies)) for spec in specs)
-        # one for all launches, as the allocator gives one to call after call: a workspace may take gigabytes
+        # one scratch for all launches, as the allocator reuses one from call to call: a workspace may take gigabytes
         self._scratch = {name: Stack(spec, 1) for name, spec in plan.signature.scratch.items()}
         self.outputs: list[Tensors] = [
             tuple(stack.tensors[copy] for stack in self._stacks) for copy in range(len(copies))
@@ -100,7 +100,7 @@ class TimedPlan:
         session = self._session
         judged = [session.op.results(self.outputs[copy], session.rotation.copies[copy]) for copy in copies]
         if session.op.compare:
-            # several results may be right, which no bounds tell
+            # several results may be right, which bounds cannot express
             return [torch.tensor(not session.judge(case, one), device=session.device.torch) for one in judged]
         return _within(case, judged)
 

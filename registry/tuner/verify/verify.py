@@ -108,7 +108,7 @@ def _verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, checks: 
     checks.settle()
     when = "after timing, other inputs at the same addresses"
     if sampler.launch_us * sampler.copies < _SLOW_US:
-        # who recognises inputs by some elements has results of these then, and misses the element that goes back
+        # a candidate that recognises inputs by some elements then has results of these, and misses the restored element
         timed.show(other.kind, other.pristine)
         timed.change_inputs()
         sampler.replay()

@@ -86,7 +86,7 @@ class CompilePool:
                 forget(self._selector, slot.child)
                 self._lose(slot, Failed("timeout", f"compiling took more than {self._limits.compile:g} s"))
             elif slot.child.ended() is not None:
-                # a process that it left behind may hold its socket open: no end of messages tells of its own end
+                # a process left behind by the child may hold the socket open, which then does not show the child's end
                 self._readable(slot, gone=True)
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class CompilePool:
         backend = job.variant.backend
         self.seconds[backend] = self.seconds.get(backend, 0.0) + time.monotonic() - slot.began
         if isinstance(result, Failed) and result.status == "error":
-            check_room()  # where nothing can be compiled any more the run ends, instead of deciding without
+            check_room()  # if nothing can be compiled any more the run ends, rather than decide without these variants
         self._results[job.variant.key] = result
         self._feed()
 

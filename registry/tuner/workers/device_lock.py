@@ -45,7 +45,7 @@ class DeviceLock:
             _take(device, waiting)
         finally:
             fcntl.flock(queue, fcntl.LOCK_UN)
-        with contextlib.suppress(OSError):  # a full disk takes the note about the holder, not the lock
+        with contextlib.suppress(OSError):  # on a full disk the holder's id is not written, but the lock holds
             os.ftruncate(device, 0)
             os.pwrite(device, str(os.getpid()).encode(), 0)
         try:

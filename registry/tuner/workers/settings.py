@@ -73,7 +73,7 @@ def _operators() -> frozenset[str]:
     """Torch's operators for which other code is registered, except those that torch itself overrides."""
     native = getattr(sys.modules.get("torch._native.registry"), "_override_libs", {})
     known = {"/".join(key) for key in native}
-    # what a call returns cannot come from code for the device "meta"
+    # code for the device "meta" cannot make the result of a call
     new = torch.library._impls - _REPLACED_AT_FIRST
     found = {name for name in new if name.startswith("aten/") and not name.endswith("/Meta")}
     fallbacks = {f"{key.name} fallback" for key in _DEVICES if torch._C._dispatch_has_backend_fallback(key)}

@@ -106,7 +106,7 @@ def _identity() -> tuple[sa.Column[Any], ...]:
 
 
 def _measured() -> tuple[sa.Column[Any], ...]:
-    """What a trial and a decision share: who they are, when, and of what."""
+    """Columns that trials and decisions share: row number, uid, identities and time."""
     parts = ("problem", "candidate", "hardware", "software", "protocol")
     return (
         sa.Column("id", _serial(), primary_key=True),

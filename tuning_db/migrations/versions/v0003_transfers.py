@@ -10,5 +10,5 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Adds the column; decisions from before say nothing."""
+    """Adds the column ``transfers``, which is empty in earlier decisions."""
     op.add_column("decision", sa.Column("transfers", sa.JSON, nullable=False, server_default="{}"))
