@@ -1,1 +1,1 @@
-"""What the numbers of the README come from."""
+"""Benchmarks: the source of the numbers in README.md."""

@@ -1,4 +1,4 @@
-"""What dispatch runs, beside what a user would install instead: torch, torch.compile and other projects' kernels.
+"""Dispatch against the alternatives that a user could install: torch, torch.compile and other projects' kernels.
 
     python -m benchmarks.against_peers [--shapes FILE] [--op layer_norm] [--write FOLDER]
 
@@ -33,7 +33,7 @@ from .racing.device_timing import Call, Race, ratio
 SHAPES = Path(__file__).parent / "shapes" / "decoder.yaml"
 ROUNDS = 25
 SLOWER = 1.02
-"""Dispatch's time over the best rival's that is still no loss."""
+"""The largest ratio of dispatch's time to the best rival's that is no loss."""
 OURS, COPY = "registry", "copy"
 
 
@@ -52,7 +52,7 @@ class Row:
 
     @property
     def lost(self) -> bool:
-        """Whether a rival is faster by more than may be."""
+        """Whether a rival is faster by more than ``SLOWER`` allows."""
         return self.over is not None and self.over > SLOWER
 
 
@@ -90,7 +90,7 @@ def _of_torch(op: Op, problem: Problem, device: Device) -> list[tuple[str, Candi
 
 
 def _copies(moved: int, device: Device) -> Call:
-    """A kernel that reads half of the bytes and writes as many, each time of memory that was not used lately."""
+    """A kernel that reads half of the bytes and writes as many, in each call of memory that was not used lately."""
     words = max(moved // 16, 1)
     cache = torch.cuda.get_device_properties(device.torch).L2_cache_size
     pairs = [

@@ -1,4 +1,4 @@
-"""Argument types of the benchmarks: where results go is made before anything is measured, not found missing after."""
+"""Argument types of the benchmarks: a folder for results is made before anything is measured."""
 
 from __future__ import annotations
 

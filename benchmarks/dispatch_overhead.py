@@ -73,7 +73,7 @@ Times = Mapping[str, list[float]]
 
 
 def host_times(ways: Mapping[str, Callable[[], Any]], cuda: bool, rounds: int = ROUNDS) -> Times:
-    """Host time of each way, in turn: the first of a round is another one each time."""
+    """Host time of each way, in turn: each round begins with another way."""
     names, times = list(ways), {name: [0.0] * rounds for name in ways}
     timers = {name: timeit.Timer(call) for name, call in ways.items()}
     for timer in timers.values():
@@ -110,7 +110,7 @@ class Case:
 
 
 def cases(device: str) -> list[Case]:
-    """One token of a model, where host time matters most."""
+    """Calls for one token of a model, where host time matters most."""
     cols = 4096
     x = torch.randn(1, cols, device=device, dtype=torch.bfloat16)
     weight = torch.randn(cols, device=device, dtype=torch.bfloat16)
@@ -201,7 +201,7 @@ def _beside(
     run: Callable[..., Any],
     into: dict[str, Callable[[], Any]],
 ) -> list[Line]:
-    """Puts the other ways in beside our own; returns a line for each that there is not."""
+    """Adds the other ways to call the op to ``into``; returns a line for each way that is not available."""
     into[TORCHS] = case.torchs
     operator = getattr(torch.ops.kernel_registry, case.op)
     operator(*values)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.finals_noise tuning.db [more.db ...] --out benchmarks/results/h200/finals_noise.json.gz
 
-What it holds is enough for benchmarks.finals_simulation, which draws from it; nothing in it says who was faster than
-whom by how much beyond the times themselves.
+The file has what benchmarks.finals_simulation draws from; it names no implementation, so that only the times tell which
+was faster.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def load(path: Path = MEASURED) -> tuple[Mapping[str, Any], list[Measured]]:
 
 
 def extract(databases: Sequence[str]) -> Mapping[str, Any]:
-    """What ``load`` reads, from tuning databases of one machine."""
+    """The content of the file, as ``load`` reads it, from tuning databases of one machine."""
     environments: list[Mapping[str, Any]] = []
     finals: list[Mapping[str, Any]] = []
     for database in databases:

@@ -21,15 +21,15 @@ from .finals_world import DEFAULT, INCUMBENT, Blocks, World, finals
 BESIDE = 23
 """Problems of the batch that are not noisy."""
 _BATCHES = 20
-"""Different ones that decisions take in turn."""
+"""The number of different batches, which decisions take in turn."""
 SHIFTS = (0.003, 0.01, 0.02, 0.05)
 """Standard deviations of a process's shift of one entrant, relative."""
 _ELSEWHERE = 0.0055
-"""That of a ratio by another method of timing (registry.tuner.decide.judge)."""
+"""Standard deviation of a log ratio by another method of timing (registry.tuner.decide.judge)."""
 
 
 def noisy_finals(world: World, us: float, names: Sequence[str], count: int, shift: float) -> Blocks:
-    """Blocks of an incumbent and challengers that are as fast, of which each process shifts each."""
+    """Blocks of an incumbent and equally fast challengers; each block shifts the time of each entrant."""
     everybody = [INCUMBENT, INCUMBENT_COPY, *names]
     return [
         {name: (us * np.exp(world.residuals(us) + world.draw.normal(0.0, shift))).tolist() for name in everybody}
@@ -82,7 +82,7 @@ def _interval(name: str, blocks: Blocks, alpha: float, noise: Noise, *, elsewher
 
 
 def table_by_shift(measured: Sequence[Measured], seed: int, decisions: int) -> list[str]:
-    """What the decisions about problems that are noisier than their batch come to."""
+    """The figures of decisions about problems that are noisier than their batch, in Markdown."""
     lines = [
         f"A problem noisier than its batch; {decisions} decisions a row",
         "",

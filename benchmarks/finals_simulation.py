@@ -3,24 +3,24 @@
     python -m benchmarks.finals_simulation [--decisions 960] [--noisy 2400] [--problems 24 12 1] [--seed 0]
         [--write benchmarks/results/h200]
 
-A simulated run is a batch of problems of the durations that were measured, or one problem alone; of runs before
-nothing is known, or only finals of other durations. An entrant's times are the incumbent's times a true ratio and
-noise: rounds are drawn from those of one block, around the block's median, and each process has a shift. There are two
-kinds of noise:
+A simulated run is a batch of problems of the durations that were measured, or one problem alone; of runs before nothing
+is known, or only finals of other durations. An entrant's times are the incumbent's times a true ratio and noise: rounds
+are drawn from those of one block, around the block's median, and each process has a shift. There are two kinds of
+noise:
 
 - twin: that of an incumbent and its copy, in another problem of that duration. Their true ratio is 1 beyond doubt, so
-  the shifts are the block medians themselves, all three of one problem, who is who drawn by lot. Those of a fourth and
-  a fifth block are drawn from the three, with a sign by lot: of 348 pairs of processes of one problem 51% agreed in it.
+the shifts are the block medians themselves, all three of one problem, who is who drawn by lot. Those of a fourth and
+a fifth block are drawn from the three, with a sign by lot: of 348 pairs of processes of one problem 51% agreed in it.
 - real: that of a real challenger and its incumbent, whose true ratio nobody knows: the shifts are normal, with the
-  standard deviation of its three block medians. (That these three know it badly makes some challengers of the
-  simulation steadier and some wilder than any real one is.)
+standard deviation of its three block medians. (That these three know it badly makes some challengers of the
+simulation steadier and some wilder than any real one is.)
 
 Shifts are made smaller by what the rounds alone explain of their spread.
 
 Then ``blocks_of_each``, ``observed``, ``fastest`` and ``judge`` of registry.tuner.decide.judge do what they do in a
 run. A false win: a challenger that is no better replaces the incumbent. A missed gain: of the challengers one is 2%
 faster, and it does not win. More than three challengers meet in a pre-final, of which two go on and the default joins
-them. In the table by blocks there are as many blocks as it says, whatever a run would hold.
+them. The table by blocks has the stated number of blocks, whatever a run would hold.
 
 The last table is of problems that are noisier than their batch (``finals_noisy``): how often a challenger that is no
 better wins, how often the interval of its ratio to the incumbent holds the true one, and how often the interval for a
@@ -59,14 +59,14 @@ TOGETHER = (PROBLEMS, 12, 1)
 ENTERING = (1, 2, 3, 8)
 _SHORT_US, _LONG_US = 10.0, 200.0
 _KNOWN = 20
-"""Different noises of earlier runs that simulated runs take in turn."""
+"""The number of different noises of earlier runs, which simulated runs take in turn."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is decided together: so many problems, each in so many blocks (None: as many as a run would hold).
+    """A batch that is decided together: ``problems``, each in ``blocks`` blocks (None: as many as a run would hold).
 
-    ``elsewhere``: they take less than 10 µs, and 24 finals of more than 200 µs are known.
+    ``elsewhere``: the problems take less than 10 µs, and 24 finals of more than 200 µs are known.
     """
 
     problems: int = PROBLEMS
@@ -79,13 +79,13 @@ class Setting:
         return "One problem alone" if self.problems == 1 else f"{self.problems} problems together"
 
     def durations(self, world: World) -> list[float]:
-        """Of the problems of one run, in µs."""
+        """The incumbents' durations in µs of the problems of one run."""
         among = [one.us for one in world.sources if one.us < _SHORT_US or not self.elsewhere]
         drawn: list[float] = world.draw.choice(among, self.problems, replace=self.problems > len(among)).tolist()
         return drawn
 
     def blocks_of(self, durations: Sequence[float], known: Noise) -> list[int]:
-        """How many blocks each of them has."""
+        """The number of blocks of each problem."""
         return [self.blocks] * len(durations) if self.blocks else blocks_of_each(durations, known)
 
 
@@ -170,7 +170,7 @@ BY_BLOCKS = (
 
 
 def table_by_blocks(measured: Sequence[Measured], seed: int, decisions: int) -> list[str]:
-    """What each number of blocks comes to, where much and where little is known of noise."""
+    """The rates for each number of blocks, where much and where little is known of noise."""
     lines = [
         f"By the number of blocks; real noise, {MOST_IN_FINALS} entering; {decisions} decisions a figure",
         "",

@@ -27,7 +27,7 @@ class Source:
 
     @classmethod
     def of(cls, measured: Measured) -> Source:
-        """From times in µs."""
+        """The source that measured times in µs make."""
         incumbent = np.array(measured.incumbent[:BLOCKS])
         challengers = tuple(np.log(np.array(blocks[:BLOCKS]) / incumbent) for blocks in measured.challengers)
         return cls(float(np.median(incumbent)), np.log(np.array(measured.copy[:BLOCKS]) / incumbent), challengers)

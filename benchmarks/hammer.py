@@ -1,12 +1,12 @@
-"""Many threads on many streams call ops with changing shapes: is a result ever wrong, does anybody ever stand still?
+"""Many threads on many streams call ops with changing shapes: no result may be wrong, and no thread may hang.
 
     python -m benchmarks.hammer [--op softmax] [--seconds 60] [--threads 8] [--streams 4]
 
 Half of the time the threads call as a program does. Then one more thread drops every plan and the winners in memory
 (`Dispatcher.forget`), again and again, for a quarter while they go on so, for the last while they call inside
 ``registry.using`` blocks of their own, so that kernels of every backend run. Each result is compared on its stream with
-the interval that the op's tolerance allows, and a count is kept on the device: nobody waits for anybody. Exits with 1
-when a result was wrong, a call raised or a thread did not come to its end.
+the interval that the op's tolerance allows, and a count is kept on the device: no thread waits for another. Exits with
+1 when a result was wrong, a call raised or a thread did not come to its end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from registry.dispatch.dispatcher import Dispatcher
 from registry.errors import UnsupportedError
 
 SLOW_TO_BUILD = "torch.compile"
-"""Seconds for each plan, which is dropped four times a second."""
+"""A plan takes seconds to build, too long for plans that are dropped four times a second."""
 
 STATIC: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "softmax": tuple({"cols": cols, "dtype": "bfloat16"} for cols in (256, 1000, 4096)),
@@ -95,7 +95,7 @@ def cases(
 
 @dataclass
 class Outcome:
-    """What happened. ``wrong``: problem -> results out of bounds; ``stuck``: threads that did not end."""
+    """The outcome of a run. ``wrong``: problem -> results out of bounds; ``stuck``: threads that did not end."""
 
     calls: int = 0
     misses: int = 0
@@ -234,7 +234,7 @@ class Hammer:
 def hammered(
     device: str, seconds: float, threads: int, streams: int, rows: Sequence[int], ops: Collection[str]
 ) -> Iterator[tuple[str, Outcome]]:
-    """What came of each way to call. ``rows``: how many rows the cases have."""
+    """The outcome of each way to call. ``rows``: how many rows the cases have."""
     dispatcher = Dispatcher(Catalog())
     work = cases(dispatcher, device, rows, ops=ops)
     hammer = Hammer(dispatcher, device, work, threads, streams)

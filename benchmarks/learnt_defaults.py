@@ -45,7 +45,7 @@ def winners(file: Path) -> list[Decision]:
 
 
 def rules(decisions: Sequence[Decision], device: Device, catalog: Catalog) -> tuple[dict[str, Any], list[str]]:
-    """By op its rule as JSON, and the lines of the table."""
+    """The rule of each op as JSON, and the lines of the table."""
     found: dict[str, Any] = {}
     table = []
     for name in sorted({one.problem.op for one in decisions}):

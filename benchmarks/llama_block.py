@@ -75,7 +75,7 @@ class Plain:
 
 
 class Registered(Plain):
-    """The same through the registry; weights are packed to 4 bits."""
+    """The operations of a layer through the registry; weights are packed to 4 bits."""
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """rms_norm."""
@@ -104,7 +104,7 @@ class Layer(torch.nn.Module):
         """Keys and values of the cache, ``[2, heads, context, head_dim]``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """One step."""
+        """The layer's output for ``x``, both ``[tokens, hidden]``."""
         do, weights = self.operations, self.weights
         x = x + do.linear(self._attention(do.norm(x, self.attention_norm)), weights["o"])
         wide = do.norm(x, self.ffn_norm)

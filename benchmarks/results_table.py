@@ -30,14 +30,14 @@ ORDER = (
     "softmax_backward", "rms_norm_backward", "gelu_backward", "square_backward",
 )  # fmt: skip
 
-"""The rest come in the order of the alphabet."""
+"""The ops that come first, in this order; the rest come in alphabetical order."""
 
 DIMS = (
     "batch", "tokens", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "page", "lengths", "layout", "causal",
     "rows", "cols", "m", "n", "k", "experts", "routing", "group_size", "bits", "symmetric", "zeros", "act_order",
     "weight", "bias", "activation", "static", "scale", "scales", "approximate", "out_dtype", "dtype",
 )  # fmt: skip
-"""The order in which people name them; an export sorts them. Others stand before the dtype, by the alphabet."""
+"""The usual order of dimensions, which an export sorts. Others stand before the dtype, in alphabetical order."""
 
 Row = Mapping[str, Any]
 

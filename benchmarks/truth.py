@@ -64,7 +64,7 @@ class Row:
 
 
 def measure(decision: Decision, trials: list[Trial], device: Device) -> Row:
-    """Race everybody on one tuned problem."""
+    """Race all contestants on one tuned problem."""
     op = registry.ops()[decision.problem.op]
     problem = op.problem_of(decision.problem.dims)
     values = op.inputs(problem, op.kinds[0], torch.Generator(device.torch).manual_seed(7))

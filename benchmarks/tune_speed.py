@@ -65,7 +65,7 @@ def timed(words: Sequence[str], devices: Sequence[Device]) -> tuple[float, int]:
 
 
 def _processor_seconds(pid: int) -> float:
-    """Seconds of processor time that a process itself has used; 0 where nobody tells."""
+    """Seconds of processor time that a process itself has used; 0 where the system does not tell."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a call costs at a size that nobody tuned: against the size's own winner, and against torch's own operation.
+"""The time of a call at an untuned size: against the size's own winner, and against torch's own operation.
 
     python -m benchmarks.unseen_calls --tune FOLDER [--write benchmarks/results/h200]
     python -m benchmarks.unseen_calls --seen FOLDER/seen.db --own FOLDER/own_calls.db
@@ -60,7 +60,7 @@ class CallRow:
 
 
 class Calls:
-    """``registry.call`` of one problem, as a contestant that remembers what explain told."""
+    """``registry.call`` of one problem, as a contestant that keeps the answers of ``explain``."""
 
     def __init__(self, op: Op, told: dict[str, registry.Explanation]) -> None:
         self._op = op
@@ -94,7 +94,7 @@ class Calls:
 
 
 def measure(own: Decision, warm: Sequence[Problem], device: Device) -> CallRow:
-    """Race everybody on one problem, for a program that has called those of ``warm`` with its weights."""
+    """Race all contestants on one problem, for a program that has called the problems of ``warm`` with its weights."""
     op = registry.ops()[own.problem.op]
     problem = op.problem_of(own.problem.dims)
     values = _inputs(op, problem, device, 7)
@@ -125,7 +125,7 @@ def _inputs(op: Op, problem: Problem, device: Device, seed: int) -> tuple[Any, .
 
 
 def called_before(problem: Problem, op: Op, seen: Sequence[Problem], own: Sequence[Problem]) -> list[Problem]:
-    """What a program that is warm has called with a problem's weights: the tuned sizes, or else one untuned other."""
+    """Problems that a warm program has called with a problem's weights: the tuned sizes, else one untuned one."""
 
     def like(problems: Sequence[Problem]) -> list[Problem]:
         return [one for one in problems if all(one.dims[name] == problem.dims[name] for name in op.static)]

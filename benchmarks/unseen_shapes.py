@@ -1,4 +1,4 @@
-"""Is the nearest tuned problem's winner good for a problem that nobody tuned? Against that problem's own winner.
+"""The nearest tuned problem's winner on a problem that is not tuned, against that problem's own winner.
 
     python -m benchmarks.unseen_shapes --tune FOLDER [--write benchmarks/results/h200]
     python -m benchmarks.unseen_shapes --seen FOLDER/seen.db --own FOLDER/own.db
@@ -109,7 +109,7 @@ class Unseen:
 
 
 def measure(unseen: Unseen, own: Decision, seen: Sequence[Decision], device: Device) -> Row:
-    """Race everybody on one problem."""
+    """Race all contestants on one problem."""
     candidates = _candidates(unseen, own, seen)
     arguments = unseen.op.arguments(unseen.values)
     calls: dict[str, Call] = {}
@@ -230,7 +230,7 @@ def report(rows: Sequence[Row]) -> str:
 
 
 def _other_side(row: Row) -> float:
-    """Best neighbour's time over that of the one that was taken."""
+    """The best neighbour's time over the time of the neighbour that dispatch chose."""
     known = {NEAREST, OWN, DEFAULT, TORCH}
     return (
         min((us for name, us in row.times.items() if name not in known), default=row.times[NEAREST])

@@ -20,7 +20,7 @@ from tuning_db import Decision, Store
 
 
 def check(decision: Decision, device: registry.Device) -> list[str]:
-    """What is wrong with dispatch on one tuned problem; empty when nothing is. Prints its line."""
+    """The faults of dispatch on one tuned problem, empty if there are none. Prints its line."""
     op = registry.ops()[decision.problem.op]
     problem = op.problem_of(decision.problem.dims)
     values = op.inputs(problem, op.kinds[0], torch.Generator(device.torch).manual_seed(1))

@@ -35,7 +35,7 @@ row of a table is one line, however long. `--json` prints JSON.
 
 
 def page() -> str:
-    """What docs/cli.md must be."""
+    """The text that docs/cli.md must have."""
     registry = new_registry_app()
     names = [[command.name or ""] for command in registry.registered_commands]
     for group in registry.registered_groups:

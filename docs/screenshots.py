@@ -24,7 +24,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 IMAGES = Path(__file__).with_name("images")
 WIDTH = 1280
 CHARTS_MS = 6000
-"""The dashboard draws in the browser, and nothing says when it is done."""
+"""Milliseconds to wait for the dashboard's charts: it draws in the browser, and nothing says when it is done."""
 
 
 def main(database: str, study: str = "") -> None:

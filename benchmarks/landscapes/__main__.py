@@ -54,7 +54,7 @@ def measured(paths: Iterable[Path]) -> dict[str, list[Landscape]]:
 
 
 def modelled() -> dict[str, list[Landscape]]:
-    """Landscapes that nobody measured."""
+    """Landscapes of the model, by kind."""
     products = [
         synthetic.matmul(m, n, k, seed=m + n) for m, n, k in ((4096, 4096, 4096), (512, 8192, 4096), (64, 4096, 4096))
     ]

@@ -40,7 +40,7 @@ class Point:
 
     @property
     def time_us(self) -> float | None:
-        """What a search is told: the median if the candidate was right, else None."""
+        """The time in µs that a search is told: the median if the candidate was right, else None."""
         return self.median_us if self.status == "ok" else None
 
 
@@ -72,22 +72,22 @@ class Landscape:
 
     @cached_property
     def best_us(self) -> float:
-        """The optimum."""
+        """The time in µs of the fastest right candidate."""
         return min(point.time_us for choice in self.choices for point in choice.points if point.time_us is not None)
 
     @property
     def size(self) -> int:
-        """Candidates."""
+        """The number of candidates."""
         return sum(len(choice.points) for choice in self.choices)
 
     def without(self, prefix: str) -> Landscape:
-        """This problem if the implementations whose names begin so were not there."""
+        """This landscape without the implementations whose names begin with ``prefix``."""
         kept = tuple(choice for choice in self.choices if not choice.implementation.startswith(prefix))
         return replace(self, choices=kept)
 
     @property
     def name(self) -> str:
-        """For a person."""
+        """The op and the dimensions, as text for people."""
         return f"{self.op} " + " ".join(f"{name}={value}" for name, value in self.dims.items())
 
 
@@ -187,5 +187,5 @@ def _plain(landscape: Landscape) -> dict[str, Any]:
 
 
 def _rounded(median_us: float | None) -> float | None:
-    """Four significant digits more than noise needs."""
+    """The time to six significant digits, four more than noise needs."""
     return None if median_us is None else float(f"{median_us:.6g}")

@@ -22,7 +22,7 @@ _DEVICE = Device("cuda", 0, "replayed", "", 1, 2**40, 2**20)
 
 
 class Replayed(Implementation):
-    """What was measured of an implementation on one problem; it cannot run."""
+    """An implementation whose times on one problem were measured; it cannot run."""
 
     def __init__(self, op: str, measured: Measured) -> None:
         self.op = op
@@ -63,7 +63,7 @@ class Replay:
                     self._served[measured.implementation, point.variants] = candidate
 
     def point(self, candidate: Candidate) -> Point:
-        """How the candidate did."""
+        """The measured outcome of the candidate."""
         return self._points[candidate.key]
 
     def served(self, name: str, variants: tuple[int, ...]) -> Candidate | None:
@@ -71,7 +71,7 @@ class Replay:
         return self._served.get((name, variants))
 
     def own(self, candidate: Candidate) -> Candidate | None:
-        """The same implementation and configuration as this problem names them; None where they are not valid."""
+        """This problem's candidate of the same implementation and configuration; None where they are not valid here."""
         for choice in self.plan.choices:
             own = Candidate(choice.implementation, candidate.config)
             if choice.implementation.name == candidate.implementation.name and own.key in self._points:

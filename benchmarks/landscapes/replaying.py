@@ -37,7 +37,7 @@ class Curve:
 
     @property
     def stop(self) -> int:
-        """Trials until it settled or ended."""
+        """Trials until the search settled or ended."""
         return len(self.regrets) if self.settled is None else self.settled
 
 
@@ -79,7 +79,7 @@ class Running:
         return candidate
 
     def offer(self, name: str, variants: tuple[int, ...]) -> None:
-        """Somebody built these variants: measure what runs from them here, if it was not asked for."""
+        """Measure the candidate that these variants run here, built for another problem, if it was not asked for."""
         candidate = self.replay.served(name, variants)
         if candidate is not None and self._strategy.wants(candidate):
             self.curve.told += 1
@@ -92,7 +92,7 @@ class Running:
 
 
 def alone(replay: Replay, strategy: Strategy, trials: int) -> Curve:
-    """One problem, cold."""
+    """The curve of a search on one problem, without seeds."""
     running = Running(replay, strategy, trials)
     while running.step() is not None:
         pass

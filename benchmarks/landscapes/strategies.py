@@ -1,4 +1,4 @@
-"""Searches that a landscape can be replayed with. One proposes a candidate at a time and is told its time."""
+"""Searches that a landscape can be replayed with: each proposes one candidate at a time and takes in its time."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _MOST_INVALID = 50
 
 
 class Strategy(ABC):
-    """A search of one problem. ``in_flight``: how many candidates it is asked for before the first is told."""
+    """A search of one problem. ``in_flight``: how many candidates it proposes before the time of the first is known."""
 
     in_flight = 1
 
     @abstractmethod
     def ask(self) -> Candidate | None:
-        """What to try next; None when there is nothing left."""
+        """The next candidate to try; None when there is nothing left."""
 
     @abstractmethod
     def tell(self, candidate: Candidate, time_us: float | None) -> None:
-        """Its time; None when it failed."""
+        """Take in the candidate's time in µs; None if it failed."""
 
     def wants(self, candidate: Candidate) -> bool:
-        """Whether it would learn from a candidate that it did not ask for."""
+        """Whether the search would learn from a candidate that it did not ask for."""
         return False
 
     @property
     def settled(self) -> bool:
-        """Whether it would stop here."""
+        """Whether the search would stop now."""
         return False
 
 
@@ -73,7 +73,7 @@ class Random(Strategy):
         return self._left.pop() if self._left else None
 
     def tell(self, candidate: Candidate, time_us: float | None) -> None:
-        """It does not learn."""
+        """Do nothing: this search does not learn."""
 
 
 class Exhaustive(Strategy):
@@ -86,13 +86,13 @@ class Exhaustive(Strategy):
         return self._left.pop() if self._left else None
 
     def tell(self, candidate: Candidate, time_us: float | None) -> None:
-        """It does not learn."""
+        """Do nothing: this search does not learn."""
 
 
 class Plain(Strategy):
     """An Optuna sampler as its users call it: duplicates are measured again, a failure is told as FAIL.
 
-    What breaks a constraint is told as FAIL too and costs no trial, which is more than a user gets.
+    A suggestion that breaks a constraint is told as FAIL, too, but costs no trial here, as it does a user.
     """
 
     def __init__(self, plan: ProblemPlan, sampler: optuna.samplers.BaseSampler) -> None:
@@ -132,14 +132,14 @@ def tpe(plan: ProblemPlan, seed: int) -> Strategy:
 
 
 def gp(plan: ProblemPlan, seed: int) -> Strategy:
-    """``GPSampler()``: what is conditional it samples at random."""
+    """``GPSampler()``, which samples conditional parameters at random."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return Plain(plan, optuna.samplers.GPSampler(seed=seed))
 
 
 def ours(plan: ProblemPlan, seed: int) -> Strategy:
-    """The default search, cold and alone. Nothing is exhausted, whatever its size."""
+    """The default search, alone and without seeds. No space is tried whole, whatever its size."""
     return Ours(Searcher(plan, seed=seed, exhaust=0))
 
 

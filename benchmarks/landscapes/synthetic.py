@@ -1,4 +1,4 @@
-"""Landscapes from a model of a GPU instead of a GPU: for tests, and for trying a search on what it never saw.
+"""Landscapes from a model of a GPU instead of a GPU: for tests, and to try a search on landscapes it never saw.
 
 The model has what makes tuning hard: waves of tiles, occupancy bounded by registers and shared memory, spills, deep
 pipelines that only pay with small tiles, a few percent of ruggedness that no model explains, and candidates that fail.

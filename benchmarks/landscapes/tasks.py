@@ -1,4 +1,4 @@
-"""What a process of the replay is given to do, in a module of its own: a spawned process cannot import ``__main__``."""
+"""Tasks of the processes that replay, in a module of its own: a spawned process cannot import ``__main__``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GROUPS: dict[str, list[Landscape]] = {}
 
 
 def begin(groups: dict[str, list[Landscape]]) -> None:
-    """In a process that starts."""
+    """Set the landscapes of a process when it starts."""
     GROUPS.update(groups)
 
 

@@ -1,4 +1,4 @@
-"""Timing of its own for scripts that check the tuner: nothing of registry.tuner is used here.
+"""Timing code for scripts that check the tuner: nothing of registry.tuner is used here.
 
 A contestant is captured into a CUDA graph that calls it once on each of many copies of the inputs, so that every call
 finds its inputs in memory and not in L2. Copies that together are not larger than L2 follow a read that empties it,
@@ -24,7 +24,8 @@ _FLUSH = "the flush alone"
 class Race:
     """Contestants on one problem. ``faults`` says why some do not take part.
 
-    Each is called on every copy of the inputs before it is captured; ``before`` names other calls for some.
+    Each is called on every copy of the inputs before it is captured; ``before``: other calls to make then instead, by
+    contestant.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Other ways to call the kernel that ``registry.call`` runs, for its host time to stand beside."""
+"""Other ways to call the kernel that ``registry.call`` runs, to compare its host time with theirs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _tried(call: Callable[..., Any], values: tuple[Any, ...]) -> Callable[[], An
 
 
 def _by_hand(plan: Plan, values: tuple[Any, ...]) -> Callable[[], Any] | str:
-    """As people launch a Triton kernel: ``empty`` for each output, then the JIT function, with literal arguments."""
+    """A Triton launch as written by hand: ``empty`` for each output, then the JIT function, with literal arguments."""
     implementation = plan.candidate.implementation
     ask = getattr(implementation, "launches", None)
     if ask is None or not values[0].is_cuda:
@@ -73,7 +73,7 @@ def _launcher(plan: Plan, launch: Launch, values: tuple[Any, ...]) -> Callable[[
 
 
 def _custom_op(op: Op, values: tuple[Any, ...], run: Callable[..., Any]) -> Callable[[], Any]:
-    """What torch recommends for a kernel of one's own."""
+    """The plan's call as a torch custom op, which torch recommends for a user's own kernel."""
     schema = op.schema.partition("(")[2].rpartition(" ")[0]
 
     def body(*given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Host time of calls that are no hit: a miss, another size of what is bound, attributes that change, many winners."""
+"""Host time of calls off the hot path: a miss, another size of a plan, attributes that change, many winners."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def listed() -> registry.Op:
 
 
 def one(op: str, *, contract: registry.Op | None = None, by: Nothing | None = None) -> Dispatcher:
-    """A dispatcher with nothing but ``Nothing``, or what ``by`` is."""
+    """A dispatcher with one implementation: ``by``, or else ``Nothing``."""
     dispatcher = Dispatcher(Catalog(entry_points=()))
     if contract is not None:
         dispatcher.catalog.define(contract)

@@ -1,4 +1,4 @@
-"""What a user would run instead: other projects' implementations of the ops, on the op's own arguments.
+"""Rivals that a user could run instead: other projects' implementations of the ops, on the op's own arguments.
 
 Each is installed by hand (`pip install liger-kernel flag-gems gemlite humming-kernels`); one that is missing is
 reported as missing.
@@ -57,7 +57,7 @@ def _liger_norm(*_: object) -> Call:
 
 
 def _liger_layer_norm(_: Problem, values: tuple[Any, ...]) -> Call:
-    """Liger's knows no missing weight or bias: it is given ones and zeros where the op has none."""
+    """Liger's layer norm, which needs weight and bias: it gets ones and zeros where the op has none."""
     apply: Call = importlib.import_module("liger_kernel.ops.layer_norm").LigerLayerNormFunction.apply
     x = values[0]
     ones, zeros = (make(x.shape[-1], dtype=x.dtype, device=x.device) for make in (torch.ones, torch.zeros))
@@ -67,7 +67,7 @@ def _liger_layer_norm(_: Problem, values: tuple[Any, ...]) -> Call:
 
 
 def _liger_add_norm(*_: object) -> Call:
-    """Liger's writes sum and norm to tensors of their own, where the op's are in place: as many bytes."""
+    """Liger's fused add and norm: it writes sum and norm to new tensors, the op in place: as many bytes."""
     module = importlib.import_module("liger_kernel.ops.fused_add_rms_norm")
     forward = module.fused_add_rms_norm_forward
     return lambda x, residual, weight, eps, *_: forward(x, residual, weight, eps, 0.0, "llama")[:2]
@@ -79,7 +79,7 @@ def _liger_silu(*_: object) -> Call:
 
 
 def _liger_gelu(problem: Problem, _: tuple[Any, ...]) -> Call:
-    """Liger's takes the halves as tensors of their own, which are made before anything is timed; tanh alone."""
+    """Liger's GeGLU (tanh only), which takes the halves as two tensors: they are made before anything is timed."""
     if problem.dims["approximate"] != "tanh":
         raise ValueError("Liger's gelu is the approximation by tanh alone")
     forward = importlib.import_module("liger_kernel.ops.geglu").geglu_forward

@@ -25,7 +25,7 @@ PROBLEMS = 1000
 CONFIGS = 10**6
 
 Line = tuple[str, Usage, str]
-"""What ran, what it took, and what it said."""
+"""The name of a command, its time and memory, and what it printed."""
 
 
 def commands(folder: Path, trials: int) -> Iterator[Line]:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAM = "import kernel_registry, sys; kernel_registry.{}()"
-"""What an installed script does."""
+"""The program that an installed script runs."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a finished child took. ``peak_mib`` is its largest resident set, files that it maps included."""
+    """Time and memory of a finished child. ``peak_mib`` is its largest resident set, files that it maps included."""
 
     code: int
     wall_s: float

@@ -34,7 +34,7 @@ class CppFusedAddRmsNorm(DenseImplementation):
         return {"unroll": 4, "threads": max(count for count in thread_counts(device) if count <= wanted)}
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        """A weight that is not given is a null pointer."""
+        """The launch of the kernel; a weight that is not given is a null pointer."""
         element = ELEMENT_TYPES[problem.dtype]
         return Launch(
             FUSED_ADD_RMS_NORM,

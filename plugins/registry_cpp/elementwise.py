@@ -24,7 +24,7 @@ ELEMENTS_PER_THREAD = 16_384
 
 
 class _Elementwise(DenseImplementation):
-    """``block`` elements are a thread's next piece; ``stream`` stores past the caches."""
+    """Base: blocks of ``block`` elements are taken by the threads in turn; ``stream`` stores past the caches."""
 
     name = "cpp.blocks"
     kernel: ClassVar[CppKernel] = UNARY
@@ -82,7 +82,7 @@ class CppSquare(_Elementwise):
 
 
 class CppGelu(_Elementwise):
-    """Both approximations, through one exponential: as exact for negative x as for positive."""
+    """Both approximations of gelu, through one exponential: as exact for negative x as for positive."""
 
     op = "gelu"
     elements_per_thread = 4_096

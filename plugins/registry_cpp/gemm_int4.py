@@ -23,8 +23,10 @@ MOST_ROWS = 64
 
 
 class _Decoding(DenseImplementation):
-    """``block`` columns are a thread's next piece, ``depth`` words of K are read before the next columns,
-    ``vectors`` times 16 columns are in flight and ``m_tile`` rows share a decoded weight.
+    """Base: decodes each packed word in registers.
+
+    ``block`` columns are a thread's next piece, ``depth`` words of K are read before the next columns, ``vectors``
+    times 16 columns are in flight and ``m_tile`` rows share a decoded weight.
     """
 
     op = "gemm_int4"
@@ -117,7 +119,7 @@ def _gemv_space(device: Device) -> Space:
 
 @lru_cache(maxsize=32)
 def _gemm_space(m: int, device: Device) -> Space:
-    """``m`` from 2 to 8: more rows have the space of 8."""
+    """The space for ``m`` rows, from 2 to 8; more rows have the space of 8."""
     return Space(
         block=BLOCKS[1:], depth=DEPTHS, vectors=[1, 2], m_tile=[2, 4, 8], threads=thread_counts(device)
     ).require("no tile twice as high as m", lambda config: config["m_tile"] < 2 * m)

@@ -24,8 +24,10 @@ MOST_ROWS = 64
 
 
 class _PackedColumns(DenseImplementation):
-    """``block`` columns are a thread's next piece, ``depth`` words of K are read before the next columns,
-    ``vectors`` times 16 columns are in flight and ``m_tile`` rows share a decoded weight.
+    """Base: decodes each packed word in registers.
+
+    ``block`` columns are a thread's next piece, ``depth`` words of K are read before the next columns, ``vectors``
+    times 16 columns are in flight and ``m_tile`` rows share a decoded weight.
     """
 
     def __init__(self, op: str, bits: int, nf4: bool = False) -> None:
@@ -58,7 +60,7 @@ class _PackedColumns(DenseImplementation):
         return (padded.view(-1, self.per_word, fields.shape[1]) << shifts[:, None]).sum(1, dtype=torch.int32)
 
     def prepared_config(self, problem: Problem, config: Config) -> Config:
-        """Nothing: every config reads one order."""
+        """No parameters: every config reads the same order."""
         return {}
 
     def default(self, problem: Problem, device: Device) -> Config:
@@ -150,7 +152,7 @@ def _gemv_space(device: Device) -> Space:
 
 @lru_cache(maxsize=32)
 def _gemm_space(m: int, device: Device) -> Space:
-    """``m`` from 2 to 8: more rows have the space of 8."""
+    """The space for ``m`` rows, from 2 to 8; more rows have the space of 8."""
     return Space(
         block=BLOCKS[1:], depth=DEPTHS, vectors=[1, 2], m_tile=[2, 4, 8], threads=thread_counts(device)
     ).require("no tile twice as high as m", lambda config: config["m_tile"] < 2 * m)

@@ -60,7 +60,7 @@ def rms_norm_implementations() -> Iterable[Implementation]:
 
 @implements("gemm_int4")
 def gemm_int4_implementations() -> Iterable[Implementation]:
-    """Dequantise and multiply, the same fused as far as Inductor does, and torch's kernels for packed weights."""
+    """Dequantise and multiply, plain and compiled by Inductor, and torch's kernels for packed weights."""
     from .compiled import CompiledGemmInt4
     from .native import DequantizeGemm
     from .tinygemm import CpuTinygemm, CudaTinygemm
@@ -134,7 +134,7 @@ def _packed_gemm_backward(op: str) -> Iterable[Implementation]:
 
 @implements("gemm_int8")
 def gemm_int8_implementations() -> Iterable[Implementation]:
-    """Dequantise and multiply, the same fused as far as Inductor does, and torch's kernel for whole columns."""
+    """Dequantise and multiply, plain and compiled by Inductor, and torch's kernel for whole columns."""
     from .int8pack import CpuInt8Pack
 
     return [*_packed_gemm("gemm_int8"), CpuInt8Pack()]
@@ -142,49 +142,49 @@ def gemm_int8_implementations() -> Iterable[Implementation]:
 
 @implements("gemm_int2")
 def gemm_int2_implementations() -> Iterable[Implementation]:
-    """Dequantise and multiply, and the same fused as far as Inductor does."""
+    """Dequantise and multiply, plain and compiled by Inductor."""
     return _packed_gemm("gemm_int2")
 
 
 @implements("gemm_int1")
 def gemm_int1_implementations() -> Iterable[Implementation]:
-    """Dequantise and multiply, and the same fused as far as Inductor does."""
+    """Dequantise and multiply, plain and compiled by Inductor."""
     return _packed_gemm("gemm_int1")
 
 
 @implements("gemm_nf4")
 def gemm_nf4_implementations() -> Iterable[Implementation]:
-    """Dequantise and multiply, and the same fused as far as Inductor does."""
+    """Dequantise and multiply, plain and compiled by Inductor."""
     return _packed_gemm("gemm_nf4")
 
 
 @implements("gemm_int8_backward")
 def gemm_int8_backward_implementations() -> Iterable[Implementation]:
-    """Dequantise and multiply by the transposed weight, and the same fused as far as Inductor does."""
+    """Dequantise and multiply by the transposed weight, plain and compiled by Inductor."""
     return _packed_gemm_backward("gemm_int8_backward")
 
 
 @implements("gemm_int2_backward")
 def gemm_int2_backward_implementations() -> Iterable[Implementation]:
-    """Dequantise and multiply by the transposed weight, and the same fused as far as Inductor does."""
+    """Dequantise and multiply by the transposed weight, plain and compiled by Inductor."""
     return _packed_gemm_backward("gemm_int2_backward")
 
 
 @implements("gemm_int1_backward")
 def gemm_int1_backward_implementations() -> Iterable[Implementation]:
-    """Dequantise and multiply by the transposed weight, and the same fused as far as Inductor does."""
+    """Dequantise and multiply by the transposed weight, plain and compiled by Inductor."""
     return _packed_gemm_backward("gemm_int1_backward")
 
 
 @implements("gemm_nf4_backward")
 def gemm_nf4_backward_implementations() -> Iterable[Implementation]:
-    """Dequantise and multiply by the transposed weight, and the same fused as far as Inductor does."""
+    """Dequantise and multiply by the transposed weight, plain and compiled by Inductor."""
     return _packed_gemm_backward("gemm_nf4_backward")
 
 
 @implements("quantize_per_token")
 def quantize_per_token_implementations() -> Iterable[Implementation]:
-    """The formula in plain torch, and Inductor's fusion of it."""
+    """The formula in plain torch, and compiled by Inductor."""
     from .quantize import CompiledQuantize, Quantize
 
     return [Quantize(), CompiledQuantize()]
@@ -230,19 +230,19 @@ def _packed_a8(op: str) -> Iterable[Implementation]:
 
 @implements("gemm_w4a8")
 def gemm_w4a8_implementations() -> Iterable[Implementation]:
-    """Dequantise both and multiply, and the same fused as far as Inductor does."""
+    """Dequantise both operands and multiply, plain and compiled by Inductor."""
     return _packed_a8("gemm_w4a8")
 
 
 @implements("gemm_w8a8")
 def gemm_w8a8_implementations() -> Iterable[Implementation]:
-    """Dequantise both and multiply, and the same fused as far as Inductor does."""
+    """Dequantise both operands and multiply, plain and compiled by Inductor."""
     return _packed_a8("gemm_w8a8")
 
 
 @implements("scaled_mm")
 def scaled_mm_implementations() -> Iterable[Implementation]:
-    """Dequantise and multiply, the same compiled, and torch's own operators for float8 and int8."""
+    """Dequantise and multiply, plain and compiled by Inductor, and torch's own operators for float8 and int8."""
     from .scaled_mm import CompiledScaledMm, DequantizedScaledMm, IntMm, ScaledMm
 
     return [DequantizedScaledMm(), CompiledScaledMm(), ScaledMm(), IntMm()]
@@ -250,7 +250,7 @@ def scaled_mm_implementations() -> Iterable[Implementation]:
 
 @implements("gemm_sparse24")
 def gemm_sparse24_implementations() -> Iterable[Implementation]:
-    """The dense weight and the library's product, and the same fused as far as Inductor does."""
+    """The dense weight and the library's product, plain and compiled by Inductor."""
     from .sparse24 import CompiledSparse24, DenseSparse24
 
     return [DenseSparse24(), CompiledSparse24()]
@@ -258,7 +258,7 @@ def gemm_sparse24_implementations() -> Iterable[Implementation]:
 
 @implements("gemm_sparse24_backward")
 def gemm_sparse24_backward_implementations() -> Iterable[Implementation]:
-    """The dense weight and the library's product, and the same fused as far as Inductor does."""
+    """The dense weight and the library's product, plain and compiled by Inductor."""
     from .sparse24 import CompiledSparse24Backward, DenseSparse24Backward
 
     return [DenseSparse24Backward(), CompiledSparse24Backward()]

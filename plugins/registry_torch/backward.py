@@ -19,7 +19,7 @@ from .native import Native
 def rms_norm_gradients(
     grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, need_x: bool, need_weight: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of ``[..., cols]`` and ``[cols]``, in fp32 or wider; one that is not needed is empty."""
+    """Gradients ``[..., cols]`` and ``[cols]`` of RMS norm, in fp32 or wider; one that is not needed is empty."""
     accumulator = torch.promote_types(x.dtype, torch.float32)
     wide, gradient = x.to(accumulator), grad_y.to(accumulator)
     inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -36,7 +36,7 @@ def rms_norm_gradients(
 def _fused_rms_norm_gradients(
     grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, need_x: bool, need_weight: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """torch's CUDA kernels (2.9 and newer); the backward wants what the forward computes on the way."""
+    """The gradients by torch's CUDA kernels (2.9 and newer); the backward needs the forward's inverse deviations."""
     shape, x, weight = list(weight.shape), x.contiguous(), weight.contiguous()
     _, inverse = torch.ops.aten._fused_rms_norm(x, shape, weight, eps)
     grad_x, grad_weight = torch.ops.aten._fused_rms_norm_backward(

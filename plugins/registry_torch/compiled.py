@@ -1,4 +1,4 @@
-"""Every op through torch.compile: what Inductor makes of the obvious torch code."""
+"""Every op through torch.compile: Inductor's kernels from plain torch code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CompiledVectorAdd(InductorImplementation):
     name = "torch.compile"
 
     def function(self, *values: Any) -> torch.Tensor:
-        """``[...]`` and ``[...]``."""
+        """Takes ``[...]`` and ``[...]``."""
         x, y = values
         return torch.add(x, y)
 
@@ -30,7 +30,7 @@ class CompiledSquare(InductorImplementation):
     name = "torch.compile"
 
     def function(self, *values: Any) -> torch.Tensor:
-        """``[...]``."""
+        """Takes ``[...]``."""
         (x,) = values
         return torch.mul(x, x)
 
@@ -42,7 +42,7 @@ class CompiledGelu(InductorImplementation):
     name = "torch.compile"
 
     def function(self, *values: Any) -> torch.Tensor:
-        """``[...]`` and the approximation's name."""
+        """Takes ``[...]`` and the approximation's name."""
         x, approximate = values
         return torch.nn.functional.gelu(x, approximate=approximate)
 
@@ -54,7 +54,7 @@ class CompiledSoftmax(InductorImplementation):
     name = "torch.compile"
 
     def function(self, *values: Any) -> torch.Tensor:
-        """``[...]`` and the dimension."""
+        """Takes ``[...]`` and the dimension."""
         x, dim = values
         return torch.softmax(x, dim).contiguous()
 
@@ -66,7 +66,7 @@ class CompiledRmsNorm(InductorImplementation):
     name = "torch.compile"
 
     def function(self, *values: Any) -> torch.Tensor:
-        """``[..., cols]``, ``[cols]`` and epsilon."""
+        """Takes ``[..., cols]``, ``[cols]`` and epsilon."""
         x, weight, eps = values
         return torch.nn.functional.rms_norm(x, weight.shape, weight, eps).contiguous()
 
@@ -78,7 +78,7 @@ class CompiledGemmInt4(InductorImplementation):
     name = "torch.compile"
 
     def function(self, *values: Any) -> torch.Tensor:
-        """``[..., K]`` and the packed weight's parts."""
+        """Takes ``[..., K]`` and the packed weight's parts."""
         a: torch.Tensor = values[0]
         _, qweight, scales, zeros, _, group_size, k, _ = values
         weight = dequantized(qweight, scales, zeros, group_size)

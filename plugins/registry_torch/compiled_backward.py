@@ -1,4 +1,4 @@
-"""The gradients through torch.compile: what Inductor makes of torch's own operators."""
+"""The gradients through torch.compile: Inductor's kernels from torch's own operators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CompiledSquareBackward(InductorImplementation):
     name = "torch.compile"
 
     def function(self, *values: Any) -> torch.Tensor:
-        """``[...]`` and ``[...]``."""
+        """Takes ``[...]`` and ``[...]``."""
         grad_y, x = values
         return torch.mul(grad_y, x) * 2
 
@@ -30,7 +30,7 @@ class CompiledGeluBackward(InductorImplementation):
     name = "torch.compile"
 
     def function(self, *values: Any) -> torch.Tensor:
-        """``[...]``, ``[...]`` and the approximation's name."""
+        """Takes ``[...]``, ``[...]`` and the approximation's name."""
         grad_y, x, approximate = values
         grad_x: torch.Tensor = torch.ops.aten.gelu_backward(grad_y, x, approximate=approximate)
         return grad_x
@@ -43,7 +43,7 @@ class CompiledSoftmaxBackward(InductorImplementation):
     name = "torch.compile"
 
     def function(self, *values: Any) -> torch.Tensor:
-        """``[...]``, ``[...]`` and the dimension."""
+        """Takes ``[...]``, ``[...]`` and the dimension."""
         grad_y, y, dim = values
         grad_x: torch.Tensor = torch.ops.aten._softmax_backward_data(grad_y, y, dim, y.dtype)
         return grad_x.contiguous()
@@ -56,6 +56,6 @@ class CompiledRmsNormBackward(InductorImplementation):
     name = "torch.compile"
 
     def function(self, *values: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """``[..., cols]``, ``[..., cols]``, ``[cols]``, epsilon, and which of the two gradients are needed."""
+        """Takes ``[..., cols]``, ``[..., cols]``, ``[cols]``, epsilon, and which of the two gradients are needed."""
         grad_y, x, weight, eps, need_x, need_weight = values
         return rms_norm_gradients(grad_y, x, weight, eps, need_x, need_weight)

@@ -72,7 +72,7 @@ class GatedBackward(Native):
 
 
 class CompiledGated(InductorImplementation):
-    """One pass."""
+    """The activation and the product in one pass."""
 
     name = "torch.compile"
 
@@ -80,13 +80,13 @@ class CompiledGated(InductorImplementation):
         self.op = op
 
     def function(self, *values: Any) -> torch.Tensor:
-        """``[..., 2 d]``, and gelu's approximation."""
+        """Takes ``[..., 2 d]``, and gelu's approximation."""
         return gated(*values)
 
 
 class CompiledGatedBackward(CompiledGated):
-    """One pass."""
+    """The gradient of both halves in one pass."""
 
     def function(self, *values: Any) -> torch.Tensor:
-        """``[..., d]``, ``[..., 2 d]``, and gelu's approximation."""
+        """Takes ``[..., d]``, ``[..., 2 d]``, and gelu's approximation."""
         return gated_gradient(*values)

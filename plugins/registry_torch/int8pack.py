@@ -30,7 +30,7 @@ class CpuInt8Pack(Implementation):
     any_size = True
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
-        """Besides the format: sizes that torch 2.13's kernel computes wrong, or reads beyond."""
+        """Besides the format: sizes for which torch 2.13's kernel computes wrong numbers, or reads past its inputs."""
         if problem.k % 32:
             yield f"k={problem.k} is no multiple of 32"
         if problem.n % 16:
@@ -43,7 +43,7 @@ class CpuInt8Pack(Implementation):
             yield "it takes no act-order"
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """It reads half of the bytes that a bfloat16 product would; for rows that a core's caches hold."""
+        """The kernel reads half of the bytes of a bfloat16 product; it is for rows that a core's caches hold."""
         return 0.5
 
     def prepared(self, problem: Problem, config: Config) -> Mapping[str, tuple[str, ...]]:

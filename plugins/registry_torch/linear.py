@@ -17,7 +17,7 @@ from .native import Native
 
 
 class Linear(Native):
-    """``torch.mm``, or ``torch.addmm`` with a bias: what ``torch.nn.functional.linear`` runs."""
+    """``torch.mm``, or ``torch.addmm`` with a bias, which ``torch.nn.functional.linear`` runs."""
 
     op = "linear"
 
@@ -65,19 +65,19 @@ class CompiledLinear(InductorImplementation):
     name = "torch.compile"
 
     def function(self, *values: Any) -> torch.Tensor:
-        """``[..., k]``, ``[n, k]`` and ``[n]`` or None."""
+        """Takes ``[..., k]``, ``[n, k]`` and ``[n]`` or None."""
         x, weight, bias = values
         return torch.nn.functional.linear(x, weight, bias).contiguous()
 
 
 class CompiledLinearBackward(InductorImplementation):
-    """The three gradients."""
+    """The three gradients, compiled together."""
 
     op = "linear_backward"
     name = "torch.compile"
 
     def function(self, *values: Any) -> tuple[torch.Tensor, ...]:
-        """``[..., n]``, ``[..., k]``, ``[n, k]``, ``[n]`` or None, and which of the three gradients are needed."""
+        """Takes ``[..., n]``, ``[..., k]``, ``[n, k]``, ``[n]`` or None, and which gradients are needed."""
         grad_y, x, weight, bias, need_x, need_weight, need_bias = values
         gradient = grad_y.reshape(-1, weight.shape[0])
         grad_x, grad_weight, grad_bias = x.new_empty(0), x.new_empty(0), x.new_empty(0)

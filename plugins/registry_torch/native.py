@@ -1,4 +1,4 @@
-"""torch's own operator for every op: the measure of all the others, and right for every layout."""
+"""torch's own operator for every op: the baseline of all comparisons, and right for every layout."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class RmsNorm(Native):
 
 
 class DequantizeGemm(Native):
-    """The whole weight in half precision, then ``torch.matmul``: what everybody can do without a kernel."""
+    """Dequantise the whole weight to half precision, then ``torch.matmul``: the baseline, which needs no kernel."""
 
     op = "gemm_int4"
     name = "torch.native"

@@ -21,7 +21,7 @@ _SHRUNK = 2.0**-9
 
 
 class DequantizedA8Product(Native):
-    """``torch.mm`` of levels and weight: what everybody can do without a kernel. Scales and bias follow."""
+    """``torch.mm`` of levels and dequantised weight, then scales and bias: the baseline, which needs no kernel."""
 
     def __init__(self, op: str) -> None:
         self.op = op
@@ -50,7 +50,7 @@ class CompiledA8Product(InductorImplementation):
         self.op = op
 
     def function(self, *values: Any) -> torch.Tensor:
-        """Levels ``[..., K]`` and their scales, the packed weight's parts and the bias."""
+        """Takes levels ``[..., K]`` and their scales, the packed weight's parts and the bias."""
         a, scale_a, *parts, bias = values
         weight = weight_of(tuple(parts))
         product: torch.Tensor = torch.nn.functional.linear(a.to(weight.dtype) * _SHRUNK, weight.T)

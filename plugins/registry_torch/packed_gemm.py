@@ -19,7 +19,7 @@ from .packed_weight import weight_of
 
 
 class DequantizedProduct(Native):
-    """``torch.mm``, with a bias ``torch.addmm``: what everybody can do without a kernel."""
+    """Dequantise, then ``torch.mm`` (``torch.addmm`` with a bias): the baseline, which needs no kernel."""
 
     def __init__(self, op: str) -> None:
         self.op = op
@@ -48,7 +48,7 @@ class CompiledProduct(InductorImplementation):
         self.op = op
 
     def function(self, *values: Any) -> torch.Tensor:
-        """``[..., K]``, the packed weight's parts and the bias."""
+        """Takes ``[..., K]``, the packed weight's parts and the bias."""
         a, *parts, bias = values
         product: torch.Tensor = torch.nn.functional.linear(a, _compilable(parts).T, bias)
         return product.contiguous()
@@ -61,7 +61,7 @@ class DequantizedGradients(Native):
         self.op = op
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Write through ``out=``; what is not needed is empty."""
+        """Write through ``out=``; a gradient that is not needed is empty."""
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             grad_y, *parts, need_a, need_bias = arguments
@@ -77,7 +77,7 @@ class DequantizedGradients(Native):
 
 
 class CompiledGradients(InductorImplementation):
-    """The same, with the weight made by one fused kernel."""
+    """The gradients of activations and bias, with the weight made by one fused kernel."""
 
     name = "torch.compile"
 
@@ -85,7 +85,7 @@ class CompiledGradients(InductorImplementation):
         self.op = op
 
     def function(self, *values: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """``[..., N]``, the packed weight's parts and which gradients are needed."""
+        """Takes ``[..., N]``, the packed weight's parts and which gradients are needed."""
         grad_y, *parts, need_a, need_bias = values
         empty = grad_y.new_empty(0)
         grad_a = (grad_y @ _compilable(parts).T).contiguous() if need_a else empty
@@ -93,5 +93,5 @@ class CompiledGradients(InductorImplementation):
 
 
 def _compilable(parts: list[Any]) -> torch.Tensor:
-    """The weight ``[K, N]`` of a packed weight's parts, the last of which names the layout."""
+    """The weight ``[K, N]`` from a packed weight's parts (the last names the layout), as Inductor compiles it."""
     return (weight_of_table if parts[-1] == "nf4" else weight_of)(tuple(parts))

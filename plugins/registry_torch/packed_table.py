@@ -10,7 +10,7 @@ from .packed_weight import _NF4
 
 
 def weight_of_table(values: tuple[Any, ...]) -> torch.Tensor:
-    """The weight ``[K, N]`` in the scales' dtype, of the values that ``weight_of`` takes.
+    """The weight ``[K, N]`` in the scales' dtype, from the values that ``weight_of`` takes.
 
     The table is built of scalars: Inductor takes the constant that ``torch.tensor`` makes for one more input.
     """

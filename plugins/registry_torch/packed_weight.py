@@ -15,7 +15,7 @@ _NF4 = (
 
 
 def weight_of(values: tuple[Any, ...]) -> torch.Tensor:
-    """The weight ``[K, N]`` in the scales' dtype: of qweight, scales, zeros, g_idx, bits, group_size, k and layout.
+    """The weight ``[K, N]`` in the scales' dtype, from qweight, scales, zeros, g_idx, bits, group_size, k and layout.
 
     ``q - zero`` is exact in half precision where the zero point is an integer, so that the product with the scale is
     rounded once; float zero points are subtracted in float32.

@@ -70,6 +70,6 @@ class CompiledQuantize(InductorImplementation):
             yield f"Inductor makes no float8_e4m3fn on {device.architecture} (compute capability 8.9 has it)"
 
     def function(self, *values: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """``[..., k]``, the name of the levels' dtype, the size of a group, and a static scale or None."""
+        """Takes ``[..., k]``, the name of the levels' dtype, the size of a group, and a static scale or None."""
         x, out_dtype, group_size, scale = values
         return quantized(x, out_dtype, group_size, scale)

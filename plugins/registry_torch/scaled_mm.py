@@ -22,9 +22,10 @@ _EXACT = 1024
 
 
 def _dequantized(levels: torch.Tensor, scales: torch.Tensor, rows: int) -> torch.Tensor:
-    """``[n, k]`` in float32, of scales for each ``rows`` by 128.
+    """``levels`` times their scales, ``[n, k]`` in float32; ``scales``: one for each ``rows`` by 128.
 
-    In whole blocks: found by dividing the column's number, scales are read past their end by Inductor 2.15 on a CPU.
+    It works on whole blocks: with a division of the column's number, Inductor 2.15 on a CPU reads scales past their
+    end.
     """
     (n, k), blocks = levels.shape, scales.shape[-1]
     wide = torch.nn.functional.pad(levels.float(), (0, -k % _BLOCK, 0, -n % rows))
@@ -41,7 +42,7 @@ def _finished(product: torch.Tensor, bias: torch.Tensor | None, out_dtype: str) 
 
 
 def _raw(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``a @ b.T`` of the levels in float32: float8 summed in it, int8 exactly and rounded once."""
+    """``a @ b.T`` of the levels, as float32: float8 is summed in float32, int8 exactly and rounded once."""
     if a.dtype != torch.int8 or a.shape[-1] <= _EXACT:
         return torch.nn.functional.linear(a.float(), b.float())
     parts = zip(a.split(_EXACT, -1), b.split(_EXACT, -1), strict=True)
@@ -58,7 +59,7 @@ def dequantized_product(
     bias: torch.Tensor | None,
     out_dtype: str,
 ) -> torch.Tensor:
-    """Scales of blocks on the operands, others on the product."""
+    """The product of dequantised operands: scales of blocks multiply the operands, other scales the product."""
     if not _blocks(scale_b, b.shape[0]):
         return _finished(_raw(a, b) * scale_a * scale_b.reshape(-1), bias, out_dtype)
     left = _dequantized(a.reshape(-1, a.shape[-1]), scale_a, 1)
@@ -67,13 +68,13 @@ def dequantized_product(
 
 
 class DequantizedScaledMm(Native):
-    """Operands in float32, then torch's product: what everybody can do without a kernel."""
+    """Operands in float32, then torch's product: the baseline, which needs no kernel."""
 
     op = "scaled_mm"
     returns_outputs = True
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Row-major, whatever the layout of a."""
+        """Bind the product; the output is row-major, whatever the layout of ``a``."""
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> torch.Tensor:
             return dequantized_product(*arguments)
@@ -93,12 +94,12 @@ class CompiledScaledMm(InductorImplementation):
             yield f"Inductor reads no float8_e4m3fn on {device.architecture} (compute capability 8.9 has it)"
 
     def function(self, *values: Any) -> torch.Tensor:
-        """a, b, their scales, a bias or None, and the name of the output's dtype."""
+        """Takes a, b, their scales, a bias or None, and the name of the output's dtype."""
         return dequantized_product(*values)
 
 
 class _Library(Native):
-    """Base: torch's own operator on operands as they are, row-major."""
+    """Base of torch's own operators, on row-major operands as they are."""
 
     op = "scaled_mm"
     returns_outputs = True
@@ -122,7 +123,7 @@ class ScaledMm(_Library):
     dtype = "float8_e4m3fn"
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """oneDNN's takes 1.3 to 2.2 times as long as dequantised operands (2048 x 2048, m of 64 and 1, an AMD EPYC)."""
+        """oneDNN takes 1.3 to 2.2 times as long as dequantised operands (2048 x 2048, m of 64 and 1, an AMD EPYC)."""
         return super().preference(problem, device) if device.type == "cuda" else -0.5
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
@@ -146,7 +147,7 @@ class ScaledMm(_Library):
             yield "blocks need n a multiple of 128, k of 512 and m of 4, and no bias"
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Scales of a row's blocks are laid column by column, as cuBLASLt reads them."""
+        """Bind the operator; scales of a row's blocks are laid column by column, as cuBLASLt reads them."""
         n, k, kind, out_dtype = problem.n, problem.k, problem.scales, getattr(torch, problem.out_dtype)
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> torch.Tensor:
@@ -177,7 +178,7 @@ class IntMm(_Library):
             yield f"m={problem.m}, n={problem.n}, k={problem.k}: needs m above 16, n and k multiples of 8"
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """The product in int32, then one pass over it a step."""
+        """Bind the product in int32, then one pass over it for each scale and the bias."""
         n, k, out_dtype = problem.n, problem.k, problem.out_dtype
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> torch.Tensor:

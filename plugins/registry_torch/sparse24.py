@@ -27,7 +27,7 @@ def dense(values: torch.Tensor, meta: torch.Tensor) -> torch.Tensor:
 
 
 class DenseSparse24(Native):
-    """``torch.mm``, with a bias ``torch.addmm``: what everybody can do without a kernel."""
+    """``torch.mm`` of the dense weight (``torch.addmm`` with a bias): the baseline, which needs no kernel."""
 
     op = "gemm_sparse24"
 
@@ -51,7 +51,7 @@ class DenseSparse24Backward(Native):
     op = "gemm_sparse24_backward"
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Write through ``out=``; what is not needed is empty."""
+        """Write through ``out=``; a gradient that is not needed is empty."""
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             grad_y, values, meta, k, need_x, need_bias = arguments
@@ -65,25 +65,25 @@ class DenseSparse24Backward(Native):
 
 
 class CompiledSparse24(InductorImplementation):
-    """One fused kernel makes the weight, the library's multiplies."""
+    """The dense weight by one fused kernel, then the library's product."""
 
     op = "gemm_sparse24"
     name = "torch.compile"
 
     def function(self, *values: Any) -> torch.Tensor:
-        """``[..., K]``, the weight's parts, k and the bias."""
+        """Takes ``[..., K]``, the weight's parts, k and the bias."""
         x, kept, meta, _, bias = values
         return torch.nn.functional.linear(x, dense(kept, meta), bias).contiguous()
 
 
 class CompiledSparse24Backward(InductorImplementation):
-    """The same, with the weight made by one fused kernel."""
+    """The gradients of activations and bias, with the dense weight made by one fused kernel."""
 
     op = "gemm_sparse24_backward"
     name = "torch.compile"
 
     def function(self, *values: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """``[..., N]``, the weight's parts, k and which gradients are needed."""
+        """Takes ``[..., N]``, the weight's parts, k and which gradients are needed."""
         grad_y, kept, meta, _, need_x, need_bias = values
         grad_x = (grad_y @ dense(kept, meta)).contiguous() if need_x else grad_y.new_empty(0)
         return grad_x, grad_y.reshape(-1, grad_y.shape[-1]).sum(0) if need_bias else grad_y.new_empty(0)

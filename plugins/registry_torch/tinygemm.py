@@ -22,7 +22,10 @@ WARP = 32
 
 
 def scales_and_zeros(scales: torch.Tensor, zeros: torch.Tensor | None) -> torch.Tensor:
-    """``[K / group_size, N, 2]``: tinygemm's weight is ``(q - 8) * scale + zero``, ours ``(q - zero) * scale``."""
+    """Scales and zero points as tinygemm takes them, ``[K / group_size, N, 2]``.
+
+    tinygemm's weight is ``(q - 8) * scale + zero``, ours ``(q - zero) * scale``.
+    """
     shift = torch.zeros_like(scales) if zeros is None else (SYMMETRIC_ZERO - zeros) * scales
     return torch.stack([scales, shift], dim=-1).contiguous()
 
@@ -90,7 +93,7 @@ class CudaTinygemm(_Tinygemm):
         return _space(self._inner_k_tiles(problem) or (2,))
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """The largest, as gpt-fast does."""
+        """The largest packing, as in gpt-fast."""
         return {"inner_k_tiles": (self._inner_k_tiles(problem) or (2,))[-1]}
 
     def preference(self, problem: Problem, device: Device) -> float:
@@ -98,7 +101,7 @@ class CudaTinygemm(_Tinygemm):
         return 0.5 if problem.m <= 16 else -2.0
 
     def repacked(self, qweight: torch.Tensor, config: Config) -> torch.Tensor:
-        """int32 ``[N / 8, K / (16 * tiles), 32, tiles / 2]``."""
+        """The weight in the order of the tensor cores, int32 ``[N / 8, K / (16 * tiles), 32, tiles / 2]``."""
         tiles = config["inner_k_tiles"]
         if qweight.device.type == "meta":
             n, k = qweight.shape[1], qweight.shape[0] * 8
@@ -135,11 +138,11 @@ class CpuTinygemm(_Tinygemm):
             yield f"n={problem.n} is no multiple of 16"
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """It reads a quarter of the bytes that a bfloat16 product would."""
+        """The kernel reads a quarter of the bytes that a bfloat16 product reads."""
         return 0.5
 
     def repacked(self, qweight: torch.Tensor, config: Config) -> torch.Tensor:
-        """uint8 ``[N, K / 2]``."""
+        """The weight in the order of the CPU's kernel, uint8 ``[N, K / 2]``."""
         if qweight.device.type == "meta":
             return qweight.new_empty((qweight.shape[1], qweight.shape[0] * 4), dtype=torch.uint8)
         packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(unpacked(qweight).T.contiguous(), 1)

@@ -25,7 +25,7 @@ _SUM_ROWS, _SUM_COLS = 64, 32
 
 
 def _needs(problem: Problem) -> dict[str, bool]:
-    """Which gradients somebody needs, as constants of the kernels; of dimensions alone, both."""
+    """Which gradients are needed, as constants of the kernels; both where only dimensions are known."""
     arguments = problem.traits.arguments
     if arguments is None:
         return {"NEED_X": True, "NEED_WEIGHT": True}
@@ -33,7 +33,7 @@ def _needs(problem: Problem) -> dict[str, bool]:
 
 
 def _partial(needs: Mapping[str, bool]) -> str:
-    """The name of the tensor of partial sums; where there are none, of one that the kernel does not touch."""
+    """The name of the tensor of partial sums; without one, the name of a tensor that the kernel does not touch."""
     return "partial" if needs["NEED_WEIGHT"] else "grad_weight"
 
 
@@ -62,7 +62,7 @@ class RowRmsNormBackward(TritonImplementation):
             yield f"a row of {problem.cols} does not fit in registers four times (limit {_MOST_COLS})"
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """Reads everything once."""
+        """Ahead of two passes: it reads everything once."""
         return 2.0
 
     def space(self, problem: Problem, device: Device) -> Space:
@@ -130,7 +130,7 @@ def _nearest_row(space: Space, block: int, device: Device) -> Config:
 
 
 def _programs(problem: Problem, config: Config, device: Device) -> int:
-    """As many as stay on the device, no more than there are steps, and one where there are no rows: it writes zeros."""
+    """The number of programs: as many as stay on the device, at most one a step; one if there are no rows."""
     steps: int = -(-problem.rows // config["rows_per_step"])
     most: int = config["programs_per_sm"] * max(device.multiprocessors, 1)
     return max(min(most, steps), 1)
@@ -148,7 +148,7 @@ class ColumnsRmsNormBackward(TritonImplementation):
         yield from rows.pass_reasons(problem)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """Reads everything twice."""
+        """Behind one pass: it reads everything twice."""
         return 1.0
 
     def space(self, problem: Problem, device: Device) -> Space:

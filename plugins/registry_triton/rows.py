@@ -166,5 +166,5 @@ def pass_constants(problem: Problem, config: Config) -> dict[str, int]:
 
 
 def max_warps(device: Device) -> int:
-    """A program has at most 1024 threads."""
+    """The most warps of a program, which has at most 1024 threads."""
     return 1024 // threads(1, device)

@@ -110,7 +110,7 @@ class _Tiled(_Sparse24):
 
 
 class TiledSparse24(_Tiled):
-    """In bands of rows of tiles that share the weights which L2 holds; for prefill."""
+    """Tiles in bands of rows that share the weights which L2 holds; for prefill."""
 
     name = "triton.gemm"
 
@@ -132,7 +132,7 @@ class TiledSparse24(_Tiled):
 
 
 class SplitKSparse24(_Tiled):
-    """With K split over programs; for batched decode."""
+    """Tiles with K split over programs; for batched decode."""
 
     name = "triton.splitk"
 

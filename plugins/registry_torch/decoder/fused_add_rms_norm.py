@@ -21,7 +21,7 @@ from ..native import Native
 def _add_and_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, offset: float
 ) -> None:
-    """The norm is of the rounded sum, as in vLLM's kernel."""
+    """Add ``x`` into ``residual``, then norm the rounded sum into ``x``, as vLLM's kernel does."""
     torch.add(x, residual, out=residual)
     plain = weight is not None and weight.dtype == x.dtype and not offset
     normed = torch.nn.functional.rms_norm(residual, x.shape[-1:], weight if plain else None, eps)

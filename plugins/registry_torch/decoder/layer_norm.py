@@ -29,7 +29,7 @@ def layer_norm_gradients(
     grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float,
     need_x: bool, need_weight: bool, need_bias: bool,
 ) -> Gradients:  # fmt: skip
-    """Of ``[..., cols]`` and ``[cols]``, in fp32 or wider; one that is not needed is empty."""
+    """Gradients ``[..., cols]`` and twice ``[cols]``, in fp32 or wider; one that is not needed is empty."""
     accumulator = torch.promote_types(x.dtype, torch.float32)
     wide, gradient = x.to(accumulator), grad_y.to(accumulator)
     centred = wide - wide.mean(-1, keepdim=True)
@@ -55,7 +55,7 @@ def _fused_gradients(
     grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float,
     need_x: bool, need_weight: bool, need_bias: bool,
 ) -> Gradients:  # fmt: skip
-    """torch's CUDA kernels; the backward wants the means and deviations that the forward computes on the way."""
+    """The gradients by torch's CUDA kernels; the backward needs the means and deviations of the forward."""
     shape, x = [x.shape[-1]], x.contiguous()
     needs = [need_x, need_weight and weight is not None, need_bias and bias is not None]
     _, mean, inverse = torch.ops.aten.native_layer_norm(x, shape, weight, bias, eps)
@@ -111,7 +111,7 @@ class CompiledLayerNorm(InductorImplementation):
     mixed = True
 
     def function(self, *values: Any) -> torch.Tensor:
-        """``[..., cols]``, ``[cols]`` twice or None, and epsilon."""
+        """Takes ``[..., cols]``, ``[cols]`` twice or None, and epsilon."""
         return layer_norm(*values)
 
 
@@ -123,6 +123,6 @@ class CompiledLayerNormBackward(InductorImplementation):
     mixed = True
 
     def function(self, *values: Any) -> Gradients:
-        """``[..., cols]`` twice, ``[cols]`` twice or None, epsilon, and which of the three gradients are needed."""
+        """Takes ``[..., cols]`` twice, ``[cols]`` twice or None, epsilon, and which gradients are needed."""
         grad_y, x, weight, bias, eps, need_x, need_weight, need_bias = values
         return layer_norm_gradients(grad_y, x, weight, bias, eps, need_x, need_weight, need_bias)

@@ -81,7 +81,7 @@ class GroupedMmBackward(Implementation):
 
 
 class CompiledGroupedGemmBackward(InductorImplementation):
-    """Two ``torch._grouped_mm``, with rows of nobody set to 0 by one fused kernel; a CPU gains nothing by it."""
+    """Two ``torch._grouped_mm``, with the rows of no expert set to 0 by one fused kernel; a CPU gains nothing by it."""
 
     op = "grouped_gemm_backward"
     name = "torch.compile"
@@ -92,6 +92,6 @@ class CompiledGroupedGemmBackward(InductorImplementation):
         yield from grouped_mm_reasons(problem, device)
 
     def function(self, *values: Any) -> tuple[torch.Tensor, ...]:
-        """``[m, n]``, ``[m, k]``, ``[experts, n, k]``, ``[experts + 1]``, and which of the gradients are needed."""
+        """Takes ``[m, n]``, ``[m, k]``, ``[experts, n, k]``, ``[experts + 1]``, and which gradients are needed."""
         grad_x, grad_weights = gradients(values)
         return grad_x.contiguous(), grad_weights.contiguous()

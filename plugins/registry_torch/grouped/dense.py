@@ -28,7 +28,7 @@ def spans(offsets: torch.Tensor, rows: int) -> list[tuple[int, int]]:
 
 
 def zero_beside(y: torch.Tensor, found: list[tuple[int, int]]) -> None:
-    """Set the rows that belong to nobody to 0."""
+    """Set the rows of ``y`` that belong to no expert to 0."""
     if found[0][0]:
         y[: found[0][0]].zero_()
     if found[-1][1] < y.shape[0]:
@@ -80,9 +80,9 @@ def grouped_mm_reasons(problem: Problem, device: Device) -> Iterator[str]:
 
 
 def grouped_mm(x: torch.Tensor, weights: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """``torch._grouped_mm`` of ``[m, k]`` and ``[experts, k, n]``, which leaves rows of nobody as memory happens to be.
+    """``torch._grouped_mm`` of ``[m, k]`` and ``[experts, k, n]``, with the rows of no expert set to 0.
 
-    It takes the first group to begin with row 0: rows of nobody are computed by anybody, and set to 0 here.
+    The operator takes the first group to begin with row 0, and leaves the rows after the last group uninitialised.
     """
     rows = x.shape[0]
     bounds = offsets.clamp(0, rows).to(torch.int32)
@@ -105,7 +105,7 @@ class GroupedMm(Implementation):
         yield from grouped_mm_reasons(problem, device)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """Before a product for each expert where that one would wait for the offsets."""
+        """Before a product for each expert, on GPUs where that product would wait for the offsets."""
         return 0.5 if device.type == "cuda" else -0.5
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
@@ -117,7 +117,7 @@ class GroupedMm(Implementation):
 
 
 class CompiledGroupedGemm(InductorImplementation):
-    """``torch._grouped_mm``, with rows of nobody set to 0 by one fused kernel; a CPU gains nothing by it."""
+    """``torch._grouped_mm``, with the rows of no expert set to 0 by one fused kernel; a CPU gains nothing by it."""
 
     op = "grouped_gemm"
     name = "torch.compile"
@@ -128,6 +128,6 @@ class CompiledGroupedGemm(InductorImplementation):
         yield from grouped_mm_reasons(problem, device)
 
     def function(self, *values: Any) -> torch.Tensor:
-        """``[m, k]``, ``[experts, n, k]`` and ``[experts + 1]``."""
+        """Takes ``[m, k]``, ``[experts, n, k]`` and ``[experts + 1]``."""
         x, weights, offsets = values
         return grouped_mm(x, weights.mT, offsets).contiguous()

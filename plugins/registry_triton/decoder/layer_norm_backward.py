@@ -20,14 +20,14 @@ _PARTIALS = {"NEED_WEIGHT": "partial", "NEED_BIAS": "partial_bias"}
 
 
 def _needs(problem: Problem) -> dict[str, bool]:
-    """Which gradients somebody needs, as constants of the kernels; of dimensions alone, all that there are."""
+    """Which gradients are needed, as constants of the kernels; all that exist where only dimensions are known."""
     arguments = problem.traits.arguments
     x, weight, bias = (arguments is None or arguments.flag(name) for name in ("need_x", "need_weight", "need_bias"))
     return {"NEED_X": x, "NEED_WEIGHT": weight and bool(problem.weight), "NEED_BIAS": bias and bool(problem.bias)}
 
 
 def _partials(needs: Mapping[str, bool]) -> tuple[str, str]:
-    """Names of the tensors of partial sums; where there are none, of ones that the kernel does not touch."""
+    """Names of the tensors of partial sums; without one, the name of a tensor that the kernel does not touch."""
     return "partial" if needs["NEED_WEIGHT"] else "grad_weight", "partial_bias" if needs["NEED_BIAS"] else "grad_bias"
 
 

@@ -22,7 +22,7 @@ def reasons(problem: Problem, device: Device) -> Iterator[str]:
 
 
 def most_tiles(rows: int, experts: int, block: int) -> int:
-    """Tiles of ``block`` rows whatever the offsets are: each group of rows, also those of nobody, begins one."""
+    """The most tiles of ``block`` rows for any offsets: each group of rows, also the rows of no expert, begins one."""
     groups = min(experts + 2, rows)
     return (rows - groups) // block + groups
 
@@ -33,12 +33,12 @@ def search_constants(problem: Problem) -> dict[str, int]:
 
 
 def precision(problem: Problem) -> dict[str, str]:
-    """tf32 would keep 10 of fp32's 23 bits."""
+    """The ``input_precision`` of ``tl.dot``: "ieee" for float32, since tf32 keeps 10 of its 23 bits."""
     return {"PRECISION": "ieee" if problem.dtype == "float32" else "tf32"}
 
 
 def share(problem: Problem, times: int = 1) -> int:
-    """Rows of a tile, from 16 to 128: so many times an expert's share of the rows."""
+    """Rows of a tile, a power of two from 16 to 128: an expert's share of the rows, times ``times``."""
     return max(16, min(128, next_power_of_2(times * problem.m // problem.experts)))
 
 

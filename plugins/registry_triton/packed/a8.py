@@ -49,7 +49,7 @@ class TiledA8(SplitProduct):
         return _nearest(space, -(-problem.n // 64) * -(-problem.m // tall), device)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """Nobody else reads the weight in its few bits."""
+        """Above other implementations: they read the weight in more bits than it has."""
         return 1.0
 
     def grid(self, problem: Problem, config: Config) -> tuple[int, ...]:
@@ -57,11 +57,14 @@ class TiledA8(SplitProduct):
         return (tiles, config["SPLIT_K"])
 
     def format_constants(self, problem: Problem) -> dict[str, Any]:
-        """Without a codebook."""
+        """How the weight is decoded, by name; these ops have no codebook."""
         return {name: value for name, value in super().format_constants(problem).items() if name != "NF4"}
 
     def constants(self, problem: Problem, config: Config) -> dict[str, Any]:
-        """Hopper sums float8 products in fewer bits than fp32 has: fp32 results are made of halves' products."""
+        """The constants of this kernel alone; NARROW: multiply 8-bit levels directly.
+
+        Hopper sums float8 products in fewer bits than fp32 has, so that fp32 results are products of halves.
+        """
         exact = problem.activation == "int8" or (self.bits == 4 and problem.dtype != "float32")
         return {"STATIC": bool(problem.static), "NARROW": exact, "BLOCK_M": config["BLOCK_M"]}
 

@@ -1,4 +1,4 @@
-"""What the forms over one packing share: groups along K, tiles that scales serve, prepared order, reasons."""
+"""Base of the kernels over one packing: groups along K, tiles that scales serve, prepared order, reasons."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PackedGemm(TritonImplementation):
         return order.to(torch.int32) if name == "order" else self._sorted(values[0], order)
 
     def prepared_config(self, problem: Problem, config: Config) -> Config:
-        """Nothing: every config reads one order."""
+        """No parameters: every config reads the same order."""
         return {}
 
     def per_channel(self, problem: Problem) -> bool:
@@ -100,7 +100,7 @@ class PackedGemm(TritonImplementation):
 
 
 def precision(problem: Problem) -> dict[str, str]:
-    """tf32 would keep 10 of fp32's 23 bits."""
+    """The ``input_precision`` of ``tl.dot``: "ieee" for float32, since tf32 keeps 10 of its 23 bits."""
     return {"PRECISION": "ieee" if problem.dtype == "float32" else "tf32"}
 
 
