@@ -52,7 +52,7 @@ def able(op: Op, problem: Problem, device: Device) -> list[TritonImplementation]
 
 
 def autotune(shapes: Path) -> dict[str, tuple[str, Config]]:
-    """What triton.autotune chooses for each problem; its process is this one."""
+    """The choice of triton.autotune for each problem, made in this process."""
     device, chosen = Device.best(), {}
     for problem in read_shapes(shapes, Catalog()).all:
         op = registry.ops()[problem.op]

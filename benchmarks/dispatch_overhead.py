@@ -159,7 +159,7 @@ def listed(device: str) -> Case:
 
 
 def through(dispatcher: Dispatcher, case: Case, cuda: bool, rounds: int, *, rivals: bool) -> Iterator[Line]:
-    """The plan of a call, what stands above it, and the same kernel called in other ways."""
+    """The plan of a call, the time of ``registry.call`` above it, and the same kernel called in other ways."""
     bound = dispatcher.bound(case.op)
     for _ in range(3):
         dispatcher.call(case.op, *case.args, **case.attributes)
@@ -216,7 +216,7 @@ def _beside(
 
 
 def parts(case: Case, dispatcher: Dispatcher, rounds: int) -> Iterator[Line]:
-    """What a hit on the hot path consists of, each measured alone."""
+    """The parts of a hit on the hot path, each measured alone."""
     bound = dispatcher.bound(case.op)
     values = bound.op.bind(case.args, case.attributes)
     tensors = bound.miss.entries.parts.tensors(values)

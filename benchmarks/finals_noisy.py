@@ -47,7 +47,7 @@ class Noisy:
 
 
 def simulate_noisy(world: World, beside: int, entering: int, shift: float, decisions: int) -> Noisy:
-    """Decide a problem with that shift, together with ``beside`` usual ones, so many times."""
+    """Decide a problem with that shift together with ``beside`` usual ones, ``decisions`` times."""
     names = [DEFAULT, *(f"other {place}" for place in range(entering))][:entering]
     batches = [_usual(world, beside, names) for _ in range(_BATCHES if beside else 1)]
     wrong, held, held_elsewhere = 0, list[bool](), list[bool]()
@@ -68,7 +68,7 @@ def simulate_noisy(world: World, beside: int, entering: int, shift: float, decis
 
 
 def _usual(world: World, problems: int, names: Sequence[str]) -> tuple[list[float], Noise]:
-    """The durations of so many problems, and the noise that their finals show."""
+    """The durations of ``problems`` problems, and the noise that their finals show."""
     durations: list[float] = world.draw.choice([one.us for one in world.sources], problems).tolist()
     truth = dict.fromkeys(names, 1.0)
     counts = blocks_of_each(durations, Noise())

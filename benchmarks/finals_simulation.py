@@ -142,7 +142,7 @@ _DECADES = ((0.0, 10.0), (10.0, 100.0), (100.0, math.inf))
 
 
 def table(world: World, decisions: int, problems: int) -> list[str]:
-    """The figures of batches of so many problems, in Markdown."""
+    """The figures of batches of ``problems`` problems, in Markdown."""
     setting, runs = Setting(problems), math.ceil(decisions / problems)
     held: list[int] = []
     lines = [

@@ -34,7 +34,7 @@ class Source:
 
 
 class World:
-    """Where noise is drawn from: the finals that were measured."""
+    """The finals that were measured, from which noise is drawn."""
 
     def __init__(self, finals: Sequence[Measured], seed: int, rounds: int = ROUNDS) -> None:
         self.draw = np.random.default_rng(seed)

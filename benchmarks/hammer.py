@@ -72,7 +72,7 @@ def cases(
 ) -> list[Case]:
     """The ops on every number of rows; a weight is shared by all cases of one static shape, as in a model.
 
-    ``statics``: only so many static shapes of each op.
+    ``statics``: the number of static shapes of each op.
     """
     found = []
     for name, shapes in STATIC.items():

@@ -36,7 +36,7 @@ from .arguments import output_folder
 EPS = 1e-5
 NAMES = ("q", "k", "v", "o", "gate", "up", "down")
 LIMITS = {"rms": (2.0, 1e-3), "worst": (2.0, 2e-2)}
-"""Allowed error: so many times that of torch in bfloat16, and so much more; relative to the output's rms."""
+"""Allowed error: this factor of the error of torch in bfloat16, plus this; relative to the output's rms."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ def _wait() -> None:
 
 
 def choices(layer: Layer, tokens: int) -> list[str]:
-    """What the registry runs for each call of the layer, by ``explain``."""
+    """The choice of the registry for each call of the layer, by ``explain``."""
     size, past = layer.size, layer.past
     x = past.new_zeros(tokens, size.hidden)
     told = [registry.explain("rms_norm", x, layer.attention_norm, eps=EPS)]

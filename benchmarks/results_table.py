@@ -43,7 +43,7 @@ Row = Mapping[str, Any]
 
 
 def table(rows: Sequence[Row], most: int | None) -> str:
-    """Markdown: a table an op. With ``most``, so many problems, spread evenly from the smallest to the largest."""
+    """Markdown: a table an op, of at most ``most`` problems, spread evenly from the smallest to the largest."""
     parts = []
     for op in _ops(rows):
         if most is not None and op not in HEADLINES:
@@ -55,7 +55,7 @@ def table(rows: Sequence[Row], most: int | None) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """One line an op: how many problems, and who won how many."""
+    """One line an op: the number of problems, and of how many each implementation is the winner."""
     lines = ["| op | problems | fastest for how many, by implementation |", "| --- | --- | --- |"]
     for op in _ops(rows):
         winners = [row["implementation"] for row in rows if row["op"] == op]

@@ -119,7 +119,7 @@ def _row(
 
 
 def _default(op: Op, problem: Problem, device: Device) -> Candidate:
-    """What dispatch would run untuned, by the declared heuristic."""
+    """The candidate that dispatch would run untuned, by the declared heuristic."""
     able = [
         implementation
         for implementation in registry.implementations(op.name)

@@ -93,7 +93,7 @@ class Unseen:
         return None if found.space(self.problem, device).violations(config) else Candidate(found, dict(config))
 
     def default(self) -> Candidate:
-        """What dispatch would run untuned, by the declared heuristic."""
+        """The candidate that dispatch would run untuned, by the declared heuristic."""
         device = Device.of(self.values[0].device)
         able = [
             each

@@ -29,7 +29,7 @@ Known = dict[tuple[str, str], int]
 
 
 MEASURED_IDS = ("problem_id", "candidate_id", "hardware_id", "software_id", "protocol_id")
-"""Columns of what a trial or a decision refers to."""
+"""Columns of a trial or a decision that refer to identities."""
 
 _MOST_HELD = 100_000
 """The most identity objects whose row numbers are remembered."""

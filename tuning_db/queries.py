@@ -65,7 +65,7 @@ class Queries:
         hardware: Mapping[str, Any] | None = None,
         regime: str = "cold",
     ) -> list[Decision]:
-        """The winners, newest first, all or those that have every given value."""
+        """The winners that have every given value (None: any), newest first."""
         query = reading.narrowed(
             reading.select_winners(),
             (WinnerRow.regime, regime),
@@ -96,7 +96,7 @@ class Queries:
         status: str | None = None,
         limit: int | None = None,
     ) -> list[Trial]:
-        """Trials, newest first, all or those that have every given value; at most ``limit``."""
+        """Trials that have every given value (None: any), newest first; at most ``limit``."""
         query = _trials_like(problem, environment, protocol).order_by(TrialRow.id.desc()).limit(limit)
         query = reading.narrowed(query, (ProblemRow.op, op), (TrialRow.status, status))
         with self._opened.reading() as session:

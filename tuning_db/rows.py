@@ -44,7 +44,7 @@ def chunks(keys: Iterable[str]) -> Iterable[list[str]]:
 def numbers_of(
     session: Session, key: InstrumentedAttribute[str], number: InstrumentedAttribute[int], keys: Iterable[str]
 ) -> Ids:
-    """The row numbers of those of ``keys`` that are stored in the column ``key``, by key."""
+    """Key -> row number, for each of ``keys`` that is stored in the column ``key``."""
     found: Ids = {}
     for chunk in chunks(keys):
         found |= {name: place for name, place in session.execute(select(key, number).where(key.in_(chunk)))}  # noqa: C416
@@ -62,7 +62,7 @@ def add_rows(session: Session, row: type[StoredRow], names: Sequence[str], rows:
 
     A row has values of the columns ``names``, which stand in the table's order.
 
-    Values go to the driver as they are, JSON as text: what SQLAlchemy does with each takes longer than the insert.
+    Values go to the driver as they are, JSON as text: SQLAlchemy's conversion of each takes longer than the insert.
     """
     connection = session.connection()
     made = insert_new(session, row).inline().compile(dialect=connection.dialect, column_keys=list(names))

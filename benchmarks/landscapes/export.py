@@ -104,7 +104,7 @@ def _variants(planned: ProblemPlan, candidate: Candidate) -> list[str]:
 
 
 def _places(domains: Mapping[str, Sequence[Any]], config: Mapping[str, Any]) -> tuple[int, ...]:
-    """By canonical JSON, so that True is not 1."""
+    """The places of a configuration's values in their domains, by canonical JSON, so that True is not 1."""
     return tuple(
         [canonical_json(value) for value in values].index(canonical_json(config[name]))
         for name, values in domains.items()
@@ -163,7 +163,7 @@ def main() -> int:
 
 
 def _measured_alike(trial: Trial, other: Trial) -> bool:
-    """A landscape is of one machine, one software and one protocol."""
+    """Whether two trials are of one machine, one software and one protocol, as a landscape must be."""
     return trial.environment == other.environment and trial.protocol == other.protocol
 
 

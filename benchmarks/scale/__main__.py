@@ -1,4 +1,4 @@
-"""What grows with the numbers of trials, problems, configurations and winners: time and memory of whole commands.
+"""Time and memory of whole commands, which grow with the numbers of trials, problems, configurations and winners.
 
     python -m benchmarks.scale [--trials 100000 --trials 1000000] [--only commands] [--out benchmarks/results/cpu]
 
@@ -29,7 +29,7 @@ Line = tuple[str, Usage, str]
 
 
 def commands(folder: Path, trials: int) -> Iterator[Line]:
-    """results, report, export and import of a database of so many trials."""
+    """The commands results, report, export and import on a database of ``trials`` trials."""
     out, database, file = folder / "out", folder / "trials.db", folder / "export.jsonl"
     made = run(module("benchmarks.scale.database", str(database), "--trials", str(trials)), out)
     yield f"{trials:,} trials: making the database", made, _size(database)

@@ -40,7 +40,7 @@ _SHARED = ("hardware_id", "software_id", "protocol_id", "run_id")
 
 
 def fill(path: Path, trials: int) -> None:
-    """Makes the database ``path`` with about so many trials."""
+    """Makes the database ``path`` with about ``trials`` trials."""
     problems = [_problem(number) for number in range(max(1, trials // EACH))]
     candidates = [_candidate(number) for number in range(EACH)]
     with Store.open(path) as store:
@@ -56,7 +56,7 @@ def fill(path: Path, trials: int) -> None:
 
 
 def _copy(database: sqlite3.Connection) -> None:
-    """Gives every problem the first one's trials, its decision, its finals and its winner, at times of their own."""
+    """Gives every problem a copy of the first one's trials, decision, finals and winner, at times of their own."""
     copied, shared = ", ".join(f"one.{name}" for name in _COPIED), ", ".join(f"one.{name}" for name in _SHARED)
     us = "one.median_us * (1 + 0.001 * (problem.id % 97))"
     database.execute(

@@ -15,7 +15,7 @@ KERNEL_REGISTRY_API = 1
 
 @implements("vector_add")
 def vector_add_implementations() -> Iterable[Implementation]:
-    """One form."""
+    """One implementation."""
     from .elementwise import CppVectorAdd
 
     return [CppVectorAdd()]
@@ -23,7 +23,7 @@ def vector_add_implementations() -> Iterable[Implementation]:
 
 @implements("square")
 def square_implementations() -> Iterable[Implementation]:
-    """One form."""
+    """One implementation."""
     from .elementwise import CppSquare
 
     return [CppSquare()]
@@ -31,7 +31,7 @@ def square_implementations() -> Iterable[Implementation]:
 
 @implements("gelu")
 def gelu_implementations() -> Iterable[Implementation]:
-    """One form, for both approximations."""
+    """One implementation, for both approximations."""
     from .elementwise import CppGelu
 
     return [CppGelu()]
@@ -47,7 +47,7 @@ def softmax_implementations() -> Iterable[Implementation]:
 
 @implements("rms_norm")
 def rms_norm_implementations() -> Iterable[Implementation]:
-    """One form."""
+    """One implementation."""
     from .rows import CppRmsNorm
 
     return [CppRmsNorm()]
@@ -93,7 +93,7 @@ def gemm_nf4_implementations() -> Iterable[Implementation]:
 
 @implements("fused_add_rms_norm")
 def fused_add_rms_norm_implementations() -> Iterable[Implementation]:
-    """One form."""
+    """One implementation."""
     from .decoder import CppFusedAddRmsNorm
 
     return [CppFusedAddRmsNorm()]

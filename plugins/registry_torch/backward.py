@@ -103,7 +103,7 @@ class RmsNormBackward(Native):
     returns_outputs = True
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Row-major, whatever the layout of x."""
+        """Bind the operator or the formula; the output is row-major, whatever the layout of x."""
         fused = device.type == "cuda" and hasattr(torch.ops.aten, "_fused_rms_norm_backward")
         gradients = _fused_rms_norm_gradients if fused else rms_norm_gradients
 

@@ -90,7 +90,7 @@ class RmsNorm(Native):
     returns_outputs = True
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Row-major, whatever the layout of x."""
+        """Bind the operator; the output is row-major, whatever the layout of x."""
         rms_norm = torch.nn.functional.rms_norm
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> torch.Tensor:

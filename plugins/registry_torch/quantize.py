@@ -50,7 +50,7 @@ class Quantize(Native):
     returns_outputs = True
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Row-major, whatever the layout of x."""
+        """Bind the formula; the output is row-major, whatever the layout of x."""
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Tensors:
             return quantized(*arguments)

@@ -22,7 +22,7 @@ def per_channel(problem: Problem) -> bool:
 
 
 def blocks_k(problem: Problem, wanted: Sequence[int]) -> tuple[int, ...]:
-    """Those of ``wanted`` that one row of scales serves; the smallest where a channel is shorter than all of them."""
+    """Blocks of ``wanted`` that one row of scales serves; the smallest where a channel is shorter than all of them."""
     if per_channel(problem):
         return tuple([block for block in wanted if block <= next_power_of_2(problem.k)]) or (min(wanted),)
     return tuple([block for block in wanted if problem.group_size % block == 0])

@@ -79,7 +79,7 @@ class PieceQuantize(TritonImplementation):
             yield "a scale is of a whole row"
 
     def space(self, problem: Problem, device: Device) -> Space:
-        """Columns of a piece, whole groups, and warps."""
+        """Columns of a piece (whole groups), and warps."""
         return _pieces(_group(problem), next_power_of_2(problem.k), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
@@ -107,7 +107,7 @@ def _group(problem: Problem) -> int:
 
 
 def _levels(problem: Problem) -> dict[str, float | bool]:
-    """What the kernels are told of the levels."""
+    """The constants that tell the kernels about the levels."""
     return {
         "MOST": _LARGEST[problem.out_dtype],
         "INTEGER": problem.out_dtype == "int8",

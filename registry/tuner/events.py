@@ -108,7 +108,7 @@ class Result:
 
 @dataclass(frozen=True)
 class FinalsStarted:
-    """The search is over; ``problems`` go through fresh processes, ``blocks`` those that need most."""
+    """The searches are over; the finals of ``problems`` begin, with ``blocks`` for the problem that needs most."""
 
     problems: int
     blocks: int
@@ -125,7 +125,7 @@ class BlockStarted:
 
 @dataclass(frozen=True)
 class TransfersStarted:
-    """The finals are judged; ``winners`` are verified at other sizes of static dimensions, by so many ``checks``."""
+    """The finals are judged; ``winners`` are verified at other sizes of static dimensions, by ``checks`` checks."""
 
     winners: int
     checks: int

@@ -1,4 +1,4 @@
-"""What a tuning run may be told beside its problems: the options of the command, and of ``registry.tune``."""
+"""The options of a tuning run beside its problems: of the command, and of ``registry.tune``."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class RunStore:
     def valid(self, plan: ProblemPlan, decision: Decision | None) -> Candidate | None:
         """The decision's candidate if its source and kernels are unchanged and its config valid here; None otherwise.
 
-        The candidate need not be among those that are searched this time.
+        The candidate need not be one that this run searches.
         """
         if decision is None:
             return None

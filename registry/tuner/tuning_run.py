@@ -1,4 +1,4 @@
-"""A tuning run: the owner of all state and the only writer of its results, from planned problems to stored winners."""
+"""A tuning run, from planned problems to stored winners: it owns all state, and alone writes its results."""
 
 from __future__ import annotations
 

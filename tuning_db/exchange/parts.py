@@ -1,4 +1,4 @@
-"""Parts of an exchange file: lines that are added together, while a thread reads those of the next part."""
+"""Parts of an exchange file: lines that are added together, while a thread reads the lines of the next part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of an export made from columns: what a row refers to is encoded once, and samples are copied as they stand."""
+"""Lines of an export made from columns: the identities of a row are encoded once, samples are copied as they stand."""
 
 from __future__ import annotations
 

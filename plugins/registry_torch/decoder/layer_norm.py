@@ -19,7 +19,10 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """``[..., cols]``, row-major whatever the layout of x; a half x beside float32 in float32, as torch asks."""
+    """Layer norm of ``[..., cols]``, row-major whatever the layout of x.
+
+    A half x beside float32 weights is computed in float32, as torch asks.
+    """
     learnt = bias if weight is None else weight
     wide = x if learnt is None else x.to(learnt.dtype)
     return torch.nn.functional.layer_norm(wide, x.shape[-1:], weight, bias, eps).to(x.dtype).contiguous()
@@ -93,7 +96,7 @@ class LayerNormBackward(Native):
     mixed = True
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Row-major, whatever the layout of x."""
+        """Bind the operator or the formula; the output is row-major, whatever the layout of x."""
         fused = device.type == "cuda" and not problem.traits["mixed"]
         gradients = _fused_gradients if fused else layer_norm_gradients
 

@@ -9,7 +9,7 @@ from .kernels import layer_norm as kernels
 
 
 class RowLayerNorm(rows.RegisterRows):
-    """One or several whole rows a program, read once and kept in registers; the variance of what is left there."""
+    """One or several whole rows a program, read once and kept in registers; the variance is computed from these."""
 
     op = "layer_norm"
     name = "triton.row"

@@ -1,4 +1,4 @@
-"""The gradients of layer norm in two forms, whose steps and programs are those of RMS norm's."""
+"""The gradients of layer norm in two forms, with the steps and programs of RMS norm's gradients."""
 
 from __future__ import annotations
 

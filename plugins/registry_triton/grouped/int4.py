@@ -67,7 +67,7 @@ class TiledGroupedInt4(TritonImplementation):
 
 
 def _blocks_k(problem: Problem) -> tuple[int, ...]:
-    """Those steps along K that lie within a group, or hold whole ones."""
+    """Steps along K that lie within a group or hold whole groups."""
     size, least = problem.group_size, _BLOCKS_K[:1]
     # longer ones spill in float32
     blocks = least if problem.dtype == "float32" else _BLOCKS_K

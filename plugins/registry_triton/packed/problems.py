@@ -57,7 +57,7 @@ class PackedGemm(TritonImplementation):
         return bool(problem.group_size >= problem.k)
 
     def within_groups(self, problem: Problem, wanted: Sequence[int], least: int) -> tuple[int, ...]:
-        """Those of ``wanted``, of at least ``least``, that lie within a group and are no longer than K needs."""
+        """Blocks of ``wanted``, of at least ``least``, that lie within a group and are no longer than K needs."""
         usable = [block for block in wanted if block >= least]
         if self.per_channel(problem):
             return tuple([block for block in usable if block <= next_power_of_2(problem.k)]) or (min(usable),)

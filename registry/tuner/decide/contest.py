@@ -44,10 +44,11 @@ _LEAST_EARLY = 3
 FAR = 1.5
 """A candidate slower than this many times the fastest is compared by the search alone, not in a pre-final."""
 DISTURBED: Mapping[str, float] = {"cuda": 2.0, "cpu": 5.0}
-"""Finals are disturbed when their winner takes so many times its time in the search, by device type.
+"""Finals count as disturbed if their winner takes this many times its time in the search, by device type.
 
 Of 1447 candidates that were in the finals of three runs on an H200, one half was within 0.7% of the search, 99% at most
-1.14 times slower, and the farthest 1.42 times. A CPU's processes share their cores with other programs."""
+1.14 times slower, and the farthest 1.42 times. A CPU's processes share their cores with other programs.
+"""
 
 _WRONG = ("wrong_result", "nondeterministic", "error")
 """Prefixes of the faults of entrants that ran and were found wrong."""
@@ -163,7 +164,7 @@ class Contest:
     def refuse(self, name: str, fault: str) -> None:
         """Refuse an entrant that was found wrong in a block, however fast in other blocks.
 
-        A fault such as a full memory refuses nobody: it says nothing about the candidate.
+        A fault such as a full memory refuses no entrant: it says nothing about the candidate.
         """
         if fault.startswith(_WRONG):
             self.refused[self.incumbent.key if name == INCUMBENT_COPY else name] = fault
@@ -278,7 +279,7 @@ class Contest:
 
 
 def challengers(findings: Findings, incumbent: Candidate) -> list[Candidate]:
-    """Candidates near the fastest of the search, fastest first: two at least, if there are so many, eight at most."""
+    """Candidates near the fastest of the search, fastest first: two (if there are two) to eight."""
     ranked = [candidate for candidate in findings.ranked() if candidate.key != incumbent.key]
     limit = NEAR * (findings.best_us or 0.0)
     near = sum((findings.median_us(candidate.key) or 0.0) <= limit for candidate in ranked)

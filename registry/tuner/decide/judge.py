@@ -162,7 +162,7 @@ def _clear_ratio(one: str, other: str, blocks: Sequence[Times], alpha: float, no
     """The ratio, with an interval that only tells on which side of 1 the ratio lies, not how far away.
 
     An interval grows with the spread of the gain itself: three blocks that show a gain of 46, 5 and 36 leave no doubt
-    about who is faster, but much about by how much.
+    which candidate is faster, but much about by how much.
     """
     clip = max(_CLIP, _CLIPPED * math.sqrt(spread_of([block for block in blocks if one in block], other)))
     clipped = time_ratio(one, other, blocks, alpha, noise, clip=clip)
@@ -195,7 +195,7 @@ def observed(incumbent: str, challengers: Sequence[str], blocks: Sequence[Times]
 
 
 def fastest(times: Mapping[str, Sequence[float]], keep: int = FINALISTS) -> list[str]:
-    """Names that go on from a pre-final, fastest median first; without those that have no times or are 3% behind."""
+    """Names that go on from a pre-final, fastest median first; without any that has no times or is 3% slower."""
     medians = {name: statistics.median(times[name]) for name in times if times[name]}
     ordered = sorted(medians, key=lambda name: medians[name])[:keep]
     return [name for name in ordered if medians[name] <= BEHIND * min(medians.values())]

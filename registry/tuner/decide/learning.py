@@ -56,7 +56,7 @@ class DecidedLosses:
 
 
 def learnt_by(store: RunStore, ops: Iterable[Op], catalog: Catalog, device: Device) -> dict[str, Any]:
-    """The rules for defaults by op, as JSON: those of ``ops`` fitted anew, others as they were learnt before."""
+    """The rules for defaults by op, as JSON: new ones for ``ops``, those learnt before for other ops."""
     rules = store.learnt()
     for op in ops:
         rule = fit(op, store.winners_of(op), catalog.implementations(op.name), device)
@@ -211,7 +211,7 @@ def _as_fast(decision: Decision, config: Mapping[str, Value]) -> bool:
 
 
 def _condensed(won: Sequence[Decision]) -> tuple[WinningConfig, ...]:
-    """The winners' configurations without those that their neighbours suggest anyway."""
+    """The winners' configurations, without any that its neighbours among them already suggest."""
     kept: list[WinningConfig] = []
     for one in won:
         dims, config = dict(one.problem.dims), dict(one.candidate.config)

@@ -1,4 +1,4 @@
-"""What a run knows about noise: a candidate against itself, and how ratios vary from process to process.
+"""The noise of a run: a candidate against itself, and how ratios vary from process to process.
 
 Three blocks alone say little about their own spread (with two degrees of freedom the t interval is 4.3 standard errors
 wide, corrected for three challengers 7.6). All the finals of a run together say it well: the variance of one entrant is
@@ -74,7 +74,7 @@ class Noise:
         return sum(any(same_decade(pair.us, us) for us in durations) for pair in self.decided)
 
     def prior(self, us: float) -> Prior:
-        """The usual variance at that duration, by the median of those of the decade, or of all when they are few.
+        """The usual variance at that duration: the median of the variances in its decade, or of all if these are few.
 
         Copies count only where challengers are few: they vary less, since they share a kernel.
         """

@@ -29,7 +29,7 @@ class TransferRunner(Typed):
     """Compiles variants, and runs transfer jobs on a worker; ``workers.crew.Crew`` is one."""
 
     def built(self, wanted: Sequence[tuple[Implementation, Variant]]) -> Mapping[str, Artifact]:
-        """The artifacts of variants by their keys, without those that do not compile."""
+        """The artifacts of variants by key; variants that do not compile are left out."""
 
     def run_blocks(self, jobs: Sequence[TransferJob]) -> Sequence[Answer]:
         """The answers of the jobs, in order."""
@@ -109,7 +109,7 @@ def _none(findings: Findings, winner: Candidate, why: str) -> Note:
 def _jobs(
     questions: Sequence[_Question], protocol: TimingProtocol, artifacts: Mapping[str, Artifact]
 ) -> dict[Check, TransferJob]:
-    """One job for each check, those of one problem one after another, so that they share its inputs."""
+    """One job for each check; the checks of one problem follow each other, so that they share its inputs."""
     jobs: dict[Check, TransferJob] = {}
     for question in questions:
         entrant = question.findings.entrant(question.winner)

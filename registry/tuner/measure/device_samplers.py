@@ -153,7 +153,7 @@ def flushes_of(nbytes: int, device: Device) -> Flushes:
 class GraphSampler(Sampler):
     """Replays of a CUDA graph of launches that go round the copies: no host time, every launch finds its copy cold.
 
-    No output is late: what is captured on another stream is joined, or the capture fails.
+    No output is late: work that is captured on another stream is joined, or the capture fails.
     """
 
     def __init__(self, turn: Sequence[Enqueue], device: Device, flushes: Flushes | None = None) -> None:
@@ -239,7 +239,7 @@ class SingleSampler(LaunchSampler):
     """Long launches: each is a sample, the next is queued while it runs."""
 
     def __init__(self, launches: Sequence[Enqueue], host_us: float, launched: int = 0) -> None:
-        """``host_us``: the host's time for one launch, known since so many copies were ``launched``."""
+        """``host_us``: the host's time for one launch, measured on the first ``launched`` copies."""
         super().__init__(launches, launched)
         self._clock = DeviceClock(_HEAD_START_US + 2 * host_us)
 

@@ -1,4 +1,4 @@
-"""The part of a GPU's L2 cache that is set aside for windows of addresses: what it holds survives a flush."""
+"""The part of a GPU's L2 cache that is set aside for windows of addresses, whose content survives a flush."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from .capture import cuda_driver
 
 _PERSISTING_L2_CACHE_SIZE = 6
-"""CU_LIMIT_PERSISTING_L2_CACHE_SIZE; 0 unless somebody sets it."""
+"""CU_LIMIT_PERSISTING_L2_CACHE_SIZE; 0 unless it was set."""
 
 
 def persisting_bytes() -> int:
@@ -21,7 +21,7 @@ def persisting_bytes() -> int:
 
 
 def keep_persisting(nbytes: int) -> None:
-    """Set so many bytes aside, and let what has persisted so far go."""
+    """Set ``nbytes`` of the cache aside, and let the content that has persisted so far go."""
     found = _cuda()
     if found is not None:
         found.cuCtxSetLimit(_PERSISTING_L2_CACHE_SIZE, ctypes.c_size_t(nbytes))

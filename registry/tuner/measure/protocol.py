@@ -23,12 +23,12 @@ class TimingProtocol:
     clock           "cuda_event" around device work, "perf_counter" around a call on the CPU
     cache_bytes     the last-level cache that must be cold
     regime          "cold" or "hot"
-    max_copies      a working set (inputs and outputs) is made cold by rotating copies of it, at most so many
+    max_copies      a working set (inputs and outputs) is made cold by rotating copies of it, at most this many
     flush           where these are too small to evict each other, each round over them begins by reading twice the
                     cache, and the time of the read alone is subtracted
     sample_us       launches are grouped until a sample lasts at least this long
     single_above_us a launch that lasts longer is a sample of its own, between two events
-    turn_us         launches on all copies take at most so long: of a slow launch fewer copies are used, two at least;
+    turn_us         the longest that launches on all copies take: of a slow launch fewer copies are used, two at least;
                     what the cache holds does not matter to it
     warmup_us       work before the first sample, so that clocks have settled
     min_samples, max_samples, interval    sampling ends when the 95% interval of the median is narrower than

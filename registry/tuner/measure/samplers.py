@@ -55,7 +55,7 @@ class Nothing:
 
 
 _EVICTING = 8
-"""A working set of so many times the cache leaves nothing of its beginning in the cache."""
+"""A working set of this many times the cache leaves nothing of its beginning in the cache."""
 _MOST_CALLS = 1000
 _FEWEST_CALLS = 16
 """Launches between two readings of the clock, which take 0.1 µs."""
@@ -178,7 +178,7 @@ class ClockSampler(LaunchSampler):
     def __init__(
         self, launches: Sequence[Enqueue], protocol: TimingProtocol, first_us: float, launched: int = 0
     ) -> None:
-        """``first_us``: how long a launch takes; so many copies have been ``launched`` to know it."""
+        """``first_us``: how long a launch takes, measured on the first ``launched`` copies."""
         super().__init__(launches, launched)
         self._count = max(1, min(_MOST_CALLS, math.ceil(protocol.sample_us / max(first_us, 0.1))))
 

@@ -57,7 +57,7 @@ def sampler_for(
 ) -> Sampler:
     """The sampler that the protocol asks for. ``launches``: one per rotating copy of a ``working_set`` of bytes.
 
-    ``best_us``: what a candidate must be near to be sampled at all (a ScreenedSampler when it is not).
+    ``best_us``: the best time so far; a candidate far from it is not sampled (it gets a ScreenedSampler).
     """
     look = _look(launches) if device.type == "cuda" else _look_by_clock(launches, protocol)
     used = launches[: copies_in_time(len(launches), look.estimate_us, protocol)]

@@ -30,7 +30,7 @@ class SecretElements:
         self._memory = Memory(stack.bits)
         self._generator = generator
         self._steps: list[tuple[Any, Any, Any]] = []
-        """Places, the bits that belong there, and those that come instead."""
+        """Steps: places, the bits that belong there, and the bits that replace them."""
         self._changed: tuple[Any, Any] | None = None
 
     def change(self) -> None:

@@ -24,7 +24,7 @@ _DIGITS = 9
 
 
 def seeds_of(plan: ProblemPlan, tuned: Sequence[tuple[Mapping[str, Any], Candidate]]) -> list[Candidate]:
-    """Each candidate of ``tuned`` (dimensions, winner) once, the nearest problem's first."""
+    """Each candidate of ``tuned`` (dimensions, winner) once; the winner of the nearest problem first."""
     far = Distances(plan.op, [plan.problem.dims, *(dims for dims, _ in tuned)]).of(0)[1:]
     nearest_first = [tuned[number][1] for number in np.argsort(np.round(far, _DIGITS), kind="stable")]
     unique: dict[str, Candidate] = {}

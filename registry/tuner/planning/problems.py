@@ -106,7 +106,7 @@ class ProblemPlan:
 def plan(
     problems: Sequence[Problem], catalog: Catalog, device: Device, implementations: Sequence[str] = ()
 ) -> tuple[ProblemPlan, ...]:
-    """One ProblemPlan a problem. ``implementations`` keeps only those named; an unknown name is an error."""
+    """One ProblemPlan a problem. ``implementations``: names of the only ones kept; an unknown name is an error."""
     ops = sorted({problem.op for problem in problems})
     known = {name: [implementation.name for implementation in catalog.implementations(name)] for name in ops}
     everywhere = {name for names in known.values() for name in names}

@@ -1,8 +1,8 @@
 """The compiled codes to verify before a winner may answer for other sizes of a static dimension.
 
-Compilers specialise on the divisibility of a size by powers of two, up to 16. So each class of sizes with the same
-divisibility is looked at once, at both ends of the range: where both ends take the same code, that code is to be
-verified at the smallest and the largest size that take it. No other code transfers: dispatch does not run it.
+Compilers specialise on the divisibility of a size by powers of two, up to 16. So each class of equally divisible sizes
+is looked at once, at both ends of the range: if both ends compile to equal code, that code is to be verified at the
+smallest and the largest size that use it. No other code transfers: dispatch does not run it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The weight of a problem in a program: its number of calls times its duration.
 
-The heaviest problems are tuned first, and get more trials than those that hardly matter.
+The heaviest problems are tuned first, and get more trials than light ones.
 """
 
 from __future__ import annotations

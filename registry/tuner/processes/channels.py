@@ -8,7 +8,7 @@ import selectors
 from .process import Child, Message
 
 MOST_FAILED_STARTS = 3
-"""A command whose process fails to start so often, one time after the other, is given up."""
+"""A command is given up when its process fails to start this many times in a row."""
 
 
 def send(selector: selectors.BaseSelector, child: Child, message: Message) -> None:

@@ -50,7 +50,7 @@ class Block:
         return found
 
     def owners(self) -> Numbers:
-        """Which parameter each column of ``features`` belongs to."""
+        """The number of the parameter to which each column of ``features`` belongs."""
         owners: list[int] = []
         for number, values in enumerate(self.space.domains.values()):
             owners += [number] * (0 if len(values) < 2 else 1 if _ordered(values) else len(values))

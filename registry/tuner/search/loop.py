@@ -35,7 +35,7 @@ Begin = Callable[[ProblemPlan, Sequence[SearchState]], SearchState]
 """Makes a problem's search, given the searches that are over: the winners of its neighbours are its seeds."""
 
 OutOfTime = Callable[[Sequence[SearchState], Sequence[SearchState]], bool]
-"""Whether searches must end now, given those that are over and those that go on."""
+"""Returns whether searches must end now, given the searches that are over and those that go on."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class SearchLoop:
         self._observe = observe
         self._active: list[SearchState] = []
         self._place: dict[SearchState, TunedDevice] = {}
-        """Where each active search tries its candidates."""
+        """The device on which each active search tries its candidates."""
         self._ready: collections.deque[_Ready] = collections.deque()
         self._sent: dict[int, tuple[_Ready, TunedDevice]] = {}
         self._built: collections.deque[tuple[Waiting, tuple[Artifact, ...]]] = collections.deque(maxlen=_REMEMBERED)

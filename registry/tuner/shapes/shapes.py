@@ -62,7 +62,7 @@ def read_shapes(path: str | Path, catalog: Ops, ops: Iterable[str] = ()) -> Shap
     """The problems that a shapes file lists, and their counts.
 
     ``ops`` keeps only those; each must be in the file. Raises ShapesFileError naming file, line, key and what was
-    expected, and UnknownNameError for an op in ``ops`` that nobody defines.
+    expected, and UnknownNameError for an unknown op in ``ops``.
     """
     known = catalog.ops()
     wanted = list(dict.fromkeys(ops))

@@ -90,7 +90,7 @@ class Crew:
             one.dismiss()
 
     def built(self, wanted: Sequence[tuple[Implementation, Variant]]) -> Mapping[str, Artifact]:
-        """The artifacts of variants by their keys, compiled where they were not; without those that do not compile."""
+        """The artifacts of variants by key, compiled if need be; variants that do not compile are left out."""
 
         def results() -> dict[str, Artifact | Failed | None]:
             want, target = self.compiler.want, self.devices[0].device.target

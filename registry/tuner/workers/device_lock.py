@@ -1,4 +1,4 @@
-"""One measuring process at a time on a device: a file lock that lives and dies with the process that holds it."""
+"""One measuring process at a time on a device: a file lock, which ends with the process that holds it."""
 
 from __future__ import annotations
 

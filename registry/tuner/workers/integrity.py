@@ -44,7 +44,7 @@ WATCHED = (
     "registry.faults",
     "registry.problem",
 )
-"""Beginnings of the names of our modules that judge and time, and of those that they call."""
+"""Prefixes of the names of our modules that judge and time, and of the modules that they call."""
 _LIBRARY: tuple[ModuleType, ...] = (
     builtins,
     gc,

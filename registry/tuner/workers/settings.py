@@ -157,4 +157,4 @@ SETTINGS: Mapping[str, Setting] = {
     "handlers of signals": Setting(_handlers, _set_handlers),
     "cores to run on": Setting(_cores, _set_cores),
 }
-"""By name, in the order in which they are put back."""
+"""The settings by name, in the order in which they are put back."""

@@ -64,7 +64,7 @@ class DistinctSampler(BaseSampler):
         self._others.reseed_rng()
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """All parameters of all implementations; a trial uses those of its own."""
+        """All parameters of all implementations; a trial uses its implementation's."""
         return dict(self.space.distributions)
 
     def sample_relative(

@@ -26,7 +26,7 @@ MakeSampler = Callable[..., DistinctSampler]
 
 
 def tpe(seed: int) -> BaseSampler:
-    """The tree-structured Parzen estimator, as it suits conditional parameters and several trials at a time."""
+    """Optuna's tree-structured Parzen estimator, set for conditional parameters and several trials at a time."""
     return optuna.samplers.TPESampler(multivariate=True, group=True, constant_liar=True, n_startup_trials=8, seed=seed)
 
 
