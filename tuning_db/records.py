@@ -170,7 +170,9 @@ class Transfer(Exchanged):
 
 
 def transfers_of(stored: Mapping[str, Any]) -> dict[str, Transfer]:
-    """The transfers, by dimension, that a column holds. Raises the exceptions of Python for a malformed one."""
+    """The transfers, by dimension, that a column holds. Raises InvalidRecordError, KeyError or TypeError for a bad
+    one.
+    """
     return {name: Transfer(one["low"], one["high"], tuple(one["codes"])) for name, one in stored.items()}
 
 

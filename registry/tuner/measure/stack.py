@@ -90,9 +90,7 @@ class Stack:
             _without_repeats(self._all).copy_(_without_repeats(value))
 
     def write_moved(self, number: int, value: torch.Tensor, steps: int) -> None:
-        """Copy ``value`` into one tensor, its elements moved by ``steps`` places in their order; the last come
-        first.
-        """
+        """Copy ``value`` into one tensor, its elements moved by ``steps`` places in order; the last come first."""
         target, source = (as_bits(_without_repeats(tensor)) for tensor in (self._all[number], value))
         if not (target.is_contiguous() and source.is_contiguous()):
             target.copy_(source.roll(steps))

@@ -30,7 +30,7 @@ _LIGHT = 0.01
 """The lightest problems that together take less than this share of the program's time get only the starts."""
 
 _STARTS = 16
-"""Trials of such a problem: the defaults, at most five seeds of neighbours, three random candidates."""
+"""Trials of a light problem: the defaults, at most five seeds of neighbours, three random candidates."""
 
 _LEAST, _MOST = 0.5, 4.0
 """The smallest and the largest factor by which a weight changes the usual budget."""
