@@ -170,9 +170,7 @@ class Transfer(Exchanged):
 
 
 def transfers_of(stored: Mapping[str, Any]) -> dict[str, Transfer]:
-    """The transfers, by dimension, that a column holds. Raises InvalidRecordError, KeyError or TypeError for a bad
-    one.
-    """
+    """The transfers in a column, by dimension. Raises InvalidRecordError, KeyError or TypeError for a bad one."""
     return {name: Transfer(one["low"], one["high"], tuple(one["codes"])) for name, one in stored.items()}
 
 
