@@ -32,9 +32,9 @@ _KEPT = 1024
 _SOURCE = read_source(
     f"{__package__}.kernels", "number.cuh", "tensor_core.cuh", "warpgroup.cuh", "gemm_int4_wgmma.cu"
 )
-_TILES = CudaKernel(read_source(f"{__package__}.kernels", "number.cuh", "token_tiles.cu"), "token_tiles")
+_TILES = CudaKernel(read_source(f"{__package__}.kernels", "token_tiles.cu"), "token_tiles")
 _TILE_THREADS = 128
-_TILE_ROWS = 8
+_TILE_ROWS = 16
 
 
 class WgmmaInt4(PreparedInt4, CudaImplementation):
@@ -49,7 +49,6 @@ class WgmmaInt4(PreparedInt4, CudaImplementation):
     cluster     blocks that K is split over
     stages      steps of 64 k's in shared memory
     resident    blocks that share a multiprocessor
-    scaled      "weights", each before its product, or "sums" of products that share a scale
     """
 
     op = "gemm_int4"
@@ -88,19 +87,16 @@ class WgmmaInt4(PreparedInt4, CudaImplementation):
 
     def prepared(self, problem: Problem, config: Config) -> Mapping[str, tuple[str, ...]]:
         shared = super().prepared(problem, config)
-        return {**shared, "whole": ("zeros",)} if _looks_at_zeros(problem, config) else shared
+        return shared if problem.symmetric else {**shared, "whole": ("zeros",)}
 
     def prepare(self, name: str, values: tuple[Any, ...], problem: Problem, config: Config) -> torch.Tensor:
         """Beside what all have: whether every zero point is a whole number, small enough to be added to exactly."""
         return whole(values[0]) if name == "whole" else super().prepare(name, values, problem, config)
 
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
-        """The tokens in the order of the products, and their sums over each unit along K."""
-        rows, depth = -(-problem.m // config["tokens"]) * config["tokens"], chunks(problem) * CHUNK
-        return {
-            "tiles": TensorSpec.contiguous((rows * depth,), problem.torch_dtype, device.torch),
-            "sums": TensorSpec.contiguous((rows * depth // unit(problem),), torch.float32, device.torch),
-        }
+        """The tokens in the order of the products."""
+        size = -(-problem.m // config["tokens"]) * config["tokens"] * chunks(problem) * CHUNK
+        return {"tiles": TensorSpec.contiguous((size,), problem.torch_dtype, device.torch)}
 
     def launch(self, problem: Problem, config: Config, device: Device) -> tuple[Launch, Launch]:
         tokens, groups, cluster = config["tokens"], config["groups"], config["cluster"]
@@ -111,14 +107,12 @@ class WgmmaInt4(PreparedInt4, CudaImplementation):
         order = Launch(
             _TILES,
             grid=(-(-problem.m // _TILE_ROWS), -(-chunks(problem) // per_block)),
-            args=("tiles", "sums", "a", problem.m),
+            args=("tiles", "a", problem.m),
             constants={
-                "ELEMENT": C_TYPES[problem.dtype],
-                "VEC": 4,
                 "K": problem.k,
-                "UNIT": unit(problem),
                 "CHUNKS": chunks(problem),
                 "TOKENS": tokens,
+                "ROWS": _TILE_ROWS,
                 "THREADS": _TILE_THREADS,
             },
             options={"block": _TILE_THREADS},
@@ -126,7 +120,7 @@ class WgmmaInt4(PreparedInt4, CudaImplementation):
         product = Launch(
             kernel(tokens),
             grid=(tiles * cluster if cluster > 1 else min(tiles, resident),),
-            args=("y", "tiles", "sums", "packed", "factors", *(("whole",) if _looks_at_zeros(problem, config) else ()), problem.m),
+            args=("y", "tiles", "packed", "factors", *(() if problem.symmetric else ("whole",)), problem.m),
             constants={
                 "ELEMENT": C_TYPES[problem.dtype],
                 "VEC": 4,
@@ -139,7 +133,6 @@ class WgmmaInt4(PreparedInt4, CudaImplementation):
                 "TOKENS": tokens,
                 "GROUPS": groups,
                 "ALONG_K": config["along_k"],
-                "SCALED_SUMS": config["scaled"] == "sums",
                 "CLUSTER": cluster,
                 "STAGES": config["stages"],
                 "RESIDENT": config["resident"],
@@ -209,7 +202,7 @@ class _Shape(NamedTuple):
 def _space(shape: _Shape, fitting: tuple[bool, ...], device: Device) -> Space:
     """``fitting``: of each number of tokens, whether it fits m."""
     tokens, limit = dict(zip(_TOKENS, fitting, strict=True)), shared_limit(device.target)
-    space = Space(tokens=_TOKENS, groups=[1, 2], along_k=[1, 2], cluster=[1, 2, 4, 8], stages=[4, 6], resident=[1, 2], scaled=["weights", "sums"])
+    space = Space(tokens=_TOKENS, groups=[1, 2], along_k=[1, 2], cluster=[1, 2, 4, 8], stages=[4, 6], resident=[1, 2])
     return (
         space.require("tokens fit m", lambda config: tokens[config["tokens"]])
         .require("a block's part of K is whole steps and units", lambda config: not shape.chunks % (config["cluster"] * 4))
@@ -231,7 +224,7 @@ def _is_long(depth: int, config: Config) -> bool:
 
 def _live_registers(config: Config) -> int:
     """Sums, two chunks of expanded weights, and addresses."""
-    return int(config["tokens"] * (2 if config["scaled"] == "sums" else 1) + 2 * 16 + 44)
+    return int(config["tokens"] + 2 * 16 + 44)
 
 
 def _warpgroups(config: Config) -> int:
@@ -257,13 +250,7 @@ def _shared_bytes(symmetric: bool, unit_chunks: int, config: Config) -> int:
     step = 8 * config["tokens"] * _VECTOR + config["groups"] * (_STRIPES * 2 * _WARP * _VECTOR + factors)
     split = config["cluster"] * config["along_k"] > 1
     sums = config["tokens"] // 4 * _warpgroups(config) * _WARPGROUP * _VECTOR if split else 0
-    if config["scaled"] == "sums":
-        step += config["tokens"] * 4 * max(1, 2 // unit_chunks)
     return int(_BARRIER_BYTES + config["stages"] * step + sums)
-
-
-def _looks_at_zeros(problem: Problem, config: Config) -> bool:
-    return bool(config["scaled"] == "weights" and not problem.symmetric)
 
 
 @lru_cache(maxsize=_KEPT)
@@ -283,8 +270,7 @@ def _cycles(config: Config, work: _Work, device: Device) -> tuple[float, ...]:
     # a step of 64 k's of 128 columns: 2048 products a cycle; 4 KiB of weight; a warpgroup takes 550 to expand it
     products = 4 * config["tokens"] * groups * config["resident"]
     memory = 4096 * groups * min(tiles * cluster, multiprocessors * config["resident"]) / 2300
-    expanding = 550 if config["scaled"] == "weights" else 300 + 2 * config["tokens"]
-    alone = (expanding + 3 * config["tokens"]) * (1.25 if _warpgroups(config) * config["resident"] > 1 else 1) / along_k
+    alone = (550 + 3 * config["tokens"]) * (1.25 if _warpgroups(config) * config["resident"] > 1 else 1) / along_k
     sums = 0 if cluster * along_k == 1 else 1000 + 30 * config["tokens"]
     each = work.chunks / 2 / cluster * max(products, memory, alone) + sums + 1500
     return (waves * each, -config["stages"], config["resident"])

@@ -7,9 +7,7 @@
 //
 // A block has COPIERS warps that ask the copy engine for what STAGES steps of 64 k's need, and warpgroups that multiply:
 // GROUPS side by side, 128 columns each, and ALONG_K for each of these, which take the chunks of a step in turn. It goes from
-// tile to tile, so that the next tile is on the way while one ends. The scale is multiplied with each weight, or, with
-// SCALED_SUMS, with the sum of each unit's products, which costs less for few tokens; token_tiles.cu has added up the tokens
-// that a zero point is to be multiplied with. K is split over the blocks of a CLUSTER, too. The sums of
+// tile to tile, so that the next tile is on the way while one ends. K is split over the blocks of a CLUSTER, too. The sums of
 // all parts of K are added in a fixed order.
 
 constexpr int LANES = 32, WARPS = 4, STRIPE = 32, CHUNK = 32, WIDEST = 128;
@@ -48,8 +46,7 @@ constexpr int TOKEN_BYTES = 8 * NEXT_K;
 constexpr int STRIPE_BYTES = STEP_CHUNKS * LANES * sizeof(Words);
 constexpr int UNIT_BYTES = WARPS * 8 * sizeof(Factors);
 constexpr int GROUP_BYTES = WARPS * STRIPE_BYTES + STEP_UNITS * UNIT_BYTES;
-constexpr int SUM_BYTES = SCALED_SUMS ? STEP_UNITS * TOKENS * sizeof(float) : 0;
-constexpr int STAGE_BYTES = TOKEN_BYTES + GROUPS * GROUP_BYTES + SUM_BYTES;
+constexpr int STAGE_BYTES = TOKEN_BYTES + GROUPS * GROUP_BYTES;
 constexpr int BARRIER_BYTES = 128;
 constexpr int VECTORS = TOKENS / 4;  // of four neighbouring columns of one token, of a thread
 static_assert(CLUSTER == 1 || VECTORS % CLUSTER == 0, "the blocks of a cluster add equal shares");
@@ -75,12 +72,6 @@ __device__ inline unsigned times(unsigned one, unsigned other) {
   return reinterpret_cast<const unsigned &>(product);
 }
 
-// A word as four registers of the 64-row operand, in the order of its columns 0, 1, 0, 1: MAGIC + number, two at once.
-__device__ inline void numbers_of(unsigned (&a)[4], unsigned word) {
-#pragma unroll
-  for (int k = 0; k < 4; ++k) a[k] = mask_and_set(word >> (4 * k), 0x000F000Fu, MAGIC);
-}
-
 // Scales and zero points of a lane's four columns of its stripe, each in both halves. If all zero points are WHOLE, they have
 // room for what MAGIC adds to the numbers, and one difference is exact; else a number is first itself again.
 template <bool WHOLE> struct Unit {
@@ -98,23 +89,20 @@ template <bool WHOLE> struct Unit {
     }
   }
 
-  // Numbers of the columns `pair * 2` and one more as weights.
-  __device__ void scale_numbers(unsigned (&a)[4], int pair) const {
+  // A word as four registers of the 64-row operand.
+  __device__ void expand(unsigned (&a)[4], unsigned word, int tile) const {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const int column = pair * 2 + k % 2;
+      const unsigned number = mask_and_set(word >> (4 * k), 0x000F000Fu, MAGIC);
+      const int column = tile * 2 + k % 2;
 #if SYMMETRIC
-      a[k] = times(minus(a[k], MIDDLE), scale[column]);
+      a[k] = times(minus(number, MIDDLE), scale[column]);
 #else
-      a[k] = times(minus(WHOLE ? a[k] : minus(a[k], MAGIC), zero[column]), scale[column]);
+      a[k] = times(minus(WHOLE ? number : minus(number, MAGIC), zero[column]), scale[column]);
 #endif
     }
   }
 };
-
-__device__ inline float factor(const Factors &factors, int place) {
-  return to_float(from_bits<T>(factors.word[place / 2] >> (place % 2 * 16)));
-}
 
 // The tiles of a block: those of its cluster, one after another. Tokens come first, so that the blocks that run at once
 // share weights.
@@ -146,7 +134,6 @@ struct Ring {
   __device__ unsigned tokens() const { return base + BARRIER_BYTES + stage * STAGE_BYTES; }
   __device__ unsigned weight(int group) const { return tokens() + TOKEN_BYTES + group * GROUP_BYTES; }
   __device__ unsigned factors(int group) const { return weight(group) + WARPS * STRIPE_BYTES; }
-  __device__ unsigned sums() const { return tokens() + TOKEN_BYTES + GROUPS * GROUP_BYTES; }
 };
 static_assert(16 * STAGES <= BARRIER_BYTES, "two barriers a stage");
 
@@ -160,12 +147,10 @@ struct Copier {
   static constexpr int OWN = GROUPS * WARPS / COPIERS;  // stripes
   const Words *weight[OWN];
   const Words *tokens;
-  const float *sums;
   const Factors *factors;
   int warp;
 
-  __device__ Copier(const Tile &tile, const Words *all_tokens, const float *all_sums, const Words *packed,
-                    const Factors *all_factors)
+  __device__ explicit Copier(const Tile &tile, const Words *all_tokens, const Words *packed, const Factors *all_factors)
       : warp((threadIdx.x - MULTIPLIERS) / LANES) {
     const int first = (int)(blockIdx.x % CLUSTER) * PART;
 #pragma unroll
@@ -174,24 +159,17 @@ struct Copier {
       weight[k] = packed + ((long long)stripe * CHUNKS + first) * LANES;
     }
     tokens = all_tokens + ((long long)(tile.index % tile.along_m) * CHUNKS + first) * 4 * TOKENS;
-    sums = all_sums + ((long long)(tile.index % tile.along_m) * UNITS + first / UNIT_CHUNKS) * TOKENS;
     // the factors of a group are asked for by a warp of their own
     factors = all_factors + existing(tile.group() + warp % GROUPS) * WARPS * 8;
     if (!PER_COLUMN) factors += (long long)(first / UNIT_CHUNKS) * STRIPES * 8;
   }
 
-  // ``with_factors``: in the first step of a unit, or in its last one if sums are scaled.
-  __device__ void ask(const Ring &ring, bool with_factors) {
+  __device__ void ask(const Ring &ring, bool begins) {
     const unsigned barrier = ring.full(ring.stage);
     if (warp == 0) {
-      arrive_expecting(barrier, TOKEN_BYTES + GROUPS * WARPS * STRIPE_BYTES +
-                                    (with_factors ? GROUPS * STEP_UNITS * UNIT_BYTES + SUM_BYTES : 0));
+      arrive_expecting(barrier, TOKEN_BYTES + GROUPS * (WARPS * STRIPE_BYTES + (begins ? STEP_UNITS * UNIT_BYTES : 0)));
       copy_bytes(ring.tokens(), tokens, TOKEN_BYTES, barrier);
       tokens += STEP_CHUNKS * 4 * TOKENS;
-      if (SCALED_SUMS && with_factors) {
-        copy_bytes(ring.sums(), sums, SUM_BYTES, barrier);
-        sums += STEP_UNITS * TOKENS;
-      }
     }
 #pragma unroll
     for (int k = 0; k < OWN; ++k) {
@@ -199,7 +177,7 @@ struct Copier {
       copy_bytes(ring.weight(place / WARPS) + place % WARPS * STRIPE_BYTES, weight[k], STRIPE_BYTES, barrier);
       weight[k] += STEP_CHUNKS * LANES;
     }
-    if (with_factors && warp >= COPIERS - GROUPS)
+    if (begins && warp >= COPIERS - GROUPS)
 #pragma unroll
       for (int unit = 0; unit < STEP_UNITS; ++unit) {
         copy_bytes(ring.factors(warp % GROUPS) + unit * UNIT_BYTES, factors, UNIT_BYTES, barrier);
@@ -209,14 +187,14 @@ struct Copier {
 };
 
 // By those that do not multiply: one lane of a warp asks, all meet.
-__device__ inline void copy_all(const Words *tokens, const float *sums, const Words *packed, const Factors *factors, long long m, Ring ring) {
+__device__ inline void copy_all(const Words *tokens, const Words *packed, const Factors *factors, long long m, Ring ring) {
   for (Tile tile(m); tile.exists(); tile.advance()) {
     if (threadIdx.x % LANES == 0) {
-      Copier copier(tile, tokens, sums, packed, factors);
+      Copier copier(tile, tokens, packed, factors);
 #pragma unroll 1
       for (int chunk = 0; chunk < PART; chunk += STEP_CHUNKS, ring.advance()) {
         await(ring.empty(ring.stage), ring.parity ^ 1);
-        copier.ask(ring, (SCALED_SUMS ? chunk + STEP_CHUNKS : chunk) % UNIT_CHUNKS == 0);
+        copier.ask(ring, chunk % UNIT_CHUNKS == 0);
       }
     }
 #if CLUSTER > 1
@@ -248,7 +226,6 @@ __device__ inline void store(T *y, const Floats &value, int vector, const Tile &
 // By a warpgroup that multiplies: 128 columns.
 struct Multiplier {
   float sum[2][TOKENS / 2];  // of the first and the second two of a lane's four columns
-  float total[2][SCALED_SUMS ? TOKENS / 2 : 1];  // of the units whose sums have been scaled
   int group, part, lane, warp;  // part: of K, within a step
 
   __device__ Multiplier()
@@ -257,14 +234,11 @@ struct Multiplier {
 
   __device__ Floats columns(int vector) const {
     const int at = vector / 2 * 4 + vector % 2;
-    if constexpr (SCALED_SUMS) return {total[0][at], total[0][at + 2], total[1][at], total[1][at + 2]};
     return {sum[0][at], sum[0][at + 2], sum[1][at], sum[1][at + 2]};
   }
 
   template <bool WHOLE> __device__ void run(T *y, long long m, Ring ring) {
     for (Tile tile(m); tile.exists(); tile.advance()) {
-#pragma unroll
-      for (int k = 0; k < 2 * (SCALED_SUMS ? TOKENS / 2 : 1); ++k) total[k % 2][k / 2] = 0;
       multiply<WHOLE>(ring);
       finish(y, tile, m, ring);
     }
@@ -280,33 +254,23 @@ struct Multiplier {
         const int chunk = ALONG_K == 1 ? turn % STEP_CHUNKS : part;  // of the step
         const bool first = ALONG_K > 1 || turn % STEP_CHUNKS == 0, last = ALONG_K > 1 || turn % STEP_CHUNKS == STEP_CHUNKS - 1;
         if (first) await(ring.full(ring.stage), ring.parity);
-        const unsigned factors = ring.factors(group) + chunk / UNIT_CHUNKS * UNIT_BYTES + (warp * 8 + lane / 4) * sizeof(Factors);
-        const bool begins = UNIT_CHUNKS == 1 || turn * ALONG_K % UNIT_CHUNKS == 0;
-        const bool ends = UNIT_CHUNKS == 1 || (turn + 1) * ALONG_K % UNIT_CHUNKS == 0;
-        if (!SCALED_SUMS && begins) unit.set(load_shared<Factors>(factors));
+        if (UNIT_CHUNKS == 1 || turn * ALONG_K % UNIT_CHUNKS == 0)
+          unit.set(load_shared<Factors>(ring.factors(group) + chunk / UNIT_CHUNKS * UNIT_BYTES +
+                                        (warp * 8 + lane / 4) * sizeof(Factors)));
         const Words weight = load_shared<Words>(ring.weight(group) + warp * STRIPE_BYTES + (chunk * LANES + lane) * sizeof(Words));
 #pragma unroll
         for (int step = 0; step < 2; ++step)
 #pragma unroll
-          for (int pair = 0; pair < 2; ++pair) {
-            numbers_of(a[turn % 2][step][pair], weight.word[pair * 2 + step]);
-            if (!SCALED_SUMS) unit.scale_numbers(a[turn % 2][step][pair], pair);
-          }
+          for (int pair = 0; pair < 2; ++pair) unit.expand(a[turn % 2][step][pair], weight.word[pair * 2 + step], pair);
         const unsigned long long tokens = operand(ring.tokens() + chunk * 4 * NEXT_K, NEXT_K);
         begin_products();
 #pragma unroll
         for (int step = 0; step < 2; ++step)
 #pragma unroll
           for (int pair = 0; pair < 2; ++pair)
-            multiply_tokens(sum[pair], a[turn % 2][step][pair], tokens + step * (2 * NEXT_K >> 4),
-                            SCALED_SUMS ? !begins || step > 0 : done + turn + step > 0);
+            multiply_tokens(sum[pair], a[turn % 2][step][pair], tokens + step * (2 * NEXT_K >> 4), done + turn + step > 0);
         close_products();
-        if (SCALED_SUMS && ends) {
-          await_products<0>();
-          scale_sums(load_shared<Factors>(factors), ring.sums() + chunk / UNIT_CHUNKS * TOKENS * sizeof(float));
-        } else {
-          await_products<1>();
-        }
+        await_products<1>();
         if (first && done + turn > 0) announce(ring.empty(ring.before()));
         if (last) ring.advance();
       }
@@ -315,35 +279,6 @@ struct Multiplier {
     settle(sum[0]);
     settle(sum[1]);
     announce(ring.empty(ring.before()));
-  }
-
-  // The sums of a unit, less what MAGIC and the zero points have added, times the scales. `tokens`: where the tokens' sums are.
-  __device__ void scale_sums(const Factors &factors, unsigned tokens) {
-    if constexpr (SCALED_SUMS) {
-      settle(sum[0]);
-      settle(sum[1]);
-      constexpr float OFFSET = HALF ? 1024.0f : 128.0f;
-      float scale[4], zero[4];
-#pragma unroll
-      for (int column = 0; column < 4; ++column) {
-        scale[column] = factor(factors, column);
-        zero[column] = -OFFSET - (SYMMETRIC ? 8.0f : factor(factors, (4 + column) % (sizeof(Factors) / 2)));
-      }
-#pragma unroll
-      for (int octet = 0; octet < TOKENS / 8; ++octet) {
-        const HalfWords both = load_shared<HalfWords>(tokens + (octet * 8 + lane % 4 * 2) * sizeof(float));
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          // once for each unit, though several warpgroups may have a part of its products
-          const float of_tokens = UNIT_CHUNKS == 1 || part == 0 ? __uint_as_float(both.word[k % 2]) : 0.0f;
-#pragma unroll
-          for (int pair = 0; pair < 2; ++pair) {
-            const float centred = fmaf(zero[pair * 2 + k / 2], of_tokens, sum[pair][octet * 4 + k]);
-            total[pair][octet * 4 + k] = fmaf(scale[pair * 2 + k / 2], centred, total[pair][octet * 4 + k]);
-          }
-        }
-      }
-    }
   }
 
   __device__ void finish(T *y, const Tile &tile, long long m, const Ring &ring) const {
@@ -392,10 +327,9 @@ struct Multiplier {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    gemm_int4_wgmma(T *__restrict__ y, const Words *__restrict__ tokens, const float *__restrict__ sums,
-                    const Words *__restrict__ packed,
+    gemm_int4_wgmma(T *__restrict__ y, const Words *__restrict__ tokens, const Words *__restrict__ packed,
                     const Factors *__restrict__ factors,
-#if !SYMMETRIC && !SCALED_SUMS
+#if !SYMMETRIC
                     const int *__restrict__ whole,
 #endif
                     long long m) {
@@ -410,10 +344,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   __syncthreads();
   if (threadIdx.x >= MULTIPLIERS) {
     if constexpr (GIVES) give_registers<40>();
-    copy_all(tokens, sums, packed, factors, m, ring);
+    copy_all(tokens, packed, factors, m, ring);
   } else {
     if constexpr (GIVES) take_registers<232>();
-#if SYMMETRIC || SCALED_SUMS
+#if SYMMETRIC
     Multiplier().run<true>(y, m, ring);
 #else
     if (*whole)
