@@ -189,10 +189,9 @@ class Implementation(ABC):
 
     @property
     def prepared_by(self) -> object:
-        """The object that stands for whoever prepares: implementations of an op that return one object share copies.
+        """The object that owns the prepared tensors. Implementations of an op that return one object share copies.
 
-        They agree in ``prepared`` and ``prepared_config``, and their ``prepare`` makes equal tensors. By default each
-        implementation prepares for itself.
+        Their ``prepare`` makes equal tensors for equal names and equal ``prepared_config``. By default ``self``.
         """
         return self
 

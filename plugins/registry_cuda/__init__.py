@@ -42,4 +42,5 @@ def gemm_int4_implementations() -> list[Implementation]:
     from .gemm_int4 import MmaInt4
     from .gemm_int4_wgmma import WgmmaInt4
 
-    return [MmaInt4(), WgmmaInt4()]
+    decode = MmaInt4()
+    return [decode, WgmmaInt4(decode)]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from registry import Config, Device, Launch, Problem, Space
 from registry.backends.cuda import CudaImplementation, CudaKernel, read_source, shared_limit
 
-from .int4_order import CHUNK, STRIPE, PreparedInt4, chunks, unit
+from . import int4_order
+from .int4_order import CHUNK, STRIPE, chunks, unit
 from .number import C_TYPES
 
 _DTYPES = ("bfloat16", "float16")
@@ -29,7 +32,7 @@ _SOURCE = read_source(f"{__package__}.kernels", "number.cuh", "tensor_core.cuh",
 _KERNEL = CudaKernel(_SOURCE, "gemm_int4")
 
 
-class MmaInt4(PreparedInt4, CudaImplementation):
+class MmaInt4(CudaImplementation):
     """Tensor cores (mma.sync) on weights that go from memory to registers, in the order of PTX's fragments, as Marlin
     does (Frantar et al., 2024): the weight is the 16-row operand and the tokens the 8-wide one, raw 4-bit numbers are
     multiplied and scaled after each group, and K is split over the warps of a block and the blocks of a cluster.
@@ -58,6 +61,19 @@ class MmaInt4(PreparedInt4, CudaImplementation):
             yield f"n={problem.n} columns are more than a grid has (limit {_MOST_COLUMNS})"
         if problem.k > _DEEPEST:
             yield f"k={problem.k} is beyond what is counted in 32 bits (limit {_DEEPEST})"
+
+    def prepared(self, problem: Problem, config: Config) -> Mapping[str, tuple[str, ...]]:
+        return {"packed": ("qweight",), "factors": ("scales", "zeros")}
+
+    def prepare(self, name: str, values: tuple[Any, ...], problem: Problem, config: Config) -> torch.Tensor:
+        """The weight, and scales with zero points, in the order of registry_cuda.int4_order."""
+        if name == "packed":
+            return int4_order.packed(values[0], problem)
+        return int4_order.factors(values[0], values[1])
+
+    def prepared_config(self, problem: Problem, config: Config) -> Config:
+        """Nothing: whatever wins for one user and for 64, a weight is held once."""
+        return {}
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Tiles, and how K is split."""

@@ -11,7 +11,8 @@ import torch
 from registry import Config, Device, Launch, Problem, Space, TensorSpec
 from registry.backends.cuda import CudaImplementation, CudaKernel, read_source, shared_limit
 
-from .int4_order import CHUNK, PreparedInt4, chunks, unit, whole
+from .gemm_int4 import MmaInt4
+from .int4_order import CHUNK, chunks, unit
 from .number import C_TYPES
 
 _DTYPES = ("bfloat16", "float16")
@@ -29,19 +30,19 @@ _BARRIER_BYTES = 128
 _MOST_COLUMNS = 2**24
 _DEEPEST = 2**22
 _KEPT = 1024
-_SOURCE = read_source(
-    f"{__package__}.kernels", "number.cuh", "tensor_core.cuh", "warpgroup.cuh", "gemm_int4_wgmma.cu"
-)
+_USABLE = {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.8}
+"""By size of a cluster, the share of multiprocessors that whole clusters fill, since parts of the GPU have odd numbers."""
+_SOURCE = read_source(f"{__package__}.kernels", "number.cuh", "tensor_core.cuh", "warpgroup.cuh", "gemm_int4_wgmma.cu")
 _TILES = CudaKernel(read_source(f"{__package__}.kernels", "token_tiles.cu"), "token_tiles")
 _TILE_THREADS = 128
 _TILE_ROWS = 16
 
 
-class WgmmaInt4(PreparedInt4, CudaImplementation):
+class WgmmaInt4(CudaImplementation):
     """Warpgroup products (wgmma) of a weight that is expanded in registers, straight from memory, and tokens that
     other warps copy to shared memory; the weight is the 64-row operand, as in Marlin's and Machete's swapped products.
 
-    It reads the prepared weight of ``cuda.mma``: both together hold one copy.
+    It reads the prepared weight of ``decode``, ``cuda.mma``: both together hold one copy.
 
     tokens      rows of a in a tile
     groups      warpgroups side by side in a block, 128 columns each
@@ -54,6 +55,14 @@ class WgmmaInt4(PreparedInt4, CudaImplementation):
     op = "gemm_int4"
     name = "cuda.wgmma"
     source = _SOURCE
+
+    def __init__(self, decode: MmaInt4) -> None:
+        self.decode = decode
+
+    @property
+    def prepared_by(self) -> object:
+        """``cuda.mma``, whose prepared weight this one reads."""
+        return self.decode
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         yield from super().unsupported(problem, device)
@@ -86,12 +95,17 @@ class WgmmaInt4(PreparedInt4, CudaImplementation):
         return 2.6 if problem.m > 32 else 0.6
 
     def prepared(self, problem: Problem, config: Config) -> Mapping[str, tuple[str, ...]]:
-        shared = super().prepared(problem, config)
+        """The weight of ``cuda.mma``, and whether its zero points are whole."""
+        shared = self.decode.prepared(problem, config)
         return shared if problem.symmetric else {**shared, "whole": ("zeros",)}
 
     def prepare(self, name: str, values: tuple[Any, ...], problem: Problem, config: Config) -> torch.Tensor:
-        """Beside what all have: whether every zero point is a whole number, small enough to be added to exactly."""
-        return whole(values[0]) if name == "whole" else super().prepare(name, values, problem, config)
+        """See ``prepared``."""
+        return whole(values[0]) if name == "whole" else self.decode.prepare(name, values, problem, config)
+
+    def prepared_config(self, problem: Problem, config: Config) -> Config:
+        """Nothing: a weight is held once, whatever wins."""
+        return self.decode.prepared_config(problem, config)
 
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
         """The tokens in the order of the products."""
@@ -144,6 +158,11 @@ class WgmmaInt4(PreparedInt4, CudaImplementation):
         return order, product
 
 
+def whole(zeros: torch.Tensor) -> torch.Tensor:
+    """int32 ``[1]``: 1 if every zero point is an integer of at most 128, so that 128 more is exact in bfloat16."""
+    return ((zeros == zeros.round()) & (zeros.abs() <= 128)).all().to(torch.int32).reshape(1)
+
+
 class _Work(NamedTuple):
     """What the speed of a configuration depends on: columns, chunks along K, tiles along m of each number of tokens."""
 
@@ -164,15 +183,17 @@ def _product(tokens: int) -> str:
     sums = ", ".join(f"%{place}" for place in range(count))
     a = ", ".join(f"%{count + place}" for place in range(4))
     outputs = ", ".join(f'"+f"(sum[{place}])' for place in range(count))
+    operands = f"{{{sums}}}, {{{a}}}, %{count + 4}, p, 1, 1, 0;"
     return f"""
 #if HALF
-#define WGMMA_TYPES "f32.f16.f16"
+#define WGMMA "wgmma.mma_async.sync.aligned.m64n{tokens}k16.f32.f16.f16"
 #else
-#define WGMMA_TYPES "f32.bf16.bf16"
+#define WGMMA "wgmma.mma_async.sync.aligned.m64n{tokens}k16.f32.bf16.bf16"
 #endif
-__device__ inline void multiply_tokens(float (&sum)[{count}], const unsigned (&a)[4], unsigned long long tokens, bool more) {{
+__device__ inline void multiply_tokens(float (&sum)[{count}], const unsigned (&a)[4], unsigned long long tokens,
+                                       bool more) {{
   asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 5}, 0;\\n"
-               "wgmma.mma_async.sync.aligned.m64n{tokens}k16." WGMMA_TYPES " {{{sums}}}, {{{a}}}, %{count + 4}, p, 1, 1, 0;\\n}}"
+               WGMMA " {operands}\\n}}"
                : {outputs}
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens), "r"((int)more));
 }}"""
@@ -205,7 +226,9 @@ def _space(shape: _Shape, fitting: tuple[bool, ...], device: Device) -> Space:
     space = Space(tokens=_TOKENS, groups=[1, 2], along_k=[1, 2], cluster=[1, 2, 4, 8], stages=[4, 6], resident=[1, 2])
     return (
         space.require("tokens fit m", lambda config: tokens[config["tokens"]])
-        .require("a block's part of K is whole steps and units", lambda config: not shape.chunks % (config["cluster"] * 4))
+        .require(
+            "a block's part of K is whole steps and units", lambda config: not shape.chunks % (config["cluster"] * 4)
+        )
         .require("a part of K is long enough to be worth a block", lambda config: _is_long(shape.chunks, config))
         .require("at most two warpgroups multiply", lambda config: _warpgroups(config) <= 2)
         .require("each group has columns", lambda config: config["groups"] <= shape.groups)
@@ -216,6 +239,10 @@ def _space(shape: _Shape, fitting: tuple[bool, ...], device: Device) -> Space:
             lambda config: config["resident"] * _shared_bytes(shape.symmetric, shape.unit_chunks, config) <= limit,
         )
     )
+
+
+def _is_whole(depth: int, config: Config) -> bool:
+    return not depth % (config["cluster"] * 4)
 
 
 def _is_long(depth: int, config: Config) -> bool:
@@ -259,18 +286,15 @@ def _fastest(space: Space, work: _Work, device: Device) -> Config:
 
 
 def _cycles(config: Config, work: _Work, device: Device) -> tuple[float, ...]:
-    """Cycles of the busiest multiprocessor, roughly; then what breaks ties."""
+    """Cycles of the busiest multiprocessor, as measured on an H200 within a tenth in the median; then tie breaks."""
     multiprocessors = max(device.multiprocessors, 1)
-    cluster, groups, along_k = config["cluster"], config["groups"], config["along_k"]
-    along_m = work.along_m[_TOKENS.index(config["tokens"])]
-    tiles = along_m * -(-work.n // (_GROUP_COLUMNS * groups))
-    # of clusters of 8 a GPU has room for two in each of its parts of 16 to 18 multiprocessors
-    at_once = multiprocessors * config["resident"] // (cluster if cluster < 8 else 10)
+    tokens, groups, resident = config["tokens"], config["groups"], config["resident"]
+    tiles = work.along_m[_TOKENS.index(tokens)] * -(-work.n // (_GROUP_COLUMNS * groups))
+    at_once = int(multiprocessors * resident * _USABLE[config["cluster"]] / config["cluster"])
     waves = -(-tiles // max(at_once, 1))
-    # a step of 64 k's of 128 columns: 2048 products a cycle; 4 KiB of weight; a warpgroup takes 550 to expand it
-    products = 4 * config["tokens"] * groups * config["resident"]
-    memory = 4096 * groups * min(tiles * cluster, multiprocessors * config["resident"]) / 2300
-    alone = (550 + 3 * config["tokens"]) * (1.25 if _warpgroups(config) * config["resident"] > 1 else 1) / along_k
-    sums = 0 if cluster * along_k == 1 else 1000 + 30 * config["tokens"]
-    each = work.chunks / 2 / cluster * max(products, memory, alone) + sums + 1500
-    return (waves * each, -config["stages"], config["resident"])
+    # of 64 k's, with so many warpgroups that expand weights and share the tensor cores
+    step = 740 + 5.3 * tokens if groups == 2 else 450 + 3.5 * tokens
+    crowded = 1 + 0.7 * (resident - 1) * min(1.0, tiles * config["cluster"] / (multiprocessors * resident))
+    sums = 0 if config["cluster"] * config["along_k"] == 1 else 2000 + 20 * tokens
+    each = work.chunks / 2 / config["cluster"] * step * crowded + sums + 2500
+    return (waves * each, -config["stages"], resident, config["along_k"])

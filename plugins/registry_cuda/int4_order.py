@@ -9,41 +9,19 @@ of its half.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
-from registry import Config, Implementation, Problem
+from registry import Problem
 
 CHUNK = 32
 STRIPE = 32
 WIDEST = 128
 """Columns of the widest block: a weight is padded to whole ones."""
 
+_PER_WORD = 8
 _LANES_K = 4
 _LANES_N = 8
 _LONGEST_UNIT = 128
-
-
-class PreparedInt4(Implementation):
-    """What the implementations that read this order share: the prepared weight, of which there is one copy for all."""
-
-    def prepared(self, problem: Problem, config: Config) -> Mapping[str, tuple[str, ...]]:
-        return {"packed": ("qweight",), "factors": ("scales", "zeros")}
-
-    def prepare(self, name: str, values: tuple[Any, ...], problem: Problem, config: Config) -> torch.Tensor:
-        """The weight, and scales with zero points, in the order that this module tells."""
-        return packed(values[0], problem) if name == "packed" else factors(values[0], values[1])
-
-    def prepared_config(self, problem: Problem, config: Config) -> Config:
-        """Nothing: whatever wins for one user and for a thousand rows, a weight is held once."""
-        return {}
-
-    @property
-    def prepared_by(self) -> object:
-        """This class: all implementations under it share what was prepared."""
-        return PreparedInt4
 
 
 def unit(problem: Problem) -> int:
@@ -76,11 +54,6 @@ def factors(scales: torch.Tensor, zeros: torch.Tensor | None) -> torch.Tensor:
     kinds = [scales] if zeros is None else [scales, zeros]
     shaped = [_padded(kind, kind.shape[0]).view(kind.shape[0], -1, _LANES_N, 4) for kind in kinds]
     return torch.stack(shaped, dim=3)
-
-
-def whole(zeros: torch.Tensor) -> torch.Tensor:
-    """int32 ``[1]``: 1 if every zero point is an integer of at most 128, so that 128 more is exact in bfloat16."""
-    return ((zeros == zeros.round()) & (zeros.abs() <= 128)).all().to(torch.int32).reshape(1)
 
 
 def _padded(values: torch.Tensor, rows: int) -> torch.Tensor:
