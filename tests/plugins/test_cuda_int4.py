@@ -111,7 +111,7 @@ def test_one_variant_serves_several_row_counts() -> None:
 
 
 def test_the_plugin_offers_it() -> None:
-    assert [each.name for each in gemm_int4_implementations()] == ["cuda.mma"]
+    assert [each.name for each in gemm_int4_implementations()] == ["cuda.mma", "cuda.wgmma"]
     assert "cuda.mma" in [each.name for each in registry.implementations("gemm_int4")]
 
 
