@@ -83,11 +83,11 @@ class WgmmaInt4(CudaImplementation):
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Tiles, how K is split, and how much is on the way."""
-        return _space(_Shape.of(problem), _fitting(problem.m), device)
+        return _space(_TileShape.of(problem), _fitting(problem.m), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """The tile and the cluster that a model of the GPU finds fastest."""
-        work = _Work(problem.n, chunks(problem), tuple([-(-problem.m // tokens) for tokens in _TOKENS]))
+        work = _TileWork(problem.n, chunks(problem), tuple([-(-problem.m // tokens) for tokens in _TOKENS]))
         return _fastest(self.space(problem, device), work, device)
 
     def preference(self, problem: Problem, device: Device) -> float:
@@ -163,7 +163,7 @@ def whole(zeros: torch.Tensor) -> torch.Tensor:
     return ((zeros == zeros.round()) & (zeros.abs() <= 128)).all().to(torch.int32).reshape(1)
 
 
-class _Work(NamedTuple):
+class _TileWork(NamedTuple):
     """What the speed of a configuration depends on: columns, chunks along K, tiles along m of each number of tokens."""
 
     n: int
@@ -205,7 +205,7 @@ def _fitting(m: int) -> tuple[bool, ...]:
     return tuple([least / 4 <= tokens <= least and (m < 2 * _TOKENS[-1] or tokens >= 64) for tokens in _TOKENS])
 
 
-class _Shape(NamedTuple):
+class _TileShape(NamedTuple):
     """What a space depends on: chunks along K and of a unit, groups of 128 columns, whether there are zero points."""
 
     chunks: int
@@ -214,13 +214,13 @@ class _Shape(NamedTuple):
     symmetric: bool
 
     @classmethod
-    def of(cls, problem: Problem) -> _Shape:
+    def of(cls, problem: Problem) -> _TileShape:
         groups = -(-problem.n // _GROUP_COLUMNS)
         return cls(chunks(problem), unit(problem) // CHUNK, groups, problem.symmetric)
 
 
 @lru_cache(maxsize=_KEPT)
-def _space(shape: _Shape, fitting: tuple[bool, ...], device: Device) -> Space:
+def _space(shape: _TileShape, fitting: tuple[bool, ...], device: Device) -> Space:
     """``fitting``: of each number of tokens, whether it fits m."""
     tokens, limit = dict(zip(_TOKENS, fitting, strict=True)), shared_limit(device.target)
     space = Space(tokens=_TOKENS, groups=[1, 2], along_k=[1, 2], cluster=[1, 2, 4, 8], stages=[4, 6], resident=[1, 2])
@@ -281,11 +281,11 @@ def _shared_bytes(symmetric: bool, unit_chunks: int, config: Config) -> int:
 
 
 @lru_cache(maxsize=_KEPT)
-def _fastest(space: Space, work: _Work, device: Device) -> Config:
+def _fastest(space: Space, work: _TileWork, device: Device) -> Config:
     return min(space.configs, key=lambda config: _cycles(config, work, device))
 
 
-def _cycles(config: Config, work: _Work, device: Device) -> tuple[float, ...]:
+def _cycles(config: Config, work: _TileWork, device: Device) -> tuple[float, ...]:
     """Cycles of the busiest multiprocessor, as measured on an H200 within a tenth in the median; then tie breaks."""
     multiprocessors = max(device.multiprocessors, 1)
     tokens, groups, resident = config["tokens"], config["groups"], config["resident"]

@@ -98,11 +98,13 @@ def reasons(problem: Problem, device: Device) -> Iterator[str]:
 
 
 def _weight_reasons(problem: Problem) -> Iterator[str]:
-    if problem.group_size != problem.k:
-        if problem.group_size not in _GROUP_SIZES:
-            yield f"group_size is {problem.group_size}, expected k or one of {', '.join(map(str, _GROUP_SIZES))}"
-        elif problem.k % problem.group_size:
-            yield f"the last group is shorter: k={problem.k} is no multiple of group_size={problem.group_size}"
+    if problem.group_size == problem.k:
+        if problem.dtype == "float16" and has_zeros(problem):
+            yield "with one scale and zero point a column its float16 results err by more than the op allows"
+    elif problem.group_size not in _GROUP_SIZES:
+        yield f"group_size is {problem.group_size}, expected k or one of {', '.join(map(str, _GROUP_SIZES))}"
+    elif problem.k % problem.group_size:
+        yield f"the last group is shorter: k={problem.k} is no multiple of group_size={problem.group_size}"
     if problem.op == "gemm_int4":
         return
     if problem.zeros == "float":
