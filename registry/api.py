@@ -1,4 +1,4 @@
-"""The bodies of the public functions: what they take, what they check, and the one dispatcher behind them."""
+"""The bodies of the public functions: their arguments, the checks of these, and the dispatcher of the process."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def tune(  # noqa: PLR0913  (an option each)
     """Find and store the winners of problems of ``op``; from then on ``call`` runs them.
 
     ``problems``: mappings of dimensions, Problems, or a shapes file, by whose counts they are weighed. ``device``: by
-    default the current GPU if there is one, else the CPU; "cuda" is every visible GPU, "cuda:0,cuda:2" or a list are
-    these, which share the problems. ``budget`` in seconds and ``trials`` are per problem, ``time_limit`` in
-    seconds is for the whole run: what it leaves out the same call tunes later. ``database``: where ``configure`` says,
-    when None. ``sampler``: a built-in one ("registry", "tpe", "gp", "nsgaii", "random"), one that a package registers,
-    or ``module:name``. ``storage``: a file or URL in which Optuna keeps the searches, "" for none.
-    ``all_sizes``: of more than four problems to which one's winner transfers, each is tuned.
+    default the current GPU if there is one, else the CPU; "cuda" is every visible GPU, "cuda:0,cuda:2" or a list names
+    the GPUs that share the problems. ``budget`` in seconds and ``trials`` are per problem, ``time_limit`` in seconds is
+    for the whole run: repeating the call tunes the problems that it left out. ``database``: None for the one that
+    ``configure`` names. ``sampler``: a built-in one ("registry", "tpe", "gp", "nsgaii", "random"), one that a package
+    registers, or ``module:name``. ``storage``: a file or URL in which Optuna keeps the searches, "" for none.
+    ``all_sizes``: tune each problem, also if one winner transfers to more than four of them.
     Raises RegistryError for unknown names and dimensions before anything is measured.
     """
     from .tuner.limits import Budget
@@ -129,7 +129,7 @@ def tune(  # noqa: PLR0913  (an option each)
 
 
 def _told(op: Op, problems: Wanted | str | Path) -> Shapes:
-    """The problems of the op that are meant, and how often a program calls each, if a shapes file says so."""
+    """The problems of ``op`` in ``problems``, and the calls of each by a program where a shapes file counts them."""
     from .tuner.shapes.shapes import Shapes, read_shapes
 
     if isinstance(problems, str | Path):

@@ -1,4 +1,4 @@
-"""Checks of the arguments of public functions: each is taken as it is meant, or refused before anything is done."""
+"""Checks of the arguments of public functions: each is converted to one type, or refused before any work is done."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .problem import Problem, Value
 
 
 def name_of_op(given: Any) -> str:
-    """The name of an op, or ArgumentTypeError."""
+    """``given``, the name of an op. Raises ArgumentTypeError unless it is a str."""
     if not isinstance(given, str):
         raise ArgumentTypeError(
             f"the name of an op must be a str, got {given!r:.80}", hint='expected e.g. registry.call("softmax", x)'
@@ -23,7 +23,7 @@ def name_of_op(given: Any) -> str:
 
 
 def database_of(what: str, given: Any) -> str | None:
-    """A file or an SQLAlchemy URL as text, None for the default place, or ArgumentTypeError."""
+    """A file or an SQLAlchemy URL as text; None for the default place. Raises ArgumentTypeError for other types."""
     path = os.fspath(given) if isinstance(given, os.PathLike) else given
     if path is None or isinstance(path, str):
         return path
@@ -33,7 +33,7 @@ def database_of(what: str, given: Any) -> str | None:
 
 
 def file_of(what: str, given: Any) -> Path:
-    """A file's path, or ArgumentTypeError."""
+    """The path of a file. Raises ArgumentTypeError for anything but a str or a path."""
     path = os.fspath(given) if isinstance(given, os.PathLike) else given
     if isinstance(path, str):
         return Path(path)
@@ -41,7 +41,7 @@ def file_of(what: str, given: Any) -> Path:
 
 
 def check_limit(what: str, name: str, given: Any, kind: Any) -> None:
-    """Refuse what is neither None nor a number of that kind."""
+    """Raise InvalidArgumentError unless ``given`` is None or a non-negative number of type ``kind``."""
     if given is None or (isinstance(given, kind) and not isinstance(given, bool) and given >= 0):
         return
     shown = "whole number" if kind is Integral else "number of seconds"
@@ -49,7 +49,7 @@ def check_limit(what: str, name: str, given: Any, kind: Any) -> None:
 
 
 def names_of(what: str, name: str, given: Any) -> tuple[str, ...]:
-    """One name or several, or ArgumentTypeError."""
+    """One name or several as a tuple. Raises ArgumentTypeError for anything but text."""
     names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
     for one in names:
         if not isinstance(one, str):

@@ -1,4 +1,4 @@
-"""What crosses between processes when a launch is compiled: plain, frozen data."""
+"""Variants, artifacts and signatures: the plain, frozen data that processes exchange to compile a launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .problem import Argument, Arguments, TensorSpec, canonical_json, fits_int32
 
 @dataclass(frozen=True)
 class Target:
-    """What a variant is compiled for: ``Target("cuda", "sm_90", 32)``, ``Target("hip", "gfx942", 64)``."""
+    """The architecture to compile for: ``Target("cuda", "sm_90", 32)``, ``Target("hip", "gfx942", 64)``."""
 
     backend: str
     architecture: str
@@ -22,9 +22,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Variant:
-    """What is compiled: a kernel with its constants, options and argument types, as plain JSON.
+    """A kernel with its constants, options and argument types, ready to compile, as plain JSON.
 
-    ``backend`` names who compiles it; ``spec`` is all that the compiler needs beside the implementation's source.
+    ``backend`` names the backend that compiles it; ``spec`` is all that the compiler needs besides the source.
     """
 
     backend: str
@@ -34,13 +34,13 @@ class Variant:
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of everything above: candidates with equal keys share one artifact."""
+        """SHA-256 of all fields: candidates with equal keys share one artifact."""
         text = canonical_json([self.backend, self.kernel, dict(self.spec), self.source])
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def code_of(variants: Iterable[Variant]) -> str:
-    """Hash of variants, equal where the very same code runs; "" where nothing is compiled."""
+    """Hash of the variants' code: equal hashes mean identical code; "" if there are no variants."""
     keys = [variant.key for variant in variants]
     return hashlib.sha256("\n".join(keys).encode()).hexdigest() if keys else ""
 
@@ -74,12 +74,12 @@ class Signature:
         scratch: Mapping[str, TensorSpec] | None = None,
         prepared: Mapping[str, TensorSpec] | None = None,
     ) -> None:
-        # at once: each new size of a call has one
+        # all fields in one step, for speed: each new size of a call makes a signature
         self.__dict__.update(arguments=arguments, outputs=outputs, scratch=scratch or {}, prepared=prepared or {})
 
     @cached_property
     def operands(self) -> Mapping[str, RunItem]:
-        """Where a run finds each name. For backends that hand an attribute on: its value does not count as read."""
+        """The RunItem of each name of the signature. For backends: an attribute's value does not count as read."""
         arguments = {**self.arguments.all, **self.prepared}
         groups = {"scratch": self.scratch, "arguments": arguments, "outputs": self.outputs}
         return {
@@ -90,7 +90,7 @@ class Signature:
 
     @cached_property
     def form(self) -> Hashable:
-        """What a backend may compile by: names in order, dtypes, alignment, types of attributes. No size is in it."""
+        """Key of everything that compiled code may depend on: names, dtypes, alignment, attribute types; no size."""
         found: list[Hashable] = []
         for group in (self.scratch, self.arguments.all, self.prepared, self.outputs):
             found.append(len(group))
@@ -102,7 +102,7 @@ class Signature:
         return tuple(found)
 
     def misaligned(self) -> Signature:
-        """This signature with nothing assumed of any tensor's address."""
+        """This signature with every tensor's alignment unknown."""
         made = (self.outputs, self.scratch, self.prepared)
         groups = [{name: spec.misaligned() for name, spec in group.items()} for group in made]
         return Signature(self.arguments.mapped(TensorSpec.misaligned), *groups)
@@ -126,7 +126,7 @@ def _form(value: Argument) -> tuple[Hashable, ...]:
 
 @dataclass(frozen=True)
 class Built:
-    """What ``Implementation.bind`` gets: the signature and one artifact a variant, in the order of ``variants``."""
+    """Input of ``Implementation.bind``: the signature and an artifact per variant, in the order of ``variants``."""
 
     signature: Signature
     artifacts: tuple[Artifact, ...] = ()

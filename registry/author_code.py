@@ -18,9 +18,9 @@ _KERNEL_FILES = frozenset({".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".cuh"})
 
 
 def where_defined(thing: Any) -> str:
-    """``"kernels.py:12"``: where a class, function, method, property or kernel is defined; "" where nobody knows.
+    """``"kernels.py:12"``: where a class, function, method, property or kernel is defined; "" if unknown.
 
-    An object that is none of these stands for its class.
+    For any other object the definition of its class is told.
     """
     code = _code(thing)
     if code is not None:
@@ -39,9 +39,9 @@ def at(thing: Any) -> str:
 
 
 def at_method(owner: object, name: str, fault: BaseException | None = None) -> str:
-    """As ``at``, of a method of ``owner``, and there of the line that raised ``fault``.
+    """`` (kernels.py:12)`` of method ``name`` of ``owner``, or of the line in it that raised ``fault``.
 
-    A method that the class has from this package is not the author's: the class itself is named then.
+    A method that the class inherits from this package is not the author's: the class itself is told instead.
     """
     if fault is not None and (line := where_raised(fault, owner)):
         return line
@@ -57,13 +57,13 @@ def _behind(place: str) -> str:
 
 
 def where_called() -> str:
-    """``"kernels.py:12"``: the innermost line on the stack that is not this package's."""
+    """``"kernels.py:12"``: the innermost line on the stack outside of this package."""
     frame = outer_frame(sys._getframe(1))
     return shown(frame.f_code.co_filename, frame.f_lineno)
 
 
 def outer_frame(frame: FrameType) -> FrameType:
-    """The innermost frame from ``frame`` outwards that is not this package's; the outermost where all of them are."""
+    """The innermost frame from ``frame`` outwards that is outside of this package; the outermost if there is none."""
     # the constructor of a dataclass is compiled from text that has no file
     while frame.f_back is not None and frame.f_code.co_filename.startswith((_OURS, "<string>")):
         frame = frame.f_back
@@ -73,7 +73,7 @@ def outer_frame(frame: FrameType) -> FrameType:
 def where_raised(fault: BaseException, *owners: object) -> str:
     """`` (kernels.py:12)``: the last line that a fault went through in the files of ``owners`` or their classes.
 
-    "" where it came from elsewhere, or its message tells the line already.
+    "" if the fault passed through none of these files, or if its message names the line already.
     """
     files = {file for owner in owners for file in _defining_files(owner) if not file.startswith(_OURS)}
     lines = [frame for frame in traceback.extract_tb(fault.__traceback__) if frame.filename in files]

@@ -1,7 +1,7 @@
-"""What ``registry.op(name)`` returns, by name: ``registry.calls.softmax``; of ``vendor::name``, ``vendor__name``.
+"""The callables of ``registry.op(name)`` as attributes: ``registry.calls.softmax``, ``registry.calls.vendor__name``.
 
-It is there for pickling: a model that keeps ``registry.op("softmax")`` is saved with a reference to here, and read
-back where that op is known. ``registry.call`` refers to the dispatcher of the process that reads it back.
+For pickling: a model that holds ``registry.op("softmax")`` is saved with a reference to this module, and loads wherever
+the op is known. ``registry.call`` is saved as a reference to the dispatcher of the loading process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def dispatcher_of_process() -> Dispatcher:
-    """The one behind ``registry.call``."""
+    """The dispatcher behind ``registry.call`` in this process."""
     return registry.api.dispatcher
 
 

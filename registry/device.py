@@ -20,12 +20,12 @@ from .artifact import Target
 from .errors import DeviceError
 
 _MULTIPROCESSORS = {"sm_80": 108, "sm_86": 84, "sm_89": 142, "sm_90": 132, "sm_100": 148, "sm_120": 170, "gfx942": 304}
-"""Of the largest part of an architecture: A100, A40, L40S, H200, B200, RTX 5090, MI300X."""
+"""Multiprocessors of the largest GPU of an architecture: A100, A40, L40S, H200, B200, RTX 5090, MI300X."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """What an implementation may decide by. Bytes are bytes; on a CPU ``multiprocessors`` are usable cores."""
+    """A device's properties, by which an implementation may decide. On a CPU ``multiprocessors`` are usable cores."""
 
     type: str
     index: int
@@ -41,7 +41,7 @@ class Device:
 
     @classmethod
     def of(cls, device: torch.device | str) -> Device:
-        """The device that torch calls so. Raises DeviceError when it is not there."""
+        """The device for a torch device or its name. Raises DeviceError if it does not exist."""
         return _device(*_resolve(device))
 
     @classmethod
@@ -57,10 +57,10 @@ class Device:
 
     @classmethod
     def without_hardware(cls, architecture: str) -> Device:
-        """A stand-in for a GPU of ``"sm_90"`` or ``"gfx942"`` that need not be here: to plan and to compile for it.
+        """A device for a GPU architecture (``"sm_90"``, ``"gfx942"``) without that GPU: to plan and to compile for it.
 
-        Raises DeviceError for a name that is none. Its multiprocessors are those of the largest such part, its memory
-        is without bounds.
+        It has as many multiprocessors as the largest GPU of the architecture, and unlimited memory. Raises DeviceError
+        for an unknown architecture.
         """
         name = re.sub(r"\A(sm_\d+)[af]\Z", r"\1", architecture)
         if not re.fullmatch(r"sm_\d{2,3}|gfx[0-9a-f]{3,4}", name):
@@ -72,22 +72,22 @@ class Device:
         return cls("cuda", 0, title, name, count, 2**60, 2**25, registers=65536, warp_size=warp_size)
 
     def __hash__(self) -> int:
-        # of what devices of one process differ in: plans and spaces are kept by device, and eleven fields take a while
+        # only fields in which devices of one process differ: plans are looked up by device, and 11 fields hash slowly
         return self.memory_bytes + 4096 * self.multiprocessors + self.index
 
     @cached_property
     def torch(self) -> torch.device:
-        """As torch names it."""
+        """The device as a ``torch.device``."""
         return torch.device(self.type, self.index) if self.type == "cuda" else torch.device(self.type)
 
     @property
     def label(self) -> str:
-        """Its name among the devices of this process: ``cpu``, ``cuda:1``."""
+        """The device's name in this process: ``cpu``, ``cuda:1``."""
         return f"{self.type}:{self.index}" if self.type == "cuda" or self.index else self.type
 
     @cached_property
     def target(self) -> Target:
-        """What compilers need to know."""
+        """The target that compilers need."""
         backend = "hip" if self.architecture.startswith("gfx") else self.type
         return Target(backend, self.architecture, self.warp_size)
 
@@ -98,11 +98,11 @@ class Device:
         return (int(digits[:-1]), int(digits[-1])) if self.architecture.startswith("sm_") else (0, 0)
 
     def hardware(self) -> Mapping[str, str | int | bool]:
-        """The identity by which results are kept apart; its index does not belong to it."""
+        """The hardware identity by which results are stored; the device's index is not part of it."""
         identity = asdict(self)
         for name in ("index", "registers", "warp_size", "shared_bytes", "l2_bytes"):
             del identity[name]
-        # the exact size differs by a few pages between drivers and hosts; a GiB is the same part
+        # the exact size differs by a few pages between drivers and hosts: round to a GiB
         identity["memory_bytes"] = round(self.memory_bytes / 2**30) * 2**30
         if self.type == "cpu":
             del identity["memory_bytes"]
@@ -123,9 +123,9 @@ class Device:
 
 
 def devices_of(wanted: DeviceNames) -> tuple[Device, ...]:
-    """The devices that a run uses, each once: of ``cuda`` every visible GPU, of ``cuda:0,cuda:2`` these two.
+    """The devices that a run uses, each once: ``cuda`` is every visible GPU, ``cuda:0,cuda:2`` these two.
 
-    Raises DeviceError for a device that is not there, for none, and for a CPU beside GPUs.
+    Raises DeviceError for a missing device, for an empty list, and for a CPU together with GPUs.
     """
     if isinstance(wanted, str):
         wanted = [part.strip() for part in wanted.split(",")]
@@ -147,7 +147,7 @@ def by_hardware(devices: Iterable[Device]) -> list[tuple[Device, ...]]:
 
 
 def named(devices: Sequence[Device]) -> str:
-    """Devices of one name, for people: ``cuda:0, cuda:1 (NVIDIA H200)``."""
+    """Text for devices that share a hardware name: ``cuda:0, cuda:1 (NVIDIA H200)``."""
     return f"{', '.join(device.label for device in devices)} ({devices[0].name})"
 
 
@@ -218,7 +218,7 @@ def _cpu() -> Device:
 
 
 def physical_memory_bytes() -> int:
-    """The memory of this machine; 0 where the system does not tell."""
+    """The memory of this machine in bytes; 0 if unknown."""
     if hasattr(os, "sysconf"):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     windows = getattr(ctypes, "windll", None)
@@ -281,7 +281,7 @@ def _compiler() -> str:
 
 
 def _first_line(*command: str) -> str:
-    """The first line that a command prints; "" where it is not installed or fails."""
+    """The first line that a command prints; "" if the command is not installed or fails."""
     if not shutil.which(command[0]):
         return ""
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)

@@ -28,7 +28,7 @@ def in_a_line(fault: BaseException) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """``did you mean tanh?``, or nothing where no name is like it; up to three, none much farther than the nearest."""
+    """``did you mean tanh?`` with up to three similar names, none much less similar than the first; "" if none is."""
     near = difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.5)
     likeness = [difflib.SequenceMatcher(None, other, name).ratio() for other in near]
     likely = [other for other, alike in zip(near, likeness, strict=True) if alike > likeness[0] - 0.25]
@@ -36,9 +36,9 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def folded(faults: Iterable[tuple[str, str]], group: Callable[[str], str] | None = None) -> list[str]:
-    """A line for each distinct fault, ``place: fault``: the first place stands for all, ``(x 12)`` counts them.
+    """A line ``place: fault`` for each distinct fault, with its first place; ``(x 12)`` counts the places.
 
-    Faults whose places differ in ``group(place)`` are told apart.
+    Equal faults have one line for each value of ``group(place)``.
     """
     places: dict[tuple[str, str], list[str]] = {}
     for place, fault in faults:
@@ -50,7 +50,7 @@ def folded(faults: Iterable[tuple[str, str]], group: Callable[[str], str] | None
 
 
 class UnknownNameError(RegistryError, LookupError):
-    """An op, implementation, dimension or attribute that nobody defined; ``context`` says where it was named."""
+    """The name of an op, implementation, dimension or attribute that does not exist; ``context`` says of what."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], context: str = "") -> None:
         names = sorted(known)
@@ -98,17 +98,17 @@ class CompileError(RegistryError):
 
 
 class OutOfResourcesError(CompileError):
-    """A kernel that needs more than there is.
+    """A kernel that exceeds a limit.
 
-    The kernel or its grid exceeds the device (registers, shared memory, blocks), or the process has loaded as many
-    kernels as it may.
+    The kernel or its grid exceeds the device (registers, shared memory, blocks), or the process has loaded the most
+    kernels that it may.
     """
 
 
 class CacheError(CompileError):
-    """A cache of compiled code that cannot be used: another user's, without room, or with a damaged file.
+    """A cache of compiled code that cannot be used: it is another user's, full, or holds a damaged file.
 
-    It tells nothing of what was to be compiled.
+    This says nothing about the code that was to be compiled.
     """
 
 
@@ -117,7 +117,7 @@ class NotReadyError(RegistryError):
 
 
 class DeviceError(RegistryError):
-    """A device that is not there, or arguments that live on several."""
+    """A device that does not exist, or arguments that are on several devices."""
 
 
 class ShapesFileError(RegistryError):

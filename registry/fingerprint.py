@@ -51,9 +51,9 @@ def is_kernel_text(text: str) -> bool:
 
 @lru_cache(maxsize=256)
 def normalised_python(text: str) -> str:
-    """The syntax tree of ``text`` without docstrings and positions; every version of Python that parses it says so.
+    """The syntax tree of ``text`` without docstrings and positions, equal in every version of Python that parses it.
 
-    Literals that hold kernel text are reduced to its C++ tokens: comments do not count in there either.
+    Literals that hold kernel text are reduced to C++ tokens, so that comments in them do not count either.
     """
     tree = ast.parse(text)
     for node in ast.walk(tree):
@@ -97,20 +97,20 @@ def _read(module: ModuleType) -> str:
     try:
         return inspect.getsource(module)
     except OSError:
-        # an empty file has no source, says inspect
+        # inspect raises for an empty file
         if module.__file__ and Path(module.__file__).is_file() and not Path(module.__file__).stat().st_size:
             return ""
         raise
 
 
 def has_source(module: ModuleType) -> bool:
-    """Whether a module's text is in a file: not so in a notebook, and not for compiled extensions."""
+    """Whether a module has a source file: False for a notebook and for a compiled extension."""
     # inspect looks for the file each time, 0.1 ms a module
     return _was_read(module) or (bool(getattr(module, "__file__", None)) and inspect.getsourcefile(module) is not None)
 
 
 def _parts(values: list[ast.expr]) -> list[ast.expr]:
-    """The parts of an f-string with its text in as few pieces as can be: versions of Python cut it differently."""
+    """The parts of an f-string, neighbouring texts joined: versions of Python split them differently."""
     found: list[ast.expr] = []
     for value in values:
         last = found[-1] if found else None
@@ -129,7 +129,7 @@ def _has_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.Async
 
 
 def _syntax(node: object) -> str:
-    """Like ``ast.dump``, which 3.13 changed; a field that is empty or new in a version is left out."""
+    """``ast.dump`` as it was before Python 3.13; a field that is empty or new in a version is left out."""
     if isinstance(node, ast.AST):
         told = [(name, value) for name, value in ast.iter_fields(node) if value is not None and value != []]
         return f"{type(node).__name__}({', '.join(f'{name}={_syntax(value)}' for name, value in told)})"

@@ -1,4 +1,4 @@
-"""State that a forked child makes anew: a lock that another thread of the parent held would stay shut there."""
+"""State that a forked child makes anew, such as locks: one held by another thread of the parent would never open."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _renewed: weakref.WeakKeyDictionary[Any, dict[str, Callable[[], Any]]] = weakref
 
 
 def renewed_in_child(owner: Any, name: str, make: Callable[[], _Value]) -> _Value:
-    """The value that ``make`` makes of attribute ``name`` of ``owner``: now, and again in each child forked later.
+    """``make()``, which is called again in each child forked later to set attribute ``name`` of ``owner``.
 
     ``make`` is e.g. ``threading.Lock``. ``owner`` is held weakly, so that ``make`` must not hold it.
     """
@@ -22,7 +22,7 @@ def renewed_in_child(owner: Any, name: str, make: Callable[[], _Value]) -> _Valu
 
 
 def call_in_child(function: Callable[[], Any]) -> None:
-    """Call ``function`` in each child forked later. Windows forks none."""
+    """Call ``function`` in each child forked later; nothing on Windows, which has no fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
 

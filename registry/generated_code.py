@@ -1,7 +1,7 @@
-"""The one writer of generated code: functions made of lines of Python text, with every name that they reach for.
+"""Generated code: functions made from lines of Python text and the names that these use.
 
 Dispatch and the backends write a function where a call, a tuple or a loop would cost as much as a kernel's launch.
-A text is compiled once, however many functions are made of it: what differs between them are names.
+A text is compiled once for all functions that are made of it: they differ in the values of names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 OWN = "$"
-"""Begins a name in a text that must not meet a name of somebody else, e.g. a parameter of a schema: ``$table``."""
+"""Prefix of a name in a text that must not clash with other names, e.g. a schema's parameters: ``$table``."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class CodeTemplate:
     def function(self, names: dict[str, Any], defaults: Sequence[Any] = ()) -> Callable[..., Any]:
         """A new function of this text; its last parameters have ``defaults``.
 
-        ``names`` become its globals, where the function itself stands as well.
+        ``names`` become its globals, and the function is added to them.
         """
-        # a code object of its own: CPython remembers in it where a global was found last
+        # a code object of its own, since CPython caches look-ups of globals in it
         made = names[self.name] = FunctionType(self.code.replace(), names, self.name, tuple(defaults))
         return made
 
 
 def with_defaults(function: Any, defaults: Sequence[Any]) -> Callable[..., Any]:
-    """A function with other defaults, which shares everything else."""
+    """A copy of ``function`` with other defaults."""
     return FunctionType(function.__code__, function.__globals__, function.__name__, tuple(defaults))
 
 
@@ -50,9 +50,9 @@ def template(name: str, signature: str, lines: Sequence[str]) -> CodeTemplate:
 def function(
     name: str, signature: str, lines: Sequence[str], names: Mapping[str, Any], others: Collection[str] = ()
 ) -> Callable[..., Any]:
-    """A function of these lines and ``names``.
+    """The function ``def name(signature)`` with ``lines`` as its body and ``names`` as its globals.
 
-    Names that begin with ``OWN`` in the text are given without it, and meet none of the ``others``.
+    ``names`` lack the prefix ``OWN`` that they have in the text; it is replaced so that none equals one of ``others``.
     """
     prefix = "_" if others else ""
     while prefix and any(other.startswith(prefix) for other in others):
@@ -70,7 +70,7 @@ def _text(name: str, signature: str, lines: Sequence[str]) -> str:
 
 @lru_cache(maxsize=4096)
 def _compiled(name: str, text: str) -> CodeType:
-    """The text's code. Its file stands in this package, so that warnings point at the caller of an op."""
+    """The compiled text. Its file name is in this package, so that warnings point at the caller of an op."""
     filename = str(Path(__file__).with_name(f"<{name} {zlib.crc32(text.encode()):08x}>"))
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     return compile(text, filename, "exec")

@@ -37,7 +37,7 @@ Returns None, or the outputs when the implementation ``returns_outputs`` (``outp
 
 @dataclass(frozen=True, init=False)
 class Launch:
-    """One kernel launch as data: it can be compiled elsewhere, shared between problems, hashed, and run without a JIT.
+    """One kernel launch as data, to be compiled in another process, shared between problems, and hashed.
 
     args      names of inputs, outputs, scratch or prepared tensors, or of number attributes; or literal numbers
     grid      a tuple of up to three ints, none negative
@@ -68,7 +68,7 @@ class Launch:
     ) -> None:
         frame = sys._getframe(1)
         constants, options = {} if constants is None else constants, {} if options is None else options
-        # at once: each new size of a call makes launches, and a frozen dataclass takes four times as long
+        # all fields in one step: each new size of a call makes launches, and a frozen dataclass takes 4 times as long
         self.__dict__.update(
             kernel=kernel, grid=grid, args=args, constants=constants, options=options, cluster=cluster,
             shared_bytes=shared_bytes, line=(frame.f_code.co_filename, frame.f_lineno),
@@ -120,13 +120,13 @@ class Implementation(ABC):
     deterministic   two runs give the same bits
     capturable      may be captured into a CUDA graph
     returns_outputs functional code: it returns new tensors instead of writing into the host's
-    any_size        the run that ``bind`` returns serves every problem that differs in dynamic dimensions only: torch's
-                    own operators do, what is compiled for a shape or remembers a size does not
-    transfers       a time that was measured at one size speaks for others, since the code that was measured runs there:
-                    False for what is compiled or chosen for each size, such as what overrides ``bind_untuned``
+    any_size        the run that ``bind`` returns serves every problem that differs in dynamic dimensions only: True for
+                    torch's own operators, False for code that is compiled for a shape or remembers a size
+    transfers       a time measured at one size is evidence for other sizes, since the same code runs there: False if
+                    code is compiled or chosen for each size, e.g. where ``bind_untuned`` is overridden
     mixed           runs calls whose tensors differ in dtype where the op's inputs do not (``Op.alike``)
-    preloads        ``module`` or ``module:function``: what a process imports (and calls) before it forks the processes
-                    that compile and run implementations of this kind; it starts no thread and opens no device
+    preloads        ``module`` or ``module:function`` that a process imports (and calls) before it forks the processes
+                    that compile and run implementations of this kind; it must start no thread and open no device
     compiles_anywhere    ``compile`` needs the target's name only, and no device of that kind
     """
 
@@ -148,7 +148,7 @@ class Implementation(ABC):
             cls.transfers = False
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
-        """Every reason, for a person to read, why this problem cannot run here. The device type is checked before."""
+        """Every reason, as text, why the problem cannot run on the device. The device type is checked before."""
         return ()
 
     def space(self, problem: Problem, device: Device) -> Space:
@@ -160,7 +160,7 @@ class Implementation(ABC):
         return self.space(problem, device).first()
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """The declared heuristic: where nothing is tuned the highest runs first. torch's own op is 0."""
+        """The declared preference: where nothing is tuned the highest runs first. torch's own op has 0."""
         return -1.0
 
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
@@ -168,23 +168,23 @@ class Implementation(ABC):
         return {}
 
     def prepared(self, problem: Problem, config: Config) -> Mapping[str, tuple[str, ...]]:
-        """Tensors derived once from weights: name -> the arguments it is made of. Made by ``prepare``.
+        """The tensors that ``prepare`` derives once from weights: name -> names of the arguments it is made from.
 
-        Of tensors only the op's ``weights`` may be named: what a call hands over anew is InvalidDefinitionError.
+        A tensor among these must be one of the op's ``weights``; any other tensor is an InvalidDefinitionError.
         """
         return {}
 
     def prepare(self, name: str, values: tuple[Any, ...], problem: Problem, config: Config) -> torch.Tensor:
         """Make a prepared tensor, e.g. a weight in a layout of its own.
 
-        The host caches it for as long as the source tensors live unchanged, and never asks for it during capture.
-        A change is told by torch's version counter, or by ``registry.weights_changed``. When a source has changed, the
-        new tensor is copied into the memory of the old one, which a captured graph may read.
+        The host caches it while the source tensors live unchanged, and never calls this during capture. It sees a
+        change by torch's version counter or by ``registry.weights_changed``; the new tensor is then copied into the
+        memory of the old one, which a captured graph may read.
         """
         raise KeyError(name)
 
     def prepared_config(self, problem: Problem, config: Config) -> Config:
-        """The parameters that prepared tensors depend on: configs equal in them share one copy. By default, all."""
+        """The parameters that prepared tensors depend on: configs that agree in them share one copy. Default: all."""
         return config
 
     @property
@@ -210,19 +210,19 @@ class Implementation(ABC):
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
     ) -> Run | None:
-        """As ``bind`` where all that it launches was bound before, for another size: nothing is compiled or loaded.
+        """The run for another size, of kernels that are loaded; None if one is not. Compiles and loads nothing.
 
         ``like`` is a run of this implementation and configuration, which probably differs in extents and numbers alone.
-        None where something is not in memory yet. For backends, not for implementations.
+        For backends, not for implementations.
         """
         return None
 
     def bind_untuned(
         self, problem: Problem, config: Config, device: Device, signature: Signature, family: Hashable
     ) -> Run | None:
-        """A run for a problem that was not tuned itself, where a compilation for each size would delay the calls.
+        """A run for a problem that was not tuned, for backends where a compilation for each size would delay the calls.
 
-        None, the default: it is compiled and bound as a tuned one is. ``family`` is equal for problems of the op that
+        None, the default, compiles and binds it like a tuned problem. ``family`` is equal for problems of the op that
         differ in dynamic dimensions only. The run may compile at a call, but raises NotReadyError during capture. For
         backends, not for implementations: the tuner verifies the run that ``bind`` returns.
         """
@@ -231,8 +231,8 @@ class Implementation(ABC):
     def sources(self) -> Iterable[ModuleType | str]:
         """The sources that the fingerprint covers: modules (hashed as normalised syntax) and other text.
 
-        By default the modules of the class and of the implementations it is derived from, with every module of the
-        same package that those import.
+        Default: the modules of the class and of its base implementations, with every module of their package that they
+        import.
         """
         return sources_of(*own_classes(self))
 
@@ -241,9 +241,9 @@ class Implementation(ABC):
         return {}
 
     def fingerprint(self) -> str:
-        """Hash of the sources: a comment or blank line, also in kernel text, does not change it; ``launch`` does.
+        """Hash of the sources: comments and blank lines, also in kernel text, do not change it; ``launch`` does.
 
-        What is set of the environment variables that the compiler obeys belongs to it too.
+        ``compiler_environment`` is part of it.
         """
         variables = sorted(self.compiler_environment().items())
         return fingerprint((*self.sources(), *([PythonText(repr(variables))] if variables else [])))
@@ -258,14 +258,14 @@ class Implementation(ABC):
 
 
 def own_classes(implementation: Implementation) -> list[type[Implementation]]:
-    """An implementation's class and those that it is derived from, as far as they are not this package's."""
+    """An implementation's class and its base implementations, without those of this package."""
     classes = [each for each in type(implementation).__mro__ if issubclass(each, Implementation)]
     return [each for each in classes if each.__module__.partition(".")[0] != _HERE]
 
 
 @lru_cache(maxsize=1024)
 def binds_loaded(kind: type[Implementation]) -> bool:
-    """Whether ``bind_loaded`` was written for the class's ``bind``: a derived class may override the latter alone."""
+    """False if a derived class overrides ``bind``, ``variants`` or ``compile`` without ``bind_loaded``."""
     own = next(each for each in kind.__mro__ if "bind_loaded" in vars(each))
     others = (next(each for each in kind.__mro__ if name in vars(each)) for name in ("bind", "variants", "compile"))
     return own is not Implementation and all(issubclass(own, other) for other in others)

@@ -1,4 +1,4 @@
-"""The imports in a module's text, and whether they are installed or somebody's own source."""
+"""The imports in a module's text, and whether each is an installed package or source that no distribution installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_NAME = 255
 
 @lru_cache(maxsize=256)
 def imports_of(text: str, package: str, *, late: bool = True) -> tuple[tuple[str, str], ...]:
-    """(module, name in it) of every import in Python ``text`` of a module in ``package``; "" for ``import module``.
+    """(module, name in it) of every import in ``text`` of a module in ``package``; ("m", "") for ``import m``.
 
     A constant that is given to ``importlib.import_module`` or ``__import__`` is an import too. Without ``late`` only
     statements of the module itself count, which have run when it is imported.
@@ -78,7 +78,7 @@ def find_spec(name: str) -> ModuleSpec | None:
 
 
 def installed_package(package: str) -> str | None:
-    """``"numpy 2.4.0"`` for a top-level package that a distribution installed, "" for source that none did.
+    """``"numpy 2.4.0"`` for a top-level package of an installed distribution, "" for any other source.
 
     None for Python's own library, torch, Triton and this package. An editable installation counts as source.
     """
@@ -99,6 +99,6 @@ def _installed(package: str) -> str:
     try:
         return f"{package} {metadata.version(package)}"
     except metadata.PackageNotFoundError:
-        # a distribution of another name, as PyYAML's yaml: to read them all takes 0.1 s
+        # the distribution has another name, e.g. PyYAML for yaml: reading all distributions takes 0.1 s
         names = metadata.packages_distributions().get(package, [])
         return " ".join(f"{name} {metadata.version(name)}" for name in sorted(set(names)))

@@ -1,4 +1,4 @@
-"""Where this package keeps files: a per-user cache that nobody else can write to."""
+"""The folders of this package: a cache of the user's that no other user can write to."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .errors import CacheError
 def cache_folder(*parts: str) -> Path:
     """A folder under the user's cache (``KERNEL_REGISTRY_CACHE`` moves it), made with mode 0700.
 
-    What is in it gets loaded and run, so a folder that someone else owns or can write to is refused. The root may be
-    a link to a folder that is neither; nothing below it may be a link.
+    Its files are loaded and run, so a folder that another user owns or can write to is refused. The root may be a link
+    to a folder that passes this check; nothing below it may be a link.
     """
     folder = Path(os.environ.get("KERNEL_REGISTRY_CACHE") or platformdirs.user_cache_path("kernel-registry")).resolve()
     try:
@@ -33,9 +33,9 @@ def cache_folder(*parts: str) -> Path:
 
 
 def check_room() -> None:
-    """Raise CacheError where compilers cannot write: the cache of compiled code, or the folder of temporary files.
+    """Raise CacheError unless the cache of compiled code and the folder of temporary files can be written to.
 
-    A few MB are really written, which a quota may refuse where the file system has room.
+    A few MB are written, since a quota may refuse them although the file system has room.
     """
     for folder, elsewhere in ((cache_folder(), _ELSEWHERE), (Path(tempfile.gettempdir()), "free some, or set TMPDIR")):
         try:
@@ -49,9 +49,9 @@ def check_room() -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: no reader sees half of it, whoever else writes it. Raises OSError.
+    """Write a file completely or not at all: no reader sees half of it, also with several writers. Raises OSError.
 
-    It keeps the mode of the file that it replaces.
+    A file that is replaced passes on its mode.
     """
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -64,11 +64,10 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def compiler_caches() -> dict[str, str]:
-    """Variables that have Inductor and Triton keep compiled code in the user's cache; none where a place was chosen.
+    """Environment variables that make Inductor and Triton cache in the user's folder; none if the user set a folder.
 
-    torch's own choice is a folder in the temporary directory that belongs to whoever made it first. It writes that
-    into the environment when it is first used. Inductor finds kernels by where Triton's folder was when it saved them,
-    so that the two go together.
+    torch's default is a folder in the temporary directory that belongs to the user who made it first; torch writes it
+    into the environment at its first use. Inductor stores the place of Triton's folder, so both are set together.
     """
     given = os.environ.get(_INDUCTOR_CACHE, "")
     own = str(cache_folder("torchinductor"))
@@ -87,7 +86,7 @@ def _private(folder: Path) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise CacheError(f"{folder} is not a folder", hint="remove it, or set KERNEL_REGISTRY_CACHE")
     if not hasattr(os, "getuid"):
-        return  # Windows, where a user's folders are nobody else's to write to
+        return  # Windows: other users cannot write to a user's folders
     if found.st_uid != os.getuid():
         raise CacheError(
             f"{folder} belongs to user {found.st_uid}, not to you ({os.getuid()})",

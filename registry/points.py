@@ -1,4 +1,4 @@
-"""The valid configurations of a space as numbers: none is made, held or compared before somebody asks for it.
+"""The valid configurations of a space, held as numbers: a configuration is made when it is asked for.
 
 A constraint is asked once for each combination of the parameters that it reads, not once for each configuration: of a
 million configurations of six parameters a constraint on three sees some hundreds.
@@ -25,14 +25,14 @@ Numbers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 _KEPT = 8
-"""Spaces whose numbers are kept although nobody holds them: a million take 4 MB, and are found anew in milliseconds."""
+"""The most recent spaces whose numbers stay in memory: a million take 4 MB, and milliseconds to compute again."""
 
 
 class Points(Sequence["Config"]):
     """The valid configurations of a space, in the order of its domains.
 
-    A point of the product of the domains is known by its number in that order; ``numbers`` are those of the valid
-    ones, ascending, and are remembered while somebody holds them. A row is a place in this sequence.
+    Each point of the product of the domains has a number, its place in that order; ``numbers`` are the numbers of the
+    valid points, ascending, and stay in memory while they are referred to. A row is a place in this sequence.
     """
 
     def __init__(self, space: Space) -> None:
@@ -87,7 +87,7 @@ class Points(Sequence["Config"]):
         return found[0] if found else None
 
     def places(self, rows: NDArray[np.integer[Any]] | slice) -> Numbers:
-        """``[i, p]``: where the value of parameter p of row i stands in its domain."""
+        """Array ``[i, p]``: the place of row i's value of parameter p in the domain of p."""
         numbers = self.numbers[rows].astype(np.int64)
         columns = [numbers // stride % size for stride, size in zip(self._strides, self.sizes, strict=True)]
         return np.stack(columns, axis=1) if columns else np.zeros((len(numbers), 0), dtype=np.int64)
@@ -144,11 +144,11 @@ def _valid_numbers(space: Space) -> NDArray[np.integer[Any]]:
 
 
 class _MoreRead(Exception):  # noqa: N818  (no fault: the question is asked again)
-    """The constraint has looked at a parameter that it had not looked at before."""
+    """Raised when a constraint reads a parameter that it has not read before."""
 
 
 def _where(domains: Mapping[str, Sequence[Value]], holds: Callable[[Config], bool], alive: Mask) -> Mask:
-    """A mask of the ``alive`` points at which a constraint holds, of a shape that broadcasts to theirs."""
+    """A mask, which broadcasts to the shape of ``alive``, of the points at which a constraint holds."""
     read: set[str] = set()
     while True:
         try:
@@ -160,7 +160,7 @@ def _where(domains: Mapping[str, Sequence[Value]], holds: Callable[[Config], boo
 def _answers(
     domains: Mapping[str, Sequence[Value]], holds: Callable[[Config], bool], alive: Mask, read: set[str]
 ) -> Mask:
-    """The answers by the parameters in ``read``. Raises _MoreRead, with ``read`` grown, if there are others."""
+    """Answers by the parameters in ``read``; adds to ``read`` and raises _MoreRead if the constraint reads more."""
     names, values = list(domains), list(domains.values())
     whole = read.issuperset(names)
     others = tuple(place for place, name in enumerate(names) if name not in read)
@@ -179,7 +179,7 @@ def _answers(
         try:
             answers.flat[number] = bool(holds(watched))
         except Exception:
-            # a point that another constraint excludes, or a constraint that wants a dict: asked with all it reads
+            # excluded by another constraint, or the constraint needs a dict: it is called again with more parameters
             read.update(names if watched.read <= read else watched.read)
             raise _MoreRead from None
         if not watched.read <= read:

@@ -1,4 +1,4 @@
-"""The problem that a call poses: what is tuned, stored and looked up."""
+"""Problems: one op at one shape, dtype and set of attributes, the unit that is tuned, stored and looked up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = [
     "torch_dtype",
 ]
 
-# made once: to make one takes longer than what it mostly encodes
+# made once: making an encoder takes longer than most encodings
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
@@ -62,7 +62,7 @@ def exact(value: Any) -> Hashable:
 
 
 def exact_items(values: Mapping[str, Any]) -> Hashable:
-    """The names and values of a mapping as a key, which is equal where ``exact`` of each value is."""
+    """A key of the names and values of a mapping: equal keys mean that ``exact`` of each value is equal."""
     given = tuple(values.values())
     kinds = tuple(map(type, given))
     if not _SCALARS.issuperset(kinds) or 0 in given:  # 0.0 and -0.0 are equal and of one type
@@ -74,9 +74,9 @@ _SCALARS = frozenset({int, float, str, bool})
 
 
 def getter(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """Takes the values of ``names`` out of a mapping, as a part of a key: a function in C, but where there is no name.
+    """A function that returns the values of ``names`` in a mapping as a tuple, a part of a key; in C for speed.
 
-    Of one name alone its value stands there twice.
+    For a single name its value is there twice.
     """
     if not names:
         return lambda _: ()
@@ -98,13 +98,13 @@ class Problem:
 
     def __init__(self, op: str, dims: Mapping[str, Value], traits: Traits | Mapping[str, Value] | None = None) -> None:
         traits = traits if isinstance(traits, Traits) else Traits(told=traits)
-        # dimensions are attributes of their own: found by __getattr__ each would take a microsecond
+        # dimensions are stored as attributes: __getattr__ would take a microsecond for each
         self.__dict__.update(dims, op=op, dims=MappingProxyType(dict(dims)), traits=traits)
         if "misaligned" in dims:
             del self.__dict__["misaligned"]
 
     def watched(self, dims: Mapping[str, Value]) -> Problem:
-        """This problem with other ``dims``, which see each look at a dimension."""
+        """This problem with ``dims`` that record which dimensions are read."""
         made = object.__new__(Problem)
         made.__dict__.update(op=self.op, dims=dims, traits=self.traits)
         return made
@@ -164,7 +164,7 @@ def check_choices(op: str, name: str, values: Any) -> None:
 
 def check_choice(op: str, name: str, given: object, values: Sequence[Value]) -> None:
     """Raise InvalidArgumentError unless ``given`` is one of ``values``; 1 is not True."""
-    # 1 equals True and 1.0 to Python, but names another problem
+    # 1 equals True and 1.0 in Python, but makes another problem
     if not any(type(given) is type(value) and given == value for value in values):
         shown = ", ".join(map(str, values))
         texts = [value for value in values if isinstance(value, str)]

@@ -1,4 +1,4 @@
-"""Which source an implementation is made of: its module and what that imports, or a notebook's cells."""
+"""The source that an implementation is made of: its module and the modules it imports, or a notebook's cells."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Sources = tuple[ModuleType | str, ...]
 
 
 def kernel_texts(*definitions: type) -> tuple[str, ...]:
-    """Kernel text that classes, or modules that are imported with them, hold as values: what was read from a file.
+    """Kernel texts, e.g. read from files, that classes and the modules imported with them hold as values.
 
     Values are text with marks of C++, objects whose ``source`` is text, as kernels are, and containers of these.
     """
@@ -47,7 +47,7 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def sources_of(*definitions: type | FunctionType) -> _Sources:
-    """What classes or functions are made of: their modules with ``source_modules``, or their own text in a notebook."""
+    """The sources of classes or functions: ``source_modules`` of their modules, or their own text in a notebook."""
     found: dict[object, ModuleType | str] = {}
     for definition in definitions:
         module = sys.modules.get(definition.__module__)
@@ -60,13 +60,13 @@ def sources_of(*definitions: type | FunctionType) -> _Sources:
 
 
 def source_modules(module: ModuleType, *, late: bool = True) -> _Sources:
-    """``module`` and the source that it imports, transitively: of its own package and of modules that no distribution
-    installed, such as the file beside it. Of an installed package name and version count.
+    """``module`` and all that it imports, transitively: source of its package and of modules that no distribution
+    installed, such as a file beside it; name and version of an installed package.
 
-    The import statements tell, also those inside functions, and constants given to ``importlib``, so that imported
-    constants count and the result is equal before and after a late import; a module that was not imported yet, or that
-    is loaded by the name of its file, comes as PythonText. Python's own library, torch, Triton and this package are
-    left out: winners are filed by their versions. Without ``late`` imports inside functions do not count.
+    Imports are found in the text: statements, also inside functions, and constants given to ``importlib``. So imported
+    constants count, and the result does not change by a late import. A module that is not imported yet, or that is
+    loaded by its file's name, is a PythonText. Python's own library, torch, Triton and this package are left out:
+    winners are stored with their versions. Without ``late`` imports inside functions do not count.
     """
     start = _Found(module.__name__, module.__package__ or "", module_text(module), module, module.__file__ or "")
     top = (start.package or start.name).partition(".")[0]
@@ -94,7 +94,7 @@ def source_modules(module: ModuleType, *, late: bool = True) -> _Sources:
 
 @dataclass(frozen=True)
 class _Found:
-    """A module's name, what its relative imports start from, its text, what the fingerprint hashes, and its file."""
+    """A module: its name, package (for relative imports), text, ``source`` that the fingerprint hashes, and file."""
 
     name: str
     package: str
@@ -104,7 +104,7 @@ class _Found:
 
 
 def _find(name: str) -> _Found | None:
-    """A module that has Python source, imported or not; nothing is imported."""
+    """The module of that name if it has Python source, imported or not; nothing is imported."""
     module = sys.modules.get(name)
     if module is not None:
         if not has_source(module):
@@ -128,14 +128,14 @@ def _loaded_files(found: _Found) -> Iterator[_Found]:
 
 
 def _definition_text(definition: type | FunctionType) -> PythonText:
-    """The text of a class or function whose module is no file, and of what it uses of that module."""
+    """The text of a class or function whose module is no file, and of the definitions of that module that it uses."""
     texts: dict[str, str] = {}
     _collect(definition.__qualname__, definition, definition.__module__, texts)
     return PythonText("\n".join(texts[name] for name in sorted(texts)))
 
 
 def _collect(name: str, value: Any, module: str, texts: dict[str, str]) -> None:
-    """Add ``value`` and what it refers to by name, as far as that is code or plain data of ``module``."""
+    """Add to ``texts`` the text of ``value`` and of all code and plain data of ``module`` that it refers to by name."""
     if name in texts:
         return
     function = _function(value)
@@ -162,7 +162,7 @@ def _function(value: Any) -> FunctionType | None:
 
 
 def _function_text(name: str, function: FunctionType) -> str:
-    """A function's source as a statement; its byte code where nobody kept the source (an interactive session)."""
+    """A function's source as a statement; its byte code where there is no source (an interactive session)."""
     try:
         source = inspect.getsource(function)
         text = f"if {name!a}:\n{source}" if source[:1].isspace() else f"({name!a},)\n{source}"

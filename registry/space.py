@@ -20,7 +20,7 @@ Constraint = Callable[[Config], bool]
 
 
 MANY = 4096
-"""A space with more points before constraints does not hold its configurations."""
+"""The most points before constraints of a space that keeps its configurations in memory."""
 
 _SIMPLE = frozenset({int, str, bool})
 _PLAIN = _SIMPLE | {float}
@@ -68,7 +68,7 @@ class Space:
         self._sound: set[Hashable] = set()
 
     def require(self, name: str, constraint: Constraint) -> Space:
-        """This space with one more constraint; ``name`` tells a person the condition that must hold."""
+        """This space with one more constraint; ``name`` says in words which condition must hold."""
         space = Space()
         space.domains, space.constraints = self.domains, {**self.constraints, name: constraint}
         return space
@@ -80,12 +80,12 @@ class Space:
 
     @cached_property
     def configs(self) -> Sequence[Config]:
-        """Every valid configuration, in the order of the domains; of many points each is made when it is asked for.
+        """Every valid configuration, in the order of the domains; for large spaces each is made when it is accessed.
 
         Raises InvalidDefinitionError, as ``violations``.
         """
         if self.product > MANY:
-            from .points import Points  # numpy, which a call needs not
+            from .points import Points  # imports numpy, which a call does not need
 
             return Points(self)
         return tuple(config for config in self._points() if self._holds(config))
@@ -103,7 +103,7 @@ class Space:
         return found
 
     def why_empty(self) -> str:
-        """How many configurations each constraint of a space without a valid one excludes, as a text."""
+        """A text for a space without valid configurations: how many each constraint excludes."""
         excluded = Counter(name for config in self._points() for name in self._broken(config))
         shown = ", ".join(f"{name!r} excludes {count}" for name, count in excluded.most_common())
         return f"its space has no valid configuration: of {self.product}, {shown}"
@@ -120,8 +120,8 @@ class Space:
     def violations(self, config: Config) -> list[str]:
         """Why ``config`` is no point of this space: every reason, empty when it is one.
 
-        Raises InvalidDefinitionError when a constraint reads an unknown parameter, raises, or answers nothing.
-        A point that was found valid is remembered: a space that serves many sizes is asked again at each of them.
+        Raises InvalidDefinitionError when a constraint reads an unknown parameter, raises, or returns None.
+        Valid points are remembered: a space that serves many sizes is asked again at each of them.
         """
         key = exact_items(config)
         if _PLAIN.issuperset(map(type, config.values())) and key in self._sound:
@@ -138,7 +138,7 @@ class Space:
         return reasons
 
     def holds(self, name: str, config: Config) -> bool:
-        """Whether ``config`` keeps the constraint of that name. Raises InvalidDefinitionError, as ``violations``."""
+        """Whether ``config`` satisfies the constraint ``name``. Raises InvalidDefinitionError, as ``violations``."""
         return bool(self._answer(name, self.constraints[name], config))
 
     def _broken(self, config: Config) -> list[str]:

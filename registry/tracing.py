@@ -1,4 +1,4 @@
-"""What torch.compile meets while it traces a call: functions that it runs instead, and errors that it lets through."""
+"""Calls under torch.compile: functions that it runs instead of tracing them, and errors that it passes on."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def _raise(kind: type[RegistryError], message: str, hint: str, tracing: bool) ->
 
 
 def let_through(fault: RegistryError) -> RegistryError:
-    """``fault`` as an error that torch.compile hands to the user as it is: of its class and of torch's own besides."""
+    """A copy of ``fault`` that torch.compile passes on unchanged: it derives from its class and from torch's own."""
     try:
         from torch._dynamo.exc import TorchRuntimeError
     except ImportError:
         return fault
     kind = type(fault)
     both: Any = type(kind.__name__, (kind, TorchRuntimeError), {"__module__": kind.__module__})
-    # past kind's own __init__, whose arguments are not known here
+    # without kind's own __init__, whose arguments are not known here
     traced = both.__new__(both)
     TorchRuntimeError.__init__(traced, str(fault))
     vars(traced).update(vars(fault))

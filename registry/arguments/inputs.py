@@ -1,4 +1,4 @@
-"""Specs of an op's inputs without the inputs: a problem of gigabytes is planned where there is no memory for it."""
+"""Specs of an op's inputs without making the inputs: a problem of gigabytes can be planned without memory for it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _RANDOM = (torch.randn, torch.rand)
 
 
 _SMALL_BYTES = 64 << 20
-"""Inputs that depend on data are made for once, on the CPU, where a problem's least traffic is no more than that."""
+"""Inputs that depend on data are made on the CPU if the problem's floor is at most this many bytes."""
 
 
 def posed_by_inputs(op: Op, problem: Problem) -> Problem:
-    """The problem that ``op.inputs(problem)`` poses, which has the same dimensions, and traits.
+    """``problem`` with the traits of the inputs that ``op.inputs`` makes for it.
 
-    Raises InvalidArgumentError where its dimensions are others, and for inputs that ``problem`` refuses. Where no
-    inputs can be made, which is told where they are needed, the problem has the traits of plain tensors.
+    Raises InvalidArgumentError if these inputs pose a problem of other dimensions, or none. If no inputs can be made,
+    ``problem`` is returned unchanged; the fault is raised later, where the inputs are needed.
     """
     try:
         arguments = arguments_of(op, problem)
-    except Exception:  # whatever an author's inputs raise
+    except Exception:  # an author's inputs may raise anything
         return problem
     posed = op.pose(arguments, problem)
     if posed != problem:
@@ -63,7 +63,7 @@ def arguments_of(op: Op, problem: Problem) -> Arguments:
 
 
 def _of_fakes(op: Op, problem: Problem) -> Arguments:
-    """Specs by torch's fake tensors, which stand for more than meta tensors and whose import takes two seconds."""
+    """Specs by torch's fake tensors, which can do more than meta tensors but take two seconds to import."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -71,7 +71,7 @@ def _of_fakes(op: Op, problem: Problem) -> Arguments:
 
 
 class _OnMeta(TorchFunctionMode):
-    """While it is active tensors are made on the meta device, and random ones without their generator."""
+    """A mode in which all tensors are made on the meta device, and random ones without their generator."""
 
     def __torch_function__(
         self,
@@ -83,5 +83,5 @@ class _OnMeta(TorchFunctionMode):
         given = {name: value for name, value in (kwargs or {}).items() if name != "generator"}
         if given.get("device") is not None:
             given["device"] = _META
-        # as many meta tensors of random numbers would have torch import its symbolic shapes
+        # not torch's random functions, which on meta tensors import torch's symbolic shapes
         return torch.empty(*args, **given) if func in _RANDOM else func(*args, **given)

@@ -1,4 +1,4 @@
-"""A call's values with the items of their lists one by one, for what knows no lists, and back."""
+"""Flattening a call's lists into single values, for code that takes no lists, and restoring them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Lengths = tuple[int | None, ...]
 
 
 def one_by_one(values: Sequence[Any]) -> tuple[tuple[Any, ...], Lengths]:
-    """The values with the items of every list in its place, and what ``grouped`` needs to undo that."""
+    """The values with every list replaced by its items, and the lengths of the lists, for ``grouped``."""
     lengths = tuple(len(value) if isinstance(value, tuple) else None for value in values)
     each = (value if isinstance(value, tuple) else (value,) for value in values)
     return tuple(itertools.chain.from_iterable(each)), lengths
 
 
 def grouped(items: Iterable[Any], lengths: Lengths) -> tuple[Any, ...]:
-    """The values that ``one_by_one`` made ``items`` and ``lengths`` of."""
+    """The values from the ``items`` and ``lengths`` that ``one_by_one`` returned: its inverse."""
     left = iter(items)
     return tuple(next(left) if length is None else tuple(itertools.islice(left, length)) for length in lengths)

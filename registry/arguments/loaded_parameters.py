@@ -1,4 +1,4 @@
-"""Which of its parameters a Python function looks at, told by its code."""
+"""The parameters that a Python function reads, found in its byte code."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _SEES_ALL = frozenset({"locals", "vars", "eval", "exec", "dir", "_getframe", "cu
 
 
 def loaded_parameters(function: Callable[..., Any], names: Sequence[str]) -> frozenset[str]:
-    """The ``names``, passed by position, whose values the function may look at.
+    """The parameters among ``names``, passed by position, that the function may read.
 
-    All of them where the function is no plain Python function or reaches its variables in another way.
+    All of them if it is no plain Python function, or accesses its variables other than by name.
     """
     if not isinstance(function, FunctionType) or _SEES_ALL & {*function.__code__.co_names}:
         return frozenset(names)
@@ -29,7 +29,7 @@ def loaded_parameters(function: Callable[..., Any], names: Sequence[str]) -> fro
 
 
 def _loaded(code: CodeType) -> frozenset[str]:
-    """Names of the local variables that code does more with than to set them."""
+    """Names of the local variables that the code reads."""
     found: set[str] = set()
     for instruction in dis.get_instructions(code):
         if instruction.opname not in {"STORE_FAST", "MAKE_CELL"}:

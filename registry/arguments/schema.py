@@ -1,4 +1,4 @@
-"""A torch-style schema: names, types and defaults of an op's arguments, and what a call's values become."""
+"""A torch-style schema: names, types and defaults of an op's arguments, and the conversion of a call's values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..tracing import refuse
 _REQUIRED: Any = object()
 
 _DENSE = (torch.strided, torch.jagged)
-"""Jagged tensors are a subclass with a behaviour of its own, which torch's operations know."""
+"""Layouts that are accepted: jagged tensors are a subclass whose calls torch's own operations answer."""
 
 
 _TORCH_NAMES = {"List[Tensor]": "Tensor[]", "List[int]": "int[]", "number": "Scalar"}
@@ -39,7 +39,7 @@ _IN_TEXT: Mapping[str, str] = {
     r"\.\.\.": "a launch names its arguments: write each of them, or Tensor[] for many tensors",
     r"\b(int|Tensor)\[\d+\]": "lists have any length: write int[], and let problem() refuse other lengths",
 }
-"""Why a schema may not say what torch's parser turns into something else, by a pattern of its text."""
+"""Reasons to refuse a schema's text, by pattern: torch's parser would read each as something else."""
 _BY_KIND: Mapping[str, str] = {
     "List[Optional[Tensor]]": "pass the tensors that are there, and an int[] that tells which",
     "Optional[List": "an empty list takes the place of an absent one",
@@ -75,11 +75,11 @@ def with_tensors(values: Sequence[Any], change: Callable[[torch.Tensor], torch.T
 
 
 Kind = tuple[str, str]
-"""The name of a value's type, ``Tensor`` for any tensor, and how to show the value."""
+"""The name of a value's type (``Tensor`` for any tensor), and a text that shows the value."""
 
 
 def kind_of(value: Any) -> Kind:
-    """What torch.compile knows of a value while it traces: numbers may be symbols there."""
+    """The kind of a value, as far as torch.compile knows it while it traces, where numbers may be symbols."""
     if isinstance(value, torch.Tensor):
         return "Tensor", "a Tensor"
     name = type(value).__name__
@@ -99,12 +99,12 @@ class Parameter:
 
     @property
     def required(self) -> bool:
-        """Whether a call must give it."""
+        """True if the parameter has no default."""
         return self.default is _REQUIRED
 
     @property
     def holds_tensors(self) -> bool:
-        """Whether its value is a tensor or a list of tensors."""
+        """True if the parameter is a tensor or a list of tensors."""
         return self.kind in {"Tensor", "Tensor[]"}
 
     def coerce(self, op: str, value: Any) -> Any:
@@ -133,7 +133,7 @@ class Parameter:
         elif type(value) in _PYTHON[self.kind] and not self.kind.endswith("[]"):
             return value
         elif self.kind == "Scalar" and type(value) in _SYMBOLIC:
-            # of all kinds torch traces this one alone as a symbol: its value becomes a guard of what is compiled
+            # only a Scalar is traced as a symbol: its value becomes a guard of the compiled code
             return _SYMBOLIC[type(value)](value)
         shown = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else repr(value)
         return refuse(f"{where} must be a {self.kind}, got {shown[:80]}", kind=ArgumentTypeError)
@@ -141,9 +141,9 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Schema:
-    """``softmax(Tensor x, int dim=-1) -> Tensor y``, parsed. Outputs must be named: launches refer to them.
+    """A parsed schema: ``softmax(Tensor x, int dim=-1) -> Tensor y``. Outputs must be named: launches refer to them.
 
-    There are none in ``increment(Tensor(a!) x) -> ()``.
+    ``increment(Tensor(a!) x) -> ()`` has no outputs.
     """
 
     text: str
@@ -176,12 +176,12 @@ class Schema:
 
     @cached_property
     def results(self) -> tuple[str, ...]:
-        """Names of all that a call leaves to be judged: the outputs, then the arguments that it mutates."""
+        """Names of a call's results: the outputs, then the arguments that it mutates."""
         return (*self.outputs, *(parameter.name for parameter in self.parameters if parameter.mutated))
 
     @property
     def mutates(self) -> bool:
-        """Whether an argument is written to."""
+        """True if the op writes to one of its arguments."""
         return any(parameter.mutated for parameter in self.parameters)
 
     def bind(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -196,7 +196,7 @@ class Schema:
         )
 
     def coerced(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """All values in the schema's order as ``bind`` makes them, keyword-only ones among them."""
+        """``values``, one for each parameter in order (keyword-only ones too), coerced as ``bind`` does."""
         if len(values) != len(self.parameters):
             self._refuse(f"{len(values)} values given, expected {len(self.parameters)}")
         return tuple(
@@ -204,7 +204,7 @@ class Schema:
         )
 
     def check_kinds(self, args: Sequence[Kind], attributes: Mapping[str, Kind]) -> None:
-        """Raise ArgumentTypeError as ``bind`` does, for a call of which only the kinds of its values are known."""
+        """Raise ArgumentTypeError as ``bind`` would for a call, given the kinds of its values only."""
         given = by_name(self.parameters, args, attributes, self._refuse)
         for parameter in self.parameters:
             if parameter.name in given:
@@ -217,7 +217,7 @@ class Schema:
 def by_name(
     parameters: Sequence[Parameter], args: Sequence[Any], attributes: Mapping[str, Any], complain: Callable[[str], None]
 ) -> dict[str, Any]:
-    """What a call gives to parameters, by name. ``complain`` raises for one too many, missing, repeated or unknown."""
+    """A call's values by parameter name. Calls ``complain`` for one too many, missing, repeated or unknown."""
     positional = [parameter for parameter in parameters if not parameter.keyword_only]
     if len(args) > len(positional):
         complain(f"{len(args)} positional arguments given, at most {len(positional)} expected")
@@ -235,7 +235,7 @@ def by_name(
 
 
 def check_dense(what: str, tensor: torch.Tensor) -> None:
-    """Raise InvalidArgumentError for a tensor whose elements do not simply lie in memory, one number each."""
+    """Raise InvalidArgumentError for a tensor that is not dense, e.g. a sparse or a quantised one."""
     kind, remedy = "", "to_dense()"
     if tensor.layout not in _DENSE:
         kind = str(tensor.layout).removeprefix("torch.").removeprefix("_")

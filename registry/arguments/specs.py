@@ -14,12 +14,12 @@ import torch
 from ..errors import InvalidArgumentError, UnknownNameError
 
 Value = int | float | str | bool
-"""What a dimension, a trait, a configuration's parameter or an attribute may be."""
+"""The value of a dimension, a trait, a configuration's parameter or an attribute."""
 
 _Kind = TypeVar("_Kind")
 
 Layout = Literal["row-major", "transposed", "other"]
-"""Class of a tensor's strides. Transposed: row-major but for the last two dimensions, which are exchanged."""
+"""Class of a tensor's strides. Transposed: row-major with the last two dimensions exchanged."""
 
 _CPU = torch.device("cpu")
 
@@ -31,7 +31,7 @@ _IN_MEMORY = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def fits_int32(value: int) -> bool:
-    """Whether kernels are handed the number in 32 bits."""
+    """True if kernels get the number as a 32-bit integer."""
     return -(2**31) <= value < 2**31
 
 
@@ -119,7 +119,7 @@ class TensorSpec:
         return replace(self, shape=shape, strides=strides)
 
     def misaligned(self) -> TensorSpec:
-        """Such a tensor that does not start at a multiple of 16 bytes."""
+        """This spec for a tensor that does not start at a multiple of 16 bytes."""
         return replace(self, alignment=min(self.dtype.itemsize, FULL_ALIGNMENT // 2))
 
     def empty(self, device: torch.device | None = None) -> torch.Tensor:
@@ -141,9 +141,9 @@ Argument = TensorSpec | tuple[TensorSpec, ...] | tuple[int, ...] | Value | None
 
 
 class _SeenArguments(Mapping[str, Argument]):
-    """The values of a call's arguments, by schema name; ``seen`` takes the names of attributes that are looked at.
+    """The values of a call's arguments by schema name; adds to ``seen`` the name of each attribute that is read.
 
-    An attribute that nobody looks at before a plan has run cannot matter to it, and may differ in the next call.
+    An attribute that is not read before a plan has run cannot matter to the plan, and may differ in the next call.
     """
 
     __slots__ = ("_all", "_seen")
@@ -169,7 +169,7 @@ class _SeenArguments(Mapping[str, Argument]):
 
 
 class WatchedValues(Mapping[str, Value]):
-    """Values by name, such as dimensions; ``read`` holds the names that were looked at."""
+    """Values by name, such as dimensions; ``read`` is the set of names that were read."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values = values
@@ -196,9 +196,9 @@ _Made = TypeVar("_Made")
 class Arguments:
     """An op's arguments by schema name, in the schema's order: specs of tensors and plain values, never data.
 
-    ``gradient``: whether autograd records the call; False where nobody has called, e.g. for a problem of a file.
-    ``all`` are ``values`` for code that decides nothing by an attribute's value: no name counts as read. ``seen``
-    takes the names of the attributes that are looked at; None where nobody watches.
+    ``gradient``: whether autograd records the call; False without a call, e.g. for a problem of a shapes file.
+    ``all`` are ``values`` for code that decides nothing by an attribute's value: no name counts as read. ``seen`` is
+    the set of names of the attributes that were read; None where reads are not recorded.
     """
 
     op: str
@@ -209,26 +209,26 @@ class Arguments:
     def __init__(
         self, op: str, values: Mapping[str, Argument], gradient: bool = False, seen: set[str] | None = None
     ) -> None:
-        # at once: a new size of a call makes these, and a frozen dataclass takes five times as long
+        # all fields in one step: a new size of a call makes these, and a frozen dataclass takes 5 times as long
         self.__dict__.update(op=op, all=values, gradient=gradient, seen=seen)
 
     @cached_property
     def values(self) -> Mapping[str, Argument]:
-        """The values by name; whoever looks at an attribute here is seen."""
+        """The values by name. Reading one records its name in ``read``, if it is an attribute."""
         return self.all if self.seen is None else _SeenArguments(self.all, self.seen)
 
     @property
     def read(self) -> frozenset[str]:
-        """Names of the attributes that were looked at so far; all of them where nobody watches."""
+        """Names of the attributes that were read so far; all of them if reads are not recorded."""
         return frozenset(self.all if self.seen is None else self.seen)
 
     def read_by(self, function: Callable[[], _Made]) -> tuple[_Made, frozenset[str]]:
-        """What ``function()`` returns, and the names of the attributes that it looked at; see ``read``."""
+        """The result of ``function()``, and the names of the attributes that it read."""
         read = self.seen
         if read is None:
             return function(), self.read
         before = set(read)
-        read.clear()  # views of these arguments share it
+        read.clear()  # not replaced: views of these arguments share this set
         try:
             made = function()
             return made, frozenset(read)
@@ -236,7 +236,7 @@ class Arguments:
             read.update(before)
 
     def watched(self) -> Arguments:
-        """These arguments with no attribute looked at yet."""
+        """A copy of these arguments that records reads, with none so far."""
         return Arguments(self.op, self.all, self.gradient, set())
 
     def __getitem__(self, name: str) -> Argument:
@@ -256,7 +256,7 @@ class Arguments:
         return value if isinstance(value, TensorSpec) else None if self[name] is None else self.tensor(name)
 
     def tensors_of(self, name: str) -> tuple[TensorSpec, ...]:
-        """The specs of a ``Tensor[]``; of a tensor alone, which may be left out, a tuple of one or none."""
+        """The specs of a ``Tensor[]`` argument, or of a ``Tensor`` or ``Tensor?`` as a tuple of one or none."""
         return specs_in(self[name])
 
     def integers(self, name: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Traits of a call's arguments, by which an implementation tells whether it can run."""
+"""Traits of a call's arguments, by which an implementation decides whether it can run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .specs import FULL_ALIGNMENT, Argument, Arguments, Layout, TensorSpec, Valu
 
 
 class Traits:
-    """Properties of a call's arguments that are no dimensions: by them an implementation tells whether it can run.
+    """Properties of a call's arguments besides dimensions, by which an implementation decides whether it can run.
 
-    They are not part of a problem's identity and are not stored. Nothing is computed before it is asked for.
-    ``source`` is the call's arguments or makes them; None where only dimensions are known: every tensor then counts as
-    present, row-major and aligned, but for the aggregates that ``told`` overrides, e.g. ``{"aligned": False}``.
+    They are not part of a problem's identity and are not stored. Each is computed when it is read. ``source`` is the
+    call's arguments or a function that returns them; None where only dimensions are known: every tensor then counts as
+    present, row-major and aligned, except for the aggregates that ``told`` overrides, e.g. ``{"aligned": False}``.
     """
 
     __slots__ = ("_source", "_told")
@@ -111,9 +111,8 @@ class Traits:
 class OrdinaryTraits(Traits):
     """Traits of arguments whose tensors are all row-major, aligned and without gradient.
 
-    They say so without a look at sizes, also of a call none of whose tensors is aligned, as ``misaligned()`` has it.
-    ``taken`` counts how often somebody took ``arguments``, who may have looked at anything, ``looked`` how often
-    somebody did so or looked at alignment.
+    They answer without reading sizes; those of ``misaligned()`` say that no tensor is aligned. ``taken`` counts the
+    reads of ``arguments``, through which anything may be read; ``looked`` counts these and the reads of alignment.
     """
 
     __slots__ = ("_aligned", "looked", "taken")
@@ -121,7 +120,7 @@ class OrdinaryTraits(Traits):
     def __init__(
         self, source: Arguments, told: Mapping[str, Value] | None = None, aligned: OrdinaryTraits | None = None
     ) -> None:
-        # without a call of the base's: a new size of a call makes these
+        # without the base's __init__, for speed: a new size of a call makes these
         self._source, self._told = source, dict(told) if told else {}
         self.taken, self.looked, self._aligned = 0, 0, aligned
 

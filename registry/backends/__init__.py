@@ -1,6 +1,6 @@
-"""How a backend compiles, fingerprints and launches. Base classes for implementations; see docs/writing-a-plugin.md.
+"""Backends: base classes for implementations that compile, fingerprint and launch; see docs/writing-a-plugin.md.
 
-The names below are imported when they are first used: a program that uses no backend does not load its compiler.
+Each name below is imported at its first use: a program that does not use a backend does not load its compiler.
 """
 
 from __future__ import annotations

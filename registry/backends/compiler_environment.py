@@ -1,4 +1,4 @@
-"""Environment variables that compilers obey: what is set of them belongs to the identity of what they compile."""
+"""Environment variables that compilers obey: those that are set are part of the identity of compiled code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HOST = (
     "C_INCLUDE_PATH",
     "GCC_EXEC_PREFIX",
 )
-"""Without ``LIBRARY_PATH``, which NVIDIA's images set: the linker alone reads it, for the compiler's own runtime."""
+"""Not ``LIBRARY_PATH``, which NVIDIA's images set: only the linker reads it, for the compiler's own runtime."""
 _NVCC = ("NVCC_APPEND_FLAGS", "NVCC_CCBIN", "NVCC_PREPEND_FLAGS", "PYTORCH_NVCC")
 _TRITON = (
     "PTXAS_OPTIONS",
@@ -33,27 +33,27 @@ _TRITON_PREFIXES = ("AMDGCN_", "DISABLE_", "LLVM_", "MLIR_", "PTXAS_", "TRITON_"
 _TRITON_DEBUGGING = frozenset({"TRITON_DISABLE_LINE_INFO", "TRITON_ENABLE_LLVM_DEBUG"})
 _INDUCTOR = "TORCHINDUCTOR_"
 _INDUCTOR_ELSEWHERE = re.compile("CACHE|COMPILE_THREADS|WORKER|PROFIL|LOG|TIMEOUT|VEC_ISA_OK|DEBUG|METRIC")
-"""What tells Inductor where to cache, how to compile in parallel and what to print, and so changes no code."""
+"""Inductor's variables for caching, parallel compilation and printing, which do not change compiled code."""
 
 
 def host_compiler() -> Mapping[str, str]:
-    """What a C++ compiler obeys: where it looks for headers, libraries and its own parts, and arguments in ``CXX``.
+    """Variables that a C++ compiler obeys: search paths for headers, libraries and its own parts; arguments in ``CXX``.
 
-    Which compiler it is counts by its version elsewhere.
+    The compiler's name is not among them: its version is part of an identity elsewhere.
     """
     arguments = shlex.join(shlex.split(os.environ.get("CXX", ""))[1:])
     return {**_set(_HOST), **({"CXX": arguments} if arguments else {})}
 
 
 def nvcc() -> Mapping[str, str]:
-    """What nvcc and its host compiler obey."""
+    """Variables that nvcc and its host compiler obey."""
     return {**host_compiler(), **_set(_NVCC)}
 
 
 def triton() -> Mapping[str, str]:
-    """What Triton says would change what it compiles, and what it hands on to ptxas."""
+    """Variables that change what Triton compiles, by its own account, and those that it passes to ptxas."""
     if not any(name.startswith(_TRITON_PREFIXES) for name in os.environ):
-        return {}  # it takes 0.3 s to import, which a process that runs on CPUs can do without
+        return {}  # without importing Triton, which takes 0.3 s
     try:
         from .triton.stored import variables_obeyed
     except ImportError:
@@ -66,11 +66,11 @@ def triton() -> Mapping[str, str]:
 
 @contextlib.contextmanager
 def tritons_own_assembler() -> Iterator[None]:
-    """Kernels compiled inside are assembled by the ptxas that Triton brings, or by one that the user has named.
+    """A context in which Triton assembles kernels with its own ptxas, or with one that the user has set.
 
-    With its first kernel, Inductor names torch's ptxas to all of the process, by an environment variable. A kernel that
-    was measured before is to be the same code after, in this process and in those that it starts. One thread at a time
-    may be inside.
+    Inductor sets an environment variable to torch's ptxas when it compiles its first kernel. Without this context a
+    kernel compiled afterwards, here or in a child process, would be other code than the one measured before. One
+    thread at a time may be inside.
     """
     named = os.environ.get(_ASSEMBLER, "")
     if not _is_torchs(named):
@@ -84,7 +84,7 @@ def tritons_own_assembler() -> Iterator[None]:
 
 
 def inductor() -> Mapping[str, str]:
-    """Inductor's own options, and what the compilers obey that it calls."""
+    """Variables that Inductor and the compilers it calls obey."""
     own = [name for name in os.environ if name.startswith(_INDUCTOR) and not _INDUCTOR_ELSEWHERE.search(name)]
     return {**host_compiler(), **triton(), **_set(own)}
 
@@ -95,7 +95,7 @@ def _is_torchs(assembler: str) -> bool:
 
 @cache
 def _torchs_assembler() -> str:
-    """Where Inductor looks for torch's own ptxas."""
+    """The path at which Inductor looks for torch's own ptxas; "" without torch."""
     torch = find_spec("torch")
     return str(Path(torch.origin).absolute().parent / "bin" / "ptxas") if torch and torch.origin else ""
 

@@ -16,5 +16,5 @@ current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.c
 
 
 def only_gpu() -> bool:
-    """Whether this process sees one GPU, so that no other can be current."""
+    """True if this process sees exactly one GPU, so that no other can be current."""
     return torch.cuda.device_count() == 1

@@ -1,4 +1,4 @@
-"""Estimates of what a configuration needs of an SM, for the constraints of a space, and of how a kernel fills one."""
+"""Estimates for constraints of spaces: the registers and shared memory of a configuration; and a kernel's occupancy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REGISTERS_OF_A_WARP = 256
 
 
 class _Multiprocessor(NamedTuple):
-    """Resident threads and blocks, KiB of shared memory, and how many of these the driver keeps for each block."""
+    """Limits of an SM: threads, blocks, KiB of shared memory, and KiB of it that the driver reserves per block."""
 
     threads: int
     blocks: int
@@ -61,14 +61,14 @@ def threads(num_warps: int, device: Device) -> int:
 
 
 def elements_per_thread(elements: int, num_warps: int, device: Device) -> float:
-    """How many of a block's ``elements`` each thread holds, below 1 when some threads hold none."""
+    """The number of a block's ``elements`` per thread; below 1 if some threads hold none."""
     return elements / threads(num_warps, device)
 
 
 def fits_registers(live: int, num_warps: int, device: Device, share: float = 1.0) -> bool:
-    """Whether ``live`` 32-bit values of a program fit in ``share`` of the registers that its threads may have.
+    """True if ``live`` 32-bit values of a program fit in ``share`` of its threads' registers.
 
-    A thread has at most 255, and all the threads of a program at most the SM's.
+    A thread has at most 255 registers, and the threads of a program together at most the SM's.
     """
     count = threads(num_warps, device)
     each = min(255, (device.registers or _REGISTERS) // count)
@@ -76,23 +76,23 @@ def fits_registers(live: int, num_warps: int, device: Device, share: float = 1.0
 
 
 def fits_shared(needed: int, device: Device) -> bool:
-    """Whether ``needed`` bytes of shared memory are no more than one program may use; a CPU has no limit."""
+    """True if one program may use ``needed`` bytes of shared memory; always on a CPU."""
     limit = device.shared_bytes or shared_limit(device.architecture)
     return limit is None or needed <= limit
 
 
 def programs_per_multiprocessor(programs: int, device: Device) -> float:
-    """How many of a grid's ``programs`` each SM gets."""
+    """The mean number of a grid's ``programs`` per SM."""
     return programs / max(device.multiprocessors, 1)
 
 
 def row_multiple(size: int, limit: int = 16) -> int:
-    """The greatest power of two up to ``limit`` that divides ``size``, and with it the offset of every row."""
+    """The greatest power of two up to ``limit`` that divides ``size``, and so the offset of each row of that size."""
     return math.gcd(size, limit)
 
 
 def occupancy(resources: Mapping[str, int], architecture: str) -> float | None:
-    """Resident warps as a fraction of an SM's most; None for an architecture or resources that are not known.
+    """Resident warps as a fraction of the SM's maximum; None for unknown architectures or resources.
 
     ``resources`` are an artifact's: registers a thread, shared bytes and threads a block.
     """

@@ -1,15 +1,15 @@
-"""How many kernels of one kind a process loads: none is unloaded, since a captured graph may hold any."""
+"""The limit of loaded kernels per process: kernels are never unloaded, since a captured graph may hold any."""
 
 from __future__ import annotations
 
 from ..errors import OutOfResourcesError
 
 MOST_KERNELS = 4096
-"""Of each kind; a kernel takes some tens of KiB of host and device."""
+"""The most loaded kernels of each kind; one takes tens of KiB of host and device memory."""
 
 
 def check_room(loaded: int, kind: str) -> None:
-    """Raise OutOfResourcesError for one more than ``MOST_KERNELS``; ``kind`` as a person reads it, e.g. ``"CUDA"``."""
+    """Raise OutOfResourcesError if ``MOST_KERNELS`` are loaded; ``kind`` is for the message, e.g. ``"CUDA"``."""
     if loaded >= MOST_KERNELS:
         raise OutOfResourcesError(
             f"this process has loaded {MOST_KERNELS} {kind} kernels, and keeps them: a captured graph may hold any",

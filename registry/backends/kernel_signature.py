@@ -1,6 +1,6 @@
-"""A kernel's parameters as its C++ text declares them, held against the arguments of a launch before anything compiles.
+"""A check, before compiling, of a launch's arguments against the parameters that the kernel's C++ text declares.
 
-What cannot be told from the text (a macro in the list, an alias, an overload, a vector type) is left to the compiler.
+What the text does not tell (a macro in the list, an alias, an overload, a vector type) is left to the compiler.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DTYPES = {
     **dict.fromkeys(("unsigned long long", "uint64_t", "size_t"), torch.uint64),
 }
 _BITS = {torch.bool, torch.uint32, torch.uint64}
-"""Types by which a kernel may read a tensor of any dtype."""
+"""Parameter types through which a kernel may read a tensor of any dtype."""
 _PASSED = {int: ("long long", 8), float: ("float", 4), bool: ("bool", 1)}
 
 
@@ -57,7 +57,7 @@ class _Parameter:
 
 @dataclass(frozen=True)
 class _Declared:
-    """A kernel's parameters and the line of the text on which they begin; or the names that the text does declare."""
+    """A kernel's parameters and the line where they begin; ``others``: the text's kernels if it lacks this one."""
 
     parameters: tuple[_Parameter, ...] = ()
     line: int = 0
@@ -65,9 +65,9 @@ class _Declared:
 
 
 def check_kernel(implementation: Implementation, launch: Launch, signature: Signature, language: Language) -> None:
-    """Raise InvalidDefinitionError where a launch gives a kernel other arguments than its text declares."""
+    """Raise InvalidDefinitionError if a launch's arguments do not fit the parameters in the kernel's text."""
     if not signature.arguments.values:
-        return  # a caller that asks for the variants of a problem alone, which its arguments are no part of
+        return  # the caller wants the variants of a problem without arguments
     kernel, title = launch.kernel, f"kernel {launch.kernel.name}"
     given = tuple(_kind(value, launch, title, signature) for value in launch.args)
     macros = tuple((name, value) for name, value in launch.constants.items() if isinstance(value, str))
@@ -94,7 +94,7 @@ def _kind(argument: Any, launch: Launch, title: str, signature: Signature) -> _K
 def _compared(
     source: str, name: str, macros: tuple[tuple[str, str], ...], given: tuple[_Kind, ...], language: Language
 ) -> tuple[_Declared, int, str] | None:
-    """What the text declares, the argument that does not fit (-1: their number) and why; None where all may fit."""
+    """(declaration, index of the first argument that does not fit or -1 for a wrong number, why); None if all fit."""
     declared = _declared(source, name, macros, language)
     if declared is None:
         return None
@@ -128,7 +128,7 @@ def _mismatch(parameter: _Parameter, kind: _Kind, language: Language) -> str:
 
 
 def _readable(found: torch.dtype, expected: torch.dtype) -> bool:
-    """Whether a kernel may mean to read a tensor so: as it is, packed bytes, or the bits of a number as an integer."""
+    """True if a kernel may read a tensor of dtype ``found`` as ``expected``: equal, packed bytes, or a float's bits."""
     if found in {expected, torch.uint8} or expected in _BITS:
         return True
     return found.is_floating_point and not expected.is_floating_point and found.itemsize == expected.itemsize
@@ -166,7 +166,7 @@ def _parameters(text: str, types: Mapping[str, str]) -> tuple[_Parameter, ...] |
 
 
 def _type(declared: str, types: Mapping[str, str]) -> str:
-    """The type without qualifiers, with template parameters and macros replaced; "" where it is none of those known."""
+    """The type without qualifiers, with template parameters and macros replaced; "" if unknown."""
     name = " ".join(_QUALIFIER.sub(" ", declared).split())
     for _ in range(4):
         name = types.get(name, name)
@@ -174,7 +174,7 @@ def _type(declared: str, types: Mapping[str, str]) -> str:
 
 
 def _template_types(before: str, given: str) -> dict[str, str]:
-    """Template parameters by name, as an instantiation ``row<float, 4>`` gives them."""
+    """The values of template parameters by name, from an instantiation such as ``row<float, 4>``."""
     header = re.search(r"template\s*<([^{};]*)>\s*[\w\s]*\Z", before)
     if header is None or not given:
         return {}

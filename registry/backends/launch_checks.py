@@ -28,9 +28,9 @@ def launches_of(implementation: Implementation, given: Any) -> tuple[Launch, ...
 
 
 def argument_of(launch: Launch, kernel: str, name: str, signature: Signature) -> RunItem:
-    """The item of a run that an argument of a launch names.
+    """The item of a run that ``name``, an argument of a launch, refers to.
 
-    Raises MisnamedError with the names that there are, InvalidDefinitionError for a list.
+    Raises MisnamedError with the known names, and InvalidDefinitionError for a list.
     """
     found = signature.operands.get(name)
     if found is None:
@@ -44,9 +44,9 @@ def argument_of(launch: Launch, kernel: str, name: str, signature: Signature) ->
 
 
 def placed(fault: CompileError, implementation: Implementation, source: str, unit: str) -> CompileError:
-    """The fault with the author's line ahead of it, where the compiler names a line of ``unit``, the kernel's text.
+    """The fault with the author's line in front, if the compiler names a line of ``unit``, the kernel's text.
 
-    Text that names its own files by ``#line`` is told by those already.
+    Text with ``#line`` directives gives its files itself.
     """
     named = re.search(rf"{re.escape(unit)}[(:](\d+)", f"{fault.message} {fault.hint}")
     module = sys.modules.get(type(implementation).__module__)

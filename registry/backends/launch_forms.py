@@ -1,4 +1,4 @@
-"""Launches by what their compiled code depends on: another size of a bound launch finds its kernel without hashing."""
+"""Forms of launches, found by all that compiled code depends on: another size finds its kernel without a hash."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..problem import exact_items
 from .written_run import WrittenForm, WrittenRun
 
 MOST_FORMS = 8192
-"""Of one backend. A form is some KiB; what is dropped is bound anew from the kernels, which stay loaded."""
+"""The most forms of one backend, some KiB each. A dropped form is made again from the kernels, which stay loaded."""
 
 _Form = TypeVar("_Form", bound=WrittenForm)
 
@@ -19,9 +19,9 @@ _Form = TypeVar("_Form", bound=WrittenForm)
 def launch_key(
     launch: Launch, number: Callable[[int, Any], Hashable] = lambda _place, value: type(value).__name__
 ) -> Hashable:
-    """All of a launch that its compiled code may depend on: no extent of the grid but whether one of them is 0.
+    """Key of everything in a launch that compiled code may depend on; of the grid only whether an extent is 0.
 
-    ``number(place, value)`` tells what code depends on of argument ``place``, which is a number: its type if not given.
+    ``number(place, value)`` is the key of a number, argument ``place`` of the launch; by default its type.
     """
     return (
         launch.kernel,
@@ -36,7 +36,7 @@ def launch_key(
 
 
 def form_key(keys: Iterable[Hashable], signature: Signature, device: int, *others: Hashable) -> Hashable:
-    """All that the compiled text of a run depends on; ``others`` is what a backend adds."""
+    """Key of everything that the compiled text of a run depends on; ``others`` are a backend's additions."""
     return (*keys, signature.form, device, *others)
 
 
@@ -48,7 +48,7 @@ class Forms(Generic[_Form]):
         self._forms: dict[Hashable, _Form] = {}
 
     def get(self, key: Hashable) -> _Form | None:
-        """The form, None where nothing of the kind was bound yet or where the key cannot be hashed."""
+        """The form of that key; None if there is none yet or the key cannot be hashed."""
         try:
             return self._forms.get(key)
         except TypeError:
@@ -61,9 +61,9 @@ class Forms(Generic[_Form]):
         key: Callable[[], Hashable],
         make_twin: Callable[[], Run] | None = None,
     ) -> WrittenRun | None:
-        """A run of launches of a known form: that of the run ``like``, else that of ``key()``; None without one.
+        """A run of launches by the form of the run ``like``, else by the form of ``key()``; None if neither fits.
 
-        ``like`` is of this device, and of a signature of the same form.
+        ``like`` must be of the same device, with a signature of the same form.
         """
         form: WrittenForm | None = like.form if isinstance(like, WrittenRun) else None
         numbers = None if form is None else form.numbers(launches)

@@ -1,4 +1,4 @@
-"""Extents and numbers of launches that differ in nothing else, taken by a function that is written for them."""
+"""Generated functions that read the extents and numbers of launches which differ in nothing else."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..implementation import Launch
 from ..problem import FULL_ALIGNMENT, exact_items, fits_int32
 
 Numbers = Callable[[tuple[Launch, ...]], tuple[Any, ...] | None]
-"""``numbers(launches)``: None for launches that other code may serve."""
+"""``numbers(launches)``: their extents and numbers; None for launches that may need other compiled code."""
 
 _PLAIN = frozenset({int, str, bool})
-"""Types whose values are the same where they are equal."""
+"""Types whose equal values are interchangeable in a kernel's code (unlike 1 and True, or 0.0 and -0.0)."""
 
 
 def numbers_of(
@@ -23,13 +23,15 @@ def numbers_of(
     narrow: Sequence[Collection[int]] | None = None,
     most: tuple[int, int] | None = None,
 ) -> Numbers:
-    """The values of ``texts`` for launches of the form of these: ``launch_forms.launch_key`` is equal.
+    """A function that returns the values of ``texts`` for launches of the form of ``launches``.
 
-    A text may name the extents ``x0``, ``y0`` and ``z0`` of the first launch, its argument ``a0_2`` that is a number,
-    ``launches`` and ``names``. Other forms, and launches of which that is not told at a glance, have None.
-    narrow  of each launch the arguments, by place, whose numbers are compiled for multiples of 16; code then depends on
+    Its argument is a tuple of launches. It returns None unless these clearly have equal ``launch_forms.launch_key``.
+
+    texts   expressions of the extents ``x0``, ``y0`` and ``z0`` and of the numbers ``a0_2`` (argument 2) of launch 0,
+            and so on, of ``launches`` and of ``names``
+    narrow  for each launch the places of arguments whose numbers are compiled for multiples of 16; code then depends on
             whether a number fits in 32 bits, too. None where code depends on no number
-    most    programs of a launch, and the second and third extent
+    most    the most programs of a launch, and the greatest second and third extent
     """
     known: dict[str, Any] = {"len": len, "type": type, "map": map, "str": str, "exact": exact_items, **(names or {})}
     lines = [f"if len(launches) != {len(launches)}: return None"]
@@ -44,7 +46,7 @@ def numbers_of(
 
 
 def _launch_lines(place: int, launch: Launch, known: dict[str, Any], narrow: Collection[int] | None) -> list[str]:
-    """Lines that compare a launch with another one and set its extents and arguments."""
+    """Lines that return None for a launch of another form, and set variables to its extents and arguments."""
     own = f"l{place}"
     known |= {f"{own}_kernel": launch.kernel, f"{own}_shared": launch.shared_bytes, f"{own}_cluster": launch.cluster}
     extents = [f"{letter}{place}" for letter in "xyz"]
@@ -75,18 +77,18 @@ def _launch_lines(place: int, launch: Launch, known: dict[str, Any], narrow: Col
 
 
 def _constants(own: str, launch: Launch, known: dict[str, Any]) -> list[str]:
-    """Tests that tell constants and options which are others to a compiler."""
+    """Conditions that are true if a launch's constants or options differ from those of ``launch`` to a compiler."""
     groups = {"constants": launch.constants, "options": launch.options}
     values = [value for group in groups.values() for value in group.values()]
     if not _PLAIN.issuperset(map(type, values)):
-        # equal zeros may differ in sign, and items of a list in type
+        # 0.0 equals -0.0, and equal items of a list may differ in type
         known |= {f"{own}_{name}": exact_items(group) for name, group in groups.items()}
         return [f"exact({own}.{name}) != {own}_{name}" for name in groups]
     known |= {f"{own}_{name}": dict(group) for name, group in groups.items()}
     known |= {f"{own}_names": [*launch.constants, *launch.options], f"{own}_kinds": [*map(type, values)]}
     return [
         *(f"{own}.{name} != {own}_{name}" for name in groups),
-        # in another order the types would be compared with those of other values
+        # the types are compared in order, so the names must be in the order of launch
         f"[*{own}.constants, *{own}.options] != {own}_names",
         f"[*map(type, (*{own}.constants.values(), *{own}.options.values()))] != {own}_kinds",
     ]

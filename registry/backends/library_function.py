@@ -1,4 +1,4 @@
-"""A ready Python callable, of a library or of one's own, as an implementation."""
+"""Implementations by a Python callable, from a library or the user's own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..space import Config
 _TEXT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*\Z")
 
 Refuses = Callable[[Problem, Device], Iterable[str]]
-"""Yields every reason, for a person to read, why a problem cannot run on a device."""
+"""``refuses(problem, device)``: every reason, as text, why a problem cannot run on a device."""
 
 
 def implementation_of(  # noqa: PLR0913  (an option each)
@@ -46,9 +46,9 @@ def implementation_of(  # noqa: PLR0913  (an option each)
 
     fn            is called with the schema's values in order and returns the outputs. Text, ``"module:function"``, is
                   imported when it first runs
-    library       the distribution that ``fn`` comes from: its installed version is part of the fingerprint, and all
-                  is unsupported while it is not installed. The source of ``fn`` counts where that is not the library's
-    any_size      ``fn`` serves every size of the dynamic dimensions, as functions that compile nothing for a size do
+    library       the distribution that ``fn`` comes from: its installed version is part of the fingerprint, and no
+                  problem is supported while it is not installed. The source of ``fn`` counts if it is not the library's
+    any_size      ``fn`` serves every size of the dynamic dimensions: True for functions that compile nothing per size
     into          ``fn`` takes the outputs first, writes into them and returns nothing
     unsupported   as ``Implementation.unsupported``
     preference    where nothing is tuned the highest runs first; torch's own op is 0
@@ -83,7 +83,7 @@ class LibraryFunction(Implementation):
         return module, name
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
-        """The library, or the function's package, that is missing; else the reasons of the given function."""
+        """The reason that the library or the function's package is missing; else those of ``unsupported`` as given."""
         if self._library and not installed_version(self._library):
             return [f"{self._library} is not installed (pip install {self._library})"]
         package = self.definition[0].partition(".")[0]
@@ -105,12 +105,12 @@ class LibraryFunction(Implementation):
         return run
 
     def sources(self) -> Iterable[ModuleType | str]:
-        """The library's version, the function's name, and the modules of both functions that are not the library's."""
+        """The library's version, the function's name, and the modules of both functions outside of the library."""
         yield f"{self._library} {installed_version(self._library)}" if self._library else ""
         yield _told(self._fn)
         module = self.definition[0]
         if not _is_part_of(module, self._library):
-            with contextlib.suppress(UnsupportedError):  # what cannot be imported never runs
+            with contextlib.suppress(UnsupportedError):  # a function that cannot be imported never runs
                 yield from _sources(_imported(self.name, self._fn) if isinstance(self._fn, str) else self._fn)
         if self._refuses is not None:
             yield from _sources(self._refuses)
@@ -133,7 +133,7 @@ def _told(fn: Callable[..., Any] | str) -> str:
 
 
 def _definition(fn: Any) -> Any:
-    """The Python function or class whose source tells what a callable does; the callable itself where there is none."""
+    """The Python function or class whose source defines a callable; the callable itself if it is built in."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     fn = inspect.unwrap(fn)
@@ -148,7 +148,7 @@ def _definition(fn: Any) -> Any:
 
 def _sources(fn: Any) -> Iterable[ModuleType | str]:
     definition = _definition(fn)
-    # torch is part of the software identity, by which winners are filed
+    # torch's version is part of the software identity, with which winners are stored
     if isinstance(definition, FunctionType | type) and not _is_part_of(definition.__module__, "torch"):
         yield from sources_of(definition)
 
@@ -170,7 +170,7 @@ def _imported(name: str, text: str) -> Callable[..., Any]:
 
 @lru_cache(maxsize=256)
 def _is_part_of(module: str, library: str) -> bool:
-    """Whether a module was installed by a distribution, whose name may be another than its package's."""
+    """True if the distribution ``library`` installed a module; their names may differ."""
     package = module.partition(".")[0]
     if package == re.sub(r"[-.]", "_", library).lower():
         return True

@@ -1,4 +1,4 @@
-"""A run for tensors that are not aligned, made when the first call brings one: most programs have none."""
+"""A run for tensors that are not aligned, made at its first call: most programs have no such tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..space import Config
 
 
 class MisalignedRun:
-    """A run that is made by ``make`` at its first call. Raises NotReadyError where that is during a capture."""
+    """A run that ``make()`` makes at its first call. Raises NotReadyError if that is during a capture."""
 
     def __init__(self, name: str, make: Callable[[], Run]) -> None:
         self._lock = threading.Lock()

@@ -1,7 +1,7 @@
-"""Runs as source text: a plan holds the launches in line, without the call and the tuples of a run in between.
+"""Runs as source text: a plan's function contains the launches themselves, without a call and tuples in between.
 
 On a host where a kernel's launch costs 5 µs, each Python call, tuple or loop before it costs 0.1 to 0.3 µs. Sizes are
-names in the text, so that a run for another size is the compiled text with other values behind its names.
+names in the text, so that a run for another size is the same compiled text with other values for these names.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .launch_numbers import Numbers
 
 @dataclass(frozen=True)
 class Operands:
-    """How text reads the tensors and numbers of a call.
+    """Expressions by which the text of a run reads the tensors and numbers of a call in the surrounding text.
 
     groups     an expression for each of ``outputs``, ``arguments`` and ``scratch``
-    items      expressions for their items, where the text around holds them in variables
+    items      expressions for their items, if the surrounding text has them in variables
     after      the statement that ends the surrounding text when the run is done
-    addresses  of items whose address the text around holds, by item
-    stream     the current stream's handle, if the text around holds it
-    on_device  the text around has seen to it that the GPU is the current one
+    addresses  expressions for addresses that the surrounding text has in variables, by item
+    stream     an expression for the current stream's handle, "" if the surrounding text has none
+    on_device  True if the surrounding text makes the GPU the current one
     """
 
     groups: Mapping[str, str]
@@ -42,17 +42,17 @@ class Operands:
         return self.items[group][place] if self.items is not None else f"{self.groups[group]}[{place}]"
 
     def address(self, group: str, place: int) -> str:
-        """An expression for the address of a tensor; no guard sees that the memory of an argument was freed."""
+        """An expression for a tensor's address. It checks that an argument's memory was not freed: no guard does."""
         item = self.at(group, place)
         freed = " or k_no_memory()" if group == "arguments" else ""
         return self.addresses.get(item) or f"{item}.data_ptr(){freed}"
 
     def call(self, function: str) -> str:
-        """An expression that calls ``function`` as a run is called."""
+        """An expression that calls ``function`` with the groups, as a run."""
         return f"{function}({', '.join(self.groups.values())})"
 
     def leave_to(self, function: str) -> list[str]:
-        """Lines that let another run answer instead."""
+        """Lines that call another run, ``function``, and end."""
         return [self.call(function), self.after]
 
 
@@ -62,11 +62,11 @@ _WHOLE = {"outputs": "outputs", "arguments": "arguments", "scratch": "scratch"}
 class WrittenForm(ABC):
     """Launches of loaded kernels without their extents and numbers: runs of one form have one text.
 
-    names   all that the text reaches for and that is no size
-    sized   what is: a run's numbers are behind these names, and the run itself behind ``k_run``
-    numbers  takes the numbers from launches; None for launches of another form
+    names    the values of all names in the text that are no sizes
+    sized    the names in the text that are sizes, in the order of a run's numbers
+    numbers  a function that reads these numbers from launches; None for launches of another form
 
-    Every name begins with ``k_``.
+    Every name begins with ``k_``; the run itself is ``k_run``.
     """
 
     names: Mapping[str, Any]
@@ -84,23 +84,23 @@ class WrittenForm(ABC):
         """The text that enqueues a run's launches and returns nothing."""
 
     def careful(self, run: WrittenRun, *groups: Any) -> None:
-        """Run what the text leaves to a slower way, ``k_run.careful``."""
+        """Run in a slower way, for calls that the text leaves to ``k_run.careful``."""
         raise NotImplementedError
 
     def all_names(self) -> dict[str, Any]:
-        """All that the text reaches for, but for what is a size."""
+        """The values of all names in the text that are no sizes."""
         return {"k_no_memory": no_memory, **self.names}
 
 
 def no_memory() -> NoReturn:
-    """Raise NotReadyError: a tensor that is given has elements and no memory."""
+    """Raise NotReadyError for an argument that has elements but no memory."""
     raise NotReadyError("a tensor's memory was freed", hint="its storage was resized to nothing, and not back again")
 
 
 class WrittenRun:
-    """A run that has a text, and is made a function of its own when it is first called as one.
+    """A run by the text of its form, compiled to a function when it is first called.
 
-    ``launches`` are what a backend has bound; ``make_twin`` makes what runs where tensors are not aligned.
+    ``launches`` are the bound launches; ``make_twin`` makes the run for tensors that are not aligned.
     """
 
     def __init__(
@@ -127,10 +127,10 @@ class WrittenRun:
 
     @cached_property
     def twin(self) -> Run:
-        """The run for tensors that do not start at multiples of 16 bytes, where this one assumes that they do."""
+        """The run for tensors that do not start at multiples of 16 bytes, as this run assumes."""
         assert self._make_twin is not None
         return self._make_twin()
 
     def careful(self, *groups: Any) -> None:
-        """Run in the form's slower way."""
+        """Run in the form's slower way, ``WrittenForm.careful``."""
         self.form.careful(self, *groups)

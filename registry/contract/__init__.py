@@ -1,4 +1,4 @@
-"""The contract of an op: what it computes, how a call becomes a problem, how right an answer must be."""
+"""The contract of an op: its semantics, the problem that a call poses, and the tolerance of a result."""
 
 from .fake import RowMajor
 from .gradient import Backward

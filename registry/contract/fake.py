@@ -1,4 +1,4 @@
-"""A fake that is computed: shapes and dtypes of outputs by a rule, with no operation of torch."""
+"""A fake without operations of torch: shapes and dtypes of outputs by a rule."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..arguments.loaded_parameters import loaded_parameters
 from ..problem import Argument, TensorSpec
 
 Rule = Callable[..., Sequence[tuple[Sequence[int], torch.dtype]]]
-"""``rule(*values)`` returns the shape and dtype of each output, from tensors or specs alike: both have these two."""
+"""``rule(*values)`` returns the shape and dtype of each output; a tensor among ``values`` may be a TensorSpec."""
 
 
 @dataclass(frozen=True)
 class RowMajor:
-    """The fake of row-major outputs: a new size costs a few microseconds, where one on meta tensors takes hundreds.
+    """A fake for row-major outputs: a new size takes a few microseconds, with meta tensors hundreds.
 
-    ``otherwise`` is the fake of calls with a tensor that is not row-major, where the outputs' strides follow it.
+    ``otherwise`` is the fake for calls with a tensor that is not row-major, if the outputs' strides depend on it.
     """
 
     rule: Rule
@@ -34,16 +34,16 @@ class RowMajor:
         return made[0] if len(made) == 1 else made
 
     def reads(self, names: Sequence[str]) -> frozenset[str]:
-        """The parameters that the rule and ``otherwise`` look at, as far as their code tells."""
+        """The parameters that the code of the rule and of ``otherwise`` reads."""
         own = loaded_parameters(self.rule, names)
         return own if self.otherwise is None else own | loaded_parameters(self.otherwise, names)
 
     def specs(self, values: Mapping[str, Argument], device: torch.device) -> list[TensorSpec] | None:
-        """Specs of the outputs; None where ``otherwise`` must tell."""
+        """Specs of the outputs; None if ``otherwise`` is needed."""
         given = values.values()
         if self.otherwise is not None and not all(one.is_contiguous for one in given if type(one) is TensorSpec):
             return None
         made = []
-        for shape, dtype in self.rule(*given):  # a comprehension is a Python call more
+        for shape, dtype in self.rule(*given):  # not a comprehension, which costs another Python call
             made.append(TensorSpec.contiguous(tuple(shape), dtype, device))
         return made

@@ -1,4 +1,4 @@
-"""How the gradient of an op is computed."""
+"""The declaration of an op's gradient."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Backward:
-    """The op that computes the gradient, and what it needs saved, by name of input or output.
+    """The backward op, and the inputs and outputs, by name, that are saved for it.
 
-    That op takes ``grad_<output>``, then what is saved under its own name, then the attributes by theirs; it returns
-    ``grad_<input>``. It may take ``bool need_<input>``: False where nobody needs the gradient of that input, whose
+    The backward op takes ``grad_<output>``, the saved tensors by their names, and the attributes by theirs; it returns
+    ``grad_<input>``. It may take ``bool need_<input>``: False if the gradient of that input is not needed, and that
     output may then be empty. ``op`` None: the gradient of every input is that of the one output, and nothing runs.
 
-    The gradients of a list of tensors are one output, which holds them one after another, each row-major: of tensors of
-    one shape, stacked. Its ``need_`` is a bool, or an ``int[]`` of 0 and 1 for each tensor.
+    The gradients of a list of tensors are one output, which holds them one after another, each row-major; for tensors
+    of one shape, stacked. Its ``need_`` is a bool, or an ``int[]`` of 0 and 1 for each tensor.
 
-    differentiable  outputs that a gradient comes back for. None: those whose ``grad_<output>`` the backward op takes;
-                    by the reference the first output. Others, and all that are not floating, have no gradient
+    differentiable  outputs that have a gradient. None: those whose ``grad_<output>`` the backward op takes; by the
+                    reference the first output. Other outputs, and all that are not floating, have none
     by_reference    see ``Backward.reference``
     """
 
@@ -36,10 +36,10 @@ class Backward:
 
     @classmethod
     def none(cls) -> Backward:
-        """No output has a gradient, such as an index or a quantised tensor: all have ``requires_grad=False``."""
+        """No output has a gradient, e.g. since it is an index or quantised: all have ``requires_grad=False``."""
         return cls(None, (), (), by_reference=True)
 
     def by_reference_of(self, outputs: tuple[str, ...]) -> tuple[str, ...]:
-        """The outputs that a gradient by the reference comes back for."""
+        """The outputs that have a gradient by the reference."""
         said = self.differentiable
         return outputs[:1] if said is None else tuple(name for name in outputs if name in said)

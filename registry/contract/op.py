@@ -1,4 +1,4 @@
-"""The contract of one operation: its semantics, how a call becomes a problem, how right an answer must be."""
+"""The contract of one operation: its semantics, the problem that a call poses, and the tolerance of a result."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from .tolerance import Comparator, Floor, Tolerance
 from .transfer import Range
 
 Outputs = torch.Tensor | tuple[torch.Tensor, ...] | None
-"""What a call returns: its one output, several, or None where the schema has none."""
+"""The outputs of a call as it returns them: one tensor, a tuple of several, or None if the schema has none."""
 
 COUNT = "count"
-"""What stands beside the dimensions in a shapes file: how often a program calls the problem. No dimension has it."""
+"""The key in a shapes file, beside dimensions, for the number of a program's calls. No dimension may be named so."""
 
 _MOST_KEPT = 1024
 
@@ -70,25 +70,25 @@ class Op:
     check      raises InvalidArgumentError for dimensions that no call could have, e.g. of a shapes file
     floor      Problem -> Floor
     tolerance  how far a result may be from the reference
-    tolerances by name of a result, for one that needs a tolerance of its own
-    compare    by name of a result, for one that no tolerance judges: its faults in words, see ``Comparator``
+    tolerances by name, the results that need a tolerance of their own
+    compare    by name, the results that a function judges instead of a tolerance, see ``Comparator``
     static     dimensions that must be equal for a tuned config to be considered for another problem
     dynamic    dimensions (int) along which the nearest tuned problem is looked for
     choices    further static dimensions, each with the texts or booleans that it may be
-    distributions  further static dimensions: how data that decide the time are distributed (routing skew, lengths),
-               each with its names, the usual one first. ``inputs`` draws by them; a call's data are not looked at, so
-               that its problem has the first, and a winner of another one answers where that has none
-    view       Arguments -> Arguments as the dimensions see them, where that is not how they are given: the traits are
+    distributions  further static dimensions for the distribution of data that decide the time (routing skew, lengths),
+               each with its names, the usual one first. ``inputs`` draws by them. A call's data are not read: its
+               problem has the first name, and takes a winner of another name if the first has none
+    view       Arguments -> Arguments in the order of the dimensions, if calls may give them otherwise: the traits are
                those of the view, e.g. of ``x.moved(dim, -1)``
-    alike      tensors that ``inputs`` gives the dtype of another, but a call may not: ``{"weight": "x"}``. Only an
-               implementation that says ``mixed = True`` runs a call in which they differ
+    alike      tensors that have the dtype of another one in ``inputs``, but may have another in a call:
+               ``{"weight": "x"}``. Only an implementation with ``mixed = True`` runs such a call
     fake       shapes, dtypes and strides of the outputs, from meta or fake tensors; the reference when not given
     flatten    the user's call -> (args, attributes) in the schema's terms, e.g. a PackedWeight into its tensors
-    packed     the same for the usual call, as data: dispatch then takes the argument apart without a Python call
-    baseline   the implementation whose time over the winner's is told as "× torch"
+    packed     ``flatten`` of the usual call as data: dispatch then unpacks the argument without a Python call
+    baseline   the implementation whose time over the winner's is shown as "× torch"
     transfers  static dimensions (int) along which a winner may answer for other sizes, each with the range of a size:
-               ``{"cols": registry.octave}``. It does within the sizes at whose both ends the tuner has verified it
-    weights    tensor arguments that stay from call to call: an implementation may prepare these and no others
+               ``{"cols": registry.octave}``. It answers between the sizes at which the tuner has verified it
+    weights    tensor arguments that stay from call to call: an implementation may prepare only these
     """
 
     name: str
@@ -176,7 +176,7 @@ class Op:
 
     @cached_property
     def near_along(self) -> tuple[str, ...]:
-        """The dimensions along which a winner of another problem may be near, in order of name."""
+        """The dimensions along which a winner of another problem may be near, sorted by name."""
         return tuple(sorted(self.dynamic | self.transfers.keys()))
 
     @cached_property
@@ -196,7 +196,7 @@ class Op:
         return self.parsed.bind(args, attributes)
 
     def results(self, outputs: Outputs, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-        """All that a call leaves to be judged: its outputs, then the arguments that it mutates, as they are now.
+        """The results of a call: its outputs, then the current values of the arguments that it mutates.
 
         ``outputs`` as the call returned them, ``values`` the schema's in order. ``Schema.results`` names the results.
         """
@@ -221,7 +221,7 @@ class Op:
 
     @cached_property
     def fake_reads(self) -> frozenset[str]:
-        """Names of the parameters that ``fake`` looks at, as far as its code tells; all of them without a fake."""
+        """Names of the parameters that the code of ``fake`` reads; all of them without a fake."""
         names = self.parsed.names
         if not isinstance(self.fake, RowMajor):
             return frozenset(names) if self.fake is None else loaded_parameters(self.fake, names)
@@ -231,7 +231,7 @@ class Op:
         """Name, shape, dtype and strides of the outputs, from ``fake`` run on meta tensors."""
         if isinstance(self.fake, RowMajor):
             return self.new_output_specs(arguments, device)
-        # 0.0 equals -0.0
+        # floats as text, since 0.0 equals -0.0
         told = tuple([repr(value) if isinstance(value, float) else value for value in arguments.all.values()])
         found = self._outputs.get((told, device))
         if found is None:
@@ -243,11 +243,11 @@ class Op:
 
     @cached_property
     def _outputs(self) -> dict[Hashable, dict[str, TensorSpec]]:
-        """Results of ``output_specs``: to ask ``fake`` takes longer than to bind a plan."""
+        """Cached results of ``output_specs``: calling ``fake`` takes longer than binding a plan."""
         return {}
 
     def new_output_specs(self, arguments: Arguments, device: torch.device) -> dict[str, TensorSpec]:
-        """``output_specs`` of arguments that were not met before, and are not likely to be met again."""
+        """``output_specs`` without the cache, for arguments that are probably new and do not return."""
         names = self.parsed.outputs
         specs = self.fake.specs(arguments.all, device) if isinstance(self.fake, RowMajor) else None
         if specs is not None:
@@ -272,7 +272,7 @@ class Op:
         return {**self.choices, **self.distributions}
 
     def tolerance_of(self, result: str) -> Tolerance:
-        """The tolerance that a result, by its name, is judged by."""
+        """The tolerance for the result of that name."""
         return self.tolerances.get(result, self.tolerance)
 
     def draw(self, problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
@@ -280,13 +280,13 @@ class Op:
         return self.parsed.coerced(self.inputs(problem, kind, generator))
 
     def pose(self, arguments: Arguments, like: Problem | None = None, *, ordinary: bool = False) -> Problem:
-        """The problem that a call's arguments pose, with its traits. What data are like is taken over from ``like``.
+        """The problem that a call's arguments pose, with its traits. ``like`` gives the distributions of its data.
 
         ``ordinary``: all tensors are row-major and aligned and need no gradient.
         """
         posed: Any = self.problem(arguments)
         given = posed.dims if isinstance(posed, Problem) else posed
-        if not ordinary:  # a call like one that was answered differs from it in its numbers alone
+        if not ordinary:  # an ordinary call is like one that was checked before, except for its numbers
             self._check_dims(given)
         dims = dict(given)
         for name, texts in self.distributions.items():
@@ -300,7 +300,7 @@ class Op:
         return Problem(self.name, dims, Traits(arguments if view is None else partial(view, arguments), told))
 
     def _check_dims(self, dims: Any) -> None:
-        """Raise InvalidDefinitionError for dimensions that ``problem`` tells and that are not the op's."""
+        """Raise InvalidDefinitionError unless the result of ``problem`` has exactly the op's dimensions."""
         if not isinstance(dims, Mapping):
             raise self._fault(self.problem, f"problem() returned {dims!r:.80}", "expected a value for each dimension")
         if {*self.static, *self.dynamic} != {*dims, *self.distributions}:
@@ -323,9 +323,9 @@ class Op:
         )
 
     def problem_of(self, dims: Mapping[str, Value]) -> Problem:
-        """The problem with these dimensions, e.g. of a shapes file, as a call with its inputs poses it.
+        """The problem with these dimensions, e.g. of a shapes file, with the traits of a call with its inputs.
 
-        Raises UnknownNameError and InvalidArgumentError for dimensions that are missing or that no call has.
+        Raises UnknownNameError for an unknown dimension, InvalidArgumentError for a missing or impossible one.
         """
         key = canonical_json(dict(dims))
         found = self._problems.get(key)
@@ -338,11 +338,11 @@ class Op:
 
     @cached_property
     def _problems(self) -> dict[str, Problem]:
-        """Results of ``problem_of`` by canonical dimensions: a worker asks again for every trial."""
+        """Cached results of ``problem_of`` by canonical dimensions: a worker asks again for every trial."""
         return {}
 
     def named(self, dims: Mapping[str, Value]) -> Problem:
-        """A problem of nothing but dimensions, checked one by one; a distribution that is missing is the first."""
+        """A problem without arguments, each dimension checked; a missing distribution is the first of its names."""
         known = self.static | self.dynamic
         for name in dims:
             if name not in known:

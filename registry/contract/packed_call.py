@@ -1,4 +1,4 @@
-"""A user's argument that stands for several of the schema's."""
+"""Packed arguments: one argument of a user's call that stands for several of the schema's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much work an op is at least, and how far a result may be from its float64 reference."""
+"""Floors, the least work of an op, and tolerances, the allowed distance of a result from its float64 reference."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ class Floor:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a result may be from the float64 reference: ``|out - ref| <= rtol * scale + atol``.
+    """The allowed distance of a result from the float64 reference: ``|out - ref| <= rtol * scale + atol``.
 
-    ``rtol`` and ``atol`` are per dtype name. ``scale(problem, reference)`` is a float64 tensor that broadcasts
-    against the reference: the magnitude that errors are relative to, grown with the reduction's length. What a call
-    leaves in an argument that it mutates is judged like an output: ``scale`` is asked about that too, and it may have
-    another shape. Whole rows of a large result are asked about at a time. Of results that are not floating, which must
-    equal the reference, nothing is asked.
+    ``rtol`` and ``atol`` are per dtype name. ``scale(problem, reference)`` returns a float64 tensor that broadcasts
+    against the reference: the magnitude that errors are relative to, which grows with the reduction's length. An
+    argument that the op mutates is a result like an output, also for ``scale``, and may have another shape. For a large
+    result ``scale`` is called with some whole rows at a time. Results that are not floating must equal the reference.
 
-    ``scale(problem, reference, values)`` gets the call's arguments too, by name, and the whole reference at once.
+    ``scale(problem, reference, values)`` also gets the call's arguments, by name, and the whole reference at once.
     """
 
     rtol: Mapping[str, float]

@@ -1,4 +1,4 @@
-"""Ranges of a static dimension within which a winner may answer for other sizes, as an op declares them."""
+"""Ranges of a static dimension within which an op lets a winner answer for other sizes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Range = Callable[[int], tuple[int, int]]
 
 
 def octave(size: int) -> tuple[int, int]:
-    """The sizes with the same next power of two, to which kernels pad a row: (513, 1024) for 1000."""
+    """The range of sizes that round up to one power of two, to which kernels pad a row: (513, 1024) for 1000."""
     high = 1 << (size - 1).bit_length()
     return high // 2 + 1, high
 
 
 def checked_range(name: str, declared: Range, size: int) -> tuple[int, int]:
-    """``declared(size)``. Raises InvalidDefinitionError for anything but the range of all sizes between two."""
+    """``declared(size)``. Raises InvalidDefinitionError unless it is one range for all sizes that it contains."""
     found = declared(size)
     sound = isinstance(found, tuple) and len(found) == 2 and all(type(end) is int for end in found)
     if not sound or not 0 < found[0] <= size <= found[1]:

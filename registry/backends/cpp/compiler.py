@@ -49,7 +49,7 @@ class Compiler:
 
 @dataclass(frozen=True)
 class NoCompiler:
-    """Why nothing can be compiled here."""
+    """The reason why no C++ can be compiled on this machine."""
 
     reason: str
 
@@ -104,7 +104,7 @@ def build(source: str, flags: Sequence[str], kernel: str) -> Path:
         if is_intact(found):
             return found
         found.unlink(missing_ok=True)
-    # not in the cache: what a killed build leaves behind goes with the temporary files
+    # not in the cache: leftovers of a killed build are removed with the temporary files
     with tempfile.TemporaryDirectory(prefix="kernel-registry-") as place:
         headers = cache_folder("cpp", "headers", _digest([FLAGS, *where])) if compiler.is_gcc else None
         library = _compile(compiler, source, flags, Path(place), kernel, headers)
@@ -118,7 +118,7 @@ def build(source: str, flags: Sequence[str], kernel: str) -> Path:
 
 
 def _c_locale(**more: str) -> dict[str, str]:
-    """The environment with a compiler's messages in English, by which its faults are told apart."""
+    """The environment with a compiler's messages in English, since faults are recognised by their words."""
     return {**os.environ, "LC_ALL": "C", **more}
 
 
@@ -129,10 +129,10 @@ def _digest(identity: Sequence[object]) -> str:
 def _compile(
     compiler: Compiler, source: str, flags: Sequence[str], place: Path, kernel: str, headers: Path | None
 ) -> Path:
-    """``headers``: the folder of the precompiled header, if the compiler is one that takes it."""
+    """Compile ``source`` in folder ``place``. ``headers``: the folder of the precompiled header, None without one."""
     (place / "unit.cpp").write_text(source)
     environment, common = _c_locale(TMPDIR=str(place)), [*compiler.command, *FLAGS]
-    # relative names: the same input gives the same library, whatever the temporary folder is called
+    # relative names, so that equal input gives an equal library whatever the temporary folder is called
     command = [*common, *flags, "-shared", "unit.cpp", "-o", "unit.so"]
     included = [] if headers is None else including(common, headers, environment)
     if included and not _run([*command, *included], place, kernel, environment):
@@ -146,7 +146,7 @@ def _compile(
 
 
 def _run(command: Sequence[str], place: Path, kernel: str, environment: dict[str, str]) -> str:
-    """What a compiler that failed has said; "" where it has not failed. Raises CompileError where it does not end."""
+    """The messages of a compiler that failed; "" if it succeeded. Raises CompileError if it does not end in time."""
     try:
         done = subprocess.run(
             command, cwd=place, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False, env=environment
@@ -163,12 +163,12 @@ def _first_error(stderr: str) -> str:
 
 
 def content_digest(library: Path) -> str:
-    """The start of a file's SHA-256, which the names of built libraries end in."""
+    """The start of a file's SHA-256, with which the name of a built library ends."""
     return hashlib.sha256(library.read_bytes()).hexdigest()[:_DIGEST]
 
 
 def is_intact(library: Path) -> bool:
-    """True if the digest in a library's name is that of its content; loading a truncated one kills the process."""
+    """True if the digest in a library's name is its content's; loading a truncated library kills the process."""
     try:
         return library.stem.endswith(f"-{content_digest(library)}")
     except FileNotFoundError:
@@ -176,7 +176,7 @@ def is_intact(library: Path) -> bool:
 
 
 class _Loaded:
-    """Libraries of this process, and whether it is a forked child, where OpenMP's threads are gone."""
+    """The loaded libraries, and whether this process is a forked child, which has no OpenMP threads."""
 
     def __init__(self) -> None:
         self.libraries: dict[str, ctypes.CDLL] = {}

@@ -1,4 +1,4 @@
-"""C++ kernels for the CPU: a function's text and a launch as data become a compiled, loaded, fast call."""
+"""C++ kernels for the CPU: implementations that give source text and launches as data."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class CppKernel:
 
 
 class CppImplementation(Implementation):
-    """An implementation that launches C++ kernels: say which in ``launch``, the host compiles and calls them.
+    """An implementation that launches C++ kernels: ``launch`` names them, the host compiles and calls them.
 
     ``Launch.kernel`` is a CppKernel; ``constants`` become macros (a str is used as it stands); ``options`` may
-    hold ``flags``, a sequence of more compiler flags. ``grid`` has no meaning here: pass the number of threads as an
-    argument, so that one variant serves them all. An override of ``unsupported`` begins with ``super().unsupported``.
+    hold ``flags``, a sequence of more compiler flags. ``grid`` is ignored: pass the number of threads as an argument,
+    so that one variant serves every number. An override of ``unsupported`` begins with ``super().unsupported``.
     """
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
@@ -75,7 +75,7 @@ class CppImplementation(Implementation):
         return launches_of(self, self.launch(problem, config, device))
 
     def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
-        """One a launch: the source, the macros, the flags and the kinds of the arguments."""
+        """One variant per launch: the source, the macros, the flags and the kinds of the arguments."""
         return tuple(self._variant(launch, signature) for launch in self.launches(problem, config, device))
 
     def compile(self, variant: Variant, target: Target) -> Artifact:
@@ -95,12 +95,12 @@ class CppImplementation(Implementation):
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
     ) -> Run | None:
-        """The run of libraries that are loaded, with other numbers."""
+        """The run for other numbers, of libraries that are loaded."""
         launches = self.launches(problem, config, device)
         return _FORMS.run(like, launches, lambda: form_key(map(launch_key, launches), signature, 0))
 
     def sources(self) -> Iterable[ModuleType | str]:
-        """The class's modules, the preamble, and the text of every kernel that they or the class hold under a name."""
+        """The class's modules, the preamble, and the text of every kernel in an attribute of these or the class."""
         yield from super().sources()
         yield _preamble()
         yield from kernel_texts(*own_classes(self))
@@ -146,7 +146,7 @@ def _preamble() -> str:
 
 
 def _translation_unit(variant: Variant) -> str:
-    """Preamble, macros, kernel, entry. The macros come after the preamble, whose own names they cannot disturb."""
+    """Preamble, macros, kernel, entry. The macros come after the preamble, so that they do not change it."""
     kernel, spec = variant.kernel, variant.spec
     macros = "\n".join(f"#define {name} {value}" for name, value in sorted(spec["defines"].items()))
     entry = f"REGISTRY_ENTRY({', '.join([kernel, *(repr(kind) for kind in spec['arguments'])])}"
@@ -155,14 +155,14 @@ def _translation_unit(variant: Variant) -> str:
 
 
 class _Form(WrittenForm):
-    """Launches without their numbers: ``names`` hold the loaded functions, ``arguments`` those of each.
+    """Launches without their numbers, of loaded functions.
 
     Measured with six arguments on a 2-core machine: one pointer to packed bytes takes 0.19 us, the same call through
-    ctypes ``argtypes`` 0.48 us. The bytes are new at each call, so that threads cannot disturb each other.
+    ctypes ``argtypes`` 0.48 us. Each call makes new bytes, so that threads do not share them.
     """
 
     def __init__(self, launches: Sequence[Launch], built: Built) -> None:
-        """The libraries are loaded now."""
+        """Load the libraries."""
         self.names: dict[str, Any] = {}
         for place, artifact in enumerate(built.artifacts):
             entry = load(artifact.path).registry_entry

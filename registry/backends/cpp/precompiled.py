@@ -1,7 +1,7 @@
-"""The headers that kernels share, compiled once: GCC reads the vector intrinsics in 0.25 s, for each kernel again.
+"""A precompiled header for C++ kernels: without it GCC reads the vector intrinsics, 0.25 s, for each kernel.
 
-A library is the same to the byte with and without. GCC takes the precompiled header where the flags are those that it
-was made with, and reads the text where they are not.
+A library is equal to the byte with and without it. GCC uses the precompiled header if the flags are those that it was
+made with, and else reads the header's text.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _HEADERS = """\
 #include <immintrin.h>
 #endif
 """
-"""What the preamble includes, which every kernel may count on, and the intrinsics, which are nearly all of the time."""
+"""The headers that the preamble includes for every kernel, and the intrinsics, which take nearly all of the time."""
 _NAME = "kernels.hpp"
 _PAYS_FROM = 3
-"""Compilations in one process: to make the header takes as long as it saves in six."""
+"""The number of the compilation in a process that makes the header: making it takes as long as it saves in six."""
 _TIMEOUT_SECONDS = 60
 
 _compiled: collections.Counter[Path] = collections.Counter()
 
 
 def including(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> list[str]:
-    """Arguments by which a kernel is compiled with the precompiled header in ``folder``; none where it does not pay.
+    """Arguments that make GCC use the precompiled header in ``folder``; none if there is none.
 
-    ``command`` is GCC with the flags that every kernel is compiled with, in ``environment``. Made by a process that
-    compiles its third kernel, and used by whoever finds it. A header that cannot be made is done without.
+    The header is made when this process compiles its third kernel, by ``command`` (GCC with the flags of every kernel)
+    in ``environment``; other processes use it, too. If it cannot be made, kernels are compiled without it.
     """
     header, made = folder / _NAME, folder / f"{_NAME}.gch"
     _compiled[folder] += 1
@@ -53,7 +53,7 @@ def discard(folder: Path) -> None:
 
 
 def _make(command: Sequence[str], header: Path, made: Path, environment: Mapping[str, str]) -> bool:
-    """Whether the header could be made. Its text goes first: GCC falls back to it."""
+    """Make the header; False if that fails. Its text is written first, since GCC falls back to it."""
     with tempfile.TemporaryDirectory(prefix="kernel-registry-") as place:
         (Path(place) / _NAME).write_text(_HEADERS)
         making = [*command, "-x", "c++-header", _NAME, "-o", made.name]

@@ -26,7 +26,7 @@ _NUMBERS = {bool: ("?7x", 1), int: ("q", 8), float: ("f4x", 4)}
 
 
 class Layout:
-    """Where every argument of a sequence of launches comes from (group, place) and where it lies in a thread's memory.
+    """The source (group, place) of every argument of a sequence of launches, and its offset in a thread's memory.
 
     The memory holds the launches' configurations, then the tensors' addresses and the numbers that come with a call,
     packed anew by each call, and the literals, which stay. Launches of one form share a layout: it holds no size.
@@ -59,7 +59,7 @@ class Layout:
         self._shared = [launch.shared_bytes for launch in launches]
         # address and count of each launch's attributes
         self._attributes = [(0, 0) if one is None else (ctypes.addressof(one), 1) for one in self.clusters]
-        # what frames are made of: each new size of a call makes one for its thread
+        # made once here, since each new size of a call makes a frame for its thread
         self._memory = ctypes.c_char * max(self.size, 8)
         self._pointers = [ctypes.c_void_p * max(len(offsets), 1) for offsets in self.offsets]
         self._pack_literals = struct.Struct("<" + "".join(code for code, *_ in self._literals)).pack_into
@@ -77,7 +77,7 @@ class Layout:
         return self.size - 8
 
     def packed(self, addresses: Sequence[str], operands: Operands) -> list[str]:
-        """Expressions of the values that ``pack`` takes behind memory and offset; the stream is ``k_stream``."""
+        """Expressions for the arguments of ``pack`` after memory and offset; the stream is ``k_stream``."""
         texts: list[str] = []
         for place in range(self.count):
             extents = [f"k_extent_{place}_{number}" for number in range(_EXTENTS)] if self._whole else []
@@ -85,9 +85,9 @@ class Layout:
         return [*texts, *addresses, *(operands.at(group, place) for group, place in self.numbers)]
 
     def extents(self, places: Sequence[int]) -> tuple[dict[str, str], dict[str, int]]:
-        """What the expressions of ``packed`` reach for: the grids, as ``numbers_of`` takes them, and what stays.
+        """The names in the expressions of ``packed``: grids as texts for ``numbers_of``, and constants.
 
-        ``places`` are those of the launches among all.
+        ``places`` are the indices of these launches among all launches.
         """
         grids: dict[str, str] = {}
         fixed: dict[str, int] = {}
@@ -119,7 +119,7 @@ class Layout:
 
 
 class Frames(threading.local):
-    """A frame for each thread: the call to the driver releases the GIL while it reads the frame."""
+    """One frame per thread: the call to the driver releases the GIL while it reads the frame."""
 
     def __init__(self, layout: Layout, launches: Sequence[Launch]) -> None:
         self.frame = layout.frame(launches)

@@ -33,7 +33,7 @@ _BLOCK_LIMIT = 1024
 _CLUSTER_LIMIT = 16
 _REGISTER_FILE = 65536
 _SHARED_ELSEWHERE = 99 * 1024
-# the "a" variants have the instructions of one generation only (wgmma, setmaxnreg); a cubin is for one chip anyway
+# "sm_90a" has instructions that later chips lack (wgmma, setmaxnreg); a cubin is for one architecture anyway
 _SPECIFIC = frozenset({"sm_90", "sm_100", "sm_103", "sm_120", "sm_121"})
 
 
@@ -61,7 +61,7 @@ def read_source(package: str, *files: str) -> str:
 class CudaImplementation(Implementation):
     """An implementation by CUDA C++ kernels: the author writes ``launch`` and, where there is a choice, ``space``.
 
-    ``Launch`` reads so:
+    The fields of ``Launch``:
 
     kernel     a CudaKernel
     grid       thread blocks, up to three extents (also with ``cluster``: blocks, not clusters)
@@ -76,11 +76,11 @@ class CudaImplementation(Implementation):
 
     Capability 9.0 is compiled as sm_90a (10.x and 12.x likewise), so that wgmma and setmaxnreg can be used.
 
-    Where ``problem.traits["aligned"]`` holds every tensor starts at a multiple of 16 bytes; where a later call breaks
-    that, the bound run goes to a twin made from ``launch`` with ``aligned=False`` and the same config.
+    If ``problem.traits["aligned"]`` is True, every tensor starts at a multiple of 16 bytes. For a later call where one
+    does not, the run calls a twin, made from ``launch`` with ``aligned=False`` and the same config.
 
-    ``source`` is kernel text that does not stand in the class's own module (see ``read_source``): it belongs to the
-    fingerprint. Override ``unsupported`` with ``yield from super().unsupported(problem, device)`` first.
+    ``source`` is kernel text from outside of the class's module (see ``read_source``); it is part of the fingerprint.
+    Override ``unsupported`` with ``yield from super().unsupported(problem, device)`` first.
     """
 
     source: str = ""
@@ -92,14 +92,14 @@ class CudaImplementation(Implementation):
         """The kernel launch, or several in order."""
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
-        """Every reason why no CUDA implementation can run here: no NVIDIA GPU, no NVRTC."""
+        """Every reason why no CUDA implementation can run on the device: no NVIDIA GPU, no NVRTC."""
         if device.type != "cuda" or device.target.backend != "cuda":
             yield f"{device.name} is no NVIDIA GPU"
         if reason := nvrtc.missing():
             yield reason
 
     def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
-        """One variant a launch. The grid and the arguments are no part of it."""
+        """One variant per launch, without the grid and the values of arguments."""
         return tuple(self._variant(launch, signature) for launch in self._launches(problem, config, device))
 
     def compile(self, variant: Variant, target: Target) -> Artifact:
@@ -129,7 +129,7 @@ class CudaImplementation(Implementation):
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
     ) -> Run | None:
-        """The run of kernels that are loaded, with other extents and numbers."""
+        """The run for other extents and numbers, of kernels that are loaded."""
         launches, aligned = self._launches(problem, config, device), problem.traits["aligned"]
         for launch in launches:
             _check_launch(self.name, launch, device)
@@ -139,7 +139,7 @@ class CudaImplementation(Implementation):
         return _FORMS.run(like, launches, lambda: _form_key(launches, signature, device, aligned), twin)
 
     def _twin(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run:
-        """The run for tensors that are not aligned, where this one assumes that they are."""
+        """The run for tensors that are not aligned, made at its first call."""
         return MisalignedRun(self.name, lambda: self._misaligned(problem.misaligned(), config, device, signature))
 
     def _misaligned(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run:
@@ -163,7 +163,7 @@ class CudaImplementation(Implementation):
         return kernels
 
     def sources(self) -> Iterable[ModuleType | str]:
-        """The class's modules, ``source``, and the text of every other kernel that they or the class hold by a name."""
+        """The class's modules, ``source``, and the text of every kernel held by an attribute of these or the class."""
         yield from super().sources()
         if self.source:
             yield self.source
@@ -193,7 +193,7 @@ class CudaImplementation(Implementation):
     def _load(self, artifact: Artifact, device: Device) -> cuda_launch.Kernel:
         kernel = cuda_launch.load(artifact.path, device.index)
         if kernel is None:
-            # the cache was cleared or damaged since: make it again
+            # the cache was cleared or damaged in the meantime: compile again
             kernel = cuda_launch.load(self.compile(artifact.variant, device.target).path, device.index)
         if kernel is None:
             raise CacheError(f"{artifact.path} cannot be read back", hint="is the cache folder's disk full?")

@@ -39,8 +39,8 @@ class InlineImplementation(Implementation):
 
     cpp_source    C++ text: the function, or only its declaration when ``cuda_source`` defines it
     cuda_source   CUDA text ("": C++ only, no nvcc needed)
-    function      its name; it is called with the schema's values in order (``arguments`` chooses others)
-    returns_outputs  True: it returns the outputs. False: the outputs come first and it writes into them
+    function      the function's name; it is called with the schema's values in order, or with ``arguments``
+    returns_outputs  True: it returns the outputs. False: it takes the outputs first and writes into them
     flags, cuda_flags  for the C++ compiler and for nvcc
 
     The function must work on the current stream (``c10::cuda::getCurrentCUDAStream()``). A build takes about 16 s
@@ -65,11 +65,11 @@ class InlineImplementation(Implementation):
         return (*outputs, *signature.arguments.values, *signature.scratch, *signature.prepared)
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
-        """Every reason why this cannot run; here the tools that a build needs."""
+        """Every reason why the implementation cannot run: here each missing tool that a build needs."""
         return missing(with_cuda=bool(self.cuda_source))
 
     def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
-        """One: the sources with their flags, macros and the versions that a built module depends on."""
+        """One variant: the sources with their flags, macros and the versions that a built module depends on."""
         constants = self.constants(problem, config, device)
         spec = {
             "cuda": self.cuda_source,
@@ -132,7 +132,7 @@ def load_inline(
 ) -> InlineImplementation:
     """An implementation of ``op`` from pasted source, to register or to return from a hook; see InlineImplementation.
 
-    It accepts contiguous tensors only. Write a subclass where it needs more: a space, limits, other arguments.
+    It accepts contiguous tensors only. Write a subclass for a space, limits or other arguments.
     """
     declared = {"op": op, "name": name, "function": function, "cpp_source": cpp_source, "cuda_source": cuda_source}
     options = {"returns_outputs": returns_outputs, "device_types": frozenset(device_types)}
@@ -140,7 +140,7 @@ def load_inline(
 
 
 class _Pasted(InlineImplementation):
-    """The implementation that ``load_inline`` returns: its instance holds all that a subclass would declare."""
+    """The implementation that ``load_inline`` returns; its instance holds what a subclass would declare."""
 
     def __init__(self, declared: Mapping[str, Any]) -> None:
         vars(self).update(declared)
@@ -155,7 +155,7 @@ class _Pasted(InlineImplementation):
 
 
 def missing(with_cuda: bool) -> list[str]:
-    """Every tool that a build needs and this machine lacks, as a reason for a person to read."""
+    """Every tool that a build needs and this machine lacks, as the text of a reason."""
     from torch.utils import cpp_extension
 
     return list(_missing(with_cuda, cpp_extension.CUDA_HOME, *map(os.environ.get, ("PATH", "CXX"))))
@@ -163,7 +163,7 @@ def missing(with_cuda: bool) -> list[str]:
 
 @lru_cache(maxsize=16)
 def _missing(with_cuda: bool, home: str | None, *_environment: str | None) -> tuple[str, ...]:
-    """Remembered: torch runs ninja to see that it is there, which takes 3 ms."""
+    """``missing``, cached: torch runs ninja to find it, which takes 3 ms."""
     from torch.utils import cpp_extension
 
     reasons = []
@@ -177,7 +177,7 @@ def _missing(with_cuda: bool, home: str | None, *_environment: str | None) -> tu
 
 
 def compiler_versions(with_cuda: bool) -> list[str]:
-    """The versions that the C++ compiler prints, and nvcc where it takes part."""
+    """The version that the C++ compiler prints and, ``with_cuda``, nvcc's."""
     from torch.utils import cpp_extension
 
     commands = [tuple(shlex.split(cpp_extension.get_cxx_compiler()))]
@@ -230,7 +230,7 @@ def _build(variant: Variant, target: Target, name: str, folder: str) -> ModuleTy
     cuda_flags = [*spec["cuda_flags"], *spec["defines"], f"-gencode=arch=compute_{code},code={architecture}"]
     try:
         with warnings.catch_warnings():
-            # torch remarks on minor version differences between nvcc and itself; the build works or fails
+            # torch warns of minor version differences between nvcc and itself, which do not matter if the build works
             warnings.simplefilter("ignore")
             module: ModuleType = cpp_extension.load_inline(
                 name=name,

@@ -1,4 +1,4 @@
-"""Loaded kernels and their launches: from tensors to ``cuLaunchKernelEx`` with nothing allocated on the way."""
+"""Loaded CUDA kernels and their launches by ``cuLaunchKernelEx``, without allocating memory at a call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PORTABLE_CLUSTER = 8
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel loaded into this process; ``handle`` is a CUkernel, good in every context. It is never unloaded:
+    """A kernel loaded into this process; ``handle`` is a CUkernel, valid in every context. It is never unloaded:
     a captured CUDA graph may hold it longer than any plan."""
 
     handle: int
@@ -44,17 +44,17 @@ class Kernel:
 
 _LOCK = threading.Lock()
 _LOADED: dict[tuple[str, int], Kernel] = {}
-"""Only grows, to what ``kernel_limit`` allows: a run holds no more than a handle, cuda.core unloads a kernel that
-nobody refers to, and a captured graph may refer to any."""
+"""Kernels by path and device, never removed: cuda.core unloads a kernel without references, but runs and captured
+graphs hold only its handle. ``kernel_limit`` bounds their number."""
 
 _DYNAMIC_SHARED: dict[tuple[int, int], int] = {}
 """Dynamic shared bytes that a kernel (by handle and device) may be launched with."""
 
 
 def load(path: str, device: int) -> Kernel | None:
-    """The cached kernel at ``path``, loaded now and not at its first launch (which a capture would forbid).
+    """The cached kernel at ``path``, loaded immediately (a capture would forbid loading it at its first launch).
 
-    None when the file is gone or broken. Raises OutOfResourcesError where too many are loaded already.
+    None if the file is missing or damaged. Raises OutOfResourcesError if too many kernels are loaded already.
     """
     with _LOCK:
         kernel = _LOADED.get((path, device))
@@ -72,7 +72,7 @@ def _load(path: str, device: int) -> Kernel | None:
         return None
     from cuda.core import Device, ObjectCode
 
-    # another GPU may be current, and must be afterwards
+    # another GPU may be current, and must be current again afterwards
     with torch.cuda.device(device):
         Device(device).set_current()
         owner = ObjectCode.from_cubin(found.code).get_kernel(found.symbol)
@@ -115,7 +115,7 @@ def check_arguments(kernel: Kernel, launch: Launch, signature: Signature) -> Non
 class LaunchForm(WrittenForm):
     """Launches of loaded kernels without their extents and numbers, on the current stream of ``device``.
 
-    ``guarded``: a call goes elsewhere when a tensor's address is no multiple of 16 bytes.
+    ``guarded``: a call with a tensor that does not start at a multiple of 16 bytes goes to the twin.
     """
 
     def __init__(
@@ -140,16 +140,19 @@ class LaunchForm(WrittenForm):
             **fixed,
         }
         for number, place in enumerate(self._kept):
-            # a reference that ctypes made is passed on without another look, an int is converted each time
+            # ctypes passes a reference of its own on as it is; an int it would convert at each call
             self.names[f"k_kernel_{number}"] = ctypes.c_void_p.from_param(kernels[place].handle)
 
     def careful(self, run: WrittenRun, *groups: Any) -> None:
-        """Where another GPU is current."""
+        """Make the GPU of the run current and run again: it was not the current one."""
         with torch.cuda.device(self._device):
             run(*groups)
 
     def _recover(self, status: int, *call: Any) -> None:
-        """Launch again where the context was missing. Raises DeviceError for every other fault of a launch."""
+        """Launch again if the thread had no CUDA context. Raises DeviceError or OutOfResourcesError.
+
+        ``call`` are the arguments of the driver's call, ``status`` is its result.
+        """
         if status == _INVALID_CONTEXT:
             # a thread that has not used CUDA yet has no context
             from cuda.core import Device
@@ -166,7 +169,7 @@ class LaunchForm(WrittenForm):
 
 
 def _lines(layout: Layout, operands: Operands, device: int, *, guarded: bool) -> list[str]:
-    """The hot path: one pack for all that changes, one call to the driver a launch."""
+    """The text of a run: one ``pack`` of everything that changes, then one call to the driver per launch."""
     addresses = [f"k_address_{number}" for number in range(len(layout.tensors))]
     taken = zip(addresses, layout.tensors, strict=True)
     body: list[str] = []
@@ -211,6 +214,6 @@ def _bindings() -> Any:
 def _enqueue() -> Any:
     """``cuLaunchKernelEx(configuration, kernel, parameters, extra)`` by ctypes: it copies the arguments and returns.
 
-    Without ``argtypes``, so that every argument but None must be a reference made by ctypes.
+    It has no ``argtypes``: every argument must be None or a reference made by ctypes.
     """
     return ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx

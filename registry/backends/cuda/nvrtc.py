@@ -48,7 +48,7 @@ class Source:
 
     @property
     def unit(self) -> str:
-        """The name by which the compiler's messages call the text."""
+        """The file name for the text in the compiler's messages."""
         return f"{re.sub(r'[^A-Za-z0-9_]', '_', self.name)}.cu"
 
     @property
@@ -71,7 +71,7 @@ class Cubin:
 
 @lru_cache(maxsize=1)
 def missing() -> str:
-    """Why CUDA C++ cannot be compiled here; empty when it can."""
+    """The reason why CUDA C++ cannot be compiled on this machine; "" if it can."""
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.core") is None:
         return f"cuda-core is not installed ({INSTALL_HINT})"
     try:
@@ -94,7 +94,7 @@ def version() -> str:
 
 @lru_cache(maxsize=1)
 def include_paths() -> tuple[str, ...]:
-    """Folders of the CUDA headers: those of the installed wheels, else the toolkit's (``CUDA_HOME``)."""
+    """Folders of the CUDA headers: of the installed wheels, else of the toolkit (``CUDA_HOME``)."""
     spec = importlib.util.find_spec("nvidia")
     wheels = [Path(root) / f"cu{version().split('.')[0]}" for root in (spec and spec.submodule_search_locations) or ()]
     toolkits = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
@@ -106,9 +106,9 @@ def include_paths() -> tuple[str, ...]:
 
 
 def compile_source(source: Source) -> Cubin:
-    """The kernel from the cache, or compiled now and put there (written aside, then renamed: never half a file).
+    """The compiled kernel from the cache; compiled and added to the cache if it is not there.
 
-    Raises CompileError with the compiler's first lines, OutOfResourcesError when ptxas finds too little of something.
+    Raises CompileError with the compiler's first lines, OutOfResourcesError when the kernel exceeds ptxas's limits.
     """
     path = cache_folder("cuda") / f"{source.key}.kernel"
     return read(path) or _write(path, *_compile(source))
@@ -141,7 +141,7 @@ def _compile(source: Source) -> tuple[str, Mapping[str, int], bytes]:
     try:
         program = Program(source.text, "c++", _program_options(source))
         code = program.compile("cubin", name_expressions=(source.name,), logs=log)
-    # cuda.core's NVRTCError is no public name; whatever compile() raises is about this source
+    # not only cuda.core's NVRTCError, which is no public name: any fault of compile() is a fault of this source
     except Exception as fault:
         raise _refused(source, str(fault)) from None
     symbol = code.symbol_mapping[source.name]

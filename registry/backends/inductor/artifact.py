@@ -1,8 +1,8 @@
 """Functions compiled by Inductor ahead of their first call, as files that another process loads.
 
-``torch.compile`` compiles in the process that calls, at its first call. What it is made of, taken apart by way of
-``torch._inductor.standalone_compile`` (torch 2.8 and newer), compiles without data, saves, and loads without Dynamo
-and its guards. That is private ground, so whoever uses this module falls back to ``torch.compile``.
+``torch.compile`` compiles in the calling process, at the first call. ``torch._inductor.standalone_compile`` (torch 2.8
+and newer) compiles without data, saves the code, and loads it without Dynamo and its guards. It is private, so callers
+of this module fall back to ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def available() -> bool:
 
 
 def compile_to_file(function: Compiled, tensors: Sequence[TensorSpec], threads: int, file: Path) -> bool:
-    """Compile ``function`` of tensors like these and save it; False when it compiled but cannot be saved.
+    """Compile ``function`` for tensors of these specs and save it; False when it compiled but cannot be saved.
 
-    ``threads`` is the number that a CPU kernel splits its work over. Raises every exception of Inductor.
+    ``threads`` is the number of threads of a CPU kernel. Raises any exception of Inductor.
     """
     from torch._inductor import config
     from torch._subclasses import FakeTensorMode
@@ -75,7 +75,7 @@ def compile_to_file(function: Compiled, tensors: Sequence[TensorSpec], threads: 
 
 
 def load_file(file: Path) -> Compiled:
-    """The function that ``compile_to_file`` saved under this version of torch; under another, any exception."""
+    """The function that ``compile_to_file`` saved. Raises any exception if another version of torch saved it."""
     with PATCHING, quiet(), own_caches():
         loaded: Compiled = _inductor().CompiledArtifact.load(path=str(file), format="binary")
     return loaded
@@ -87,7 +87,7 @@ def _inductor() -> Any:
 
 @contextlib.contextmanager
 def own_caches() -> Iterator[None]:
-    """Compiled code in this package's folders, where a process finds what another one compiled, and nobody else writes.
+    """A context in which Inductor and Triton cache in this package's folders, which all processes of the user share.
 
     The caller must hold ``PATCHING``.
     """
@@ -107,7 +107,7 @@ def own_caches() -> Iterator[None]:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence Inductor's warnings and torch's log. The caller must hold ``PATCHING``."""
-    # importing Inductor where a CUDA toolkit but no GPU is found logs a warning of no use here
+    # importing Inductor with a CUDA toolkit but without a GPU logs a warning of no use here
     logger = logging.getLogger("torch.utils.cpp_extension")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -33,11 +33,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class InductorImplementation(Implementation):
-    """An implementation that is torch code: say it in ``function``, Inductor compiles it, one kernel a tuned problem.
+    """An implementation by torch code, ``function``, that Inductor compiles for each tuned problem.
 
-    Shapes are static (``dynamic=False``) and the graph is whole (``fullgraph=True``); of problems that were not tuned
-    sizes may vary (``bind_untuned``). ``compile`` works without data, so that another process can do it beforehand: for
-    a CPU anywhere, for a GPU where that GPU is visible. Where nothing was compiled beforehand ``bind`` does it.
+    Shapes are static (``dynamic=False``) and the graph is whole (``fullgraph=True``); for problems that were not tuned
+    sizes may vary (``bind_untuned``). ``compile`` works without data, so that another process can do it in advance: for
+    a CPU anywhere, for a GPU where that GPU is visible. ``bind`` compiles if ``compile`` could not.
     """
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
@@ -50,7 +50,7 @@ class InductorImplementation(Implementation):
         """Plain torch code over the schema's values in order; it must not depend on anything else."""
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
-        """A reason when Inductor lacks a compiler or a device here. An override begins with ``super()``'s reasons."""
+        """The reason if Inductor lacks a compiler or a device. An override begins with ``super()``'s reasons."""
         if device.type == "cpu" and not _cpp_compiler():
             yield "Inductor needs a C++ compiler (g++, or what CXX names)"
         if device.type == "cuda" and importlib.util.find_spec("triton") is None:
@@ -60,11 +60,11 @@ class InductorImplementation(Implementation):
             yield "it takes tensors and numbers by name, no lists"
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """Not before it was measured: its first call takes seconds."""
+        """Below torch's own op, since the first call takes seconds to compile."""
         return -10.0
 
     def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
-        """One: specs and values of the arguments, torch's version, and how many threads a CPU kernel splits over."""
+        """One variant: specs and values of the arguments, torch's version, and a CPU kernel's number of threads."""
         spec = {
             "arguments": [_plain(value) for value in signature.arguments.values.values()],
             "device": str(device.torch),
@@ -92,7 +92,7 @@ class InductorImplementation(Implementation):
         return Artifact(variant, str(file) if saved else "")
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Load the compiled code, or compile it now; another value of an attribute (an epsilon) compiles once more."""
+        """Load the compiled code, or compile it; a call with another value of an attribute (an eps) compiles again."""
         (artifact,) = built.artifacts
         values = list(built.signature.arguments.values.values())
         tensors = [place for place, value in enumerate(values) if isinstance(value, TensorSpec)]
@@ -117,7 +117,7 @@ class InductorImplementation(Implementation):
     def bind_untuned(
         self, problem: Problem, config: Config, device: Device, signature: Signature, family: Hashable
     ) -> Run | None:
-        """A run by one compilation with varying sizes, for all problems of the family; the first call compiles."""
+        """A run for all problems of the family, by code compiled once for varying sizes at the first call."""
         (variant,) = self.variants(problem, config, device, signature)
         if _file(variant, device.target).exists():
             return None
@@ -125,11 +125,11 @@ class InductorImplementation(Implementation):
         return inductor_sizes.bind(self.function, (kind, family), signature)
 
     def sources(self) -> Iterable[types.ModuleType | str]:
-        """The class's modules, and this backend's way of compiling."""
+        """The class's modules, and the modules of this backend that compile."""
         return (*super().sources(), sys.modules[__name__], sys.modules[inductor_artifact.__name__])
 
     def compiler_environment(self) -> Mapping[str, str]:
-        """What Inductor, Triton and the C++ compiler obey."""
+        """Environment variables that Inductor, Triton and the C++ compiler obey."""
         return compiler_environment.inductor()
 
     def _compiled(self, artifact: Artifact, target: Target) -> Callable[..., Any]:
@@ -138,7 +138,7 @@ class InductorImplementation(Implementation):
         if path:
             try:
                 return inductor_artifact.load_file(Path(path))
-            except Exception as fault:  # a private format, perhaps of a torch that was rebuilt: the public way is open
+            except Exception as fault:  # a private format, perhaps of another build of torch
                 _LOG.debug("%s: %s cannot be loaded, compiling again: %s", self.name, path, fault)
                 Path(path).unlink(missing_ok=True)
         function, _ = _specialised(self.function, variant)
@@ -165,7 +165,7 @@ def _spec(argument: Mapping[str, Any], device: torch.device) -> TensorSpec:
 
 
 def _specialised(function: Callable[..., Any], variant: Variant) -> tuple[Callable[..., Any], list[TensorSpec]]:
-    """``function`` of its tensors alone, the other values filled in, and the specs of those tensors."""
+    """``function`` with all values but its tensors bound, and the specs of these tensors."""
     arguments: list[Mapping[str, Any]] = list(variant.spec["arguments"])
     device = torch.device(variant.spec["device"])
 
@@ -195,7 +195,7 @@ def _cpp_compiler() -> str | None:
 
 @lru_cache(maxsize=16)
 def _found(command: str, path: str | None) -> str | None:
-    """``shutil.which``, which takes 100 µs: every new size of an op asks."""
+    """``shutil.which``, cached: it takes 100 µs, and every new size of an op asks."""
     return shutil.which(command, path=path)
 
 

@@ -1,8 +1,8 @@
-"""One torch.compile for problems that differ in their sizes: no compilation for every new one.
+"""One function under torch.compile for problems that differ in their sizes, to avoid a compilation for each size.
 
-torch.compile's own rule: the first size is compiled as it is, the second with sizes that may vary, and whatever comes
-after runs what is there, but for sizes of one. Its guards cost microseconds a call, which a compilation for one size
-does not have. Editing this module makes no stored winner stale: those are compiled for their sizes.
+torch.compile's own rule: the first size is compiled as a constant, the second with varying sizes, and later sizes run
+that code, except for sizes of 1. Its guards cost microseconds a call, which code compiled for one size does not have.
+Editing this module makes no stored winner stale: a winner is compiled for its size.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from ...problem import TensorSpec
 from . import artifact as inductor_artifact
 
 _MOST = 256
-"""Functions kept, each with eight compilations at most. A function that a plan holds lives on when dropped here."""
+"""The most functions kept, each with up to eight compilations. A dropped function lives on in the plans that use it."""
 _QUIET = 2
-"""A function's first compilations, which are expected and keep quiet."""
+"""The number of a function's first compilations whose warnings are silenced: they are expected."""
 
-# here, since the text of the lock's own module is part of fingerprints
+# here and not in the lock's module, whose text is part of fingerprints
 inductor_artifact.PATCHING = renewed_in_child(inductor_artifact, "PATCHING", threading.RLock)
 
 _TENSOR = object()
-"""Stands for a tensor among an argument list's other values."""
+"""Placeholder for a tensor in a key of a call's values."""
 
 
 class _Shared:
-    """A function under torch.compile. Dynamo gives up on one after eight compilations: then it is begun anew."""
+    """A function under torch.compile. Dynamo gives up after eight compilations; then a fresh copy takes its place."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -49,7 +49,7 @@ class _Shared:
             try:
                 return compiled(*tensors)
             except Exception as fault:
-                # a private class of torch's
+                # by name, since torch's class is private
                 if type(fault).__name__ != "FailOnRecompileLimitHit":
                     raise
             if self._compiled is compiled:
@@ -68,19 +68,19 @@ class _Shared:
 
 
 def bind(function: Callable[..., Any], key: Hashable, signature: Signature) -> Run:
-    """A run of ``function`` (the schema's values in order -> outputs) that shares its compilations under ``key``.
+    """A run of ``function`` (the schema's values in order -> outputs); runs of equal ``key`` share compilations.
 
-    It raises NotReadyError during capture, unless it has run before on tensors of the same kind.
+    It raises NotReadyError during capture, unless it has run before on tensors of this kind.
     """
     specs = [spec for spec in signature.arguments.values.values() if isinstance(spec, TensorSpec)]
-    # few compilations a function: dense and other layouts do not share
+    # dense and other layouts do not share, since a function has few compilations
     forms = tuple((spec.dtype, len(spec.shape), spec.strides[-1:] == (1,)) for spec in specs)
     single = len(signature.outputs) == 1
     shared: dict[Hashable, _Shared] = {}
     ready: set[Hashable] = set()
 
     def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Any:
-        # neither a Parameter nor one that wants a gradient: each would be compiled for
+        # detached: torch.compile would compile again for a Parameter and for a tensor that requires a gradient
         tensors = [value.detach() for value in arguments if isinstance(value, torch.Tensor)]
         values = tuple(_told(value) for value in arguments)
         state = values, *_kind(tensors)
@@ -101,10 +101,10 @@ def bind(function: Callable[..., Any], key: Hashable, signature: Signature) -> R
 
 
 class _Bound:
-    """``function`` as a function of its tensors alone, with its other arguments bound."""
+    """``function`` with all its arguments but the tensors bound."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        # Dynamo follows tuples of these types
+        # tuples of bools and plain values, which Dynamo can trace
         tensors = tuple(isinstance(value, torch.Tensor) for value in arguments)
         others = tuple(None if isinstance(value, torch.Tensor) else value for value in arguments)
 
@@ -128,14 +128,14 @@ def _shared(_key: Hashable, _values: Hashable, bound: _Bound) -> _Shared:
 
 
 def _told(value: object) -> Hashable:
-    """A value as part of a key; a float by its digits, since 0.0 equals -0.0 and NaN equals nothing."""
+    """A value as part of a key; a float as text, since 0.0 equals -0.0 and NaN equals nothing."""
     if isinstance(value, torch.Tensor):
         return _TENSOR
     return repr(value) if isinstance(value, float) else value
 
 
 def _kind(tensors: Sequence[torch.Tensor]) -> tuple[bool, ...]:
-    """The state that torch.compile compiles for besides sizes, which may differ between calls of one plan."""
+    """The state besides sizes that torch.compile compiles for, and that may differ between calls of one plan."""
     modes = torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled()
     return (*modes, *[tensor.is_inference() for tensor in tensors])
 

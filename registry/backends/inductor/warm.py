@@ -1,4 +1,4 @@
-"""The work that Inductor does once a process before its first load: a process that forks does it for its children."""
+"""The work that Inductor does once per process before its first load; done before a fork, it serves all children."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import importlib
 
 _LOADED_WITH = ("torch._inductor.codegen.memory_planning", "torch._inductor.hooks", "torch.fx.experimental.validator")
-"""Imported at the first load; private names, so that a torch without them is none the worse."""
+"""Modules that Inductor imports at the first load; these are private, and skipped if torch does not have them."""
 
 
 def warm() -> None:

@@ -15,7 +15,7 @@ from .variant import Operand
 _INTERPRETING = threading.RLock()
 
 MOST_PROGRAMS = _MAX_GRID, _MAX_GRID_YZ = 2**31 - 1, 65535
-"""Programs of a launch, and the most in its second and in its third extent."""
+"""The most programs of a launch, and the greatest second and third extent of its grid."""
 
 
 class BoundLaunch(NamedTuple):
@@ -28,7 +28,7 @@ class BoundLaunch(NamedTuple):
     options: Mapping[str, Any]
 
     def sized(self, launch: Launch) -> BoundLaunch:
-        """This launch with the extents and numbers of another one of its form."""
+        """This launch with the extents and numbers of ``launch``, which has the same form."""
         operands = [
             one._replace(value=launch.args[one.argument]) if one.kind == "number" else one for one in self.operands
         ]
@@ -36,9 +36,9 @@ class BoundLaunch(NamedTuple):
 
 
 def full_grid(grid: Sequence[int], title: str) -> tuple[int, int, int]:
-    """Three extents. Raises OutOfResourcesError for more programs than a launch may have.
+    """``grid`` as three extents. Raises OutOfResourcesError for more programs than a launch may have.
 
-    Triton multiplies the extents in a C int: 65536 × 65536 programs are zero to it and nothing is launched.
+    Triton multiplies the extents in a C int: 65536 × 65536 overflows to 0, and nothing would be launched.
     """
     x, y, z = (*grid, 1, 1, 1)[:3]
     if len(grid) > 3 or min(x, y, z) < 0:
@@ -56,8 +56,8 @@ def interpreted_run(launches: Sequence[BoundLaunch]) -> Run:
     """A run through ``kernel[grid](...)`` in Triton's interpreter.
 
     The interpreter cuts fp32 off to bfloat16 where the hardware rounds, and its ``tl.dot`` takes bfloat16 for integers:
-    kernels get fp32 copies of bfloat16 tensors, and torch rounds what they wrote. It keeps the program's place in the
-    grid in one variable of the process: threads wait for one another.
+    kernels get fp32 copies of bfloat16 tensors, and torch rounds the results. It keeps the program's place in the grid
+    in one variable of the process, so threads run one after another.
     """
 
     def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:

@@ -54,10 +54,10 @@ _AMD_RESOURCES = {"registers": r"\.vgpr_count:\s+(\d+)", "spill_bytes": r"\.priv
 class TritonImplementation(Implementation):
     """An implementation whose work is one or several Triton kernels.
 
-    Write ``launch``; variants, compiling and launching follow from it. The backend assumes of arguments:
-    pointers by dtype, integers i32 (i64 beyond its range), floats fp32; tensors and integers that are multiples of 16
-    are compiled as such, unless the kernel lists the parameter in ``do_not_specialize``, which every number that
-    follows from a dynamic dimension should be. Under ``TRITON_INTERPRET=1`` the kernels run on CPU tensors.
+    Write ``launch``; variants, compiling and launching follow from it. A tensor is passed as a pointer of its dtype, an
+    integer as i32 (i64 beyond its range), a float as fp32. Tensors and integers that are multiples of 16 are compiled
+    as such, unless the kernel lists the parameter in ``do_not_specialize``: do so for every number that depends on a
+    dynamic dimension. Under ``TRITON_INTERPRET=1`` the kernels run on CPU tensors.
     """
 
     preloads: ClassVar[tuple[str, ...]] = (f"{__name__}:build_utilities",)
@@ -75,16 +75,16 @@ class TritonImplementation(Implementation):
         return launches_of(self, self.launch(problem, config, device))
 
     def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
-        """One variant a launch; none in the interpreter, which compiles nothing."""
+        """One variant per launch; none in the interpreter, which compiles nothing."""
         if INTERPRETED:
             return ()
         return tuple(variant_of(launch, signature, device.target) for launch in self.launches(problem, config, device))
 
     def compile(self, variant: Variant, target: Target) -> Artifact:
-        """Compile for a target that need not be here; the result is in Triton's cache on disk.
+        """Compile for a target, whose GPU is not needed; the result is in Triton's cache on disk.
 
         Raises OutOfResourcesError when a program needs more shared memory than the target has, CompileError for all
-        else that the compiler refuses.
+        other faults of the compiler.
         """
         kernel = _compiled(variant, target)
         resources = _resources(kernel)
@@ -115,7 +115,7 @@ class TritonImplementation(Implementation):
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
     ) -> Run | None:
-        """The run of kernels that are loaded, with other extents and numbers."""
+        """The run for other extents and numbers, of kernels that are loaded."""
         if INTERPRETED:
             return None
         launches = self.launches(problem, config, device)
@@ -126,7 +126,7 @@ class TritonImplementation(Implementation):
         return compiler_environment.triton()
 
     def _twin(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run:
-        """The run whose kernels assume nothing of addresses."""
+        """The run whose kernels do not assume that tensors are aligned."""
         return MisalignedRun(self.name, lambda: compiled_run(self, problem, config, device, signature.misaligned()))
 
     def _bound(self, launches: Sequence[Launch], device: Device, built: Built) -> list[BoundLaunch]:
@@ -162,23 +162,22 @@ def _bound(launch: Launch, compiled: Any, signature: Signature, title: str) -> B
 
 
 def warm() -> None:
-    """Have Triton hash its own source, which it does once a process before it first compiles or loads, in 0.4 s."""
+    """Make Triton hash its own source (0.4 s), which it does once per process before it first compiles or loads."""
     with contextlib.suppress(ImportError, AttributeError):
         importlib.import_module("triton.runtime.cache").triton_key()
 
 
 def build_utilities() -> None:
-    """Have Triton build the C extension by which it loads kernels; its cache on disk keeps the result."""
+    """Make Triton build the C extension with which it loads kernels; its cache on disk keeps the result."""
     with _own_cache():
         triton_stored.build_utilities()
 
 
 @contextlib.contextmanager
 def _own_cache() -> Iterator[None]:
-    """Triton's disk cache in this package's folder.
+    """A context in which Triton's disk cache is in this package's folder.
 
-    Inductor moves Triton's default folder in a process that has used it (it sets TRITON_CACHE_DIR), and what one
-    process compiled would be compiled again by another.
+    Inductor sets TRITON_CACHE_DIR in a process that uses it, so that processes would not find each other's kernels.
     """
     with _COMPILING, triton.knobs.cache.scope():
         triton.knobs.cache.dir = str(cache_folder("triton"))
@@ -192,7 +191,7 @@ def _compiled(variant: Variant, target: Target) -> Any:
     except RegistryError:
         raise
     except Exception as fault:
-        # the compiler raises whatever its passes and the kernel's own static asserts do
+        # the compiler's passes and the kernel's static asserts may raise anything
         raise _refusal(variant, target, fault) from fault
 
 
@@ -204,9 +203,9 @@ def _refusal(variant: Variant, target: Target, fault: Exception) -> CompileError
 
 
 def _place_and_reason(variant: Variant, fault: BaseException) -> tuple[str, str]:
-    """``"kernels.py:12"``, where a kernel or a function that it calls is refused, and the refusal on one line.
+    """The place in the author's code that the compiler refuses, ``"kernels.py:12"``, and the reason on one line.
 
-    Triton wraps a fault once for each function that it goes through, and shows the source text of each.
+    Triton wraps a fault once for each function that it passes through, with the source text of each.
     """
     kernel = find_kernel(variant.kernel)
     modules = [module for module in sources_of(kernel.fn) if isinstance(module, ModuleType)]
@@ -247,11 +246,10 @@ _LOADING = threading.Lock()
 
 
 def _load(artifact: Artifact, device: Device) -> Any:
-    """The kernel loaded on the device, once a process.
+    """The kernel loaded on the device, once per process.
 
-    It stays for the life of the process: a captured CUDA graph may go on using it after its plan was dropped, and
-    from Triton 3.8 on a collected kernel takes its module along. Raises OutOfResourcesError where too many are loaded
-    already.
+    It stays loaded until the process ends: a captured CUDA graph may use it after its plan was dropped, and from
+    Triton 3.8 on a collected kernel unloads its module. Raises OutOfResourcesError if too many are loaded already.
     """
     variant = artifact.variant
     place = (variant.key, device.index)

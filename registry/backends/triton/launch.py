@@ -1,8 +1,8 @@
-"""Launching compiled Triton kernels with little host time. All that is private to Triton stands here.
+"""Launching compiled Triton kernels with little host time, through private parts of Triton.
 
-Three ways, the first that works: the C launcher inside a compiled kernel with addresses as integers (0.5 to 0.6 µs),
-the compiled kernel's own call (1.2 to 1.5 µs), the JIT function's (7 to 8 µs). The first is trusted only after one
-launch in this process has written the right numbers, and in the versions of Triton that it was tried with.
+The first way that works of three is used: the C launcher of a compiled kernel with addresses as integers (0.5 to
+0.6 µs), the compiled kernel's own call (1.2 to 1.5 µs), the JIT function's (7 to 8 µs). The C launcher is used only in
+versions of Triton that were tested, and after one launch in this process has written the right numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def load(kernel: Any) -> None:
 
 
 class _CarefulRun:
-    """A run through compiled kernels' own call: it serves launch hooks, any current device and any launcher."""
+    """A run through the compiled kernels' own call, for launch hooks, another current device or an unknown launcher."""
 
     def __init__(self, launches: Sequence[BoundLaunch], index: int) -> None:
         self._launches = launches
@@ -64,10 +64,10 @@ class _CarefulRun:
 
 
 class DeviceForm(WrittenForm):
-    """Launches on a device without their extents and numbers. ``launches`` are those of the first run of the form.
+    """Launches on a device without their extents and numbers. ``launches`` are the first run's of the form.
 
-    Its text is the hot path, one function without a loop: each loop or tuple here costs as much as a third of the
-    launch. ``direct``: through the C launcher.
+    The text is one function without a loop: on the hot path a loop or tuple costs as much as a third of the launch.
+    ``direct``: launch through the C launcher.
     """
 
     def __init__(self, launches: tuple[Launch, ...], bound: Sequence[BoundLaunch], index: int, direct: bool) -> None:
@@ -89,14 +89,14 @@ class DeviceForm(WrittenForm):
 
     @classmethod
     def of(cls, launches: tuple[Launch, ...], bound: Sequence[BoundLaunch], index: int) -> DeviceForm:
-        """The form of loaded launches; the first of a process tests the C launcher."""
+        """The form of loaded launches; the first form of a process tests the C launcher."""
         with torch.cuda.device(index):
             known = all(_has_known_launcher(launch.compiled) for launch in bound if 0 not in launch.grid)
             direct = known and not torch.cuda.is_current_stream_capturing() and _probe()
         return cls(launches, bound, index, direct)
 
     def careful(self, run: WrittenRun, *groups: Any) -> None:
-        """Where somebody listens to launches, another GPU is current, or the C launcher is not the one known here."""
+        """The slower run: for launch hooks, if another GPU is current, or if the C launcher is not a known one."""
         kept = [launch for launch in run.launches if 0 not in launch.grid]
         _CarefulRun([one.sized(launch) for one, launch in zip(self.launches, kept, strict=True)], self.index)(*groups)
 
@@ -118,7 +118,7 @@ class DeviceForm(WrittenForm):
 
 
 def _runtime_names(index: int) -> dict[str, Any]:
-    """All that every text reaches for."""
+    """Names that every text uses, with their values."""
     runtime = triton.knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     return {
@@ -136,7 +136,7 @@ def _runtime_names(index: int) -> dict[str, Any]:
 
 
 def _addresses(launches: Sequence[BoundLaunch], operands: Operands) -> list[str]:
-    """Lines that take each tensor's address once, and turn to the twin if one assumed aligned is not."""
+    """Lines that read each tensor's address once, and call the twin if a tensor assumed aligned is not."""
     tensors = {_address(op): op for launch in launches for op in launch.operands if op.kind == "tensor"}
     aligned = {_address(op) for launch in launches for op in launch.operands if op.kind == "tensor" and op.aligned}
     lines = [f"{name} = {operands.address(op.group, op.place)}" for name, op in tensors.items()]
@@ -153,9 +153,9 @@ def _address(operand: Operand) -> str:
 
 
 def _launcher_names(place: int, launch: BoundLaunch) -> dict[str, Any]:
-    """All of a launch that its text reaches for and that is no size."""
+    """Names that the text of one launch uses, with their values, except for sizes."""
     kernel, launcher = launch.compiled, launch.compiled.run
-    # the first name keeps the kernel: from Triton 3.8 on its module is unloaded when it is collected
+    # the first name keeps the kernel alive: from Triton 3.8 on a collected kernel unloads its module
     names = {f"k_kernel_{place}": kernel, f"k_launch_{place}": launcher.launch, f"k_function_{place}": kernel.function}
     names[f"k_metadata_{place}"] = kernel.packed_metadata
     names |= {f"k_constant_{place}_{one.parameter}": one.value for one in launch.operands if one.kind == "constant"}
@@ -170,7 +170,7 @@ def _is_annotated(launcher: Any) -> bool:
 
 
 def _size_texts(place: int, number: int, launch: BoundLaunch) -> dict[str, str]:
-    """Extents and numbers of a launch, and the bytes of its scratch, by name, as ``numbers_of`` takes them."""
+    """Texts for ``numbers_of``, by name, of a launch's extents, numbers, and bytes of scratch."""
     texts = {f"k_{letter}_{place}": f"{letter}{number}" for letter in "xyz"}
     texts |= {f"k_value_{place}_{one.argument}": f"a{number}_{one.argument}" for one in _numbers(launch)}
     launcher = launch.compiled.run
@@ -214,18 +214,18 @@ def _arguments(place: int, launch: BoundLaunch, operands: Operands) -> Iterator[
 
 
 TRIED = frozenset({(3, 6), (3, 7), (3, 8), (3, 9)})
-"""Versions of Triton whose C launcher was tried with the arguments that ``_direct_call`` gives. In a version that gives
-one of them another meaning nothing would raise: any other is launched through the compiled kernel's own call."""
+"""Versions of Triton whose C launcher was tested with the arguments of ``_direct_call``. Other versions use the
+compiled kernel's own call, since a launcher would not raise if an argument had another meaning."""
 
 
 def was_tried(version: str) -> bool:
-    """Whether the C launcher of that version of Triton is among those ``TRIED``."""
+    """True if the version of Triton is among those ``TRIED``."""
     numbers = version.split(".")[:2]
     return all(map(str.isdecimal, numbers)) and tuple(map(int, numbers)) in TRIED
 
 
 def _has_known_launcher(kernel: Any) -> bool:
-    """Whether the launcher is the one whose arguments ``_direct_call`` knows. Loads the kernel."""
+    """True if the kernel's launcher has the arguments that ``_direct_call`` gives. Loads the kernel."""
     launcher = kernel.run
     wanted = ("launch", "launch_cooperative_grid", "launch_pdl", "global_scratch_size", "num_ctas")
     return (
@@ -247,7 +247,7 @@ def _probe_kernel(y, x, count, factor, SIZE):  # type: ignore[no-untyped-def]
 
 @lru_cache(maxsize=1)
 def _probe() -> bool:
-    """True if a direct launch writes the right numbers on this machine. Not to be asked while a graph is captured."""
+    """True if a direct launch writes the right numbers on this machine. Must not be called during a capture."""
     index = torch.cuda.current_device()
     major, minor = torch.cuda.get_device_capability(index)
     types = {"y": "*fp32", "x": "*fp32", "count": "i32", "factor": "fp32", "SIZE": "constexpr"}

@@ -1,8 +1,8 @@
-"""Triton's compiled kernels as files: where one was put, and a kernel made of it without asking the compiler.
+"""Triton's compiled kernels as files: their paths, and loading a kernel from its files without the compiler.
 
-``triton.compile`` finds in its cache what it compiled before, but takes milliseconds to know that it is the same: it
-hashes the source, and reads every stage of the compilation. All here is private to Triton; where it is not as expected
-the callers go on with ``triton.compile``.
+``triton.compile`` finds a compiled kernel in its cache, but takes milliseconds to do so: it hashes the source, and
+reads every stage of the compilation. This module uses private parts of Triton; if they are not as expected, the callers
+use ``triton.compile``.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _EXPECTED = {"hash", "name", "target", "shared", "num_warps"}
 
 
 def path_of(kernel: Any) -> str:
-    """The file that describes a compiled kernel, "" where Triton does not tell; its binary lies beside it."""
+    """The path of the file that describes a compiled kernel, with its binary in the same folder; "" if unknown."""
     group = getattr(kernel, "metadata_group", None)
     paths = [str(path) for name, path in group.items() if name.endswith(".json")] if isinstance(group, dict) else []
     return paths[0] if len(paths) == 1 and _binary_beside(Path(paths[0])) else ""
 
 
 def kernel_from(path: str, source: Any) -> Any | None:
-    """The kernel that ``path_of`` told of, as ``triton.compile`` returns it for ``source`` (its texts left out); None
-    when it is not there, or not as expected."""
+    """The kernel at ``path`` (see ``path_of``), as ``triton.compile`` returns it for ``source`` but without its texts;
+    None if it is missing or not as expected."""
     description = Path(path)
     try:
         binary = _binary_beside(description)
@@ -38,13 +38,13 @@ def kernel_from(path: str, source: Any) -> Any | None:
             return None
         kernel: Any = CompiledKernel(source, {description.name: path, binary.name: str(binary)}, "")
         kernel.hash = kernel.metadata.hash
-    except Exception:  # whatever a Triton of other habits raises
+    except Exception:  # another version of Triton may raise anything
         return None
     return kernel
 
 
 def variables_obeyed() -> dict[str, str]:
-    """Environment variables that are set and by which Triton would compile anew; none where it does not tell."""
+    """The environment variables that are set and make Triton compile again; none if Triton does not list them."""
     try:
         found: dict[str, str] = dict(importlib.import_module("triton._C.libtriton").get_cache_invalidating_env_vars())
     except (ImportError, AttributeError):
@@ -53,21 +53,21 @@ def variables_obeyed() -> dict[str, str]:
 
 
 def build_launcher(kernel: Any) -> None:
-    """Have Triton build the host code that launches a kernel of this signature: a C compiler's work in 3.6.
+    """Make Triton build the host code that launches a kernel of this signature, in 3.6 with a C compiler.
 
-    Its result is cached on disk, so that a process which measures finds it there. Does nothing without a GPU.
+    The result is cached on disk, for the process that measures. Does nothing without a GPU.
     """
     _build(lambda driver: driver.CudaLauncher(kernel.src, kernel.metadata))
 
 
 def build_utilities() -> None:
-    """Have Triton build the host code that loads kernels, as ``build_launcher`` does that which launches them."""
+    """Make Triton build the host code that loads kernels, which its cache on disk keeps. Does nothing without a GPU."""
     _build(lambda driver: driver.CudaUtils())
 
 
 def _build(make: Callable[[Any], object]) -> None:
     if torch.cuda.device_count() > 0:
-        with contextlib.suppress(Exception):  # loading a kernel builds it otherwise
+        with contextlib.suppress(Exception):  # a failure is harmless: loading a kernel builds it again
             make(importlib.import_module("triton.backends.nvidia.driver"))
 
 

@@ -1,4 +1,4 @@
-"""From a launch to a variant: which parameter is a pointer, a number or a constant, and which are multiples of 16."""
+"""The variant of a launch: which parameters are pointers, numbers or constants, and which are multiples of 16."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ _PINNED = {"enable_fp_fusion": True}
 class Operand(NamedTuple):
     """The argument of one parameter of a kernel. ``kind`` is ``tensor``, ``attribute``, ``number`` or ``constant``.
 
-    A tensor or attribute is value ``place`` of ``group`` (``outputs``, ``arguments``, ``scratch``) of a run; ``value``
-    is the number or constant, ``type`` Triton's name of the type, ``aligned`` that it is a multiple of 16. A number
-    stands in place ``argument`` of the launch's arguments.
+    A tensor or attribute is value ``place`` of ``group`` (``outputs``, ``arguments``, ``scratch``) of a run. ``value``
+    is the number or constant, ``type`` Triton's name of the type. ``aligned``: it is a multiple of 16. A number is
+    argument ``argument`` of the launch.
     """
 
     parameter: str
@@ -102,7 +102,7 @@ def find_kernel(identity: str) -> Any:
 
 
 def operands(launch: Launch, signature: Signature) -> tuple[Operand, ...]:
-    """One operand a parameter, in the kernel's order. Raises InvalidDefinitionError when they do not fit together."""
+    """One operand per parameter, in the kernel's order. Raises InvalidDefinitionError if the arguments do not fit."""
     kernel_identity(launch.kernel)
     names: list[str] = launch.kernel.arg_names
     free = [name for name in names if name not in launch.constants]
@@ -175,7 +175,7 @@ def constant_parameters(kernel: Any) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def specialised_parameters(kernel: Any) -> frozenset[str]:
-    """Parameters that a kernel is compiled for multiples of 16 of; none of a kernel made for the interpreter."""
+    """Parameters whose divisibility by 16 a kernel is compiled for; none for a kernel of the interpreter."""
     return frozenset(
         parameter.name
         for parameter in getattr(kernel, "params", None) or ()
@@ -184,7 +184,7 @@ def specialised_parameters(kernel: Any) -> frozenset[str]:
 
 
 def number_form(kernel: Any, parameter: str, value: Any) -> Hashable:
-    """All that a compiled kernel depends on of a number that is handed to ``parameter``."""
+    """The key of a number for ``parameter``: all of it that a compiled kernel depends on."""
     if type(value) is not int:
         return type(value).__name__
     return fits_int32(value), value % FULL_ALIGNMENT == 0 and parameter in specialised_parameters(kernel)
@@ -203,7 +203,7 @@ def variant_of(launch: Launch, signature: Signature, target: Target) -> Variant:
 
 
 def _options(launch: Launch, target: Target) -> dict[str, Any]:
-    """The launch's compiler options, less those that are constants: a launch may pass its whole configuration."""
+    """The launch's compiler options without constants: a launch may give its whole configuration as options."""
     known = _option_names(target)
     check_options(launch, known)
     return {**_PINNED, **{name: value for name, value in launch.options.items() if name in known}}
@@ -212,7 +212,7 @@ def _options(launch: Launch, target: Target) -> dict[str, Any]:
 def check_options(launch: Launch, known: frozenset[str] | None = None) -> None:
     """Raise MisnamedError for a compiler option that is neither known nor a constant of the launch.
 
-    Without ``known`` the options of any GPU count: the interpreter compiles nothing, and is to refuse a misspelt one.
+    Without ``known`` the options of all GPUs are known: so the interpreter, which needs none, refuses misspelt ones.
     """
     known = known or _option_names(Target("cuda", "sm_90")) | _option_names(Target("hip", "gfx942", 64))
     for name in launch.options:
