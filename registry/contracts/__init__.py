@@ -76,7 +76,7 @@ BOX: tuple[Op, ...] = (
     GELU_AND_MUL_BACKWARD,
     LAYER_NORM_BACKWARD,
 )
-"""In the order in which they are listed."""
+"""The ops of this package, in the order in which they are listed."""
 
 __all__ = [
     "BOX",

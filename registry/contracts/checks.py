@@ -14,7 +14,7 @@ from ..tracing import refuse
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 WIDE = (*FLOATS, torch.float64)
-"""float64 is for torch.autograd.gradcheck, and for who must have it; kernels of the box run the others."""
+"""Dtypes of most ops. float64 is for torch.autograd.gradcheck and the like; the box's kernels run the others."""
 HALVES = (torch.float16, torch.bfloat16)
 
 AS_FIRST = RowMajor(lambda first, *_: [(first.shape, first.dtype)])
@@ -27,7 +27,7 @@ def shape_text(shape: Iterable[int]) -> str:
 
 
 def float_tensor(arguments: Arguments, name: str, dtypes: tuple[torch.dtype, ...] = WIDE) -> TensorSpec:
-    """The spec of a tensor that must be there and have one of ``dtypes``."""
+    """The spec of tensor ``name``. Raises InvalidArgumentError if it is missing or has none of ``dtypes``."""
     spec = arguments.tensor(name)
     if spec.dtype not in dtypes:
         names = [dtype_name(dtype) for dtype in dtypes]
@@ -39,7 +39,7 @@ def float_tensor(arguments: Arguments, name: str, dtypes: tuple[torch.dtype, ...
 
 
 def same_dtype(op: str, one: tuple[str, TensorSpec], other: tuple[str, TensorSpec]) -> None:
-    """Both tensors must have one dtype: mixed calls would hide a conversion."""
+    """Raise InvalidArgumentError unless both tensors have one dtype: a mixed call would hide a conversion."""
     (name, spec), (other_name, other_spec) = one, other
     if spec.dtype != other_spec.dtype:
         raise InvalidArgumentError(
@@ -49,7 +49,7 @@ def same_dtype(op: str, one: tuple[str, TensorSpec], other: tuple[str, TensorSpe
 
 
 def gradient_of(arguments: Arguments, output: str, like: str) -> None:
-    """The tensor ``grad_<output>`` must have the shape and dtype of ``like``."""
+    """Raise InvalidArgumentError unless tensor ``grad_<output>`` has the shape and dtype of ``like``."""
     name = f"grad_{output}"
     gradient, spec = arguments.tensor(name), arguments.tensor(like)
     if gradient.shape != spec.shape:
@@ -69,37 +69,37 @@ def normalised_dim(op: str, dim: int, spec: TensorSpec, name: str = "x") -> int:
 
 
 def check_dim(op: str, dim: int, rank: int, shown: str = "", name: str = "x") -> None:
-    """``dim`` must be one of ``rank`` dimensions, counted from either end; as in torch, a scalar has one."""
+    """Raise InvalidArgumentError unless ``dim`` is one of ``rank`` dimensions, from either end; a scalar has one."""
     most = max(rank, 1)
     if not -most <= dim < most:
         refuse(f"{op}: dim={dim} but {name} has {rank} dimensions{shown}", hint=f"expected {-most} to {most - 1}")
 
 
 def check_eps(op: str, eps: float) -> None:
-    """``eps`` must be a finite number of at least 0."""
+    """Raise InvalidArgumentError unless ``eps`` is a finite number of at least 0."""
     # written so that NaN fails too
     if not 0.0 <= eps < math.inf:
         refuse(f"{op}: eps={eps}", hint="expected a finite number of at least 0, e.g. 1e-6")
 
 
 def positive(problem: Problem, *names: str) -> None:
-    """The named dimensions must be integers of at least 1."""
+    """Raise InvalidArgumentError unless the named dimensions are integers of at least 1."""
     for name in names:
         check_positive(problem.op, name, problem.dims[name])
 
 
 _SIZES = ((torch.float64, 1000), *((dtype, n) for dtype in FLOATS for n in (1, 7, 1000, 4096, 65_537)))
 ELEMENTS: tuple[dict[str, Value], ...] = tuple({"n": n, "dtype": dtype_name(dtype)} for dtype, n in _SIZES)
-"""Small problems of elements; one in float64."""
+"""Small problems with the dimensions n and dtype; one in float64."""
 
 
 def row_examples() -> tuple[dict[str, Value], ...]:
-    """Small problems of rows and columns, most of them odd; one in float64."""
+    """Small problems with the dimensions rows, cols and dtype, most sizes odd; one in float64."""
     shapes = ((1, 1), (3, 7), (5, 128), (2, 1000), (33, 1025), (1, 4099))
     pairs = [(torch.float64, (3, 130)), *((dtype, shape) for dtype in FLOATS for shape in shapes)]
     return tuple({"rows": rows, "cols": cols, "dtype": dtype_name(dtype)} for dtype, (rows, cols) in pairs)
 
 
 def float_dtype(problem: Problem, dtypes: tuple[torch.dtype, ...] = WIDE) -> None:
-    """``dtype`` must name one of ``dtypes``."""
+    """Raise InvalidArgumentError unless the dimension ``dtype`` names one of ``dtypes``."""
     check_choice(problem.op, "dtype", problem.dims["dtype"], [dtype_name(dtype) for dtype in dtypes])

@@ -1,8 +1,7 @@
 """vector_add, square and gelu: one output element from the same element of each input.
 
-They take float32, float16, bfloat16 and float64. Not float8 or integers: torch adds and multiplies no float8 tensor,
-whose numbers mean nothing without a scale that these schemas do not have; integers wrap around, where the tolerance of
-a rounded result says nothing.
+They take float32, float16, bfloat16 and float64. Not float8, which torch does not add or multiply and which needs a
+scale that these schemas do not have; not integers, which wrap around, so that a tolerance of roundings does not apply.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ KINDS = ("normal", "outliers", "spike_last", "constant", "special")
 
 
 def add_reference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``x + y``, any shape; of two dtypes the result has the one that torch promotes them to, computed in it."""
+    """``x + y``, any shape; two dtypes are promoted as in torch, and the sum is computed in the promoted dtype."""
     return x + y
 
 
@@ -55,13 +54,13 @@ def _add_problem(arguments: Arguments) -> Mapping[str, Value]:
 def filled(
     problem: Problem, kind: str, generator: torch.Generator, level: float, reverse: bool = False
 ) -> torch.Tensor:
-    """``[n]`` of that kind; ``level`` sets its constants, ``reverse`` the order of its special values."""
+    """A tensor ``[n]`` of inputs of that kind; ``level`` sets constants, ``reverse`` the order of special values."""
     shape, dtype = (problem.n,), problem.torch_dtype
     if kind == "constant":
         return fills.constant(shape, dtype, generator, level)
     x = fills.normal(shape, dtype, generator)
     if kind == "outliers":
-        # float16 squares stay finite; elsewhere a detour through float16 would not
+        # 200: float16 squares stay finite; 1e6: a kernel that computes other dtypes through float16 overflows
         return fills.plant_outliers(x, 200.0 if dtype == torch.float16 else 1e6 * level, generator)
     if kind == "spike_last":
         x[-1:] = 100.0 * level
@@ -75,13 +74,13 @@ def _special_values(problem: Problem) -> list[float]:
     finite = torch.finfo(problem.torch_dtype)
     values = [torch.nan, 0.0, -0.0, finite.tiny, -finite.tiny]
     if problem.op.startswith("gelu"):
-        # torch's own gelu on CPUs turns inf into nan and the largest numbers into inf: nobody can be held to them
+        # none for gelu: torch's own on CPUs turns inf into nan and the largest numbers into inf
         return [*values, 6e4, -6e4]
     return [*values, finite.max, finite.min, torch.inf, -torch.inf]
 
 
 def inputs_at(*levels: float) -> Callable[[Problem, str, torch.Generator], tuple[Any, ...]]:
-    """Inputs of an elementwise op: a tensor for each level, those below 1 with the special values reversed."""
+    """The ``inputs`` of an elementwise op: a tensor per level; levels below 1 reverse the special values."""
 
     def inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
         tensors = [filled(problem, kind, generator, level, reverse=level < 1) for level in levels]
@@ -140,4 +139,4 @@ GELU = elementwise_op(
     kinds=KINDS,
     backward=Backward(op="gelu_backward", saved=("x",)),
 )
-"""By default the tanh approximation, where ``torch.nn.functional.gelu`` has ``approximate="none"``."""
+"""The default is the tanh approximation, unlike ``torch.nn.functional.gelu``, whose default is ``"none"``."""

@@ -1,4 +1,4 @@
-"""The gradients of square and gelu: one element from the same element of the gradient and of the input."""
+"""The gradients of square and gelu: elementwise in the gradient and the input."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _normal_slope(x: torch.Tensor) -> torch.Tensor:
 
 
 def _tanh_slope(x: torch.Tensor) -> torch.Tensor:
-    """Of ``0.5 x (1 + tanh(u))``, which is ``x * sigmoid(2 u)``: sigmoids keep their precision where tanh nears -1."""
+    """The derivative of ``0.5 x (1 + tanh(u))``, by ``x * sigmoid(2 u)``, which stays precise where tanh nears -1."""
     root = math.sqrt(8 / math.pi)
     twice_u = root * (x + 0.044715 * x * x * x)
     below, above = torch.sigmoid(twice_u), torch.sigmoid(-twice_u)

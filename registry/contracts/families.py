@@ -37,8 +37,7 @@ _PRODUCTS = ((1, 64, 128), (3, 33, 257), (17, 128, 96), (65, 72, 512))
 def elementwise_op(schema: str, reference: Callable[..., Outputs], *, flop: int, **more: Any) -> Op:
     """The contract of an op whose tensors all have one shape, with the dimensions n (elements) and dtype.
 
-    ``flop`` is per element. Every attribute that ``choices`` names is a dimension. ``more`` as for ``rows_op``; the
-    inputs are not drawn by default.
+    ``flop`` is per element. Every attribute that ``choices`` names is a dimension. ``more`` as for ``rows_op``.
     """
     parsed = Schema.parse(schema)
     made = {
@@ -60,7 +59,7 @@ def rows_op(
     ``rows`` names the arguments and outputs of shape [..., cols], an argument first; every other tensor is [cols].
     A ``Tensor?`` and a ``bool`` add a boolean dimension of their name; other arguments are drawn with their defaults.
     ``flop`` is per element.
-    ``more`` are fields of ``Op`` to say otherwise, or beside.
+    ``more`` are further fields of ``Op``, which override these.
     """
     parsed = Schema.parse(schema)
     shapes = {name: ("rows", "cols") if name in rows else ("cols",) for name in _tensors(parsed)}
@@ -127,7 +126,7 @@ def _tensors(parsed: Schema) -> list[str]:
 
 
 def _with_choices(dims: Mapping[str, Value], choices: Mapping[str, tuple[Value, ...]]) -> list[Mapping[str, Value]]:
-    """The dimensions with each value of the choices that they do not hold."""
+    """The dimensions in all combinations of values for the choices that they lack."""
     names = [name for name in choices if name not in dims]
     return [
         {**dims, **dict(zip(names, values, strict=True))}
@@ -143,7 +142,7 @@ def _check(sizes: Sequence[str], problem: Problem) -> None:
 def after_gradient(
     output: str, like: str, problem: Callable[[Arguments], Problem | Mapping[str, Value]]
 ) -> Callable[[Arguments], Problem | Mapping[str, Value]]:
-    """``problem`` of a backward op, once ``grad_<output>`` is found to have the shape and dtype of ``like``."""
+    """``problem`` of a backward op, which first checks that ``grad_<output>`` has the shape and dtype of ``like``."""
 
     def checked(arguments: Arguments) -> Problem | Mapping[str, Value]:
         gradient_of(arguments, output, like)
@@ -153,7 +152,7 @@ def after_gradient(
 
 
 def _elementwise_problem(parsed: Schema, arguments: Arguments) -> dict[str, Value]:
-    """Elements and dtype of the last tensor; a backward op's has been compared with the gradient."""
+    """The dimensions n and dtype, of the last tensor; in a backward op it was compared with the gradient before."""
     name = [one.name for one in parsed.parameters if one.kind == "Tensor"][-1]
     x = float_tensor(arguments, name)
     texts = {one.name: arguments.text(one.name) for one in parsed.parameters if one.kind == "str"}
@@ -161,7 +160,7 @@ def _elementwise_problem(parsed: Schema, arguments: Arguments) -> dict[str, Valu
 
 
 def _problem(parsed: Schema, shapes: Mapping[str, tuple[str, ...]], arguments: Arguments) -> dict[str, Value]:
-    """Sizes by the tensors' shapes, in which leading dimensions are one."""
+    """The dimensions by the tensors' shapes, leading dimensions multiplied to one."""
     dims: dict[str, Value] = {}
     first = ""
     for one in parsed.parameters:
@@ -186,7 +185,7 @@ def _problem(parsed: Schema, shapes: Mapping[str, tuple[str, ...]], arguments: A
 
 
 def _is_flag(one: Parameter) -> bool:
-    """Whether the argument is a boolean dimension: an optional tensor, or a flag that is no mask of gradients."""
+    """True if the argument is a boolean dimension: an optional tensor, or a flag other than ``need_<input>``."""
     return _is_optional(one) or (one.kind == "bool" and not one.optional and not one.name.startswith("need_"))
 
 
@@ -216,13 +215,13 @@ def _filled(shape: tuple[Any, ...], kind: str, dtype: torch.dtype, generator: to
     if kind == "outliers":
         fills.plant_outliers(x, 60.0, generator)
     elif kind == "spike_last":
-        # the last column weighs as much as all the others together, times 64
+        # the last column weighs 64 times as much as all the others together
         x[..., -1:] = 8.0 * math.sqrt(shape[-1])
     return x
 
 
 def _bytes(parsed: Schema, shapes: Mapping[str, tuple[str, ...]], problem: Problem) -> int:
-    """Every tensor that is there is read once, every result written once."""
+    """Bytes of the floor: every tensor that is given is read once, every result written once."""
     absent = {one.name for one in parsed.parameters if _is_optional(one) and not problem.dims[one.name]}
     moved = [*_tensors(parsed), *(one.name for one in parsed.parameters if one.mutated)]
     sizes = (math.prod(int(problem.dims[name]) for name in shapes[tensor]) for tensor in moved if tensor not in absent)

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import torch
 
 ONE_IN = 997
-"""Outliers are as rare as one element in this many; a prime, so that they do not line up with a row's length."""
+"""One element in this many is an outlier; a prime, so that outliers do not align with a row's length."""
 FEWEST_ROWS = 4
-"""A problem of fewer rows keeps them all finite: with one or two given up, hardly any would be left."""
+"""With fewer rows no NaN or infinity is planted: hardly any finite row would be left to check."""
 
 
 def normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Standard normal numbers; of int8 and uint8 any of theirs, of float8 what rounding makes of float32's."""
+    """Standard normal numbers, for float8 rounded from float32; for int8 and uint8 uniform over all values."""
     if not dtype.is_floating_point:
         info = torch.iinfo(dtype)
         return torch.randint(info.min, info.max + 1, shape, dtype=dtype, device=generator.device, generator=generator)
@@ -26,7 +26,7 @@ def normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generato
 
 
 def constant(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, value: float) -> torch.Tensor:
-    """One number everywhere."""
+    """A tensor with ``value`` in every element."""
     return torch.full(shape, value, dtype=dtype, device=generator.device)
 
 
@@ -39,13 +39,13 @@ def plant_outliers(x: torch.Tensor, magnitude: float, generator: torch.Generator
     places = torch.randint(flat.numel(), (count,), device=x.device, generator=generator)
     signs = torch.randint(2, (count,), device=x.device, generator=generator) * 2 - 1
     flat[places] = (signs * magnitude).to(x.dtype)
-    # the same place drawn twice may get either sign; a fixed one keeps at least one positive
+    # a place drawn twice may get either sign: set one to be positive, so that at least one is
     flat[places[:1]] = magnitude
     return x
 
 
 def plant_special(x: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
-    """Spread ``values`` over ``x``: as many of them as it has room for."""
+    """Spread ``values`` over ``x``, evenly; the first ones if ``x`` is smaller."""
     flat = x.view(-1)
     if count := min(len(values), flat.numel()):
         special = torch.tensor(values[:count], dtype=x.dtype, device=x.device)
@@ -56,9 +56,9 @@ def plant_special(x: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
 def plant_in_rows(x: torch.Tensor, values: Sequence[float], generator: torch.Generator) -> torch.Tensor:
     """Put each of ``values``, such as NaN, at a random place of ``x`` [rows, cols], each in a random row of its own.
 
-    Whoever swallows a NaN is seen in that row; all others stay what they are, and show what the kind is for. So this
-    goes with a kind that every row is alike in: a single outlier might stand in the very row that is given up.
-    Nothing happens to fewer rows than ``FEWEST_ROWS``.
+    A kernel that drops a NaN fails in that row; the other rows still test the kind's purpose. Use it with kinds whose
+    rows are all alike: a single outlier might be in a row that is overwritten. Nothing changes with fewer rows than
+    ``FEWEST_ROWS``.
     """
     rows, cols = x.shape
     if rows < FEWEST_ROWS:
@@ -69,6 +69,6 @@ def plant_in_rows(x: torch.Tensor, values: Sequence[float], generator: torch.Gen
     chosen = (first + step * torch.arange(count, device=device)) % rows
     places = chosen * cols + torch.randint(cols, (count,), device=device, generator=generator)
     for place, value in zip(places.split(1), values, strict=True):
-        # not by an index: the number would be copied to the device, which waits for it
+        # not by indexing, which would copy the number to the device and wait for it
         x.view(-1).index_fill_(0, place, value)
     return x

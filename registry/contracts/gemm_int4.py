@@ -1,6 +1,6 @@
 """gemm_int4: activations in half precision times a weight of 4 bits.
 
-Activations in float8 or int8 have scales of their own, which this schema has not: another op.
+Activations in float8 or int8 need scales, which this schema does not have: they have other ops.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def gemm_int4_reference(
 ) -> torch.Tensor:
     """``a @ W`` with ``W[k, n] = (q[k, n] - zero) * scale``: ``[..., K]`` to ``[..., N]``.
 
-    Weights and products in at least float32, rounded once. See registry/packed.py for the layout; ``bits``, ``k``
-    and ``layout`` have one value that the tensors do not tell already, and are checked where the problem is made.
+    Weights and products in at least float32, rounded once. See registry/packed/layout.py for the layout. ``bits``,
+    ``k`` and ``layout`` are not used here; they are checked when the problem is made.
     """
     accumulator = torch.promote_types(a.dtype, torch.float32)
     wide = a.to(accumulator)
@@ -51,7 +51,7 @@ def gemm_int4_reference(
 
 
 def _flatten(*args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """``(a, w)`` in the schema's terms; a call in those terms already stays as it is."""
+    """A call ``(a, w)`` as the schema's arguments; a call with the schema's arguments is unchanged."""
     if len(args) == 2 and not attributes and type(args[1]) is PackedWeight:
         return _in_schema_order(*args), attributes
     if len(args) > 2 or "qweight" in attributes:
@@ -125,7 +125,7 @@ def _activations(problem: Problem, kind: str, generator: torch.Generator) -> tor
     if kind == "outliers":
         return fills.plant_outliers(a, 60.0, generator)
     if kind == "spike_last":
-        # the last element of K weighs as much as all the others together, times 64
+        # the last element of K weighs 64 times as much as all the others together
         a[:, -1:] = 8.0 * math.sqrt(problem.k)
     return a
 
@@ -139,7 +139,7 @@ def _words(problem: Problem, kind: str, generator: torch.Generator) -> torch.Ten
 
 
 def _groups(problem: Problem, kind: str, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales that make outputs of about 1, and zero points. Neighbouring groups and columns always differ."""
+    """Scales for outputs of about 1, and zero points. Neighbouring groups and columns always differ."""
     shape, dtype = (problem.k // problem.group_size, problem.n), problem.torch_dtype
     device = generator.device
     unit = 1 / (4.6 * math.sqrt(problem.k))
@@ -178,7 +178,7 @@ def _check(problem: Problem) -> None:
 
 
 def _check_format(what: str, bits: int, group_size: int, k: int, layout: str) -> None:
-    """Raise InvalidArgumentError for formats of PackedWeight that no implementation here is asked to read."""
+    """Raise InvalidArgumentError for a format of PackedWeight that this op does not accept."""
     if bits != BITS:
         raise InvalidArgumentError(
             f"{what}: bits={bits}, only {BITS} is supported", hint=f"registry.quantize(weight, bits={BITS})"

@@ -1,8 +1,8 @@
 """Activations times a 2:4 sparse weight, and the gradients by the activations and the bias.
 
-The weight is frozen: it has no gradient. registry/sparse/layout.py tells how it lies. An activation that meets only
-pruned elements is no part of the sum: whether NaN or infinity there shows is not said, as the sparse tensor cores skip
-what a product with the dense weight multiplies by 0.
+The weight is frozen: it has no gradient. registry/sparse/layout.py describes its layout. If only pruned elements of the
+weight multiply an activation, its NaN or infinity may or may not reach the result: sparse tensor cores skip the
+products with 0 that a dense weight has.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def gemm_sparse24_backward_reference(
     need_x: bool = True,
     need_bias: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``grad_y @ W``, ``[..., k]``, and the sum of grad_y's rows, ``[n]``; one not needed is an empty tensor."""
+    """``grad_y @ W``, ``[..., k]``, and the sum of grad_y's rows, ``[n]``; an empty tensor if not needed."""
     accumulator = torch.promote_types(grad_y.dtype, torch.float32)
     wide = grad_y.to(accumulator)
     grad_x, grad_bias = grad_y.new_empty(0), grad_y.new_empty(0)
@@ -65,7 +65,7 @@ def _gradients(
 
 
 def _flatten(*args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """``(x, w, bias=None)`` in the schema's terms; a call in those terms already stays as it is."""
+    """A call ``(x, w, bias=None)`` as the schema's arguments; a call with the schema's arguments is unchanged."""
     if len(args) > 3 or "values" in attributes:
         return args, attributes
     given = dict(zip(("x", "w", "bias"), args, strict=False))
@@ -107,7 +107,7 @@ def _backward_problem(arguments: Arguments) -> Mapping[str, Value]:
 
 
 def _weight_shape(arguments: Arguments, name: str, like: TensorSpec) -> tuple[int, int]:
-    """N and K of the weight, once its parts are found to fit each other and ``like``'s dtype."""
+    """N and K of the weight. Raises InvalidArgumentError unless its parts fit each other and the dtype of ``like``."""
     op, values, k = arguments.op, arguments.tensor("values"), arguments.integer("k")
     check_parts(op, values, arguments.tensor("meta"))
     n, half = values.shape
@@ -148,7 +148,7 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator, *, backward
     elif kind == "outliers":
         fills.plant_outliers(x, 60.0, generator)
     elif kind == "spike_last":
-        # as much as all the other elements together, times 64; every row of the weight keeps the last two
+        # 64 times as large as all the other elements together; every row of the weight keeps the last two
         x[:, -1:] = 8.0 * math.sqrt(summed)
         x[-1:] *= 4.0 if backward else 1.0
         codes[:, k // 4 - 1] = CODES[-1]
@@ -159,7 +159,7 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator, *, backward
 
 
 def _codes(n: int, groups: int, generator: torch.Generator) -> torch.Tensor:
-    """Any places, also after K in the last word: nobody may look at these."""
+    """Random places, also after K in the last word, which must not be read."""
     table = torch.tensor(CODES, dtype=torch.int32, device=generator.device)
     return table[torch.randint(len(CODES), (n, groups), device=generator.device, generator=generator)]
 
@@ -179,7 +179,7 @@ def _over_rows(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
 
 
 def _examples(*choices: str) -> tuple[Mapping[str, Value], ...]:
-    """Small problems, most of them odd: groups that fill no word, rows that fill no tile."""
+    """Small problems, most sizes odd: groups that do not fill a word, rows that do not fill a tile."""
     shapes = ((1, 64, 128), (5, 131, 140), (17, 128, 76), (66, 33, 260), (2, 17, 4))
     return tuple(
         {"m": m, "n": n, "k": k, "dtype": dtype_name(dtype), **dict.fromkeys(choices, place % 2 == 1)}

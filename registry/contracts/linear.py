@@ -28,7 +28,7 @@ def linear_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
 
 
 def drawn(problem: Problem, kind: str, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """x, weight and bias; outputs are about as large as activations, or the bias would not show beside them."""
+    """x, weight and bias; outputs are about as large as activations, so that an error in the bias shows."""
     m, n, k, dtype = problem.m, problem.n, problem.k, problem.torch_dtype
     weight = fills.normal((n, k), dtype, generator).mul_(k**-0.5)
     bias = fills.normal((n,), dtype, generator)
@@ -38,7 +38,7 @@ def drawn(problem: Problem, kind: str, generator: torch.Generator) -> tuple[torc
     if kind == "outliers":
         fills.plant_outliers(x, 60.0, generator)
     elif kind == "spike_last":
-        # as much as all the other columns together, times 64
+        # 64 times as large as all the other columns together
         x[:, -1:] = 8.0 * math.sqrt(k)
     return x, weight, bias
 
@@ -51,7 +51,7 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
 
 
 def sum_scale(problem: Problem, reference: torch.Tensor, rms: torch.Tensor, terms: int) -> torch.Tensor:
-    """Relative to each output and, of a sum of ``terms`` that cancel, to the root mean square ``rms`` beside it.
+    """Relative to each output and, since the ``terms`` terms of its sum may cancel, to the root mean square ``rms``.
 
     cuBLAS may add the parts of a split sum in half precision, which torch allows by default.
     """

@@ -29,7 +29,7 @@ def linear_backward_reference(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``grad_y @ weight``, ``grad_y.T @ x`` and ``grad_y.sum(0)`` over all rows; halves in fp32, rounded once.
 
-    A gradient that is not needed, and that of a bias that is not given, is an empty tensor.
+    A gradient is an empty tensor if it is not needed, or if it is of a bias that is not given.
     """
     accumulator = torch.promote_types(x.dtype, torch.float32)
     gradient = grad_y.to(accumulator)
@@ -93,7 +93,8 @@ def _of_rows(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
 
 
 def _over_rows(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
-    """Beside the root mean square of all: one row of a weight's gradients may be a single sum that cancels."""
+    """Relative to each output and to the root mean square of all: a row of a weight's gradient may be one sum that
+    cancels."""
     return sum_scale(problem, reference, reference.square().mean().sqrt_(), problem.m)
 
 

@@ -1,7 +1,7 @@
 """rms_norm over the last dimension.
 
-It takes float32, float16, bfloat16 and float64, and a float32 weight beside a half x. With a float8 result it would be
-another op: that needs a scale, which the schema does not have.
+It takes float32, float16, bfloat16 and float64, and a float32 weight with a half x. A float8 result needs a scale,
+which the schema does not have.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = ("normal", "outliers", "spike_last", "constant", "near_zero")
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """``x / sqrt(mean(x * x) + eps) * weight`` (Zhang and Sennrich, 2019); halves in fp32, rounded once.
 
-    The result has the dtype of x, as torch's has, also where a half x meets a float32 weight.
+    The result has the dtype of x, as in torch, also for a half x with a float32 weight.
     """
     check_eps("rms_norm", eps)
     accumulator = torch.promote_types(x.dtype, torch.float32)
@@ -64,7 +64,7 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
         # 300 * 300 overflows a float16 accumulator
         fills.plant_outliers(x, 300.0, generator)
     elif kind == "spike_last":
-        # as much as all the other columns together, times 64
+        # 64 times as large as all the other columns together
         x[:, -1:] = 8.0 * math.sqrt(problem.cols)
     elif kind == "near_zero":
         # mean(x * x) is about 1e-6, so that eps decides; and not the default eps
@@ -86,7 +86,7 @@ RMS_NORM = rows_op(
     fake=AS_FIRST,
     problem=norm_problem,
     inputs=_inputs,
-    # two roundings in half: many models' own code rounds x / rms before it multiplies by the weight
+    # two roundings to half: many models' own code rounds x / rms before it multiplies by the weight
     tolerance=Tolerance(rtol=units(float32=2.0, half=2.1), atol=underflow(4), scale=_scale),
     kinds=KINDS,
     alike={"weight": "x"},

@@ -65,13 +65,13 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
         # away from 0, or a row's inverse norm would be as large as chance has it
         x += torch.where(x < 0, -0.5, 0.5).to(dtype)
     if kind == "along":
-        # the mean that is subtracted decides: gradients of other directions hide one that is wrong
+        # the subtracted mean dominates: with gradients of other directions a wrong mean would not show
         grad_y += 4.0 * x
     elif kind == "outliers":
         # 300 * 300 overflows a float16 accumulator
         fills.plant_outliers(x, 300.0, generator)
     elif kind == "spike_last":
-        # as much as all the other columns together, times 64; gradients of one sign, so that rows do not cancel
+        # 64 times as large as all the other columns together; gradients of one sign, so that rows do not cancel
         x[:, -1:] = 8.0 * math.sqrt(problem.cols)
         grad_y[:, -1:].abs_().add_(0.5)
     elif kind == "near_zero":
@@ -90,8 +90,8 @@ def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
 
 
 def _of_input(problem: Problem, rms: torch.Tensor) -> torch.Tensor:
-    """What is subtracted errs for the whole row: a serial sum by up to ``sqrt(cols)`` roundings, and where the gradient
-    is four times x plus noise, that many times 24. Of few columns it may leave little more than that by chance.
+    """The error of the subtracted mean affects the whole row: up to ``sqrt(cols)`` roundings for a serial sum, 24 times
+    that where the gradient is four times x plus noise. With few columns the difference may be little larger by chance.
     """
     chance = min(512.0, 4096.0 / problem.cols**2)
     common: torch.Tensor = rms * (64 + 24 * math.sqrt(problem.cols)) + chance
@@ -99,10 +99,10 @@ def _of_input(problem: Problem, rms: torch.Tensor) -> torch.Tensor:
 
 
 def _of_weight(problem: Problem, rms: torch.Tensor) -> torch.Tensor:
-    """A sum over rows whose terms cancel. torch's CUDA kernel rounds the sums of blocks of rows to half precision.
+    """For a sum over rows whose terms cancel. torch's CUDA kernel rounds the sums of blocks of rows to half precision.
 
-    Even so it errs by 1.2 roundings of the rms in the worst of a few hundred columns; a running sum in bfloat16 over
-    31 rows in each of 132 programs by 5.
+    Its error is 1.2 roundings of the rms in the worst of a few hundred columns; that of a running sum in bfloat16 over
+    31 rows in each of 132 programs is 5.
     """
     return rms * (1.5 + fp32_weight(problem) * (32 + math.sqrt(problem.rows) + math.sqrt(problem.cols)))
 

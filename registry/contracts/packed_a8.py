@@ -86,7 +86,7 @@ def packed_a8_op(name: str, bits: int) -> Op:
 
 
 def _flatten(form: Format, name: str, *args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """``(a, scale_a, w, bias=None)`` in the schema's terms; a call in those terms already stays as it is."""
+    """A call ``(a, scale_a, w, bias=None)`` as the schema's arguments; a call with these is unchanged."""
     if len(args) > 4 or "qweight" in attributes:
         return args, attributes
     given = dict(zip(("a", "scale_a", "w", "bias"), args, strict=False))
@@ -134,7 +134,7 @@ def _problem(form: Format, arguments: Arguments) -> Mapping[str, Value]:
 
 
 def _is_static(op: str, a: TensorSpec, scale: TensorSpec) -> bool:
-    """Whether one scale serves all tokens; ``[..., 1]`` is one a token, also of one token."""
+    """True if one scale serves all tokens; ``[..., 1]`` is one per token, also for a single token."""
     rows = (*a.shape[:-1], 1)
     if scale.dtype != torch.float32 or scale.shape not in (rows, (1,), ()):
         raise InvalidArgumentError(
@@ -147,7 +147,7 @@ def _is_static(op: str, a: TensorSpec, scale: TensorSpec) -> bool:
 def _inputs(form: Format, problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
     x, *weight = packed_inputs(form, problem, kind, generator)
     most = LARGEST[problem.activation]
-    # the largest of a batch are beyond what a static scale was made for
+    # the largest activations exceed the range of a static scale
     static = torch.full((1,), 3.0 / most, device=x.device) if problem.static else None
     a, scale_a = quantize_per_token_reference(x, str(problem.activation), 0, static)
     return a, scale_a, *weight

@@ -1,6 +1,6 @@
 """Activations times a packed weight of 1, 2, 4 or 8 bits, and the gradient by the activations: one contract for all.
 
-The weight is frozen, as in QLoRA: it has no gradient. registry/packed/layout.py tells how its words are read.
+The weight is frozen, as in QLoRA: it has no gradient. registry/packed/layout.py describes its words.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Weight(NamedTuple):
     layout: str
 
     def pieces(self, dtype: torch.dtype) -> list[torch.Tensor]:
-        """The weight in ``dtype``, ``[K, some columns]`` each."""
+        """The weight in ``dtype``, in pieces ``[K, some columns]``."""
         how: dict[str, Any] = {"bits": self.bits, "k": self.k, "g_idx": self.g_idx}
         how["codebook"] = self.layout if self.layout in CODEBOOKS else None
         return [
@@ -78,9 +78,9 @@ def packed_gemm_reference(a: torch.Tensor, *rest: Any) -> torch.Tensor:
 
 
 def packed_gemm_backward_reference(grad_y: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """``grad_y @ W.T``, ``[..., K]``, and the sum of grad_y's rows, ``[N]``; one not needed is an empty tensor.
+    """``grad_y @ W.T``, ``[..., K]``, and the sum of grad_y's rows, ``[N]``; an empty tensor if not needed.
 
-    ``rest`` are the weight's parts, and whether the activations' and the bias's gradient are needed.
+    ``rest`` are the weight's parts, and two bools: whether the gradients of the activations and the bias are needed.
     """
     weight, (need_a, need_bias) = Weight(*rest[:-2]), rest[-2:]
     accumulator = torch.promote_types(grad_y.dtype, torch.float32)
@@ -154,7 +154,7 @@ def _gradients(grad_y: Any, *rest: Any) -> list[tuple[Any, torch.dtype]]:
 
 
 def _flatten(form: Format, name: str, *args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """``(a, w, bias=None)`` in the schema's terms; a call in those terms already stays as it is."""
+    """A call ``(a, w, bias=None)`` as the schema's arguments; a call with the schema's arguments is unchanged."""
     if len(args) > 3 or "qweight" in attributes:
         return args, attributes
     given = dict(zip(("a", "w", "bias"), args, strict=False))
@@ -205,7 +205,7 @@ def _backward_problem(form: Format, arguments: Arguments) -> Mapping[str, Value]
 
 
 def _dims_beside(form: Format, arguments: Arguments, name: str, like: TensorSpec) -> dict[str, Value]:
-    """The dimensions that the weight tells, with scales of the dtype of ``like``, the argument ``name``."""
+    """The dimensions by the weight, whose scales must have the dtype of ``like``, the argument ``name``."""
     dims, wanted = weight_dims(form, arguments), dtype_name(like.dtype)
     if dims["dtype"] != wanted:
         raise InvalidArgumentError(
@@ -216,7 +216,7 @@ def _dims_beside(form: Format, arguments: Arguments, name: str, like: TensorSpec
 
 
 def weight_dims(form: Format, arguments: Arguments) -> dict[str, Value]:
-    """The dimensions that the weight tells, once it is found to be one of this op; dtype is the scales'."""
+    """The dimensions by the weight; dtype is the scales'. Raises InvalidArgumentError for another format."""
     op, layout = arguments.op, arguments.text("layout")
     qweight, scales = arguments.tensor("qweight"), arguments.tensor("scales")
     zeros, g_idx = arguments.optional_tensor("zeros"), arguments.optional_tensor("g_idx")
@@ -258,8 +258,8 @@ def packed_scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     """Relative to each output, and to its row's root mean square: a sum of terms that cancel.
 
     A weight rounded to half precision before the product, as every dequantise-then-multiply does, errs by 0.4 to 0.8
-    roundings of the row's rms: 5 in the worst of 200 million outputs. In float32 the terms of a group whose scale is
-    large err by more than the row's rms tells.
+    roundings of the row's rms: 5 in the worst of 200 million outputs. In float32 the terms of a group with a large
+    scale err by more than the row's rms suggests.
     """
     rms = reference.square().mean(-1, keepdim=True).sqrt_()
     summed = problem.n if problem.op.endswith("_backward") else problem.k
@@ -273,7 +273,7 @@ def _bias_scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
 
 
 def packed_examples(choices: Mapping[str, tuple[Value, ...]], *, bias: bool) -> tuple[Mapping[str, Value], ...]:
-    """Small problems, most of them odd: every kind of zero points and order, K that groups and words do not divide."""
+    """Small problems, most sizes odd: every kind of zero points and order, K no multiple of groups and words."""
     shapes = ((1, 64, 128, 128), (3, 33, 256, 64), (17, 128, 200, 32), (5, 72, 136, 136), (66, 130, 256, 16))
     found: list[Mapping[str, Value]] = []
     for dtype in map(dtype_name, FLOATS):

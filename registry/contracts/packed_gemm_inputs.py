@@ -18,19 +18,19 @@ KINDS = ("normal", "outliers", "spike_last", "constant", "groups")
 
 @dataclass(frozen=True)
 class Format:
-    """The bits of a weight's integers, and the codebook that these are places in, if they are."""
+    """The bits of a weight's integers, and the codebook that they index, if any."""
 
     bits: int
     codebook: str | None
 
     @property
     def text(self) -> str:
-        """How to ask ``registry.quantize`` for it."""
+        """The arguments of ``registry.quantize`` for a weight of this format, as text for hints."""
         return f"bits={self.bits}" + (f", codebook={self.codebook!r}" if self.codebook else "")
 
     @property
     def spread(self) -> float:
-        """The root mean square of a level less the zero point, where every integer is as likely as the others."""
+        """The root mean square of a level minus the zero point, if all integers are equally likely."""
         if self.codebook:
             levels = CODEBOOKS[self.codebook]
             return math.sqrt(sum(level * level for level in levels) / len(levels))
@@ -76,13 +76,13 @@ def _activations(shape: tuple[int, int], dtype: torch.dtype, kind: str, generato
     if kind == "outliers":
         return fills.plant_outliers(a, 60.0, generator)
     if kind == "spike_last":
-        # the last element that is summed over weighs as much as all the others together, times 64
+        # the last element that is summed over weighs 64 times as much as all the others together
         a[:, -1:] = 8.0 * math.sqrt(shape[1])
     return a
 
 
 def _words(form: Format, problem: Problem, kind: str, generator: torch.Generator) -> torch.Tensor:
-    """Any bits, also after K in the last word: nobody may look at these."""
+    """Random words, also in the bits after K in the last word, which must not be read."""
     shape, device = (words(problem.k, form.bits), problem.n), generator.device
     if kind == "constant":
         # eleven in each 4 bits, three in each 2, one in each bit: no zero point is any of these
@@ -94,11 +94,11 @@ def _words(form: Format, problem: Problem, kind: str, generator: torch.Generator
 def _groups(
     form: Format, problem: Problem, kind: str, generator: torch.Generator, summed: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scales that make outputs of about 1, and zero points. Neighbouring groups and columns always differ."""
+    """Scales for outputs of about 1, and zero points. Neighbouring groups and columns always differ."""
     shape, dtype = (groups(problem.k, problem.group_size), problem.n), problem.torch_dtype
     unit = 1 / (form.spread * math.sqrt(summed))
     if kind == "constant":
-        # a power of two: sums of one number would else drift, the same way at each rounding
+        # a power of two: otherwise sums of one number drift, since each rounding errs in one direction
         unit = 2.0 ** math.floor(math.log2(unit))
         zero = math.floor(symmetric_zero(form.bits)) - (1 if form.bits > 1 else 0)
         return fills.constant(shape, dtype, generator, unit), _zeros_of(problem, shape, generator, zero)
@@ -121,7 +121,7 @@ def _zeros_of(
 def _zeros(
     form: Format, problem: Problem, kind: str, shape: tuple[int, int], generator: torch.Generator
 ) -> torch.Tensor | None:
-    """Zero points near the middle, over all levels for "groups"; a float one lies up to a half beside an integer."""
+    """Zero points near the middle, over all levels for "groups"; float ones are up to 0.5 from an integer."""
     if problem.zeros == "none":
         return None
     middle, width = 2 ** (form.bits - 1), max(1, 2**form.bits // 8)
@@ -134,7 +134,7 @@ def _zeros(
 
 
 def _order(problem: Problem, generator: torch.Generator) -> torch.Tensor:
-    """The group of each k: those of neighbours, shuffled."""
+    """The group of each k in random order: act-order."""
     device = generator.device
     shuffled = torch.randperm(problem.k, device=device, generator=generator)
     return shuffled.div(problem.group_size, rounding_mode="floor").to(torch.int32)

@@ -16,9 +16,9 @@ from .checks import FLOATS, float_dtype, float_tensor, positive, shape_text
 from .rounding import FLOAT32_UNIT, underflow
 
 LARGEST: Mapping[str, float] = {"int8": 127.0, "float8_e4m3fn": 448.0}
-"""The greatest level of each dtype; int8 has none of -128, so that it is symmetric."""
+"""The greatest level of each dtype; -128 is not used, so that int8 is symmetric."""
 LEAST_SCALE = 2.0**-126
-"""float32's least normal number: a row of zeros has it, and levels of 0."""
+"""float32's least normal number: the scale of a row of zeros, whose levels are 0."""
 GROUP_SIZES = (0, 16, 32, 64, 128, 256, 512, 1024)
 KINDS = ("normal", "outliers", "spike_last", "groups", "ties")
 
@@ -29,8 +29,8 @@ _CHUNK = 2**22
 def quantize_per_token_reference(
     x: torch.Tensor, out_dtype: str, group_size: int = 0, scale: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Levels ``q`` [..., k] and ``scales``, with x about ``q * scales``: one scale a row [..., 1], or with a
-    ``group_size`` one for each group of a row [..., ceil(k / group_size)], or ``scale`` itself [1], for all.
+    """Levels ``q`` [..., k] and ``scales``, with x about ``q * scales``: one scale per row [..., 1]; with a
+    ``group_size`` one per group of a row [..., ceil(k / group_size)]; with a ``scale`` a copy of it [1].
 
     A row's scale is its largest magnitude over 448 (float8_e4m3fn) or 127 (int8), at least 2**-126. ``x / scale`` is
     clamped to these levels, so that a static scale saturates, and rounded to the nearest level, halfway to the even
@@ -80,7 +80,7 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
     return {
         "m": math.prod(x.shape[:-1]),
         "k": x.shape[-1],
-        # one scale a row however it is asked for
+        # one scale per row, whether or not a group size says so
         "group_size": group_size if 0 < group_size < x.shape[-1] else x.shape[-1],
         "out_dtype": out_dtype,
         "scale": scale is not None,
@@ -125,7 +125,7 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     x = fills.normal((problem.m, problem.k), problem.torch_dtype, generator)
     most, size = LARGEST[problem.out_dtype], problem.group_size
     group = torch.arange(problem.k, device=x.device) // size
-    # the largest of a batch are beyond what a static scale was made for
+    # the largest activations exceed the range of a static scale
     scale = 3.0 / most
     if kind == "outliers":
         fills.plant_outliers(x, 300.0, generator)
@@ -140,14 +140,14 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
         # the last of each group has its greatest level, so that its scale is 1
         x[:, (torch.arange(problem.k, device=x.device) % size == size - 1)] = most
         x[:, -1:] = most
-        # and a row of zeros
+        # one row of zeros
         x[1:2] = 0.0
     given = torch.full((1,), scale, device=x.device) if problem.scale else None
     return x, problem.out_dtype, 0 if size == problem.k else size, given
 
 
 def _ties(problem: Problem, generator: torch.Generator) -> torch.Tensor:
-    """Numbers of which about half stand halfway between two levels, at a scale of 1."""
+    """Numbers, about half of them halfway between two levels, at a scale of 1."""
     shape, device = (problem.m, problem.k), generator.device
     sign = torch.randint(2, shape, device=device, generator=generator) * 2 - 1
     if problem.out_dtype == "int8":

@@ -24,7 +24,7 @@ def units(float32: float, half: float) -> Mapping[str, float]:
 
 
 def underflow(times: float = 1.0) -> dict[str, float]:
-    """``atol`` where errors are relative: so many ``times`` what is lost below the normal numbers.
+    """``atol`` where errors are relative: ``times`` the loss below the normal numbers.
 
     float16 keeps its subnormals on every device (the conversion from fp32 makes them), so half a step is lost;
     bfloat16 and float32 may be flushed to zero, which GPU compilers do under ``ftz``.
@@ -40,7 +40,7 @@ def fp32_error(size: float, lost: float = 1.0) -> dict[str, float]:
 
 
 def fp32_weight(problem: Problem) -> float:
-    """How much one rounding of the accumulator weighs in unit roundoffs of the problem's dtype: 1, 2**-13 or 2**-16.
+    """One rounding of the accumulator, in unit roundoffs of the problem's dtype: 1, 2**-13 or 2**-16.
 
     Halves are accumulated in float32, other dtypes in their own.
     """

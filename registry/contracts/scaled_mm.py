@@ -1,4 +1,4 @@
-"""scaled_mm: a product of float8 or int8 operands, each with float32 scales: what quantize_per_token makes is ``a``."""
+"""scaled_mm: a product of float8 or int8 operands with float32 scales, as quantize_per_token makes them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ DTYPES = ("float8_e4m3fn", "int8")
 SCALES = ("tensor", "row", "block")
 OUT_DTYPES = tuple(dtype_name(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32))
 LONGEST_INT8 = 2**17 - 1
-"""The k's whose products of int8 an int32 holds whatever they are."""
+"""The greatest k of int8 operands: an int32 holds any sum of so many products."""
 
 _LOST = 2.0**-9
-"""Of a row's root mean square, lost by Hopper's tensor cores, which cut float8 products to 13 bits below the largest
-before fp32 takes their sum: 2**-10 to 2**-11 in the worst of a thousand outputs. fp16 sums lose twice as much."""
+"""Allowed error, as a part of a row's root mean square: Hopper's tensor cores cut float8 products to 13 bits below the
+largest before the sum in fp32, and lose 2**-10 to 2**-11 in the worst of 1000 outputs. fp16 sums lose twice as much."""
 
 
 def scaled_mm_reference(
@@ -52,7 +52,7 @@ def scaled_mm_reference(
 
 
 def _along(scales: torch.Tensor, size: int, dim: int) -> torch.Tensor:
-    """Each scale 128 times along ``dim``, ``size`` in all."""
+    """Each scale repeated 128 times along ``dim``, cut to ``size``."""
     return scales.repeat_interleave(BLOCK, dim).narrow(dim, 0, size)
 
 
@@ -85,7 +85,7 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
 
 
 def _kind(arguments: Arguments, a: TensorSpec, n: int) -> str:
-    """Which of ``SCALES`` the two scales are. Raises InvalidArgumentError where they are none, or not one of a kind."""
+    """The name in ``SCALES`` of the two scales' kind. Raises InvalidArgumentError if they have none, or two kinds."""
     given = arguments.tensor("scale_a"), arguments.tensor("scale_b")
     for name, scale in zip(("scale_a", "scale_b"), given, strict=True):
         if scale.dtype != torch.float32:
@@ -141,10 +141,10 @@ def _floor(problem: Problem) -> Floor:
 
 
 def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
-    """Relative to each output, and to its row's root mean square: terms cancel, and the bias beside them.
+    """Relative to each output, and to its row's root mean square, since terms, and a bias, may cancel.
 
-    Sums of int8 are exact, so that only a few roundings of float32 follow; of blocks as many as there are terms, where
-    the operands are dequantised first.
+    Sums of int8 are exact: a few roundings of float32 follow. Blocks may be dequantised first: as many roundings as
+    terms.
     """
     unit = unit_roundoff(getattr(torch, problem.out_dtype))
     rms = reference.square().mean(-1, keepdim=True).sqrt_()

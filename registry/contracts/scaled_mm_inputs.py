@@ -1,4 +1,4 @@
-"""Operands and scales of scaled_mm: levels of both dtypes, and scales of which no neighbour has the same."""
+"""Random operands and scales of scaled_mm; neighbouring scales always differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import fills
 
 KINDS = ("normal", "outliers", "spike_last", "blocks", "constant")
 BLOCK = 128
-"""Elements along k, and rows of b, that have one scale."""
+"""The number of elements along k, and of rows of b, that share a block's scale."""
 
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 _USUAL = 32.0
@@ -33,7 +33,7 @@ def scale_shapes(kind: str, rows: Sequence[int], n: int, k: int) -> tuple[tuple[
 def scaled_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
     """a, b, their scales, a bias or None, and the name of the output's dtype; outputs are about as large as the bias.
 
-    Outliers and the last column of k have the greatest level; each 128 of k is 4 or 16 times as large as its neighbour.
+    Outliers and the last column of k have the greatest level; each 128 of k are 4 or 16 times as large as the next.
     """
     n, k, dtype = problem.n, problem.k, problem.torch_dtype
     drawn = torch.randn((problem.m, k), device=generator.device, generator=generator).mul_(_USUAL)
@@ -63,7 +63,7 @@ def _levels(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _scales(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """1, 3 and 9 in turn along every dimension, and up to a tenth more."""
+    """Scales 1, 3 and 9 in turn along every dimension, each up to 10 % larger at random."""
     drawn = torch.rand(shape, device=generator.device, generator=generator).mul_(0.1).add_(1)
     place = sum(
         torch.arange(size, device=generator.device).view(-1, *[1] * (len(shape) - 1 - dim))

@@ -1,6 +1,6 @@
 """softmax over one dimension.
 
-It takes float32, float16, bfloat16 and float64. In a float8 result without a scale most of a long row would be 0.
+It takes float32, float16, bfloat16 and float64. Not float8: without a scale most of a long row would be 0.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def softmax_problem(arguments: Arguments, name: str = "x") -> Mapping[str, Value
 
 
 def rows_last(arguments: Arguments) -> Arguments:
-    """The arguments with the reduced dimension last: rows are neighbours in memory where these are row-major."""
+    """The arguments with the reduced dimension last."""
     dim = arguments.integer("dim")
     if dim == -1:
         return arguments
@@ -58,15 +58,15 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
         x[:, -1:] = 20.0
     elif kind == "masked":
         mask_front(x, generator)
-        # either makes its whole row NaN; a maximum that drops NaN must leave it to the sum
+        # NaN and infinity make their whole row NaN; if the maximum drops a NaN, the sum must not
         fills.plant_in_rows(x, (torch.nan, torch.inf), generator)
     return x, -1
 
 
 def mask_front(x: torch.Tensor, generator: torch.Generator) -> None:
-    """Left padding: each row begins with -inf, up to all but its last element, as attention scores do.
+    """Let each row begin with a random number of -inf, like attention scores with left padding; the last stays finite.
 
-    A blocked kernel meets a first block whose maximum is -inf, and must not compute -inf - -inf.
+    A blocked kernel's first block may have the maximum -inf, and must not compute -inf - -inf.
     """
     rows, cols = x.shape
     starts = torch.randint(cols, (rows, 1), device=x.device, generator=generator)
@@ -97,5 +97,5 @@ SOFTMAX = rows_op(
     kinds=KINDS,
     view=rows_last,
     backward=Backward(op="softmax_backward", saved=("y",)),
-    transfers={"cols": octave},  # attention scores of a cache that grows have one more with every token
+    transfers={"cols": octave},  # attention scores of a growing cache have one more column with every token
 )

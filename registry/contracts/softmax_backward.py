@@ -31,25 +31,25 @@ def softmax_backward_reference(grad_y: torch.Tensor, y: torch.Tensor, dim: int =
 
 
 def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
-    """``y`` is a softmax; the gradient never is what makes a whole row cancel, which no kernel could get right."""
+    """Inputs in which ``y`` is a softmax, and no gradient makes a whole row cancel, which no kernel could get right."""
     shape, dtype = (problem.rows, problem.cols), problem.torch_dtype
     x = fills.normal(shape, dtype, generator)
     grad_y = fills.normal(shape, dtype, generator)
     if kind == "constant":
         x.fill_(0.0)
     elif kind == "shifted":
-        # the sum decides every element: random gradients of mean 0 hide a sum that is wrong
+        # the sum dominates every element: with random gradients of mean 0 a wrong sum would not show
         grad_y.add_(8.0)
         # makes its whole row NaN. No infinity: it is one or NaN by whether a tiny y is flushed to zero
         fills.plant_in_rows(grad_y, (torch.nan,), generator)
     elif kind == "outliers":
         fills.plant_outliers(grad_y, 64.0, generator)
     elif kind == "spike_last":
-        # half of the row's weight, and a gradient far from the others'
+        # one element with half of the row's weight, and a gradient far from the others'
         x[:, -1:] = 0.5 + math.log(problem.cols)
         grad_y[:, -1:] = _PEAK
     elif kind == "masked":
-        # y is 0 there, and 1 where one element is left; where two are left, gradients far apart do not cancel
+        # y is 0 in the padding, and 1 if one element is left; if two are left, distant gradients do not cancel
         mask_front(x, generator)
         grad_y[:, ::2] += _PEAK
         grad_y[:, 1::2] -= _PEAK
@@ -57,7 +57,7 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
 
 
 def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
-    """Relative to each output, and in fp32 to the row's largest: the sum that is subtracted errs for all of them.
+    """Relative to each output, and in fp32 to the row's largest: the subtracted sum's error affects the whole row.
 
     In short rows gradients may be equal by chance, and the difference is then as small as the sum's own error.
     """

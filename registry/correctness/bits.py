@@ -1,4 +1,4 @@
-"""Tensors as integers: comparing them compares bits, and whole words move faster than the elements in them."""
+"""Tensors viewed as integers, to compare bits, and as 8-byte words, which are faster than small elements."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 
 WORD = 8
-"""Bytes of the integers that memory is moved and compared in."""
+"""Bytes of a word: memory is copied and compared word by word."""
 
 _APART = 61
-"""Elements from one that ``disturb`` changes to the next."""
+"""The distance, in elements, between two elements that ``disturb`` changes."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -36,12 +36,12 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def all_same(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """True if each tensor has the same bits as the other in its place."""
+    """True if each tensor of ``ones`` is equal bit by bit to the tensor of ``others`` at its index."""
     return all(same_bits(one, other) for one, other in zip(ones, others, strict=True))
 
 
 def having_same_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """``same_bits`` as a boolean tensor on the device, so that the caller need not wait for it."""
+    """``same_bits`` as a boolean tensor on the device, which does not wait for the device."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return torch.zeros((), dtype=torch.bool, device=other.device)
     left, right = as_words(one), as_words(other)
@@ -53,8 +53,8 @@ def having_same_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def disturb(rows: torch.Tensor, start: int) -> None:
     """Change a few elements of every row, along the last dimension, into other finite numbers of similar size.
 
-    Every 61st from a place on that follows from ``start``, any number from 0; never the first element, unless it is the
-    only one. The tensor's version counter does not move.
+    It changes every 61st element, from a place that depends on ``start`` (0 or more); the first element only if there
+    is no other. The tensor's version counter does not move.
     """
     count = rows.shape[-1]
     if not rows.numel():
@@ -78,7 +78,7 @@ def _change(some: torch.Tensor) -> None:
 
 
 def _others(numbers: torch.Tensor) -> torch.Tensor:
-    # torch computes nothing with floats of one byte
+    # torch cannot compute with floats of one byte
     wide = numbers.float() if numbers.itemsize == 1 else numbers
     other = torch.where(wide.abs() > 0.5, wide / 2, wide + 1)
     return torch.where(other.isfinite(), other, torch.ones_like(other))

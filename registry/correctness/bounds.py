@@ -1,4 +1,4 @@
-"""The error rule as an interval for every element: made once for a reference, a quick test of many candidates."""
+"""The error rule as an interval for every element: made once per reference, it tests many candidates quickly."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _DTYPES = {torch.bfloat16: torch.bfloat16, torch.float16: torch.float32, torch.f
 
 @dataclass(frozen=True)
 class Bounds:
-    """The interval in which every element of one result is right by the error rule.
+    """For every element of one result, the interval of values that are right by the error rule.
 
-    Rounded inwards, so that what lies within is right; what does not goes to ``compare``.
-    Where the reference is NaN both bounds are. Of a result that is not floating, or that the op compares itself, both
-    are the reference, one tensor in the result's dtype.
+    The intervals are rounded inwards: a result within them is right, any other needs ``compare``. Both bounds are NaN
+    where the reference is. For a result that is not floating, or that the op compares itself, both are the reference,
+    one tensor in the result's dtype.
     """
 
     low: torch.Tensor
@@ -32,7 +32,7 @@ class Bounds:
     has_nan: bool
 
     def holding(self, output: torch.Tensor) -> torch.Tensor:
-        """Whether every element is within, on the device; ``output`` may be several outputs stacked."""
+        """True, as a tensor on the device, if every element is within; ``output`` may be several stacked outputs."""
         if self.are_exact:
             return (output == self.low).all()
         output = calculable(output)
@@ -47,12 +47,12 @@ class Bounds:
 
     @property
     def are_exact(self) -> bool:
-        """Whether the result is not floating: nothing but ``low`` is right."""
+        """True if only ``low`` is right: the result is not floating, or the op compares it itself."""
         return self.low is self.high
 
 
 def holding(bounds: Iterable[Bounds], results: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Whether each result is within its bounds, on the device."""
+    """For each result a tensor on the device: True if the result is within its bounds."""
     return [each.holding(result) for each, result in zip(bounds, results, strict=True)]
 
 
@@ -65,7 +65,7 @@ def bounds_of(
     torch_error: tuple[float, ...],
     dtypes: Iterable[torch.dtype] | None = None,
 ) -> tuple[Bounds, ...]:
-    """Per result what ``compare`` accepts on these arguments; ``dtypes`` are by the op's fake, if not given."""
+    """Bounds for each result, as ``compare`` judges it, on these arguments; ``dtypes`` default to the op's fake."""
     if dtypes is None:
         dtypes = [spec.dtype for spec in op.result_specs(op.arguments(values), torch.device("meta"))]
     named = dict(zip(op.parsed.names, values, strict=True))
@@ -110,9 +110,9 @@ def _bounds_of_one(
 
 
 def _fill_carefully(below: Piece, above: Piece, allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Bounds where the reference is NaN, infinite, or so large that they would be; returns whether it is NaN."""
+    """Write bounds of a reference with NaN, infinities or large numbers; returns a tensor: True if there is a NaN."""
     expected = below.reference.to(dtype).to(below.output.dtype)
-    # infinity is no rounding error
+    # a bound of a finite number stays finite: infinity is no rounding error
     info = torch.finfo(dtype)
     exact = ~expected.isfinite()
     for piece, bound, direction in (

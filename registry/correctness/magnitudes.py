@@ -1,4 +1,4 @@
-"""Magnitudes of tensors: the largest of one, what a dtype can hold, and numbers in a dtype that torch calculates in."""
+"""Magnitudes of tensors and dtypes, and conversions of float8 tensors to a dtype that torch calculates in."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 
 def largest(values: Sequence[torch.Tensor]) -> float:
-    """The largest of these scalars, 0.0 of none; read at once, since each reading waits for the device."""
+    """The largest of scalar tensors, 0.0 if there are none; read in one step, since each read waits for the device."""
     return float(torch.stack(list(values)).max()) if values else 0.0
 
 
 def magnitude(tensors: Iterable[torch.Tensor]) -> float:
-    """The largest absolute value, in one pass; NaN or infinite where an element is, or where one is not floating.
+    """The largest absolute value, in one pass; NaN or infinite if an element is, or if a tensor is not floating.
 
-    What it shows to be within ``largest_finite`` needs none of the care that NaN and infinity do.
+    If it is at most ``largest_finite``, NaN and infinity need no further treatment.
     """
     found = []
     for tensor in tensors:
@@ -33,7 +33,7 @@ def largest_finite(dtype: torch.dtype) -> float:
 
 
 def is_float8(dtype: torch.dtype) -> bool:
-    """Whether a dtype is floating and of one byte: torch stores and converts such numbers, and does little else."""
+    """True if a dtype is floating and has one byte: torch stores and converts such numbers, but hardly calculates."""
     return dtype.is_floating_point and dtype.itemsize == 1
 
 
@@ -48,5 +48,5 @@ def finite(reference: torch.Tensor) -> torch.Tensor:
 
 
 def in_range(reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor, clamped to the finite range of ``dtype`` if that is float8: torch may round to the largest number."""
+    """The tensor, clamped to the finite range of ``dtype`` if that is float8, whose conversion may saturate."""
     return reference.clamp(-largest_finite(dtype), largest_finite(dtype)) if is_float8(dtype) else reference

@@ -1,4 +1,4 @@
-"""The error rule: whether an output is right, against a float64 reference.
+"""The error rule, by which an output is compared with a float64 reference.
 
 Every element must satisfy ``|out - ref| <= rtol[dtype] * scale + atol``, and the largest error must not exceed twice
 that of the op's own reference run in the output's dtype, plus one rounding. NaN and infinity must stand where the
@@ -27,7 +27,7 @@ from .magnitudes import calculable, finite, in_range, largest, largest_finite, m
 CHUNK = 2**22
 """Elements compared at a time: some ten float64 temporaries of 32 MiB each."""
 _CHUNK_OF_MEMORY = 2**-12
-"""Elements compared at a time on a GPU, as a part of its bytes, up to eight chunks: those are launched in the time of
+"""Elements compared at a time on a GPU, per byte of its memory, up to eight chunks: eight take as long to launch as
 one."""
 
 
@@ -35,7 +35,7 @@ one."""
 class Comparison:
     """The verdict on a call's outputs.
 
-    ratio    worst error over what is allowed there; right when at most 1, ``inf`` for a wrong NaN or infinity
+    ratio    worst error over the allowed error; right when at most 1, ``inf`` for a wrong NaN or infinity
     error    largest absolute error where both are finite
     where    name of the output and index of the worst element
     message  what is wrong, "" when nothing is
@@ -61,9 +61,9 @@ def widened(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @torch.no_grad()
 def reference64(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-    """``results_of`` the op's reference run in float64 on the arguments (the schema's values in order).
+    """The results of the op's reference run in float64 on the arguments (the schema's values in order).
 
-    What the reference itself rounds to float8 is in float32.
+    Results that the reference itself rounds to float8 are in float32.
     """
     return tuple(map(calculable, results_of(op, widened(values))))
 
@@ -72,7 +72,7 @@ def reference64(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
 def own_error(op: Op, _: Problem, values: tuple[Any, ...], reference: Outputs) -> tuple[float, ...]:
     """Largest absolute error, per result, of the op's reference run in the arguments' own dtype; 0 if not floating.
 
-    In full precision: a process that lets float32 products be TF32 must not loosen what others are held to.
+    In full precision: if the process allows TF32 for float32 products, candidates must not be judged more loosely.
     """
     with full_precision():
         results = results_of(op, values)
@@ -80,10 +80,10 @@ def own_error(op: Op, _: Problem, values: tuple[Any, ...], reference: Outputs) -
 
 
 def results_of(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-    """``Op.results`` of the op's reference run on the arguments; those that it mutates are copied first.
+    """``Op.results`` of the op's reference run on the arguments; mutated arguments are copied first.
 
-    Raises InvalidDefinitionError where they are not as many as the schema has, and for a complex one that no
-    comparator of the op judges.
+    Raises InvalidDefinitionError if their number is not the schema's, and for a complex one that no comparator of the
+    op judges.
     """
     fresh = with_tensors(values, torch.clone) if op.parsed.mutates else values
     results = op.results(op.reference(*fresh), fresh)
@@ -114,7 +114,7 @@ def _largest_error(output: torch.Tensor, reference: torch.Tensor) -> float:
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """float32 matrix products in float32, whatever the process has asked torch for."""
+    """A context in which float32 matrix products are computed in float32, whatever the settings of torch."""
     mkldnn: Any = torch.backends.mkldnn
     lowered = {
         backend: backend.fp32_precision
@@ -141,8 +141,8 @@ def compare(
 ) -> Comparison:
     """Judge ``Op.results``. ``reference`` is ``reference64``'s, ``torch_error`` ``own_error``'s, on the same arguments.
 
-    ``values`` are these arguments as they were before the call; ops whose tolerance or comparator takes them need
-    them. Shapes and dtypes must already be right: see ``output_faults``.
+    ``values`` are the arguments as they were before the call; required by ops whose tolerance or comparator takes
+    them. Shapes and dtypes must be right already: see ``output_faults``.
     """
     named = dict(zip(op.parsed.names, values, strict=False))
     parts = list(zip(op.parsed.results, as_tuple(results), as_tuple(reference), torch_error, strict=True))
@@ -156,7 +156,7 @@ def compare(
 
 
 def judged(op: Op, problem: Problem, results: Outputs, values: tuple[Any, ...]) -> Comparison:
-    """``compare`` with the reference on ``values``, which is computed here."""
+    """``compare`` with the reference on ``values``, which this function computes."""
     reference = reference64(op, values)
     return compare(op, problem, results, reference, own_error(op, problem, values, reference), values)
 
@@ -171,7 +171,7 @@ class Piece:
 
 
 def pieces(output: torch.Tensor, reference: torch.Tensor) -> Iterator[Piece]:
-    """An output in pieces of whole rows along the last dimension, which an op's scale may reduce over; or in spans."""
+    """An output in pieces of whole rows of the last dimension, which an op's scale may reduce over; or in spans."""
     if output.numel() == 0:
         return
     cols = output.shape[-1] if output.dim() > 1 else 1
@@ -192,9 +192,9 @@ def _chunk(device: torch.device) -> int:
 
 
 def _errors(output: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Absolute errors where both are finite (elsewhere 0), and where NaN or infinity is not as it should be.
+    """(absolute errors, 0 unless both are finite; a mask of wrong NaN and infinity).
 
-    Where the output is not floating: wherever it is not equal, since float64 does not tell large integers apart.
+    For an output that is not floating the mask is where it differs: float64 does not distinguish large integers.
     """
     expected = reference.to(output.dtype)
     if not output.is_floating_point():
@@ -282,7 +282,7 @@ def _message(
 
 
 def _told_apart(one: float, other: float) -> tuple[str, str]:
-    """Two numbers in three digits, or in as many more as their texts differ by: 1.0004 is not told as 1."""
+    """Two numbers with three digits, or more if their texts would be equal: 1.0004 beside 1 is not shown as 1."""
     pairs = ((f"{one:.{digits}g}", f"{other:.{digits}g}") for digits in range(3, 18))
     return next(pair for pair in pairs if pair[0] != pair[1])
 

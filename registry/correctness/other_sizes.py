@@ -1,4 +1,4 @@
-"""Other sizes of a problem, along each dynamic dimension: a plan that is bound for one must be right at the others."""
+"""Other sizes of a problem along each dynamic dimension, at which a plan bound for one size must be right, too."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..device import Device
 from ..problem import Problem
 
 _MOST_BYTES = {"cpu": 1 << 20, "cuda": 64 << 20}
-"""What one problem may move: its float64 reference takes some twenty times as much, in forty passes."""
+"""The most bytes of one problem's floor: its float64 reference takes about 20 times as many, in 40 passes."""
 _MEMORY_PART = 1 / 128
-"""The part of the device's memory that one problem may move."""
+"""The most bytes of one problem's floor, as a part of the device's memory."""
 _MOST_FLOP = {"cpu": 5e7, "cuda": 1e12}
 MULTIPLE = 16
-"""Compilers specialise on it: a size that is a multiple, or none, stays so where that is possible."""
+"""Compilers specialise on multiples of it: another size is a multiple if the first one is, as far as possible."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class OtherSize:
 
 
 def other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[OtherSize]:
-    """For each dynamic dimension a smaller size, and one two to four times as large, as far as the op has them.
+    """For each dynamic dimension a smaller size, and one two to four times as large, if the op accepts them.
 
-    Where that takes too much memory or time, the home is a smaller problem, and so are both sizes.
+    If these would take too much memory or time, ``home`` is a smaller problem than ``problem``.
     """
     for name in [name for name in problem.dims if name in op.dynamic]:
-        # three times a size is a multiple of 16 only where the size is one, which does not hold for the others
+        # 3 times a size is a multiple of 16 only if the size is; 2 and 4 times may be so for other sizes
         for sizes in (_smaller, lambda size: (3 * size, 2 * size, 4 * size)):
             for home in _homes(op, problem):
                 found = _first(op, home, name, sizes(int(home.dims[name])), device)
@@ -42,14 +42,14 @@ def other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[OtherSize]
 
 
 def sizes_apart(problem: Problem, other: Problem) -> tuple[str, str]:
-    """The dimensions in which two problems differ: ``("rows=64", "rows=192")``."""
+    """The dimensions in which two problems differ, for each as text: ``("rows=64", "rows=192")``."""
     names = [name for name, value in problem.dims.items() if other.dims[name] != value]
     first, second = (", ".join(f"{name}={each.dims[name]}" for name in names) for each in (problem, other))
     return first, second
 
 
 def false_claim(name: str, home: Problem, problem: Problem, fault: str) -> str:
-    """The message about an implementation whose run serves one size, though it says ``any_size``."""
+    """The message for an implementation that says ``any_size``, but whose run is wrong at another size."""
     size, other = sizes_apart(home, problem)
     return (
         f"{name} says any_size = True, but the run that bind() returned for {size} is wrong for {other}, where one that"
@@ -59,7 +59,7 @@ def false_claim(name: str, home: Problem, problem: Problem, fault: str) -> str:
 
 
 def _homes(op: Op, problem: Problem) -> Iterator[Problem]:
-    """The problem, then it with its largest dynamic dimension halved again and again."""
+    """The problem, then smaller ones, each with its largest dynamic dimension halved once more."""
     home: Problem | None = problem
     while home is not None:
         yield home
@@ -68,7 +68,7 @@ def _homes(op: Op, problem: Problem) -> Iterator[Problem]:
 
 
 def _first(op: Op, problem: Problem, name: str, sizes: Iterable[int], device: Device | None = None) -> Problem | None:
-    """The problem with the first of the sizes that the op has, and that the device is large enough for."""
+    """The problem with the first of ``sizes`` that the op accepts and that fits the device; None without one."""
     for size in sizes:
         try:
             found = op.problem_of({**problem.dims, name: size})
@@ -80,7 +80,7 @@ def _first(op: Op, problem: Problem, name: str, sizes: Iterable[int], device: De
 
 
 def _smaller(size: int) -> Iterator[int]:
-    """Half the size, a quarter and so on, each a multiple of 16 where ``size`` is one, and otherwise not."""
+    """Half the size, a quarter and so on; multiples of 16 while above 16 if ``size`` is one, else never."""
     of_multiple = size % MULTIPLE == 0
     while size > 1:
         half = size // 2

@@ -1,4 +1,4 @@
-"""Faults of a call's outputs that show before the numbers are looked at: form, place and shared memory."""
+"""Faults of a call's outputs besides wrong numbers: number, shape, dtype, device, strides and shared memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _keys = torch._C._dispatch_keys
 
 
 def poison(tensors: tuple[torch.Tensor, ...]) -> None:
-    """Fill tensors with NaN, or the largest integer: an element that is not written then shows."""
+    """Fill tensors with NaN, or the largest integer, so that an element that a kernel does not write shows."""
     for tensor in tensors:
         if tensor.is_floating_point() or tensor.is_complex():
             tensor.fill_(math.nan)
@@ -28,7 +28,7 @@ def poison(tensors: tuple[torch.Tensor, ...]) -> None:
 def output_faults(
     outputs: tuple[torch.Tensor, ...], specs: Mapping[str, TensorSpec], values: tuple[Any, ...]
 ) -> list[str]:
-    """Faults of outputs, in words, before their numbers are looked at; empty when there is none.
+    """Faults of outputs besides wrong numbers, in words; empty when there are none.
 
     Number, kind (``plain_fault``), shape, dtype, device and strides against ``specs``; memory shared with an argument
     or another output.
@@ -50,9 +50,9 @@ def output_faults(
 
 
 def plain_fault(output: object) -> str:
-    """Why a value is no plain tensor, "" where it is one: dense, computed, and torch's own class.
+    """Why a value is no plain tensor; "" if it is dense, computed, and of torch's own class.
 
-    A subclass, a lazy conjugate or an attribute that hides one of torch's may do the work when somebody looks.
+    A subclass, a lazy conjugate or an overridden attribute might do the work later, when the value is read.
     """
     if type(output) is not torch.Tensor:
         return f"is a {type(output).__name__}, expected a plain torch.Tensor"
@@ -87,7 +87,7 @@ def _spec_faults(name: str, output: object, spec: TensorSpec) -> Iterator[str]:
 
 
 def _strides(tensor: torch.Tensor) -> list[int]:
-    """Strides that matter: of dimensions with more than one element, of a tensor that has any."""
+    """The strides of dimensions with more than one element; none for an empty tensor."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1 and tensor.numel()]
 
 

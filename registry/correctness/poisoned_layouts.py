@@ -1,4 +1,4 @@
-"""Tensors inside larger, poisoned ones, which show reads and writes beside the tensor."""
+"""Tensors inside larger allocations filled with poison, which reveals reads and writes outside of the tensor."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .bits import WORD, as_bits
 
 Layout = Literal["contiguous", "unaligned", "sliced", "strided", "strided-dense", "dense-strided"]
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "unaligned", "sliced", "strided", "strided-dense", "dense-strided")
-"""Row-major at a multiple of 16 bytes; row-major one element further; the first columns of a wider tensor, whose rows
-begin anywhere; with an element between any two, and rows further apart than that makes them. The last two are for
-several tensors, each with strides of its own: the first, the third and so on are strided, the others row-major; and
-the other way round."""
+"""contiguous: row-major, at a multiple of 16 bytes. unaligned: row-major, one element further. sliced: the first
+columns of a wider tensor, so that rows are not aligned. strided: one unused element after each, rows still further
+apart. strided-dense and dense-strided, for several tensors: every other one is strided, from the first or from the
+second on; the rest are row-major."""
 
 MARGIN = 64
 """Elements before and after: a multiple of 16 bytes for every dtype, and more than a vector load."""
 
 _GAPS: dict[Layout, tuple[int, int]] = {"sliced": (1, 1), "strided": (2, 3)}
-"""From one element to the next of a row, and the elements by which the other strides are larger than need be."""
+"""The stride within a row, and the number of elements added to the other strides; (1, 0) for other layouts."""
 
 _STRIDED_FROM: dict[Layout, int] = {"strided-dense": 0, "dense-strided": 1}
-"""Layouts in which every other tensor is strided, with the place of the first strided one."""
+"""Layouts in which every other tensor is strided, with the index of the first strided tensor."""
 
 _INTEGERS = {
     1: (0x7E, 0x82),
@@ -35,9 +35,9 @@ _INTEGERS = {
     4: (0x7FE5A5A5, 0xF755A5A5),
     8: (0x7FFDA5A5A5A5A5A5, 0xF755A5A5A5A5A5A5),
 }
-"""A large and a negative number by bytes of an element; the large one is NaN in every floating type of two or more."""
+"""A large and a negative number by bytes per element; the large one is NaN in floating dtypes of two bytes or more."""
 _FLOATS = {1: 0xD3, 2: 0xC9B5, 4: 0xC136A5A5, 8: 0xC026D5A5A5A5A5A5}
-"""About -11.4 (of one byte: -11 or -56)."""
+"""The bits of about -11.4 by bytes per element (one byte: -11 or -56)."""
 _BFLOAT16 = 0xC137
 _FLOAT8_NAN = 0x7F
 
@@ -46,9 +46,9 @@ _FLOAT8_NAN = 0x7F
 class Poison:
     """The bits of two elements with which margins are filled alternately; no right output is likely to hold them.
 
-    ``nan`` shows a read. It may not show a change, since arithmetic on a CPU keeps the bits of NaN.
-    ``number`` shows a change: it is negative, which relu changes, and so small that adding one changes it. A dtype that
-    is not floating has a large number for NaN; one of a byte has even numbers, which or-ing a true changes.
+    ``nan`` reveals a read. It may not reveal a change, since arithmetic on a CPU keeps the bits of NaN. ``number``
+    reveals a change: relu changes it since it is negative, adding one since it is small. Dtypes that are not floating
+    have a large number instead of NaN; those of one byte have even numbers, which or-ing with true changes.
     """
 
     nan: int
@@ -57,7 +57,7 @@ class Poison:
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> Poison:
-        """The poison of a dtype's elements; of a complex dtype that of its real parts."""
+        """The poison for elements of a dtype; for a complex dtype the poison of its real parts."""
         dtype = dtype.to_real() if dtype.is_complex else dtype
         nan, number = _INTEGERS[dtype.itemsize]
         if dtype.is_floating_point:
@@ -66,7 +66,7 @@ class Poison:
         return cls(nan, number, dtype.itemsize)
 
     def word(self, first: int, second: int) -> int:
-        """The integer of 8 bytes in which elements of these bits alternate: ``first`` alone where it takes them all."""
+        """An 8-byte integer in which elements with these bits alternate; only ``first`` if an element has 8 bytes."""
         pair = b"".join(bits.to_bytes(self.itemsize, "little") for bits in (first, second))
         return int.from_bytes((pair * WORD)[:WORD], "little", signed=True)
 
@@ -81,14 +81,14 @@ class Poison:
 
 @dataclass(frozen=True)
 class Surrounded:
-    """``tensor`` is a view into ``base``; what else is in ``base`` was poisoned."""
+    """``tensor`` is a view into ``base``, whose other elements are poisoned."""
 
     tensor: torch.Tensor
     base: torch.Tensor
     inside: torch.Tensor
-    """Which elements of ``base`` are the tensor's."""
+    """A mask of the elements of ``base`` that are the tensor's."""
     pristine: torch.Tensor
-    """The bits of ``base`` when all of it was poisoned, the tensor with NaN or a large integer."""
+    """The bits of the fully poisoned ``base``; those of the tensor are NaN or a large integer."""
 
     def poison(self) -> None:
         """Fill the whole base with poison again, the tensor too."""
@@ -106,8 +106,8 @@ class Surrounded:
 def surrounded(spec: TensorSpec, offset: int = MARGIN, *, nan_beside: bool = False) -> Surrounded:
     """A poisoned tensor of that shape, dtype and strides, ``offset`` elements into a poisoned allocation.
 
-    Beside it NaN and a number alternate. Next to it, before and after, is the number, for what reads, changes and
-    writes it; with ``nan_beside``, NaN, for what reads it.
+    Outside of the tensor NaN and a number alternate. The elements directly before and after it are the number, which
+    reveals reads, changes and writes; with ``nan_beside`` they are NaN, which reveals reads.
     """
     span = max(sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True)) + 1, 0)
     base = torch.empty(span + 2 * MARGIN, dtype=spec.dtype, device=spec.device)
@@ -123,15 +123,15 @@ def surrounded(spec: TensorSpec, offset: int = MARGIN, *, nan_beside: bool = Fal
 
 
 def laid_out(tensor: torch.Tensor, layout: Layout, place: int = 0) -> torch.Tensor:
-    """A copy of a tensor in that layout, in poisoned surroundings that show reads beside it.
+    """A copy of a tensor in that layout, inside a poisoned allocation that reveals reads outside of it.
 
-    ``place`` among the tensors of a call.
+    ``place`` is its index among the tensors of a call.
     """
     return laid_out_within(tensor, layout, place, nan_beside=True).tensor
 
 
 def laid_out_within(tensor: torch.Tensor, layout: Layout, place: int = 0, *, nan_beside: bool = False) -> Surrounded:
-    """A copy of a tensor in that layout with its surroundings, which show reads, changes and writes beside it."""
+    """A copy of a tensor in that layout, with its poisoned allocation, which reveals reads, changes and writes."""
     strides = _strides(tensor.shape, *_gaps(layout, place))
     spec = TensorSpec(tuple(tensor.shape), tensor.dtype, strides, tensor.device)
     copy = surrounded(spec, MARGIN + 1 if layout == "unaligned" else MARGIN, nan_beside=nan_beside)
@@ -146,9 +146,9 @@ def all_laid_out(values: tuple[Any, ...], layout: Layout) -> tuple[Any, ...]:
 
 
 def adds_nothing(layout: Layout, tensors: Collection[TensorSpec]) -> bool:
-    """True if the layout gives these tensors the strides that another one gives them.
+    """True if the layout gives these tensors the strides that another layout gives them.
 
-    Without rows none can lie apart, and one tensor alone has no strides that differ from the others'.
+    Tensors without rows have no distance between rows, and a single tensor has no others to differ from.
     """
     if layout in _STRIDED_FROM:
         return len(tensors) < 2
@@ -169,5 +169,5 @@ def _strides(shape: torch.Size, step: int, more: int) -> tuple[int, ...]:
 
 
 def _each(elements: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """A mask of elements as a mask of the integers that the elements are made of."""
+    """A mask of elements as a mask of the integers, in ``bits``, that they consist of."""
     return elements.view(-1, *[1] * (bits.dim() - 1))

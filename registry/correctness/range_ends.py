@@ -1,4 +1,4 @@
-"""The sizes of a range at which a plan is verified, for all between them."""
+"""The sizes at which a plan is verified, to be valid for all sizes of a range."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def divisibility(size: int) -> int:
 
 
 def ends_by_divisibility(low: int, high: int) -> Iterator[tuple[int, int]]:
-    """The least and the greatest size from ``low`` to ``high`` of each divisibility that is there."""
+    """For each divisibility in the range ``low`` to ``high`` its least and its greatest size."""
     power = MULTIPLE
     while power:
         step = power if power == MULTIPLE else 2 * power

@@ -1,9 +1,9 @@
-"""Check of an op's own tolerance, which must refuse results that nobody computed.
+"""Check of an op's own tolerance, which must refuse results that were not computed.
 
-Three results cost nothing: all zeros, one number everywhere, and the result of a previous call; and of an argument that
-is mutated, what it held before. An op whose tolerance accepts one of them on all its examples and every kind of inputs
-would let such an implementation win. An argument may be left so on purpose, such as a workspace that is reset: what is
-its right result whatever the inputs are is accepted there.
+These results need no computation: all zeros, one number everywhere, the result of a previous call, and for a mutated
+argument its old content. If a tolerance accepts one of them on all the op's examples and every kind of inputs, an
+implementation that returns it would win. It is allowed for a mutated argument whose right result does not depend on the
+inputs, such as a workspace that is reset.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from .tolerance_notes import is_noted, known_of, write_note
 _SEEDS = (1, 2)
 _CPU = torch.device("cpu")
 _HANDY_BYTES = 256 << 10
-"""Examples up to this size come first, the largest of them at the head: one such case settles most questions."""
+"""Examples up to this size are checked first, the largest of them first: one such case usually decides."""
 _FEW = 8
-"""A dynamic dimension is not made smaller than this: one row alone may have the same result whatever is in it."""
+"""The least size of a reduced dynamic dimension: a single row may have one result for all inputs."""
 
 
 def refuse_blind(op: Op) -> bool:
-    """Raise InvalidDefinitionError if the op's tolerance accepts, on all its examples, a result that nobody computed.
+    """Raise InvalidDefinitionError if the op's tolerance accepts, on all its examples, a result that was not computed.
 
-    Returns whether the examples show anything: not so without examples, or where the op fails on all of them. A right
-    op is remembered in the user's cache by its source, so that it is looked at once a machine. The ops in the box are
-    right: their tests look at them.
+    Returns False if the examples decide nothing: there are none, or the op fails on all of them. Passing is noted in
+    the user's cache by the op's source, so that an op is checked once per machine. The box's ops are not checked here,
+    but by their tests.
     """
     from ..contracts import BOX
 
@@ -54,10 +54,10 @@ def refuse_blind(op: Op) -> bool:
 def refuse_unseen(op: Op, problem: Problem, device: torch.device) -> None:
     """Raise InvalidDefinitionError as ``refuse_blind`` does, on ``problem``, for an op whose examples show nothing.
 
-    It has none, or fails on all of them, for instance because it needs ``device``. The problem is looked at on that
-    device, with its dynamic dimensions cut down; in full, and then on the CPU, where that shows nothing. Once a problem
-    of its dtype has shown the op to be right, no other is looked at. A problem whose right result is itself zero,
-    constant or the same for other inputs decides nothing.
+    Such an op has no examples, or fails on all of them, e.g. because it needs ``device``. The problem is checked on
+    ``device`` with its dynamic dimensions reduced; if that decides nothing, in full; then reduced on the CPU. Once a
+    problem of a dtype has passed, others of that dtype are not checked. A problem decides nothing if its right result
+    is itself zero, constant or equal for all inputs.
     """
     if refuse_blind(op) or _is_known_sound(op, _dtype(problem)):
         return
@@ -69,7 +69,7 @@ def refuse_unseen(op: Op, problem: Problem, device: torch.device) -> None:
 
 
 def blind_spots(op: Op, problems: Sequence[Problem]) -> list[str]:
-    """Results that nobody computed and the tolerance accepts on all these problems and kinds of inputs, in words."""
+    """Results, in words, that were not computed but are accepted on all these problems and kinds of inputs."""
     return _spots(op, _seen(op, problems, _CPU), may_be_degenerate=_mutated(op))
 
 
@@ -86,7 +86,7 @@ def _examples_show(op: Op) -> bool:
 
 
 def _problem_shows(op: Op, problem: Problem, device: torch.device) -> bool:
-    """True if the problem shows the op to be right; raises InvalidDefinitionError if it shows the op to be blind."""
+    """True if the op passes on the problem, False if it decides nothing. Raises InvalidDefinitionError if it fails."""
     known = known_of(op)
     if (problem, device) not in known.shown:
         results = _seen(op, [problem], device)
@@ -120,7 +120,7 @@ def _refuse(op: Op, spots: Sequence[str]) -> None:
 
 
 def _smaller(op: Op, problem: Problem) -> Problem:
-    """The problem with its largest dynamic dimensions halved until it is handy, as far as the op allows that."""
+    """The problem with its largest dynamic dimensions halved to ``_HANDY_BYTES``, as far as the op accepts that."""
     names = set(op.dynamic)
     while names and _bytes(op, problem) > _HANDY_BYTES:
         name = max(sorted(names), key=lambda name: int(problem.dims[name]))
@@ -130,7 +130,7 @@ def _smaller(op: Op, problem: Problem) -> Problem:
         try:
             smaller = op.problem_of({**problem.dims, name: size})
             op.floor(smaller)
-        except Exception:  # whatever an op's check or floor raises for what it does not take
+        except Exception:  # an op's check or floor may raise anything for a size that it does not accept
             names.remove(name)
         else:
             problem = smaller
@@ -147,10 +147,9 @@ def _bytes(op: Op, problem: Problem) -> int:
 
 @torch.no_grad()
 def _seen(op: Op, problems: Sequence[Problem], device: torch.device) -> dict[tuple[str, str], Seen | SeenByCompare]:
-    """Evidence of every result, by name and dtype, from these problems; empty where the op fails on all of them.
+    """Evidence about every result, by name and dtype, from these problems; empty if the op fails on all of them.
 
-    Cases of a dtype that was looked at are left out once all results are settled. A GPU that is out of memory or broken
-    raises.
+    Further cases of a dtype are skipped once all results are decided. Raises if a GPU is out of memory or broken.
     """
     results: dict[tuple[str, str], Seen | SeenByCompare] = {}
     looked: set[str] = set()
@@ -179,7 +178,7 @@ def _spots(
 ) -> list[str]:
     """The results that were accepted in every case, in words.
 
-    Results named in ``may_be_degenerate`` are left out where the right ones are zero, constant or old themselves.
+    Results named in ``may_be_degenerate`` are left out if their right values are zero, constant or old themselves.
     """
     accepted: dict[tuple[str, str], list[str]] = {}
     for (name, dtype), seen in results.items():
@@ -197,7 +196,7 @@ def _spots(
 def _look(
     op: Op, problem: Problem, kind: str, results: dict[tuple[str, str], Seen | SeenByCompare], device: torch.device
 ) -> None:
-    """Take one case into ``results``; after an exception they are unchanged."""
+    """Add one case to ``results``, which are unchanged after an exception."""
     values, others = (_drawn(op, problem, kind, seed, device) for seed in _SEEDS)
     # what is timed is the first kind; others, such as constants, may not differ from draw to draw
     timed = kind == op.kinds[0]

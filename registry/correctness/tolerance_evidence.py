@@ -1,4 +1,4 @@
-"""Evidence, case by case, of which results that nobody computed an op's tolerance accepts."""
+"""Evidence, collected case by case, about results that an op's tolerance accepts although they were not computed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ PREVIOUS = "the output of a previous call with other inputs"
 UNCHANGED = "what was there before"
 
 Range = tuple[torch.Tensor, torch.Tensor]
-"""The lowest and the highest value that is accepted for every element."""
+"""The lowest and the highest accepted value of each element."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One result of one call, flat: the intervals that the tolerance accepts, and that one rounding accepts.
+    """One result of one call, flattened: the intervals accepted by the tolerance, and by one rounding.
 
-    old    a result that nobody computed, None where there is none to look at
-    drawn  whether the inputs differ from draw to draw
+    old    a result of a previous call or old content, None if there is none to compare
+    drawn  True if the inputs differ from draw to draw
     """
 
     by_tolerance: Range
@@ -38,12 +38,12 @@ class Case:
     def of(
         cls, dtype: torch.dtype, bounds: Bounds, right: torch.Tensor, old: torch.Tensor | None, *, drawn: bool
     ) -> Case | None:
-        """One result of ``dtype``: ``right`` by the reference in float64, ``old`` in that dtype.
+        """The case of one result of ``dtype``: ``right`` by the reference in float64, ``old`` in that dtype.
 
-        Only finite numbers count, since that NaN must be NaN says nothing about a tolerance; None without any.
+        Only finite numbers count, since NaN does not depend on a tolerance; None if there are none.
         """
         if bounds.are_exact:
-            # bits will do, and torch orders those of every dtype
+            # bits, as integers, can be compared for every dtype
             only = as_bits(bounds.low).flatten()
             return cls((only, only), (only, only), None if old is None else as_bits(old).flatten(), drawn)
         finite = bounds.low.isfinite() & bounds.high.isfinite()
@@ -56,9 +56,9 @@ class Case:
 
 @dataclass
 class Accepted:
-    """Which results that cost nothing, and which constants, every case so far has accepted.
+    """The results without computation that every case so far has accepted: zeros, a constant, an old result.
 
-    ``stale`` says what an old result is; ``compared`` of the ``cases`` had one. ``numbers`` were compared in all.
+    ``stale`` names the old result in words; ``compared`` of the ``cases`` had one. ``numbers``: elements of all cases.
     """
 
     stale: str
@@ -85,14 +85,14 @@ class Accepted:
         """The results that every case accepted, in words; empty before the first case."""
         if not self.cases:
             return []
-        # one number, such as the only loss of the only example, is constant by nature
+        # a single number, such as the loss of a single example, is always constant
         constant = self.numbers > 1 and self.low <= self.high
         found = [ZEROS] if self.zeros else [CONSTANT] if constant else []
         return found + ([self.stale] if self.compared and self.keeps_stale else [])
 
 
 class Seen:
-    """Evidence of one result in one dtype. ``stale``: what an old result is, in words."""
+    """Evidence about one result in one dtype. ``stale`` names an old result in words."""
 
     def __init__(self, stale: str) -> None:
         self._by_tolerance = Accepted(stale)
@@ -115,17 +115,17 @@ class Seen:
         return self._by_tolerance.found
 
     def is_right(self, what: str) -> bool:
-        """True if ``what`` is the right result in every case, whatever the inputs.
+        """True if ``what``, a result in words, is the right result in every case, whatever the inputs.
 
-        False where inputs do not differ from draw to draw: results then do not either.
+        False if the inputs do not differ from draw to draw, since results cannot differ then.
         """
         return self._drawn and what in self._by_rounding.found
 
 
 class SeenByCompare:
-    """Evidence of one result in one dtype that the op's own ``compare`` judges.
+    """Evidence about one result in one dtype that the op's own ``compare`` judges.
 
-    Of constants one is tried: the first element of the first right result.
+    A single constant is tried: the first element of the first right result.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class SeenByCompare:
     def take_in(
         self, right: torch.Tensor, old: Mapping[str, torch.Tensor], accepts: Callable[[torch.Tensor], bool], drawn: bool
     ) -> None:
-        """Add one case. ``old``: a result that nobody computed by what it is in words; empty where there is none."""
+        """Add one case. ``old``: results that were not computed, by their names in words."""
         if self._constant is None:
             self._constant = right.flatten()[:1].clone()
         self._drawn = self._drawn or drawn

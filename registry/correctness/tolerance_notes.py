@@ -1,4 +1,4 @@
-"""Memory of the checks of ops: in this process, and of right ops in the user's cache folder."""
+"""Notes on checked ops: in this process, and, for ops that passed, in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _VERSION = 5
 class Known:
     """Findings of this process about one op.
 
-    examples  True if the examples showed anything; None before they were looked at
-    sound     the dtypes in which a problem has shown that what was not computed is refused
-    shown     by problem and device: True if that showed the op to be right
+    examples  True if the op passed on its examples, False if they decide nothing; None before they were checked
+    sound     the dtypes in which the op passed on a problem
+    shown     by problem and device: True if the op passed on it, False if it decides nothing
     """
 
     examples: bool | None = None
@@ -38,18 +38,18 @@ _KNOWN: weakref.WeakKeyDictionary[Op, Known] = weakref.WeakKeyDictionary()
 
 
 def known_of(op: Op) -> Known:
-    """The findings about an op, to be added to."""
+    """The findings about an op, which the caller may change."""
     return _KNOWN.setdefault(op, Known())
 
 
 def is_noted(op: Op, shown_by: Iterable[str]) -> bool:
-    """True if the cache holds that ``shown_by``, keys of examples or a dtype, showed this very op to be right."""
+    """True if the cache notes that this op, by its source, passed on ``shown_by``: keys of examples or a dtype."""
     note = _note(op, shown_by)
     return note is not None and note.exists()
 
 
 def write_note(op: Op, shown_by: Iterable[str]) -> None:
-    """Note in the cache that ``shown_by`` showed this very op to be right; nothing where there can be no cache."""
+    """Note in the cache that this op, by its source, passed on ``shown_by``; nothing if there is no cache."""
     note = _note(op, shown_by)
     if note is not None:
         with contextlib.suppress(OSError):
@@ -57,7 +57,7 @@ def write_note(op: Op, shown_by: Iterable[str]) -> None:
 
 
 def _note(op: Op, shown_by: Iterable[str]) -> Path | None:
-    """The file that says what has shown this very op to be right; None where there can be none."""
+    """The file of the note that this op passed on ``shown_by``; None if the source or the cache is not available."""
     texts = [f"{_VERSION} {torch.__version__}", op.name, op.schema, str(op.version), repr(op.kinds)]
     tolerances = [op.tolerance, *op.tolerances.values()]
     texts += [canonical_json([{**each.rtol}, {**each.atol}]) for each in tolerances] + [*op.tolerances, *op.compare]

@@ -1,4 +1,4 @@
-"""Ops of a decoder beside its products: the gated activations of its MLP, its residual stream, and layer_norm."""
+"""Ops of a decoder besides matrix products: the gated activations of its MLP, its residual stream, and layer_norm."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""fused_add_rms_norm, the residual stream of a decoder: a sum into it, and its norm into what the next layer reads.
+"""fused_add_rms_norm: adds to the residual stream of a decoder, and writes its norm, the next layer's input.
 
-As vLLM's, it returns nothing and writes to two arguments. So it is for inference and has no gradient: training adds,
-and calls ``rms_norm``.
+Like vLLM's it returns nothing and writes to two arguments. It is for inference and has no gradient: training adds and
+calls ``rms_norm``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def fused_add_rms_norm_reference(
 ) -> None:
     """``residual += x``, then ``x = residual / sqrt(mean(residual^2) + eps) * (offset + weight)``.
 
-    Halves in fp32, each result rounded once: the norm is of the sum before it is rounded. ``offset`` is 1 for Gemma's
-    weights, which are stored less 1. Without a weight nothing multiplies the norm.
+    Halves are computed in fp32, each result rounded once; the norm is that of the sum before rounding. ``offset`` is 1
+    for Gemma's weights, which are stored minus 1. Without a weight the norm is not multiplied.
     """
     check_eps("fused_add_rms_norm", eps)
     total = x.to(torch.promote_types(x.dtype, torch.float32)) + residual
@@ -100,7 +100,7 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
         # 300 * 300 overflows a float16 accumulator
         fills.plant_outliers(x, 300.0, generator)
     elif kind == "spike_last":
-        # as much as all the other columns together, times 64
+        # 64 times as large as all the other columns together
         residual[:, -1:] = 8.0 * math.sqrt(problem.cols)
     elif kind == "near_zero":
         # mean of the squares is about 2e-6, so that eps decides; neither it nor the offset has its default
@@ -125,9 +125,9 @@ FUSED_ADD_RMS_NORM = rows_op(
     flop=5,
     problem=_problem,
     inputs=_inputs,
-    # three roundings in half: vLLM's kernel norms the rounded sum, and rounds again before it multiplies by the weight
+    # three roundings to half: vLLM's kernel rounds the sum before the norm, and the norm before the weight
     tolerance=Tolerance(rtol=units(float32=3.0, half=3.1), atol=underflow(4), scale=_scale),
-    # one addition, rounded once; what is no more than an addition must be that
+    # one addition, rounded once: an exact rule
     tolerances={"residual": Tolerance(units(float32=1.1, half=1.1), underflow(), lambda _, reference: reference.abs())},
     kinds=KINDS,
     alike={"weight": "x"},

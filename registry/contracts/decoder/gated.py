@@ -1,6 +1,6 @@
 """silu_and_mul and gelu_and_mul, the gated activations of a decoder's MLP, and their gradients.
 
-Of ``[..., 2 cols]`` the first half is activated and multiplied by the second, as vLLM and Liger have it.
+The first half of ``[..., 2 cols]`` is activated and multiplied by the second half, as in vLLM and Liger.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _floor(tensors: int, flop: int, problem: Problem) -> Floor:
 
 
 def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
-    """Relative to each output: an exponential of up to 20 errs by as many roundings, and 12 are the others."""
+    """Relative to each output: 20 roundings for an exponential of up to 20, and 12 for the other operations."""
     return reference.abs() * (1 + 32 * fp32_weight(problem))
 
 
@@ -138,7 +138,7 @@ _APPROXIMATE = {"approximate": APPROXIMATIONS}
 SILU_AND_MUL = rows_op(
     "silu_and_mul(Tensor x) -> Tensor y",
     silu_and_mul_reference,
-    # two roundings in half: many models' own code rounds the activation before it multiplies
+    # two roundings to half: many models' own code rounds the activation before it multiplies
     tolerance=Tolerance(units(float32=2.0, half=2.1), underflow(16), _scale),
     backward=Backward(op="silu_and_mul_backward", saved=("x",)),
     **_FORWARD,

@@ -25,7 +25,7 @@ KINDS = ("normal", "offset", "outliers", "spike_last", "constant", "near_zero")
 
 _SHORT = 16
 _OFFSETS = {"bfloat16": 128.0, "float16": 512.0}
-"""Means of inputs whose standard deviation is 1: as large as leaves their dtype a few levels, 64 for wide ones."""
+"""Means of inputs with standard deviation 1: so large that their dtype has few levels left; 64 for other dtypes."""
 
 
 def layer_norm_reference(
@@ -33,7 +33,7 @@ def layer_norm_reference(
 ) -> torch.Tensor:
     """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`` (Ba et al., 2016); halves in fp32, rounded once.
 
-    ``var`` divides by cols. The result has the dtype of x, as torch's has, also where a half x meets a float32 weight.
+    ``var`` divides by cols. The result has the dtype of x, as in torch, also for a half x with a float32 weight.
     """
     check_eps("layer_norm", eps)
     unit, _ = normalised(x, eps)
@@ -45,7 +45,7 @@ def layer_norm_reference(
 
 
 def normalised(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows less their mean over their standard deviation, and one over that; in fp32 or wider."""
+    """(rows minus their mean, divided by their standard deviation; 1 / standard deviation), in fp32 or wider."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     centred = wide - wide.mean(-1, keepdim=True)
     inverse = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
@@ -101,10 +101,10 @@ def drawn(
         # 300 * 300 overflows a float16 accumulator
         fills.plant_outliers(x, 300.0, generator)
     elif kind == "spike_last":
-        # as much as all the other columns together, times 64
+        # 64 times as large as all the other columns together
         x[:, -1:] = 8.0 * math.sqrt(problem.cols)
     elif kind == "constant":
-        # every second row: its variance is 0, and whoever subtracts squares may take the root of less
+        # every second row: its variance is 0, and a difference of mean squares may be negative under the root
         x[::2] = 0.25
     elif kind == "near_zero":
         # the variance is about 1e-6, so that eps decides; and not the default eps
@@ -122,12 +122,12 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
 
 
 def offset(problem: Problem) -> float:
-    """The mean of the inputs of kind ``offset``, in standard deviations: by so much a rounding of it weighs more."""
+    """The mean of inputs of kind ``offset``, in standard deviations: the factor by which its rounding error grows."""
     return _OFFSETS.get(problem.dtype, 64.0)
 
 
 def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
-    """Relative to each output; to its row's root mean square by the roundings of two sums; and to 1 by the mean's.
+    """Relative to each output; plus the roundings of two sums, relative to its row's root mean square, and the mean's.
 
     torch's CPU kernel multiplies a row and its mean before it subtracts them, by up to 316 where one column is all.
     """
@@ -139,7 +139,7 @@ def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
 
 
 def examples() -> tuple[Mapping[str, Value], ...]:
-    """Small problems of rows and columns, with and without a weight and a bias in turn."""
+    """Small problems with the dimensions rows and cols, with and without a weight and a bias."""
     given = ((True, True), (True, False), (False, False), (False, True))
     return tuple(
         {**dims, "weight": given[place % 4][0], "bias": given[place % 4][1]}

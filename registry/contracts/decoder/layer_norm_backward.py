@@ -28,9 +28,9 @@ def layer_norm_backward_reference(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """With ``u = (x - mean(x)) / sqrt(var(x) + eps)`` and ``g = grad_y * weight`` (Ba et al., 2016):
     ``(g - mean(g) - u * mean(g * u)) / sqrt(var(x) + eps)``, ``sum(grad_y * u)`` and ``sum(grad_y)`` over rows; halves
-    in fp32. ``bias`` gives its dtype alone.
+    in fp32. Only the dtype of ``bias`` is used.
 
-    A gradient that is not needed, and that of a weight or bias that is not given, is an empty tensor.
+    A gradient is an empty tensor if it is not needed, or if its weight or bias is not given.
     """
     check_eps("layer_norm_backward", eps)
     unit, inverse = normalised(x, eps)
@@ -66,7 +66,7 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     grad_y = fills.normal((problem.rows, problem.cols), problem.torch_dtype, generator)
     x, *others = drawn(problem, kind, generator)
     if kind == "along":
-        # the two means that are subtracted decide: gradients of other directions hide one that is wrong
+        # the two subtracted means dominate: with gradients of other directions a wrong mean would not show
         grad_y += 4.0 * x + 2.0
     elif kind == "spike_last":
         # gradients of one sign, so that rows do not cancel
@@ -80,8 +80,8 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
 def _of_input(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     """Relative to each output and to its row's root mean square.
 
-    What is subtracted errs for the whole row: a serial sum by up to ``sqrt(cols)`` roundings, and where the gradient is
-    four times x plus noise, that many times 24. Of few columns it leaves little.
+    The error of the subtracted means affects the whole row: up to ``sqrt(cols)`` roundings for a serial sum, 24 times
+    that where the gradient is four times x plus noise. With few columns the difference is small.
     """
     rms = reference.square().mean(-1, keepdim=True).sqrt_()
     few = min(512.0, 4096.0 / problem.cols**2)

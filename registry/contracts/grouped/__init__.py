@@ -1,4 +1,4 @@
-"""Products of rows that are grouped by expert, each group with a weight of its own: what a mixture of experts runs."""
+"""Products of a mixture of experts: rows grouped by expert, each group with a weight of its own."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ def grouped_gemm_backward_reference(
     need_x: bool = True,
     need_weights: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each expert's rows ``grad_y @ weight`` and ``grad_y.T @ x``: ``[m, k]`` and ``[experts, n, k]``.
+    """For each expert's rows ``grad_y @ weight`` and ``grad_y.T @ x``: ``[m, k]`` and ``[experts, n, k]``.
 
-    0 for rows of nobody and for experts without rows; halves in fp32, rounded once. A gradient that is not needed is
-    an empty tensor. The offsets as in ``grouped_gemm``.
+    0 for rows without an expert and for experts without rows; halves in fp32, rounded once. A gradient that is not
+    needed is an empty tensor. The offsets as in ``grouped_gemm``.
     """
     accumulator = torch.promote_types(x.dtype, torch.float32)
     rows, found = x.shape[0], spans(offsets, x.shape[0])
@@ -70,7 +70,7 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
         # in the last column as in x, so that no row and no column of it may be left out
         grad_y[:, -1:] = 8.0 * math.sqrt(problem.n)
     elif kind == "gaps":
-        # of rows of nobody also x: 0 times NaN is NaN
+        # in rows without an expert x is NaN, too, since a product with 0 would be NaN
         plant_beside(grad_y)
         x[: gap(problem.m)] = torch.nan
         x[problem.m - gap(problem.m) :] = torch.nan
@@ -84,7 +84,8 @@ def _floor(problem: Problem) -> Floor:
 
 
 def _over_rows(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
-    """Beside the root mean square of all: one row of a weight's gradients may be a single sum that cancels."""
+    """Relative to each output and to the root mean square of all: a row of a weight's gradient may be one sum that
+    cancels."""
     return sum_scale(problem, reference, reference.square().mean().sqrt_(), problem.m)
 
 

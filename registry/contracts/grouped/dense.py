@@ -29,14 +29,14 @@ def grouped_gemm_reference(x: torch.Tensor, weights: torch.Tensor, offsets: torc
     """``y[r] = x[r] @ weights[i].T`` for each row r from ``offsets[i]`` to ``offsets[i + 1]``; 0 for all other rows.
 
     x is ``[m, k]``, weights ``[experts, n, k]``, offsets int32 or int64 ``[experts + 1]``, y ``[m, n]``. Rows before
-    ``offsets[0]`` and from ``offsets[experts]`` on belong to nobody, so that a process that holds some of the experts
-    may pass their part of all offsets. An offset outside 0 to m counts as the nearer of the two. Offsets must not
-    decrease: which expert multiplies which rows is not specified then, and torch's own kernel stops with an assertion
-    on the device. Halves are multiplied in fp32, and rounded once.
+    ``offsets[0]`` and from ``offsets[experts]`` on belong to no expert, so that a process that holds some of the
+    experts may pass their part of all offsets. Offsets are clamped to 0 to m. They must not decrease: otherwise the
+    result is unspecified, and torch's own kernel stops with an assertion on the device. Halves are multiplied in fp32,
+    and rounded once.
     """
     accumulator = torch.promote_types(x.dtype, torch.float32)
     found = spans(offsets, x.shape[0])
-    # not written into one tensor: so torch.func may differentiate it
+    # not written into one tensor, so that torch.func can differentiate it
     parts = [
         x[begin:end].to(accumulator) @ weight.to(accumulator).T
         for (begin, end), weight in zip(found, weights, strict=True)
@@ -47,7 +47,7 @@ def grouped_gemm_reference(x: torch.Tensor, weights: torch.Tensor, offsets: torc
 
 
 def grouped_dims(arguments: Arguments) -> dict[str, Value]:
-    """The dimensions of a call with x, weights and offsets; raises InvalidArgumentError where these do not fit."""
+    """The dimensions of a call with x, weights and offsets. Raises InvalidArgumentError if these do not fit."""
     x, weights = float_tensor(arguments, "x"), float_tensor(arguments, "weights")
     same_dtype(arguments.op, ("x", x), ("weights", weights))
     if len(weights.shape) != 3 or 0 in weights.shape:
@@ -75,7 +75,7 @@ def drawn(problem: Problem, kind: str, generator: torch.Generator) -> tuple[torc
     if kind == "outliers":
         fills.plant_outliers(x, 60.0, generator)
     elif kind == "spike_last":
-        # as much as all the other columns together, times 64
+        # 64 times as large as all the other columns together
         x[:, -1:] = 8.0 * math.sqrt(k)
     return x, weights, draw_offsets(problem, generator)
 
@@ -92,13 +92,13 @@ def _floor(problem: Problem) -> Floor:
 
 
 def check(problem: Problem) -> None:
-    """Raise InvalidArgumentError for dimensions that no call has."""
+    """Raise InvalidArgumentError for dimensions that no call can have."""
     positive(problem, "m", "n", "k", "experts")
     float_dtype(problem)
 
 
 def row_scale(problem: Problem, reference: torch.Tensor, terms: int) -> torch.Tensor:
-    """The scale of products of rows, of ``terms`` terms each."""
+    """The tolerance's scale for products of rows, each a sum of ``terms`` terms."""
     return sum_scale(problem, reference, reference.square().mean(-1, keepdim=True).sqrt_(), terms)
 
 

@@ -36,7 +36,7 @@ def grouped_gemm_int4_reference(
     k: int,
     offsets: torch.Tensor,
 ) -> torch.Tensor:
-    """``y[r] = x[r] @ W[i]`` for the rows r of expert i, ``W[i] = (q - zero) * scale``; 0 for rows of nobody.
+    """``y[r] = x[r] @ W[i]`` for the rows r of expert i, ``W[i] = (q - zero) * scale``; 0 for other rows.
 
     ``[m, K]`` to ``[m, N]``; qweight is ``[experts, ceil(K / 8), N]``, scales and zeros ``[experts, groups, N]``. The
     offsets as in ``grouped_gemm``. Weights and products in at least float32, rounded once.
@@ -55,7 +55,7 @@ def grouped_gemm_int4_reference(
 
 
 def _flatten(*args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """``(x, weights, offsets)`` in the schema's terms; a call in those terms already stays as it is."""
+    """A call ``(x, weights, offsets)`` as the schema's arguments; a call with the schema's arguments is unchanged."""
     if len(args) > 3 or "qweight" in attributes:
         return args, attributes
     given = dict(zip(("x", "weights", "offsets"), args, strict=False))
@@ -87,7 +87,7 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
 
 
 def weight_dims(arguments: Arguments, name: str) -> dict[str, Value]:
-    """The dimensions that weights and offsets tell, once these are found to be right beside the rows ``name``."""
+    """The dimensions by weights and offsets. Raises InvalidArgumentError unless they fit the rows, tensor ``name``."""
     op, rows = arguments.op, arguments.tensor(name)
     qweight, scales, zeros = (
         arguments.tensor("qweight"), arguments.tensor("scales"), arguments.optional_tensor("zeros")
@@ -117,7 +117,7 @@ def weight_dims(arguments: Arguments, name: str) -> dict[str, Value]:
 
 
 def _of_one(part: TensorSpec) -> TensorSpec:
-    """The spec of one expert's part."""
+    """The spec of one expert's slice of ``part``."""
     return TensorSpec.contiguous(part.shape[1:], part.dtype, part.device)
 
 
@@ -127,10 +127,10 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
 
 
 def drawn(problem: Problem, kind: str, generator: torch.Generator, across: int) -> tuple[Any, ...]:
-    """Rows ``[m, across]``, words, scales, zero points and offsets; in the kind "groups" some rows are nobody's."""
+    """Rows ``[m, across]``, words, scales, zero points and offsets; in the kind "groups" some rows have no expert."""
     dims = {**problem.dims, "act_order": False, "bias": False}
     form, experts = Format(BITS, None), problem.experts
-    # as one weight that is as wide as all together, and rows that are drawn for any weight of their length
+    # drawn as for one weight as wide as all experts' together; rows do not depend on the number of experts
     _, *parts = packed_inputs(form, Problem(_NAME, {**dims, "n": problem.n * experts}), kind, generator)
     stacked = [None if part is None else _stacked(part, experts) for part in parts[:3]]
     rows, *_ = packed_inputs(form, Problem(_NAME, {**dims, "n": 1, "k": across}), kind, generator)

@@ -1,4 +1,4 @@
-"""The gradient of grouped_gemm_int4 by its rows: adapters beside frozen experts are trained through it."""
+"""The gradient of grouped_gemm_int4 by its rows, for training adapters beside frozen experts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def grouped_gemm_int4_backward_reference(
     group_size: int,
     k: int,
 ) -> torch.Tensor:
-    """``grad_y[r] @ W[i].T`` for the rows r of expert i, ``[m, N]`` to ``[m, K]``; 0 for rows of nobody.
+    """``grad_y[r] @ W[i].T`` for the rows r of expert i, ``[m, N]`` to ``[m, K]``; 0 for other rows.
 
     Weights and products in at least float32, rounded once.
     """

@@ -1,8 +1,8 @@
-"""Which rows belong to which expert: offsets on the device, and how they are drawn.
+"""Offsets, on the device, that assign rows to experts, and drawing them at random.
 
 Rows ``offsets[i]`` to ``offsets[i + 1]`` belong to expert i; an expert may have none. Rows before the first offset and
-from the last one on belong to nobody. An offset outside 0 to m counts as the nearer of the two. Offsets must not
-decrease: it is not specified whose rows are whose then, but nothing beside the tensors may be read or written.
+from the last one on belong to no expert. Offsets are clamped to 0 to m. They must not decrease: otherwise the result is
+unspecified, but nothing outside of the tensors may be read or written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...problem import Arguments, Problem, dtype_name
 from ..checks import shape_text
 
 ROUTING = ("uniform", "skewed", "one_expert")
-"""Every expert has as many rows as the others; the i-th of them 1 / i of the first's; one expert has them all."""
+"""Distributions of rows: equal for all experts; the i-th expert has 1 / i of the first's; one expert has all."""
 
 _LEAST_WITH_GAPS = 8
 
@@ -28,7 +28,7 @@ def spans(offsets: torch.Tensor, rows: int) -> list[tuple[int, int]]:
 
 
 def rows_of_experts(rows: int, experts: int, routing: str) -> list[int]:
-    """How many rows each expert has, the most first but for rounding; they sum to ``rows``."""
+    """The number of rows of each expert, falling except for rounding; they sum to ``rows``."""
     if routing == "one_expert":
         return [rows, *[0] * (experts - 1)]
     shares = [1.0 if routing == "uniform" else 1 / (place + 1) for place in range(experts)]
@@ -38,14 +38,14 @@ def rows_of_experts(rows: int, experts: int, routing: str) -> list[int]:
 
 
 def busy_experts(problem: Problem) -> int:
-    """How many experts have rows."""
+    """The number of experts that have rows."""
     return sum(count > 0 for count in rows_of_experts(problem.m, problem.experts, problem.routing))
 
 
 def draw_offsets(problem: Problem, generator: torch.Generator, gaps: int = 0) -> torch.Tensor:
-    """Offsets, int32 ``[experts + 1]``, by the problem's routing; which expert has how many rows is random.
+    """Random offsets, int32 ``[experts + 1]``: the problem's routing with the experts in random order.
 
-    With ``gaps``, so many rows at either end belong to nobody, and every other expert has none.
+    ``gaps``: the number of rows at either end without an expert; if not 0, every other expert has no rows.
     """
     device, experts = generator.device, problem.experts
     given = rows_of_experts(problem.m - 2 * gaps, experts, problem.routing)
@@ -59,12 +59,12 @@ def draw_offsets(problem: Problem, generator: torch.Generator, gaps: int = 0) ->
 
 
 def gap(rows: int) -> int:
-    """Rows at either end that belong to nobody, in inputs of the kind "gaps"."""
+    """The number of rows at either end without an expert, in inputs of the kind "gaps"."""
     return rows // 8 if rows >= _LEAST_WITH_GAPS else 0
 
 
 def plant_beside(x: torch.Tensor) -> torch.Tensor:
-    """NaN in all rows that nobody has, and at one place of a row that somebody has; for the kind "gaps"."""
+    """Put NaN in all rows without an expert, and in one element of a row with one; for the kind "gaps"."""
     rows = x.shape[0]
     if count := gap(rows):
         x[:count] = torch.nan
@@ -76,7 +76,7 @@ def plant_beside(x: torch.Tensor) -> torch.Tensor:
 def check_offsets(arguments: Arguments, experts: int) -> None:
     """Raise InvalidArgumentError unless the offsets are integers, one more than there are experts.
 
-    Their values, which lie on the device, are not looked at.
+    Their values, which are on the device, are not read.
     """
     offsets = arguments.tensor("offsets")
     if offsets.dtype not in (torch.int32, torch.int64):
