@@ -1,4 +1,4 @@
-"""One call as it is asked for, and who may answer it."""
+"""One call of an op, and the plans, reference and gradients that may answer it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .warning import tell_caller
 
 
 class Asked:
-    """One call: the schema's values in order, their specs and the problem that they pose."""
+    """One call: the schema's values in order, their specs, and the problem that they pose."""
 
     def __init__(self, op: Op, values: tuple[Any, ...]) -> None:
         self.values = values
@@ -34,25 +34,25 @@ class Asked:
         """Whether a CUDA graph is being captured from the current stream of the tensors' GPU."""
         return capturing(self.tensors)
 
-    # a cached_property takes a lock in Python 3.11, 1 µs
+    # no cached_property: in Python 3.11 it takes a lock, 1 µs
 
     @property
     def arguments(self) -> Arguments:
-        """The values as specs, which note the attributes that are looked at."""
+        """The values as specs, which record the attributes that are read."""
         if self._arguments is None:
             self._arguments = self._op.arguments(self.values).watched()
         return self._arguments
 
     @property
     def problem(self) -> Problem:
-        """The op's problem of these arguments. Raises InvalidArgumentError for what the op does not accept."""
+        """The problem that the arguments pose. Raises InvalidArgumentError if the op does not accept them."""
         if self._problem is None:
             self._problem = self._op.pose(self.arguments)
         return self._problem
 
 
 class Answers:
-    """The answers that one op's plans, its reference and its gradients have for a call."""
+    """The possible answers to a call of one op: its plans, best first, and its reference."""
 
     def __init__(self, plans: Plans, gradients: Gradients, mode: Callable[[], Mode]) -> None:
         self.plans = plans
@@ -61,7 +61,7 @@ class Answers:
         self._mode = mode
 
     def to(self, asked: Asked, forced: Forced | None, generation: int, telling: bool = False) -> Iterator[Resolved]:
-        """All that may answer a call, best first; the first that runs does. ``telling``: none is going to run."""
+        """Everything that may answer a call, best first; the first that runs is used. ``telling``: none will be run."""
         tensors = asked.tensors
         if reason := unusual(tensors):
             yield self._plain_torch(reason, None, None if self._mode() == "reference" else forced)
@@ -89,7 +89,7 @@ class Answers:
     def _during_capture(
         self, call: Call, forced: Forced | None, generation: int, strict: bool, telling: bool
     ) -> Iterator[Resolved]:
-        """What is loaded, the best first, else the reference: nothing is read or compiled while a stream captures."""
+        """Loaded plans, the best first, then the reference: nothing is read or compiled while a stream captures."""
         if self.plans.in_memory(call.device):
             yield from self.plans.candidates(call, forced, generation, strict, loaded_only=True)
         reason = "a CUDA stream is capturing and this call's plan is not in memory: call it once before"

@@ -1,4 +1,4 @@
-"""One op's calls: the ways in."""
+"""Bound ops: all functions by which one op is called, explained and traced."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .torch_side.torch_private import unseen_by_modes
 
 
 class BoundOp:
-    """The ways into one op; ``call`` is what ``registry.op(name)`` returns."""
+    """One op with its plans; ``call`` is the function that ``registry.op(name)`` returns."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class BoundOp:
         self.op = op
         self.gradients = Gradients(op, find, forcing)
         self.torch_op: OpOverload[..., Any] | None = None
-        """torch's operator of the op, once torch.compile has met a call."""
+        """torch's operator of the op; None until torch.compile traces a call."""
         self.ready_to_trace = _definer(self)
         self.mode = mode
         self._forcing = forcing
         self._flatten = op.flatten
         self._reference = op.reference
         self.plans = Plans(op, catalog, winners, mode)
-        serves = lambda: torch_ops.serves(self)  # noqa: E731 - a method would be bound to what is not made yet
+        serves = lambda: torch_ops.serves(self)  # noqa: E731 - a method cannot be passed before its object is complete
         self.miss = Miss(self.plans, forcing, follow, self.gradients, watch, mode, serves)
         self.table = self.miss.table
         miss, watchers = self.miss, (forcing, watch)
@@ -64,7 +64,7 @@ class BoundOp:
         )  # fmt: skip
         hot = hot_path(op, around)
         self.call = hot.call
-        """Run the op on these arguments by whatever is the fastest known implementation here."""
+        """Run the op on these arguments by the fastest known implementation."""
         self.taken = hot.taken
         """``call`` with the arguments as a tuple and a dict, for a caller that knows torch.compile is not tracing."""
         self.flat = hot.flat
@@ -105,7 +105,7 @@ class BoundOp:
         self.miss.clear()
 
     def generic(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
-        """Answer a call of whatever form. Raises the schema's errors."""
+        """Answer a call of any form. Raises the schema's errors."""
         check_form(self.op, args, attributes)
         if self._flatten is not None and self.miss.traced_by_fx(args, attributes):
             args, attributes = self._flatten(*args, **attributes)
@@ -118,7 +118,7 @@ class BoundOp:
         return self.flat(*args, **named)
 
     def warm(self, values: tuple[Any, ...]) -> None:
-        """Answer a call of these values by a plan that is kept. It does not count as the program's."""
+        """Run the op on these values once, and keep the plan. The call is not counted or recorded."""
         self.miss.warm(*self._as_called(values), values)
 
     def _as_called(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -127,7 +127,7 @@ class BoundOp:
         return tuple(given.values()), named
 
     def traced(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
-        """A call as torch.compile sees it: torch's operator, or the reference where another dispatcher runs these."""
+        """A call that torch.compile traces: torch's operator, or the reference if that serves another dispatcher."""
         if self._flatten is not None:
             args, attributes = self._flatten(*args, **attributes)
         return self.traced_flat(args, attributes)
@@ -135,7 +135,7 @@ class BoundOp:
     def traced_flat(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
         """``traced`` in the schema's own terms."""
         values = [*args, *attributes.values()]
-        # torch.compile follows little of a schema's Python: what can be told from types is looked at out of its sight
+        # torch.compile cannot trace most of a schema's Python: the types are checked by a function that it only calls
         if not self.ready_to_trace(tuple([kind_of(value) for value in values]), tuple(attributes)):
             return keeping_dtype(self._reference, tensors_in(values))(*self.op.parsed.bind(args, attributes))
         if self.op.backward is None and gradient_needed(tensors_in(values)):
@@ -145,10 +145,10 @@ class BoundOp:
 
 
 def _definer(bound: BoundOp) -> Callable[[tuple[Kind, ...], tuple[str, ...]], bool]:
-    """Checks a call's form and defines torch's operator before torch.compile traces the call.
+    """A function that checks a call's form and defines torch's operator before torch.compile traces the call.
 
-    False where the reference is to be traced: torch's operators run another dispatcher's calls, or nothing but the
-    reference has a gradient and it is what was asked for.
+    It returns False if the reference is to be traced: torch's operators serve another dispatcher, or the mode is
+    "reference" and the op has no backward, so that only the traced reference has a gradient.
     """
 
     def define(kinds: tuple[Kind, ...], names: tuple[str, ...]) -> bool:

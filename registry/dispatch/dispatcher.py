@@ -42,7 +42,7 @@ KEEP = Keep.IT
 
 
 class Dispatcher:
-    """Runs ops. Making one is cheap: nothing is imported, found or opened before the first call."""
+    """Runs ops. A new one is cheap: no plugin is imported and no database opened before the first call."""
 
     def __init__(self, catalog: Catalog | None = None, database: str | None = None) -> None:
         self.catalog = Catalog() if catalog is None else catalog
@@ -59,10 +59,10 @@ class Dispatcher:
         self._ensure = _finder(self)
 
     def call(self, op: str, /, *args: Any, **attributes: Any) -> Any:
-        """Run ``op`` on these arguments by whatever is the fastest known implementation here.
+        """Run ``op`` on these arguments by the fastest known implementation.
 
-        Raises UnknownNameError for an op that nobody defines and InvalidArgumentError, before anything is launched,
-        for arguments that it does not accept (ArgumentTypeError, a TypeError too, for their number and types).
+        Raises UnknownNameError for an unknown op and, before anything is launched, InvalidArgumentError for arguments
+        that it does not accept (ArgumentTypeError, which is also a TypeError, for their number and types).
         """
         if is_dynamo_compiling():
             self._ensure(op)
@@ -76,7 +76,7 @@ class Dispatcher:
     def op(self, name: str) -> Callable[..., Any]:
         """``call`` bound to one op, for the hottest loops. Raises UnknownNameError.
 
-        What it refuses is what ``call`` refuses; an argument given twice is Python's own TypeError.
+        It raises as ``call`` does; for an argument given twice Python's own TypeError.
         """
         if is_dynamo_compiling():
             self._ensure(name)
@@ -84,7 +84,7 @@ class Dispatcher:
         return self.bound(name).call
 
     def bound(self, name: str) -> BoundOp:
-        """One op's tables and counters."""
+        """The bound op of that name."""
         name = name_of_op(name)
         self._follow()
         with self._lock:
@@ -109,7 +109,7 @@ class Dispatcher:
         return self.bound(op).explain(*args, **attributes)
 
     def explain_problem(self, problem: Problem, device: Device | None = None) -> Explanation:
-        """Explain what would be tried first for a problem, without tensors; nothing is built."""
+        """Explain the first choice for a problem, without tensors; nothing is built."""
         bound = self.bound(problem.op)
         situation = bound.plans.situation(problem, device or Device.best())
         return explained_problem(situation, self.forcing.of(problem.op), self.mode())
@@ -128,8 +128,8 @@ class Dispatcher:
     def register(self, implementation: Implementation) -> None:
         """Add an implementation of a known op to this process; in a file that is loaded as a plugin, to the plugin.
 
-        Raises UnknownNameError for an op that nobody defines, InvalidDefinitionError for a faulty implementation. One
-        that was added so may be added again when its class was defined anew, as in a notebook.
+        Raises UnknownNameError for an unknown op, InvalidDefinitionError for a faulty implementation. An implementation
+        may be added again when its class was defined again, as in a notebook.
         """
         (loading_catalog() or self.catalog).register(implementation)
         self._follow()
@@ -137,16 +137,15 @@ class Dispatcher:
     def define(self, op: Op) -> None:
         """Add an op named ``vendor::name`` to this process; in a file that is loaded as a plugin, to the plugin.
 
-        Raises InvalidDefinitionError when the name is taken, or the vendor is an installed plugin's: the message says
-        whose.
+        Raises InvalidDefinitionError when the name is taken, or when an installed plugin has the vendor's name.
         """
         (loading_catalog() or self.catalog).define(op)
         self._follow()
 
     def load_file(self, path: str | Path) -> None:
-        """Load a .py file as a plugin, here and in the processes of ``tune``: what it marks, defines and registers.
+        """Load a .py file as a plugin, with all that it marks, defines and registers, here and in ``tune``'s processes.
 
-        A file that is loaded already is left as it is. Raises PluginError when anything about it is wrong.
+        A file that is loaded already is not loaded again. Raises PluginError when anything about it is wrong.
         """
         self.catalog.load_file(file_of("load_file", path))
         self._follow()
@@ -158,16 +157,16 @@ class Dispatcher:
         mode: Mode | Keep = KEEP,
         prepared_bytes: int | Keep | None = KEEP,
     ) -> None:
-        """Change where winners come from and what may answer, from now on; what is not given stays as it is.
+        """Change the settings of dispatch from now on; settings that are not given stay as they are.
 
-        ``database``: a file or an SQLAlchemy URL; None for the default place. ``mode``: "tuned" (the best that is
-        known), "verified" (what was tuned on this hardware with this software, else torch's own functions: neither
-        shipped winners nor a plugin's default), "reference" (always the op's reference: no kernel is built, ``using``
-        asks in vain) or "strict" (NotTunedError where only a heuristic could choose). ``KERNEL_REGISTRY_MODE`` says it
-        for a process that does not. ``prepared_bytes``: what prepared weights may hold on each device, of all of the
-        process, before the least recently used go; None for ``KERNEL_REGISTRY_PREPARED_BYTES``, else a quarter of the
-        device's memory. Plans and winners in memory are dropped. Raises InvalidArgumentError for anything else, and
-        then changes nothing.
+        ``database``: the file or SQLAlchemy URL of the winners; None for the default place. ``mode``: "tuned" (the best
+        known candidate), "verified" (winners tuned on this hardware with this software, else torch's own functions:
+        neither shipped winners nor a plugin's default), "reference" (always the op's reference: no kernel is built,
+        ``using`` has no effect) or "strict" (NotTunedError where only a heuristic could choose). Without a mode
+        ``KERNEL_REGISTRY_MODE`` decides. ``prepared_bytes``: the most bytes that prepared weights of the process may
+        hold on each device, before the least recently used are dropped; None for ``KERNEL_REGISTRY_PREPARED_BYTES``,
+        else a quarter of the device's memory. Plans and winners in memory are dropped. Raises InvalidArgumentError for
+        anything else, and then changes nothing.
         """
         budget = prepared_bytes if isinstance(prepared_bytes, Keep) else checked_bytes(prepared_bytes)
         wanted = None if isinstance(mode, Keep) else checked_mode(mode)
@@ -188,11 +187,11 @@ class Dispatcher:
         return self._mode
 
     def reload(self) -> int:
-        """Take up what was stored since the winners in memory were read; returns how many problems' winners changed.
+        """Read the stored winners again; returns the number of problems whose winners changed.
 
-        They are read completely before they replace the old ones, for all ops at one moment: a call that begins after
-        another one has seen a new winner sees new ones too. Raises StoreError, and keeps the old, when they cannot be
-        read.
+        All winners are read before they replace the old ones, for all ops at one moment: a call that begins after
+        another call has used a new winner uses new ones too. Raises StoreError, and keeps the old winners, when they
+        cannot be read.
         """
         with self._reloading:
             old = self._winners
@@ -201,7 +200,7 @@ class Dispatcher:
             anew = changed > 0 or fresh.learnt_since(old)
             with self._lock, self.forcing.closed():
                 if self._winners is not old:
-                    return 0  # configured anew meanwhile: nothing old is in memory any more
+                    return 0  # configured again in the meantime: nothing old is in memory any more
                 self._swapping = True
                 try:
                     self._winners = fresh
@@ -214,9 +213,9 @@ class Dispatcher:
         return changed
 
     def __reduce__(self) -> tuple[Callable[[], Dispatcher], tuple[()]]:
-        """A reference to the process's dispatcher: ``registry.call``, kept in a model, is copied and pickled by it.
+        """A reference to the process's dispatcher, by which a ``registry.call`` held in a model is copied and pickled.
 
-        Raises PicklingError for any other.
+        Raises PicklingError for any other dispatcher.
         """
         from ..calls import dispatcher_of_process
 
@@ -226,11 +225,11 @@ class Dispatcher:
 
     @property
     def database(self) -> str | None:
-        """The database that winners come from; None is the default place."""
+        """The database of the winners; None is the default place."""
         return self._winners.database
 
     def forget(self) -> None:
-        """Drop every plan, all winners in memory and what was prepared: new winners and implementations are seen."""
+        """Drop all plans, winners and prepared tensors in memory, so that new winners and implementations are used."""
         with self._lock:
             self._seen = self.catalog.generation
             self._winners = Winners(self._winners.database)
@@ -247,17 +246,17 @@ class Dispatcher:
 
 
 def _finder(dispatcher: Dispatcher) -> Callable[[str], bool]:
-    """Finds an op before torch.compile traces a call of it: plugins are not for dynamo to trace through."""
+    """A function that finds an op before torch.compile traces a call of it, so that dynamo does not trace plugins."""
 
     def find(op: str) -> bool:
         try:
             dispatcher.bound(op)
         except RegistryError as fault:
             raise let_through(fault) from None
-        # all of them: dynamo looks at a dict once in a trace, and would miss what a second op adds to it
+        # all ops at once: dynamo reads a dict once per trace, and would miss what a second op adds to it
         for name in dispatcher.catalog.ops():
             dispatcher.bound(name)
         return True
 
-    # a function, since dynamo looks through partials and methods
+    # a function, since dynamo traces into partials and methods
     return constant_while_tracing(find)

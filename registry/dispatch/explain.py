@@ -1,4 +1,4 @@
-"""Why a call runs what it runs, told for a person and as data."""
+"""Explanations: the implementation that a call runs, and the reasons, as text and as data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .resolve.tuning_command import tune_command
 
 @dataclass(frozen=True)
 class Other:
-    """An implementation that does not answer the call, and every reason why."""
+    """An implementation that does not answer the call, with every reason."""
 
     name: str
     reasons: tuple[str, ...]
@@ -36,21 +36,21 @@ class Other:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What answers a call, and why; prints as the story.
+    """The implementation that answers a call, and why; prints as text.
 
     step            "forced", "exact", "nearest", "default" or "reference"
     implementation  its name; "reference" is the op's own definition in torch
-    evidence        the stored decision that it rests on, if it rests on one: about this problem, or about a near one
-    there_us        the time that was measured for this candidate on the problem of the evidence, in µs, if it was
-    source          where that is from: a database, or what was shipped with the package
+    evidence        the stored decision that it rests on, if any: about this problem, or about a near one
+    there_us        the time of this candidate on the evidence's problem, in µs, if it was measured there
+    source          where the evidence is from: a database, or the winners shipped with the package
     octaves         distance of the tuned problem along the dynamic dimensions, in powers of two; 0 for this problem
-    software        what was another version when the evidence was measured; empty when all is the same
+    software        software whose version has changed since the evidence was measured
     misses          why better choices were passed over
     others          every other implementation with its reasons
-    prepared_bytes  held for prepared arguments (repacked weights) of this call
+    prepared_bytes  bytes held for prepared arguments (repacked weights) of this call
     tune_command    a shell command that tunes exactly this problem
     calls           how many calls this plan has answered since it was made
-    mode            what registry.configure(mode=...) says
+    mode            the mode of dispatch, see registry.configure(mode=...)
     raises          in mode "strict" the call raises NotTunedError: only a heuristic could answer it
     """
 
@@ -84,7 +84,7 @@ class Explanation:
 
 
 def explained(plans: Plans, resolved: Resolved, values: tuple[Any, ...], mode: Mode) -> Explanation:
-    """The explanation of what was resolved for a call."""
+    """The explanation of the answer that was resolved for a call."""
     told = _explained(plans, resolved, values)
     return replace(told, calls=resolved.calls.value, mode=mode, raises=mode == "strict" and resolved.untuned)
 
@@ -102,7 +102,7 @@ def _explained(plans: Plans, resolved: Resolved, values: tuple[Any, ...]) -> Exp
 
 
 def explained_problem(situation: Situation, forced: Forced | None, mode: Mode) -> Explanation:
-    """The explanation of a problem without tensors: the first choice, of which nothing is built."""
+    """The explanation of a problem without tensors: its first choice, which is not built."""
     misses: list[str] = []
     if mode == "reference":
         choice = Choice("reference", None, REFERENCE_MODE)
@@ -200,7 +200,7 @@ def _is_about(decision: Decision | None, problem: Problem | None) -> bool:
 
 
 def _in_finals(implementation: Implementation, situation: Situation, choice: Choice, evidence: Decision) -> str:
-    """What was measured for another implementation where the choice's candidate was measured."""
+    """The measured result of another implementation where the choice's candidate was measured, as text."""
     here = _is_about(evidence, situation.problem)
     where = "the finals" if here else f"the finals of {apart_dims(situation.op, evidence, situation.problem)}"
     ratio = evidence.time_over(implementation.name)

@@ -19,14 +19,14 @@ Wanted = str | tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Forced:
-    """The implementation that a with block asks for; without a config its winner or default is used."""
+    """The implementation that a with block forces; without a config its winning or default one is used."""
 
     implementation: str
     config: Config | None = None
 
     @classmethod
     def parse(cls, op: str, wanted: Any) -> Forced:
-        """Raises InvalidArgumentError for anything but a name, or a name with a config."""
+        """``wanted``, a name or a name with a config, as Forced. Raises InvalidArgumentError for anything else."""
         match wanted:
             case str():
                 return cls(wanted)
@@ -39,31 +39,31 @@ class Forced:
 
     @property
     def key(self) -> str:
-        """A key of the demand: equal demands have equal ones."""
+        """Text that is equal for equal implementations and configs."""
         return f"{self.implementation} {'' if self.config is None else config_key(self.config)}"
 
 
 class Forcing:
-    """The with blocks that are open. ``active`` counts those of all threads, so that the hot path reads one int."""
+    """The open with blocks of ``using``. ``active`` counts those of all threads, so that the hot path reads one int."""
 
     def __init__(self) -> None:
         self._mine = mine = threading.local()
-        # in a forked child only the blocks of this thread are ever left
+        # a forked child has only this thread, so only its blocks can end
         self.active = renewed_in_child(self, "active", lambda: int(getattr(mine, "blocks", 0)))
         self._lock = renewed_in_child(self, "_lock", threading.Lock)
         self._choices: ContextVar[Mapping[str, Forced]] = ContextVar("registry_using", default={})  # noqa: B039
 
     def of(self, op: str) -> Forced | None:
-        """The implementation that this thread (or asyncio task) asks for an op; None where it asks for none."""
+        """The implementation forced for an op in this thread (or asyncio task); None without one."""
         return self._choices.get().get(op) if self.active else None
 
     def captured(self) -> Mapping[str, Forced]:
-        """All that this thread asks for, for ``restored`` in another one."""
+        """All that is forced in this thread, for ``restored`` in another thread."""
         return self._choices.get() if self.active else {}
 
     @contextmanager
     def restored(self, choices: Mapping[str, Forced]) -> Iterator[None]:
-        """Ask for exactly ``choices``, whatever blocks this thread is in."""
+        """A context in which exactly ``choices`` are forced, instead of those of the enclosing blocks."""
         if not choices and not self.active:
             yield
             return
@@ -76,7 +76,7 @@ class Forcing:
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """No call of any thread takes the hot path in this block."""
+        """A context in which no call of any thread takes the hot path."""
         self._count(1)
         try:
             yield
@@ -90,6 +90,6 @@ class Forcing:
 
     @contextmanager
     def using(self, choices: Mapping[str, Forced]) -> Iterator[None]:
-        """Inner blocks win over outer ones, op by op."""
+        """A context in which ``choices`` are forced; for each op an inner block overrides an outer one."""
         with self.restored({**self._choices.get(), **choices}):
             yield

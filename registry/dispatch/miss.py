@@ -1,4 +1,4 @@
-"""The miss: how a call is answered that the hot path does not know, and what it leaves for the calls like it."""
+"""The miss: answers calls that the hot path does not know, and adds table entries for further calls like them."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ from .torch_side.torch_private import function_modes, profiler, unseen_by_modes
 from .warning import tell_caller
 
 _NOT_ENQUEUED = (NotReadyError, NotLaunchedError)
-"""Faults after which a plan has written nothing: of several launches the second may be the one that is refused."""
+"""Faults raised before a plan has enqueued anything. Other faults may come from its second launch, after the first."""
 
 _MOST_FORCED = 32
-"""Demands of ``using`` whose tables are kept."""
+"""The most implementations forced by ``using`` (with their configs) whose tables are kept."""
 
 
 class Miss:
     """The slow path of one op, with its plans and the tables that the hot path reads.
 
-    ``follow`` brings the dispatcher up to date, ``serves`` tells whether torch's operator of the op runs these calls.
+    ``follow`` brings the dispatcher up to date; ``serves()`` is True if torch's operator of the op uses this Miss.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class Miss:
 
     @property
     def count(self) -> int:
-        """Calls that were answered here."""
+        """The number of calls that were answered here instead of by the hot path."""
         return self._missed.value
 
     def clear(self) -> None:
         """Forget every plan, e.g. because there are new winners."""
-        # plans first: a table that is new by then must not take in what was recalled before
+        # plans first, so that no old plan can be recalled and added to the new table
         self.plans.clear()
         self.families.clear()
         self._forced_tables = {}
@@ -98,7 +98,7 @@ class Miss:
     # --- one call
 
     def answer(self, args: tuple[Any, ...], attributes: Mapping[str, Any], *, warming: bool = False) -> Any:
-        """The outputs of a call in the schema's terms. ``warming``: it does not count as the program's.
+        """The outputs of a call with the schema's arguments. ``warming``: the call is not counted or recorded.
 
         Raises the schema's errors, and NotTunedError or NotReadyError in strict mode.
         """
@@ -116,7 +116,7 @@ class Miss:
         if self._op.parsed.mutates and not strange:
             check_apart(self._op.name, self._op.parsed, asked.values)
         given = self._given(args, attributes)
-        # states in which no call takes the hot path, though its entries hold
+        # states in which no call takes the hot path, although its entries hold
         watched = self._forcing.active or self._watch.active or in_dual_level()
         if watched and not strange and not warming and (entry := self.entries.known(table, given)):
             try:
@@ -136,7 +136,7 @@ class Miss:
             self._report(asked)
         if not strange and not asked.capturing:
             self.plans.remember(resolved, forced, generations[1])
-            # inference tensors, whose changes cannot be followed, have entries of their own: others are not bound
+            # makeshift answers for inference tensors (whose changes cannot be followed) are kept: only they match
             if not resolved.makeshift or any(tensor.is_inference() for tensor in asked.tensors):
                 with unseen_by_modes():
                     self._keep(table, generations[0], given, asked, resolved)
@@ -145,10 +145,10 @@ class Miss:
         return outputs
 
     def another_size(self, values: tuple[Any, ...]) -> tuple[Any] | None:
-        """The outputs of a call that differs from an earlier one in sizes alone; None where all must be asked.
+        """A tuple with the outputs of a call that differs from an earlier one in sizes alone; None for other calls.
 
-        ``values`` are the schema's in order, as they were given, lists as tuples. Nothing forces or records calls, and
-        no dispatch mode or block of forward-mode AD is active.
+        ``values`` are the schema's in order, as they were given, lists as tuples. It must not be called while calls are
+        forced or recorded, or while a dispatch mode or a block of forward-mode AD is active.
         """
         families = self.families
         if not families.known or function_modes():
@@ -175,21 +175,21 @@ class Miss:
         return (outputs,)
 
     def _add_family(self, asked: Asked, resolved: Resolved) -> None:
-        """Let calls of other sizes be answered like this one, where nothing about it is special."""
+        """Let calls of other sizes be answered like this one, if it is an ordinary call."""
         plain = resolved.plan is not None and not resolved.makeshift and self._mode() == "tuned"
         plain = plain and not gradient_needed(asked.tensors)
         if plain and keeping_class(keeping_dtype(resolved.run, asked.tensors), asked.tensors) is resolved.run:
             self.families.add(asked.values, Device.of(asked.tensors[0].device))
 
     def traced_by_fx(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> bool:
-        """Whether torch.fx.symbolic_trace is to record this call, as one of torch's operator of the op."""
+        """True if torch.fx.symbolic_trace is to record this call, as a call of torch's operator of the op."""
         values = (value if isinstance(value, list | tuple) else (value,) for value in (*args, *attributes.values()))
         return any(isinstance(one, Proxy) for each in values for one in each) and self._serves()
 
     def may_retry(self, fault: Exception, resolved: Resolved, forced: Forced | None = None) -> bool:
-        """Whether a hit that raised ``fault`` is resolved anew: its plan has failed, and something else may run.
+        """True if a hit that raised ``fault`` may be resolved again, since its plan failed; puts the candidate aside.
 
-        Not so for what torch raises around a plan, such as a hook on saved tensors, and for the reference's faults.
+        False for a fault that torch raises outside of the plan, e.g. in a hook on saved tensors, and for the reference.
         """
         plan = resolved.plan
         if plan is None or not _went_through(fault, plan.call):
@@ -197,19 +197,19 @@ class Miss:
         return self._put_aside(resolved, fault, forced, self.plans.generation)
 
     def warm(self, args: tuple[Any, ...], attributes: Mapping[str, Any], values: tuple[Any, ...]) -> None:
-        """Keep a plan for such a call, if there is none. It does not count as the program's."""
+        """Run such a call and keep its plan, if none is kept. The call is not counted or recorded."""
         kept = self.plans.recall(place_of(self._op.arguments(values)), self._forcing.of(self._op.name))
         if kept is None:
             self.answer(args, attributes, warming=True)
 
     def _keep(self, table: Table, generation: int, given: tuple[Any, ...], asked: Asked, resolved: Resolved) -> None:
-        """Let the table answer such calls."""
+        """Add a table entry that answers further calls like this one."""
         answer = self._prepared(resolved.run, resolved, asked), resolved.calls.hit, resolved
         read = self._read(asked.arguments, resolved)
         self.entries.add(table, generation, (given, asked.values), answer, resolved.conditions, read)
 
     def _read(self, arguments: Arguments, resolved: Resolved) -> Collection[str]:
-        """Names of the attributes that the answer depends on: everything has run by now that could look at one."""
+        """Names of the attributes that the answer depends on: all that were read until the call ran."""
         if resolved.plan is None:
             return arguments.read
         return arguments.read | resolved.plan.signature.arguments.read | self._op.fake_reads
@@ -233,7 +233,7 @@ class Miss:
         raise AssertionError("resolution ends with the reference, or with what was forced")
 
     def _tell(self, resolved: Resolved, asked: Asked) -> None:
-        """Warn that the reference runs, where its user can do something about it."""
+        """Warn that the reference runs, if the user can change that."""
         if not self.plans.implementations:
             if resolved.place is not None:
                 tell_caller(self.plans, "no implementation", f"torch's reference runs: {resolved.choice.reason}")
@@ -247,24 +247,24 @@ class Miss:
             )
 
     def _given(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The values of a sound call in the schema's order as they were given: not coerced, but for lists as tuples."""
+        """The values of a valid call in the schema's order as given: not coerced, except for lists as tuples."""
         named = {**dict(zip(self._names, args, strict=False)), **attributes}
         return without_lists([named.get(one.name, one.default) for one in self._op.parsed.parameters])
 
     def _report(self, asked: Asked) -> None:
-        """Tell the recorder that this was called, if there was anything to launch."""
+        """Record the call's problem, if recording is on and there was anything to launch."""
         if self._watch.active and not nothing_to_launch(asked.tensors):
             self._watch.seen(asked.problem)
 
     def _put_aside(self, resolved: Resolved, fault: Exception, forced: Forced | None, generation: int) -> bool:
-        """Put aside the candidate that failed. Whether another one may answer the call.
+        """Put the failed candidate aside. Returns True if another candidate may answer the call.
 
-        Not after a launch of an op that mutates, and where the fault is the reference's or the GPU's.
+        False after a launch of a mutating op, or if the reference or the GPU failed.
         """
         plan, candidate = resolved.plan, resolved.choice.candidate
         if plan is None or candidate is None:
             return False
-        # a call that differed from another one in sizes alone has looked for no place
+        # a call that differs from another one in sizes alone has no place yet
         place = place_of(plan.signature.arguments) if resolved.place is None else resolved.place
         if not self.plans.failed(place, candidate, fault, forced, generation):
             return False
@@ -273,7 +273,7 @@ class Miss:
         return not self._op.parsed.mutates or isinstance(fault, _NOT_ENQUEUED)
 
     def _prepared(self, run: Callable[..., Any], resolved: Resolved, asked: Asked) -> Callable[..., Any]:
-        """``run`` with all that torch expects of an operation: its dtype, gradient and version."""
+        """``run`` with the behaviour of a torch operation: dtype under autocast, gradient and version counters."""
         run = keeping_dtype(run, asked.tensors)
         if self._op.parsed.mutates:
             run = counting_writes(run, self._op.parsed)
@@ -285,7 +285,7 @@ class Miss:
     # --- tables
 
     def known(self, forced: Forced | None, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Entry | None:
-        """The entry that answers a sound call of tensors that are not unusual."""
+        """The entry that answers a valid call whose tensors are not ``unusual``; None without one."""
         return self.entries.known(self._table_of(forced), self._given(args, attributes))
 
     def _table_of(self, forced: Forced | None) -> Table:
@@ -298,7 +298,7 @@ class Miss:
 
 
 def _went_through(fault: Exception, function: Callable[..., Any]) -> bool:
-    """Whether a fault was raised within a function, or by what it called."""
+    """True if a fault was raised in a function, or in a function that it called."""
     trace = fault.__traceback__
     while trace is not None and trace.tb_frame.f_code is not function.__code__:
         trace = trace.tb_next
@@ -306,7 +306,7 @@ def _went_through(fault: Exception, function: Callable[..., Any]) -> bool:
 
 
 def _unseen(answers: Iterator[Resolved]) -> Iterator[Resolved]:
-    """Answers, each found and built out of sight of TorchFunctionModes; they run within sight of them."""
+    """The answers, each resolved and built with TorchFunctionModes disabled; they run with these enabled."""
     while True:
         with unseen_by_modes():
             resolved = next(answers, None)

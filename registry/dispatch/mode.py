@@ -1,4 +1,4 @@
-"""The modes of dispatch: what may answer a call."""
+"""The modes of dispatch, which limit the candidates that may answer a call."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..errors import InvalidArgumentError
 VARIABLE = "KERNEL_REGISTRY_MODE"
 
 Mode = Literal["tuned", "verified", "reference", "strict"]
-"""``tuned``: the best that is known. ``verified``: what was verified on this machine, else torch's own. ``reference``:
-always the op's reference. ``strict``: an error where nothing is tuned."""
+"""``tuned``: the best known candidate. ``verified``: a candidate verified on this machine, else torch's own functions.
+``reference``: always the op's reference. ``strict``: an error where nothing is tuned."""
 
 REFERENCE_MODE = 'registry.configure(mode="reference")'
-"""Why the reference answers in that mode."""
+"""The reason, for explain, that the reference answers in mode "reference"."""
 
 
 def checked_mode(mode: Any) -> Mode:
-    """``mode``, or InvalidArgumentError."""
+    """``mode``. Raises InvalidArgumentError unless it is the name of a mode."""
     return _checked(mode, f"configure(mode={mode!r:.80})")
 
 

@@ -1,9 +1,9 @@
-"""Another size of a call that was answered before: what a size cannot change is not asked again.
+"""Answers to another size of an earlier call, without the steps of a miss that do not depend on sizes.
 
-A family is all calls that differ in sizes alone: tensors of the same kinds and dtypes, row-major and aligned, without
-gradient, and the same attributes but for integers. For a member the problem is posed, the choice made, ``unsupported``
-and the space asked, and the launch and the outputs evaluated with its own plain integers, as in a miss; the run is
-bound to what is loaded. Whatever is out of the ordinary is left to the miss.
+A family is all calls that differ in sizes alone: their tensors have equal kinds and dtypes, are row-major and aligned
+and need no gradient; their attributes are equal except for integers. For a call of a family the problem is posed, the
+choice made, ``unsupported`` and the space asked, and launch and outputs evaluated with its own plain integers, as in a
+miss; the run is bound to loaded kernels. Every other call is left to the miss.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .torch_side.situation import counting_writes
 from .torch_side.torch_private import stream_capturing
 
 MOST_FAMILIES = 32
-"""Per op: dtypes, devices, attributes and which optional tensors are given."""
+"""The most families per op; they differ in dtypes, devices, attributes and in which optional tensors are given."""
 
 _ALIGNED: tuple[Condition, ...] = (aligned,)
 
 
 class _Family:
-    """``plans`` holds one of each candidate that has answered a call of the family, by the candidate's id."""
+    """One family. ``plans`` holds a plan of each candidate that has answered a call of it, by the candidate's id."""
 
     __slots__ = ("device", "free", "grad", "plans", "specs", "undoubted")
 
@@ -48,16 +48,16 @@ class _Family:
         self.plans: dict[int, Plan] = {}
         self.undoubted: Undoubted | None = None
         self.free: dict[frozenset[str], Sequence[FreeValue]] = {}
-        """By the attributes that an answer depends on what stands for the others."""
+        """Placeholders for the attributes that an answer does not depend on, by those that it depends on."""
 
 
 Member = tuple[Callable[..., Any], Resolved, Hashable, Sequence[FreeValue], bool | None]
-"""What runs a call of a family, and what that rests on; then what an entry of the table has: the shape by which it is
-found, what stands for attributes, the grad mode that it needs."""
+"""The answer to a call of a family: its run and Resolved, and for the table entry the shape by which it is found, the
+placeholders for attributes, and the grad mode."""
 
 
 class Families:
-    """The families of one op whose calls were answered by a plan; ``known`` are those with the latest first."""
+    """The families of one op whose calls were answered by a plan, in ``known``, the latest first."""
 
     def __init__(self, plans: Plans, schema: Schema, entries: EntryMaker) -> None:
         self.known: tuple[_Family, ...] = ()
@@ -72,12 +72,12 @@ class Families:
         self.known = ()
 
     def add(self, values: tuple[Any, ...], device: Device) -> None:
-        """Let calls of other sizes be answered as this one was, of tensors that need no gradient."""
+        """Add the family of this call, whose tensors need no gradient."""
         if any(family.specs(*values) is not None for family in self.known):
             return
         specs = family_of(self._schema, values)
         if specs is not None:
-            # one of a tensor that requires a gradient has no call in grad mode
+            # a family with a tensor that requires a gradient has no call in grad mode
             grad = (
                 False
                 if any(one is not None and one.requires_grad for one in self._entries.parts.tensors(values))
@@ -86,10 +86,10 @@ class Families:
             self.known = (_Family(specs, device, grad), *self.known)[:MOST_FAMILIES]
 
     def member(self, values: tuple[Any, ...], table: Table) -> Member | None:
-        """The answer to a call of these values; None where the miss must see to it, faults included.
+        """The answer to a call of these values; None if the miss must answer, or raise.
 
-        A value of another type than the schema says is of no family. An entry of ``table`` that was made for such a
-        call in another state of torch has its answer.
+        A value of another type than the schema's is in no family. If ``table`` has an entry that was made for such a
+        call in another state of torch, its answer is used.
         """
         try:
             for family in self.known:
@@ -98,7 +98,7 @@ class Families:
                     if self._mutates and not is_apart(self._schema, values):
                         return None
                     return self._member(family, specs, values, table)
-        except Exception:  # the miss meets it again, and tells it as it must be told
+        except Exception:  # the miss meets the fault again, and handles it
             return None
         return None
 
@@ -138,7 +138,7 @@ class Families:
     def _plan(
         self, family: _Family, choice: Choice, candidate: Candidate, problem: Problem, arguments: Arguments
     ) -> Plan | None:
-        """The plan of a choice; None where something would have to be compiled or loaded, or is not verified code."""
+        """The plan of a choice; None if it needs something compiled or loaded, or if its code is not verified."""
         op, device, sizeless, decision = self._op, family.device, self._plans.sizeless, choice.decision
         if op.transfers and decision is not None and moved_along(op, decision, problem):
             draft = Draft.of(op, candidate, problem, arguments, device)
@@ -155,13 +155,13 @@ class Families:
         if plan is not None:
             if len(family.plans) >= MOST_FAMILIES:
                 family.plans.clear()
-            # the plan holds the candidate, whose id no other has meanwhile
+            # the plan holds the candidate, so that its id stays unique
             family.plans[id(candidate)] = plan
         return plan
 
 
 def _answers(known: Resolved, specs: Mapping[str, Argument]) -> bool:
-    """Whether what was resolved is of a call of these specs without a gradient, and rests on nothing else."""
+    """True if ``known`` was resolved for a call of these specs without a gradient, with no other condition."""
     plan = known.plan
     if plan is None or known.makeshift or not {aligned}.issuperset(known.conditions):
         return False

@@ -1,4 +1,4 @@
-"""What a call writes to shares no memory with its other tensors: kernels read and write in any order."""
+"""Checks that the tensors that a call writes to share no memory with its other tensors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..correctness.output_faults import overlap
 from ..errors import InvalidArgumentError
 
 _MOST_TRIED = 64
-"""Places of one stride; where more are possible the strides do not nest, and the tensors count as sharing memory."""
+"""The most multiples of one stride that are tried; beyond that the tensors count as sharing memory."""
 
 _Step = tuple[int, tuple[int, int]]
-"""A stride in bytes, and how often it may be taken: at least and at most."""
+"""A stride in bytes, and the least and the greatest multiple of it."""
 
 
 def check_apart(op: str, schema: Schema, values: Sequence[Any]) -> None:
@@ -28,7 +28,7 @@ def check_apart(op: str, schema: Schema, values: Sequence[Any]) -> None:
 
 
 def is_apart(schema: Schema, values: Sequence[Any]) -> bool:
-    """Whether ``check_apart`` accepts the call."""
+    """True if ``check_apart`` accepts the call."""
     return next(_shared(schema, values), None) is None
 
 
@@ -38,7 +38,7 @@ def _shared(schema: Schema, values: Sequence[Any]) -> Iterator[tuple[str, str]]:
         if not parameter.mutated:
             continue
         for number, (other, held) in enumerate(given):
-            # of two that are written to the first tells
+            # a pair of written tensors is checked once
             if number == place or (other.mutated and number < place):
                 continue
             if any(share_memory(value, tensor) for tensor in tensors_in((held,))):
@@ -46,13 +46,13 @@ def _shared(schema: Schema, values: Sequence[Any]) -> Iterator[tuple[str, str]]:
 
 
 def span_bytes(tensor: torch.Tensor) -> int:
-    """Bytes from the first element's beginning to the last one's end."""
+    """Bytes from the start of the first element to the end of the last one."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
 
 
 def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """True if an element of one lies where an element of the other does; columns of one wide tensor do not."""
+    """True if an element of one tensor overlaps an element of the other; separate columns of one tensor do not."""
     if not overlap(one, other):
         return False
     bounds: dict[int, tuple[int, int]] = {}
@@ -68,7 +68,7 @@ def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _reaches(distance: int, steps: Sequence[_Step]) -> bool:
-    """Whether steps of these strides, the longest first, add up to the distance."""
+    """True if multiples of these strides, the longest first, add up to ``distance``."""
     if not steps:
         return distance == 0
     (stride, (low, high)), *rest = steps

@@ -1,4 +1,4 @@
-"""Running problems once ahead, so that later calls and captures find their plans in memory."""
+"""Warm-up: runs problems once, so that later calls and captures find their plans in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .resolve.resolution import Step
 
 @dataclass(frozen=True)
 class Warmed:
-    """The candidate that answers a problem from now on; ``error`` tells why none does, and is empty otherwise."""
+    """The result of warming up a problem: the candidate that answers its calls, or ``error``, why none does."""
 
     problem: Problem
     implementation: str = ""
@@ -42,7 +42,7 @@ def warm(dispatcher: Dispatcher, problems: Iterable[Problem], device: Device) ->
     """
     if device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise InvalidArgumentError("warmup: a CUDA stream is capturing", hint="warm up before the capture begins")
-    # entries of inference mode and of grad mode are made by their first call from the plan that is in memory by then
+    # table entries for inference mode and grad mode are made by their first calls, from the plan in memory
     with torch.inference_mode(False), torch.no_grad():
         results = tuple(_warm(dispatcher.bound(problem.op), problem, device) for problem in problems)
     if device.type == "cuda":

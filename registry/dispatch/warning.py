@@ -1,4 +1,4 @@
-"""Warnings of dispatch, told at the line of the user's code that made the call: the first of a kind, the rest counted.
+"""Warnings of dispatch, at the line of the user's code that made the call: the first of a kind; the rest are counted.
 
 Every event is a line of the log ``registry.dispatch``: the first of a kind at level WARNING, the rest at INFO.
 """
@@ -17,25 +17,25 @@ from ..forking import renewed_in_child
 from ..untrusted.visible import visible
 
 LOG = logging.getLogger("registry.dispatch")
-# a program that sets up no logging gets the warning alone, not the line of the log on its standard error besides
+# without logging set up, a program gets the warning only, not the line of the log on standard error, too
 LOG.addHandler(logging.NullHandler())
 
 _MOST_SUBJECTS = 1024
 
 
 class DispatchWarning(RuntimeWarning):
-    """Something that was tuned or declared cannot be used; the call is answered by something else."""
+    """A tuned or declared implementation cannot be used; another one, or the reference, answers the call."""
 
 
 class _Told:
-    """How often what was told of a subject (an implementation, an op), by the subject's id and the kind of event."""
+    """The number of events by the id of their subject (an implementation, an op) and their kind."""
 
     def __init__(self) -> None:
         self._lock = renewed_in_child(self, "_lock", threading.Lock)
         self._counts: dict[int, tuple[weakref.ref[object], Counts[str]]] = {}
 
     def add(self, subject: object, kind: str) -> int:
-        """Count one; returns how many there are now."""
+        """Count one event; returns the number of events so far."""
         with self._lock:
             known = self._counts.get(id(subject))
             if known is None or known[0]() is not subject:
@@ -55,10 +55,9 @@ times_told = _TOLD.count
 
 
 def tell_caller(subject: object, kind: str, text: str) -> None:
-    """Warn at the innermost line outside of this package of the first event of a kind about ``subject``.
+    """Warn of the first event of a kind about ``subject``, at the innermost line outside of this package.
 
-    How deep that line is depends on the path a call took. Further events, which each size may bring, worded anew, are
-    counted and logged.
+    Further events, which each size may cause with another text, are counted and logged.
     """
     text = visible(text)
     first = _TOLD.add(subject, kind) == 1

@@ -1,4 +1,4 @@
-"""A call's values as an entry sees them: the tensors in a row, and what is compared beside them."""
+"""The parts of a call's values that a table entry checks: its tensors, and the other values, which are compared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...arguments.schema import Parameter, Schema
 
 
 def key_parameter(parameters: Sequence[Parameter]) -> Parameter | None:
-    """The parameter whose shape finds a call's entries: a tensor that is always there, else a list, else any tensor."""
+    """The parameter by whose shape a call's entries are found: a required tensor, else a list, else any tensor."""
     tensors = [parameter for parameter in parameters if parameter.holds_tensors]
     return min(tensors, key=lambda one: (one.optional, one.kind != "Tensor"), default=None)
 
@@ -21,12 +21,11 @@ _Getter = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 class CallParts:
-    """Takes the values of a schema apart; a list among them must be a tuple.
+    """Splits the values of a call into tensors and compared values; a list among the values must be a tuple.
 
-    plain     places of the values that are compared. Of a list of tensors, whose place is in ``lists`` too, that is its
-              length
-    compared  what is compared, by the order of ``plain``
-    tensors   the tensors in the schema's order, None for one that is left out, those of a list one by one
+    plain     places of the compared values; ``lists``: those of lists of tensors, of which the length is compared
+    compared  a function that returns the compared values, in the order of ``plain``
+    tensors   a function that returns the tensors in the schema's order, None for a missing one, a list's one by one
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -49,7 +48,7 @@ class CallParts:
         return tuple([len(values[place]) if place in self.lists else values[place] for place in self.plain])
 
     def shape(self, values: Sequence[Any]) -> Hashable:
-        """The shape by which entries are found; None where no tensor is there to tell it."""
+        """The shape by which entries are found; None if the key parameter has no tensor."""
         key = None if self._key is None else values[self._key]
         if isinstance(key, tuple):
             key = key[0] if key else None
@@ -57,7 +56,7 @@ class CallParts:
 
 
 def _getter(places: Sequence[int]) -> _Getter:
-    """Takes the values at some places; a comprehension would be another Python call."""
+    """A function that returns the values at these places as a tuple, in C since a comprehension is a Python call."""
     if len(places) > 1:
         return itemgetter(*places)
     if not places:
@@ -67,7 +66,7 @@ def _getter(places: Sequence[int]) -> _Getter:
 
 
 GIVEN_AS_LIST = frozenset({list, torch.Size})
-"""Types of lists that calls give, beside the tuples that take their place: nobody changes these while the call runs."""
+"""Types of lists in calls, besides tuples. They are converted to tuples, which cannot change while the call runs."""
 
 
 def without_lists(values: Sequence[Any]) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""How often something happened, counted by many threads for the price of one C call."""
+"""A counter of events for many threads, at the price of one C call per event."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class Counter:
 
     @property
     def value(self) -> int:
-        # the only way to read it that does not also count
+        # the only way to read it without counting
         return int(repr(self._count).removeprefix("count(").removesuffix(")"))

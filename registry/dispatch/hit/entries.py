@@ -1,4 +1,4 @@
-"""What a resolved call leaves in the table of the hot path, for calls like it."""
+"""Makes the table entries of the hot path by which resolved calls answer further, similar calls."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class EntryMaker:
         self._free = frozenset(place for place, one in enumerate(schema.parameters) if one.kind in _MAY_DIFFER)
         self._names = schema.names
         tensors = [one for one in schema.parameters if one.kind == "Tensor"]
-        # of a call with lists it is not known which tensor is which
+        # with lists the index of a tensor is not known
         listed = any(one.kind == "Tensor[]" for one in schema.parameters)
         self._written = () if listed else tuple(place for place, one in enumerate(tensors) if one.mutated)
 
     def known(self, table: Table, given: tuple[Any, ...]) -> Entry | None:
-        """The entry that holds for a call that gives ``given``."""
+        """The entry of the table that answers a call with the values ``given``; None without one."""
         parts = self.parts
         return table.find(parts.shape(given), parts.tensors(given), parts.compared(given), is_grad_enabled())
 
     def free(self, values: tuple[Any, ...], read: Collection[str]) -> list[FreeValue]:
-        """What may differ in further calls, of an answer to these values that depends on the attributes ``read``."""
+        """Placeholders for the attributes that may differ in further calls: the answer depends on those in ``read``."""
         parts, names = self.parts, self._names
         compared = zip(parts.plain, parts.compared(values), strict=True)
         found = [
@@ -51,16 +51,16 @@ class EntryMaker:
         conditions: Sequence[Condition],
         read: Collection[str],
     ) -> None:
-        """Let an answer (its run, its counter, what it rests on) answer further calls like this one.
+        """Add an entry so that ``answer`` (run, counter, Resolved) also answers further calls like this one.
 
-        ``calls``: what the call gave, and what the schema made of it. ``read``: names of the attributes that the
-        answer depends on; the others may differ in further calls.
+        ``calls``: the values as the call gave them, and as the schema coerced them. ``read``: names of the attributes
+        that the answer depends on; other attributes may differ in further calls.
         """
         (given, values), (run, hit, resolved) = calls, answer
         present = [tensor for tensor in self.parts.tensors(given) if tensor is not None]
         if not present:
             return
-        # the items of a list are what the schema makes of them
+        # without tuples: coercion makes a new tuple, but keeps its items
         coerced = {
             place: values[place]
             for place in self.parts.plain
@@ -82,9 +82,9 @@ class EntryMaker:
         answer: tuple[bool | None, Callable[..., Any], Callable[[], int], Any],
         conditions: Sequence[Condition],
     ) -> None:
-        """``add`` for a call whose values are as the schema has them; ``answer`` begins with the grad mode.
+        """``add`` for a call whose values need no coercion; ``answer`` is (grad mode, run, counter, Resolved).
 
-        ``shape`` is that by which such calls are found.
+        ``shape`` is the shape by which such calls are found.
         """
         parts = self.parts
         expected = parts.compared(given)
@@ -97,14 +97,14 @@ class EntryMaker:
 
 
 FreeValue = tuple[int, Free]
-"""The place of an attribute among what is compared, and what stands for each of its values."""
+"""The place of an attribute among the compared values, and the placeholder that equals each of its values."""
 
 _MAY_DIFFER = frozenset({"int", "float", "Scalar", "int[]"})
-"""The kinds of attributes that another value may take the place of where nobody has looked at the first."""
+"""The kinds of attributes whose value may differ in further calls, if the answer does not depend on it."""
 
 
 def _coerced(run: Callable[..., Any], plain: Mapping[int, Any]) -> Callable[..., Any]:
-    """``run`` for a call that gave e.g. 1 for 1.0: the plan gets what the schema made of its plain values."""
+    """``run`` for calls that give e.g. 1 for 1.0: it gets the coerced values in ``plain``, by place."""
 
     def coerced(*given: Any) -> Any:
         return run(*[plain.get(place, value) for place, value in enumerate(given)])

@@ -1,4 +1,4 @@
-"""Attributes that may differ from call to call of one plan: what stands for them in an entry of the table."""
+"""Placeholders in table entries for attributes that may differ between calls of one plan."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from ...problem import fits_int32
 
 
 class Free:
-    """Equals every value of one kind. It stands where an entry holds the value of an attribute that nobody looked at.
+    """A placeholder that equals every value of one kind, for an attribute that the answer does not depend on.
 
-    Kernels take an int in 32 bits or in 64, and are compiled for one of them; a float and a double are told apart by
-    no value.
+    Ints of 32 and of 64 bits are two kinds, since a kernel is compiled for one of them; floats are one kind.
     """
 
     __hash__ = None  # type: ignore[assignment]
@@ -31,15 +30,15 @@ _FLOAT = Free(float, lambda _: True)
 
 
 def free_like(value: object) -> Free | None:
-    """What stands for ``value`` and all others that a kernel takes as it takes that.
+    """A placeholder that equals ``value`` and all values of its kind, which a kernel takes alike.
 
-    None for what is no int, no float and no tuple of ints.
+    None unless ``value`` is an int, a float or a tuple of ints.
     """
     return _FLOAT if type(value) is float else free_integer(value)
 
 
 def free_integer(value: object) -> Free | None:
-    """What stands for every int, or every tuple of as many, that a kernel takes as it takes ``value``; else None."""
+    """A placeholder for ints, or tuples of ints of one length, that a kernel takes like ``value``; None for others."""
     if type(value) is tuple:
         each = [free_integer(one) for one in value]
         if value and all(one is _INT32 for one in each):
@@ -49,7 +48,7 @@ def free_integer(value: object) -> Free | None:
 
 
 def _all_fit_int32(numbers: tuple[Any, ...]) -> bool:
-    # a third of the time that a look at each takes
+    # three times as fast as a loop
     return ONLY_INT.issuperset(map(type, numbers)) and fits_int32(min(numbers)) and fits_int32(max(numbers))
 
 
@@ -57,7 +56,7 @@ ONLY_INT: Final = frozenset({int})
 
 
 def same(value: Any, expected: Any) -> bool:
-    """Equal to a kernel: 1, 1.0 and True are equal to Python, and 0.0 equals -0.0, but one may be compiled in."""
+    """True if two values are equal to a kernel; 1, 1.0 and True, or 0.0 and -0.0, are equal only to Python."""
     if value is expected:
         return True
     if isinstance(expected, Free):
@@ -68,5 +67,5 @@ def same(value: Any, expected: Any) -> bool:
 
 
 def same_zero(value: float, expected: Any) -> bool:
-    """Whether a zero has the sign that is expected of it, if one is."""
+    """True if a zero has the sign of ``expected``, or if that is a placeholder."""
     return isinstance(expected, Free) or str(value) == str(expected)

@@ -1,4 +1,4 @@
-"""When a call's tensors are like those that were resolved before: the guard of one entry of the hot path's table."""
+"""The guard of one table entry: True if a call's tensors match those that the entry was resolved for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..torch_side.situation import capturing
 from ..torch_side.torch_private import Check, tensor_guard
 
 Condition = Callable[..., bool]
-"""A further demand on a call, called with the call's tensors."""
+"""A function of a call's tensors that must return True for the entry to hold."""
 
 
 _NONE = type(None)
@@ -26,10 +26,10 @@ _NONE = type(None)
 def matcher(
     given: Sequence[torch.Tensor | None], conditions: Sequence[Condition] = (), written: tuple[int, ...] = ()
 ) -> Check:
-    """``match(*given)``: whether later tensors, as many, may take the place of these; None stands for one left out.
+    """``match(*tensors)``: True if the tensors match ``given``, of the same number; None is a missing tensor.
 
-    Tensors must agree in all that ``torch_private.native_guard`` names. A nested tensor must not be given to it.
-    ``written``: places of tensors that are written to, no two of which may share memory.
+    Tensors must agree in all properties that ``torch_private.native_guard`` checks. Nested tensors must not be passed.
+    ``written``: places of tensors that are written to, which must not share memory with others.
     """
     twice = len({*map(id, given)}) < len(given)
     written = written if len(written) > 1 else ()
@@ -37,7 +37,7 @@ def matcher(
         return tensor_guard(*given)
     tensors = [value for value in given if value is not None]
     twice = twice and len({*map(id, tensors)}) < len(tensors)
-    # torch's guard refuses a tensor that is given twice, so each gets its own then
+    # torch's guard refuses a tensor that is given twice: then each tensor gets a guard of its own
     checks = [tensor_guard(tensor) for tensor in tensors] if twice else [tensor_guard(*tensors)]
     others = tuple(condition for condition in conditions if condition is not aligned)
     make = _maker(tuple(value is not None for value in given), twice, aligned in conditions, len(others), written)
@@ -51,9 +51,9 @@ def matcher(
 def _maker(
     present: tuple[bool, ...], twice: bool, in_line: bool, conditions: int, written: tuple[int, ...]
 ) -> Callable[..., Check]:
-    """``make(*checks, *conditions)`` of one flat function: a loop or a generator here costs more than the guard.
+    """``make(*checks, *conditions)``, which returns ``match``: flat, since a loop would cost more than the guard.
 
-    ``in_line``: alignment is checked too.
+    ``in_line``: the function checks alignment, too.
     """
     names = [f"t{place}" for place in range(len(present))]
     tensors = [name for name, there in zip(names, present, strict=True) if there]
@@ -63,7 +63,7 @@ def _maker(
     demands += [f"{check}({tensors[place]})" for place, check in enumerate(checks)] if twice else [f"check0({given})"]
     if in_line:
         demands.append(f"not ({' | '.join(f'{name}.data_ptr()' for name in tensors)}) & {FULL_ALIGNMENT - 1}")
-    # torch's guard has refused one tensor given twice, not two views of the same memory: 0.25 µs
+    # torch's guard refuses one tensor given twice, but not two views of one memory: 0.25 µs
     for one, other in itertools.combinations([names[place] for place in written], 2):
         distance = f"abs({one}.data_ptr() - {other}.data_ptr())"
         demands.append(f"({distance} >= reach or not shared({one}, {other}))")

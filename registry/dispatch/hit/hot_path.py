@@ -1,7 +1,7 @@
-"""The hot path: flat functions for each op, written from its schema.
+"""The hot path: flat functions for each op, generated from its schema.
 
-A Python call, a tuple and a loop cost as much as the guard itself, so there is one function from the user's call to the
-plan: the schema's parameters are its own (a keyword or a default costs nothing), and what a hit must ask is in line.
+A Python call, a tuple or a loop costs as much as the guard, so one function leads from the user's call to the plan. It
+has the schema's parameters (a keyword or a default costs nothing), and contains all checks of a hit.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ MISSING: Final = _Missing()
 """The value of a parameter that a call leaves out and that has no default."""
 
 _FOUND_IN: Final = "registry.calls"
-"""The module in which pickle finds the calls of the process's own dispatcher."""
+"""The module in which pickle finds the callables of the process's dispatcher."""
 
 Answer = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
-"""Answers a call by its positional and its named arguments."""
+"""``answer(args, attributes)``: the outputs of a call with these positional and named arguments."""
 
 
 @dataclass(frozen=True)
 class HotPath:
-    """The ways into one op.
+    """The functions that call one op.
 
-    call   as a user writes it; torch.compile may trace it
-    taken  the same with the arguments as a tuple and a dict, for a caller that knows torch.compile is not tracing:
-           handing them on as they are costs half of writing them out again
-    flat   in the schema's own terms, in its order; keyword-only ones by name. Not traced
+    call   takes the arguments of a user's call; torch.compile may trace it
+    taken  takes these arguments as a tuple and a dict, in half the time of ``call(*args, **attributes)``; only for a
+           caller that knows torch.compile is not tracing
+    flat   takes the schema's arguments in order, keyword-only ones by name. Must not be traced
     """
 
     call: Callable[..., Any]
@@ -51,12 +51,12 @@ class HotPath:
 
 @dataclass(frozen=True)
 class Around:
-    """What the functions of one op reach for.
+    """The objects and functions that the functions of one op use.
 
-    While one of the two ``watchers`` is ``active`` every call is ``slow``'s to answer, and so is one whose plan raises
-    what ``may_retry(fault, resolved)`` allows. ``profiled(resolved, run, *values)`` runs a hit while torch profiles.
-    ``another_size(values)`` answers, in a tuple, what the table does not know and that differs in sizes alone from what
-    it knows; None for all else. ``generic`` answers any form of a call in the user's terms, ``traced`` while
+    While one of the two ``watchers`` is ``active``, ``slow`` answers every call; it also does when a plan raises and
+    ``may_retry(fault, resolved)`` is True. ``profiled(resolved, run, *values)`` runs a hit while torch profiles.
+    ``another_size(values)`` returns a tuple with the outputs of a call that is not in the table but differs from one in
+    it in sizes alone; None for other calls. ``generic`` answers any form of a user's call, ``traced`` a call that
     torch.compile traces.
     """
 
@@ -88,7 +88,7 @@ def hot_path(op: Op, around: Around) -> HotPath:
 
 
 def _packed(op: Op, packed: Packed, around: Around, flat: Callable[..., Any]) -> HotPath:
-    """For an op whose usual call has an argument that stands for several."""
+    """The functions for an op whose usual call has a packed argument."""
     mine = users_parameters(op, packed)
     known = {**_names(around), "Packed": packed.kind}
     # a packed object has refused nested tensors when it was made
@@ -103,7 +103,7 @@ def _packed(op: Op, packed: Packed, around: Around, flat: Callable[..., Any]) ->
 
 
 def _generic(around: Around, flat: Callable[..., Any]) -> HotPath:
-    """Any schema and any way of flattening, at the price of two more Python calls."""
+    """The functions for any schema and any ``flatten``, at the price of two more Python calls."""
 
     def call(*args: Any, **attributes: Any) -> Any:
         return around.traced(args, attributes) if is_dynamo_compiling() else around.generic(args, attributes)
@@ -136,18 +136,18 @@ def _names(around: Around) -> dict[str, Any]:
 def given(
     names: tuple[str, ...], positional: int, values: tuple[Any, ...], more: tuple[Any, ...], unknown: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call again, from what its parameters were given."""
+    """A call's positional and named arguments, reconstructed from the values of its parameters."""
     # with more positional arguments than there are parameters, all parameters were given by position
     args = (*values[:positional], *more) if more else ()
     first = positional if more else 0
-    # not "is": Dynamo of torch 2.11 compares no number that it takes for a symbol with an object
+    # not "is": Dynamo of torch 2.11 cannot compare a symbolic number with an object
     pairs = zip(names[first:], values[first:], strict=True)
     named = {name: value for name, value in pairs if not isinstance(value, _Missing)}
     return args, {**named, **unknown}
 
 
 def _signature(parameters: Sequence[Parameter], open_ended: bool) -> str:
-    """``open_ended``: what is no parameter is taken too, for the slow path to refuse; that costs 0.04 µs."""
+    """The signature as text. ``open_ended``: it takes any further arguments, which the slow path refuses; 0.04 µs."""
     shown = {parameter: f"{parameter.name}={_default(parameter)}" for parameter in parameters}
     positional = [text for parameter, text in shown.items() if not parameter.keyword_only]
     named = [text for parameter, text in shown.items() if parameter.keyword_only]
@@ -156,7 +156,7 @@ def _signature(parameters: Sequence[Parameter], open_ended: bool) -> str:
 
 
 def _unpacking(packed: Packed, again: str = "") -> list[str]:
-    """Lines that take the packed argument apart, or leave the call to the op's own flattening."""
+    """Lines that unpack the packed argument, or leave a call without one to ``generic``."""
     given = f"*{again}" if again else "$args, $attributes"
     return [
         f"if $type({packed.parameter}) is not $Packed: return $generic({given})",
@@ -165,7 +165,7 @@ def _unpacking(packed: Packed, again: str = "") -> list[str]:
 
 
 def _taking(parameters: Sequence[Parameter]) -> list[str]:
-    """Lines that set the parameters from ``_args`` and ``_attributes``, or leave the call to the generic way."""
+    """Lines that set the parameters from ``$args`` and ``$attributes``, or leave the call to ``generic``."""
     positional = [parameter.name for parameter in parameters if not parameter.keyword_only]
     lines = ["$count = $len($args)"]
     for count in range(len(positional), -1, -1):
@@ -204,11 +204,11 @@ def _given(parameters: Sequence[Parameter], open_ended: bool) -> str:
 
 
 def _made(op: Op, name: str, signature: str, body: Sequence[str], known: Mapping[str, Any]) -> Callable[..., Any]:
-    """The function, as pickle and torch.compile are to see it."""
+    """The generated function, with the name and module by which pickle finds it."""
     parameters = op.parsed.parameters
     defaults = {f"default_{parameter.name}": parameter.default for parameter in parameters if not parameter.required}
     others = [*op.parsed.names, *([op.packed.parameter] if op.packed is not None else [])]
-    # without a __name__ among them, by which torch.compile would look for these names in this module
+    # the globals have no __name__, or torch.compile would look for these names in this module
     made = function(f"{OWN}{name}", signature, body, {**known, **defaults}, others)
     made.__qualname__ = made.__name__ = op.hook
     made.__module__ = _FOUND_IN

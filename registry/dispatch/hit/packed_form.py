@@ -1,4 +1,4 @@
-"""The form of a call whose usual argument is packed: mistakes are told in the user's terms, not in the schema's."""
+"""Checks of a call with a packed argument, with messages about the user's parameters instead of the schema's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...errors import ArgumentTypeError
 
 
 def users_parameters(op: Op, packed: Packed) -> list[Parameter]:
-    """The parameters of the user's call: the packed one stands for its parts."""
+    """The parameters of the user's call: one packed parameter instead of its parts."""
     mine: list[Parameter] = []
     for parameter in op.parsed.parameters:
         if parameter.name not in packed.parts:
@@ -24,9 +24,9 @@ def users_parameters(op: Op, packed: Packed) -> list[Parameter]:
 
 
 def check_form(op: Op, args: Sequence[Any], attributes: Mapping[str, Any]) -> None:
-    """Raise ArgumentTypeError for a call that was meant in the user's terms and has another number of arguments.
+    """Raise ArgumentTypeError for a user's call with a wrong number of arguments or an unknown one.
 
-    What gives the parts one by one is the schema's to check, and a value of another type the op's own flattening's.
+    Calls that give the parts one by one are left to the schema's check, wrong types to the op's ``flatten``.
     """
     if op.packed is None:
         return

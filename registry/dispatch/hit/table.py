@@ -12,20 +12,20 @@ from ..torch_side.torch_private import Check
 from .free import same
 
 MOST_SHAPES = 4096
-"""Per op. An entry is about a kilobyte, and a model that makes more shapes than this profits little from each."""
+"""The most shapes per op. An entry takes about a kilobyte, and with more shapes each is rarely used again."""
 
 MOST_ENTRIES = 32
-"""Per shape: weights, attributes, strides and dtypes differ there, e.g. twenty linear layers behind one activation."""
+"""The most entries per shape; they differ in weights, attributes, strides and dtypes, e.g. of twenty linear layers."""
 
 
 class Entry(NamedTuple):
-    """``run(*values)`` answers a call, all of whose values are given in the schema's order.
+    """An answer to further calls: ``run(*values)`` takes all values of a call in the schema's order.
 
-    check     called with the call's tensors, see ``CallParts.tensors`` and ``guards.matcher``
-    plain     values that ``CallParts.compared`` must equal, as ``free.same`` says; ``Free`` where any of a kind will do
-    grad      the grad mode in which it holds, None for both
-    hit       counts an answer
-    resolved  for explain
+    check     the guard, called with the call's tensors, see ``CallParts.tensors`` and ``guards.matcher``
+    plain     values that must equal ``CallParts.compared`` by ``free.same``; a ``Free`` equals any of its kind
+    grad      the grad mode in which the entry holds, None for both
+    hit       a function that counts a call
+    resolved  the Resolved that it was made from, for explain
     """
 
     check: Check
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
 
 Unpacked = tuple[Check, tuple[Any, ...], bool | None, Callable[..., Any], Callable[[], int], Any]
-"""An entry as a plain tuple, which CPython takes apart three times as fast as a subclass of it."""
+"""An entry as a plain tuple, which CPython unpacks three times as fast as a NamedTuple."""
 
 
 def _never(*_values: Any) -> bool:
@@ -49,12 +49,12 @@ def _no_entry(plain: int) -> Unpacked:
 
 
 class TableEntries:
-    """What is known between two clears; a call that began before a clear goes on with the old one.
+    """The entries between two clears; a call that began before a clear goes on with the old ones.
 
     recent  the entry of the latest hit: most calls are like the call before, and a guard costs less than a look-up
     shapes  entries by ``CallParts.shape``
 
-    They are plain tuples, for the hot path to take apart.
+    Entries are plain tuples, which the hot path unpacks fastest.
     """
 
     __slots__ = ("recent", "shapes")
@@ -65,9 +65,9 @@ class TableEntries:
 
 
 class Table:
-    """Entries of one op. Read without a lock: what readers see are immutable tuples in plain dicts.
+    """Entries of one op. Reading needs no lock: readers see immutable tuples in plain dicts.
 
-    ``plain``: how many values of a call are compared, see ``CallParts.compared``.
+    ``plain``: the number of a call's compared values, see ``CallParts.compared``.
     """
 
     def __init__(
@@ -88,14 +88,14 @@ class Table:
         return len(self._order)
 
     def add(self, shape: Hashable, entry: Unpacked, generation: int) -> None:
-        """Add an entry that was resolved while the table was of ``generation``; a later one makes it stale."""
+        """Add an entry that was resolved in ``generation``; nothing if the table has been cleared since."""
         with self._lock:
             if generation != self.generation:
                 return
             shapes = self.now.shapes
             if shape not in shapes:
                 self._order.append(shape)
-            # conditions make an entry narrower, so the newest goes first: it was made because no other matched
+            # the newest goes first: it was made because no other matched, e.g. for its conditions
             shapes[shape] = (entry, *shapes.get(shape, ()))[: self._most_entries]
             while len(self._order) > self._most_shapes:
                 del shapes[self._order.popleft()]
@@ -103,10 +103,10 @@ class Table:
     def find(
         self, shape: Hashable, tensors: tuple[Any, ...], plain: tuple[Any, ...], grad_enabled: bool
     ) -> Entry | None:
-        """The entry that holds for a call, as the hot path would find it; ``tensors`` must not be nested ones."""
+        """The entry that the hot path would use for a call, None without one; ``tensors`` must not be nested."""
         for entry in map(Entry._make, self.now.shapes.get(shape, ())):
             if (
-                # a guard of another number of tensors raises
+                # first the lengths of lists: a guard for another number of tensors raises
                 all(map(same, plain, entry.plain))
                 and entry.check(*tensors)
                 and (entry.grad is None or entry.grad is grad_enabled)
@@ -124,7 +124,7 @@ class Table:
                 now.recent = _no_entry(self._plain)
 
     def clear(self) -> None:
-        """Forget everything, also what is being resolved at the moment."""
+        """Drop all entries; answers that are being resolved now will not be added."""
         with self._lock:
             self.generation += 1
             self.now = TableEntries(self._plain)

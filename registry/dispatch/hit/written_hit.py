@@ -1,7 +1,7 @@
-"""The text of a hit: what a call asks of an entry of the table, and the plan that then runs.
+"""The text of a hit: the checks of a table entry against a call, and the run of its plan.
 
-A value takes the place of the one that was resolved where both are equal to a kernel. Most calls pass the very constant
-of a source line. What was resolved for any value has a ``Free`` there, which equals each.
+A value must equal the resolved one as a kernel sees it; mostly it is the identical constant of a source line. Where any
+value of a kind will do, the entry has a ``Free``, which equals all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .call_parts import GIVEN_AS_LIST, key_parameter
 from .free import ONLY_INT, Free, same_zero
 
 _NO_HIT = (AttributeError, TypeError, RuntimeError, ValueError)
-"""Raised of what is no tensor, which lacks attributes, and, when it is compared, of what torch.fx traces with."""
+"""Faults of checks on arguments that are no tensors, which lack attributes, or that torch.fx traces with."""
 
 HIT_NAMES: Mapping[str, Any] = {
     "modes": dispatch_modes,
@@ -32,13 +32,13 @@ HIT_NAMES: Mapping[str, Any] = {
     "only_int": ONLY_INT,
     **{one.__name__: one for one in (type, len, map, tuple, int, float, str, Exception, *_NO_HIT)},
 }
-"""By names of the text's own: a schema may have a parameter named ``type`` or ``len``."""
+"""Names that the text uses with the prefix ``OWN``: a schema may have a parameter named ``type`` or ``len``."""
 
 
 def hit_lines(parameters: Sequence[Parameter], nestable: Sequence[Parameter], otherwise: str) -> list[str]:
-    """Lines that answer from the table or as another size of a call that it knows, else return ``otherwise``.
+    """Lines that answer a call from the table, or as another size of a known call, else return ``otherwise``.
 
-    ``nestable``: who may be given a nested tensor.
+    ``nestable``: parameters whose argument may be a nested tensor.
     """
     entry = f"$check, ({_expected(parameters)}), $grad, $run, $hit, $resolved"
     same = _same(parameters)
@@ -51,7 +51,7 @@ def hit_lines(parameters: Sequence[Parameter], nestable: Sequence[Parameter], ot
         "if not $modes() and $forward._current_level < 0 and not $forcing.active and not $recorder.active:",
         "    $now = $table.now",
         f"    {entry} = $now.recent",
-        # what another thread does to a list from here on does not matter to this call
+        # a tuple, so that another thread's change of a list does not affect this call
         *(f"    if $type({name}) in $given_as_list: {name} = $tuple({name})" for name in lists),
         "    try:",
         f"        if {' or '.join(strange) or 'True'}:",

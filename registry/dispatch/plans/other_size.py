@@ -1,4 +1,4 @@
-"""A plan at another size as a call gets it, for whoever checks that it is right there."""
+"""The plan that a call of another size gets from a bound plan, for checks of correctness at other sizes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def bound_by_call(
     device: Device,
     artifacts: Mapping[str, Artifact] | None = None,
 ) -> Plan:
-    """The candidate's plan, bound as for a call: ``signature.arguments`` tell which attributes were looked at."""
+    """The candidate's plan, bound as for a call; ``signature.arguments.read`` are the attributes that were read."""
     watched = arguments.watched()
     return build(op, candidate, op.pose(watched, problem), watched, device, artifacts)
 
 
 def at_other_size(plan: Plan, problem: Problem, arguments: Arguments, device: Device) -> Plan | None:
-    """The plan for a problem of another size, with the run of ``plan`` (``any_size``) or what its backend has loaded.
+    """The plan for a problem of another size, by the run of ``plan`` (``any_size``) or by kernels that are loaded.
 
-    None where a call would compile or bind anew. ``plan`` was bound by a call.
+    None if a call would compile or bind again. ``plan`` must come from ``bound_by_call``.
     """
     runs = SizelessRuns(plan.op)
     if plan.candidate.implementation.any_size:

@@ -1,4 +1,4 @@
-"""What outlives a call is made in a thread of its own: the caller's may be in a state that ends with the call."""
+"""Tensors that outlive a call, made in a thread without the caller's modes, such as inference mode or a memory pool."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 def made_apart(make: Callable[[], torch.Tensor], device: torch.device) -> torch.Tensor:
-    """What ``make`` returns, made without autograd, inference mode or autocast, and on a GPU outside of any pool.
+    """The result of ``make()``, made without autograd, inference mode or autocast, and on a GPU outside of any pool.
 
-    While it warms up, a compiled program that will be a CUDA graph has its thread allocate from the graph's own memory
-    pool, and refuses what stays there. On a GPU the stream is the caller's current one, so that the order is kept.
+    A compiled program that will become a CUDA graph lets its thread allocate from the graph's memory pool while it
+    warms up, and refuses tensors that remain there. ``make`` runs on the caller's current stream, to keep the order.
     """
     if device.type != "cuda":
         with torch.inference_mode(False), torch.no_grad():
@@ -25,7 +25,7 @@ def made_apart(make: Callable[[], torch.Tensor], device: torch.device) -> torch.
         try:
             with torch.cuda.device(device), torch.cuda.stream(stream), torch.no_grad():
                 made.append(make())
-        except BaseException as fault:  # it is the caller's
+        except BaseException as fault:  # raised in the caller's thread
             faults.append(fault)
 
     thread = threading.Thread(target=work, name="registry-prepare")

@@ -1,7 +1,7 @@
 """A plan: a bound, loaded, launch-ready candidate, which the hot path calls and the tuner verifies and times.
 
 A plan belongs to one size of a compiled variant. For another size the implementation is asked again with that size's
-numbers, and what is loaded already is bound to them.
+numbers, and the loaded kernels are bound to them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOTHING: frozenset[str] = frozenset()
 def changed(record: _Record, **changes: Any) -> _Record:
     """``dataclasses.replace`` in a fifth of the time: ``__init__`` and ``__post_init__`` are not called.
 
-    What cached properties have left in the record is in the other, too.
+    Values of cached properties are copied, too.
     """
     made: _Record = object.__new__(type(record))
     made.__dict__.update(record.__dict__, **changes)
@@ -59,7 +59,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs one candidate on tensors of one signature.
+    """A candidate that is bound and loaded for tensors of one signature.
 
     ``plan(*values)`` takes the schema's values in order, allocates the outputs and returns them as the op does.
     ``into(outputs, values)`` writes into given outputs (for ``returns_outputs`` implementations: returns new ones).
@@ -73,14 +73,14 @@ class Plan:
     run: Run
     prepared: PreparedTensors
     read: frozenset[str] = frozenset()
-    """Names of the attributes that binding the run looked at."""
+    """Names of the attributes that were read while the run was bound."""
 
     def __call__(self, *values: Any) -> Any:
         return self.call(*values)
 
     @cached_property
     def call(self) -> Callable[..., Any]:
-        """The leanest function that allocates, runs and returns, for this signature. Written when first asked for."""
+        """The fastest function for this signature that allocates, runs and returns; generated at the first access."""
         signature, implementation = self.signature, self.candidate.implementation
         # an op that only mutates has no outputs
         tensors = (*signature.outputs.values(), *signature.arguments.tensors.values())
@@ -98,7 +98,7 @@ class Plan:
     def resized(self, problem: Problem, arguments: Arguments, device: Device, sizeless: SizelessRuns) -> Plan | None:
         """The candidate's plan for another size of arguments of the same kinds.
 
-        None where something would have to be compiled, loaded or prepared for it.
+        None if that would need to compile, load or prepare something.
         """
         own, candidate = self.signature, self.candidate
         implementation = candidate.implementation
@@ -115,7 +115,7 @@ class Plan:
         run = None
         if not implementation.any_size:
             if binds_loaded(type(implementation)):
-                # what was written for tensors of other kinds says nothing about these
+                # the run's text does not fit outputs or scratch of other kinds
                 like = None if sizes is None else self.run
                 run = implementation.bind_loaded(problem, candidate.config, device, signature, like)
         elif sizeless.serves(self, problem, arguments):
@@ -140,12 +140,12 @@ class Plan:
         return tuple(spec.empty() for spec in self.signature.outputs.values())
 
     def into(self, outputs: Tensors, values: tuple[Any, ...]) -> Tensors:
-        """Run once into ``outputs`` and return what now holds the result."""
+        """Run once into ``outputs`` and return the tensors that hold the result."""
         scratch = tuple(spec.empty() for spec in self.signature.scratch.values())
         return self.checked_run(outputs, self.prepared.extend(values), scratch)
 
     def checked_run(self, outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> Tensors:
-        """Run once and return what holds the result. Raises InvalidDefinitionError for a result that is ignored."""
+        """Run once and return the tensors that hold the result. Raises as ``refuse_ignored`` and ``returned``."""
         returned = self.run(outputs, arguments, scratch)
         if self.candidate.implementation.returns_outputs:
             return self.returned(returned)
@@ -153,7 +153,7 @@ class Plan:
         return outputs
 
     def returned(self, given: Any) -> Tensors:
-        """The outputs that a run of a ``returns_outputs`` implementation returned. Raises for None in their place."""
+        """The outputs that a ``returns_outputs`` run returned, as a tuple. Raises InvalidDefinitionError for None."""
         if given is None and self.signature.outputs:
             implementation = self.candidate.implementation
             raise InvalidDefinitionError(
@@ -164,9 +164,9 @@ class Plan:
 
 
 def refuse_ignored(implementation: Implementation, returned: Any, given: tuple[Any, ...]) -> None:
-    """Raise InvalidDefinitionError when a run returned new tensors and its implementation does not say so.
+    """Raise InvalidDefinitionError if a run returned new tensors without ``returns_outputs``.
 
-    What shares memory with a tensor that the run was given, as ``torch.add(x, y, out=z)`` returns ``z``, is allowed.
+    A returned tensor that shares memory with one in ``given`` is allowed: ``torch.add(x, y, out=z)`` returns ``z``.
     """
     if any(returned is one for one in given):
         return
@@ -186,7 +186,7 @@ def _is_tensor(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Draft:
-    """A candidate with the signature that its plan for a problem will have: all but the run."""
+    """A plan without its run: a candidate with the signature of its plan for a problem."""
 
     op: Op
     candidate: Candidate
@@ -197,7 +197,7 @@ class Draft:
 
     @classmethod
     def of(cls, op: Op, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device) -> Draft:
-        """The draft with specs of all that the candidate's launches may name."""
+        """The draft with specs of everything that the candidate's launches may name."""
         prepared = PreparedTensors(op, candidate.implementation, problem, candidate.config)
         outputs = op.output_specs(arguments, device.torch)
         scratch = _scratch(candidate, problem, device)
@@ -205,16 +205,16 @@ class Draft:
         return cls(op, candidate, problem, device, signature, prepared)
 
     def variants(self) -> tuple[Variant, ...]:
-        """What must be compiled for the plan."""
+        """The variants that must be compiled for the plan."""
         return self.candidate.implementation.variants(self.problem, self.candidate.config, self.device, self.signature)
 
     @property
     def code(self) -> str:
-        """Hash of what must be compiled for the plan, equal where the very same code runs; "" where nothing is."""
+        """Hash of the plan's variants: equal hashes mean identical code; "" if nothing is compiled."""
         return code_of(self.variants())
 
     def from_memory(self, sizeless: SizelessRuns) -> Plan | None:
-        """The plan of what was bound before, for another size, where that is in memory. Compiles and loads nothing."""
+        """The plan by a run or kernels that are in memory from another size, else None. Compiles and loads nothing."""
         implementation, config = self.candidate.implementation, self.candidate.config
         if implementation.any_size:
             run = sizeless.get(self)
@@ -225,16 +225,16 @@ class Draft:
         return None if run is None else self.planned(run)
 
     def untuned(self) -> Plan | None:
-        """The plan of a problem that was not tuned itself, if the implementation binds it as one of many."""
+        """The plan by ``Implementation.bind_untuned``, for a problem that was not tuned; None if it returns None."""
         family = tuple(self.problem.dims[name] for name in sorted(self.op.static))
         implementation, config = self.candidate.implementation, self.candidate.config
         run = implementation.bind_untuned(self.problem, config, self.device, self.signature, family)
         return None if run is None else self.planned(run)
 
     def compiled(self, artifacts: Mapping[str, Artifact], sizeless: SizelessRuns | None = None) -> Plan:
-        """The plan with a run that is bound now; what is not in ``artifacts`` (by variant key) is compiled.
+        """The plan with a newly bound run; variants that are not in ``artifacts`` (by variant key) are compiled.
 
-        A run that serves every size is kept in ``sizeless``. Raises CompileError and its kin.
+        An ``any_size`` run is kept in ``sizeless``. Raises CompileError or a subclass.
         """
         implementation, config = self.candidate.implementation, self.candidate.config
         built = tuple(
@@ -245,7 +245,7 @@ class Draft:
         def bound() -> Run:
             return implementation.bind(self.problem, config, self.device, Built(self.signature, built))
 
-        # what the problem alone looked at is in its dimensions, which are compared as such
+        # attributes read by the problem only are in its dimensions, which are compared anyway
         run, read = self.signature.arguments.read_by(bound)
         plan = self.planned(run, built, read)
         if implementation.any_size and sizeless is not None:
@@ -253,13 +253,13 @@ class Draft:
         return plan
 
     def planned(self, run: Run, artifacts: tuple[Artifact, ...] = (), read: frozenset[str] = frozenset()) -> Plan:
-        """The plan with a run that is bound; ``read``: the attributes that binding looked at."""
+        """The plan with a bound run; ``read``: the attributes that were read while it was bound."""
         return Plan(self.op, self.candidate, self.problem, self.signature, artifacts, run, self.prepared, read)
 
 
 @lru_cache(maxsize=1024)
 def _asks(kind: type[Implementation]) -> tuple[bool, bool]:
-    """Whether the implementations of a class may prepare weights, and whether they may have scratch."""
+    """(True if implementations of the class may prepare weights, True if they may have scratch)."""
     return kind.prepared is not Implementation.prepared, kind.scratch is not Implementation.scratch
 
 
@@ -278,9 +278,9 @@ def build(
     *,
     untuned: bool = False,
 ) -> Plan:
-    """The plan of a candidate: compile what is not in ``artifacts``, load, bind. Raises CompileError and its kin.
+    """The plan of a candidate: compile the variants not in ``artifacts``, load, bind. Raises CompileError.
 
-    ``untuned``: the problem itself was not tuned, and the implementation may bind it as one of many.
+    ``untuned``: the problem was not tuned, so ``Implementation.bind_untuned`` may make the run.
     """
     draft = Draft.of(op, candidate, problem, arguments, device)
     return (draft.untuned() if untuned else None) or draft.compiled(artifacts or {})

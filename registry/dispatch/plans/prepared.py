@@ -1,4 +1,4 @@
-"""Tensors derived once from arguments (a weight in a layout of its own), cached while their sources live unchanged."""
+"""Prepared tensors, e.g. a weight in another layout: derived once from arguments, cached while these live unchanged."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _CACHE = PreparedCache(BUDGET.of)
 
 
 def prepared_bytes(device: torch.device | None = None) -> int:
-    """Bytes that prepared tensors hold at the moment, over all ops, on ``device`` or on all."""
+    """Bytes that the prepared tensors of all ops hold now, on ``device`` or on all devices."""
     return _CACHE.nbytes(device)
 
 
 def forget_prepared() -> None:
-    """Drop what was prepared, but for what a captured CUDA graph may read."""
+    """Drop all prepared tensors except those that a captured CUDA graph may read."""
     _CACHE.clear()
 
 
@@ -44,14 +44,14 @@ class HoldsTensors(Protocol):
 
 
 def weights_changed(*weights: torch.Tensor | HoldsTensors) -> int:
-    """Make the prepared forms of these weights anew, in the memory they have; return how many were made.
+    """Make the prepared forms of these weights again, in their memory; returns their number.
 
-    For changes that torch's version counter does not tell: a broadcast or another collective into a weight, a write
-    through ``.data``, NumPy or DLPack, a copy into its storage, and what runs under FSDP's unsafe preservation of
+    For changes that torch's version counter does not count: a broadcast or another collective into a weight, a write
+    through ``.data``, NumPy or DLPack, a copy into its storage, and operations under FSDP's unsafe preservation of
     version counters. A CUDA graph that was captured with a prepared form reads the new one from its next replay on.
-    A tensor is found by its storage, so that any view of a weight stands for it; one that nothing was prepared of
-    lengths 0. Call it on the stream that the weights were written on. Raises NotReadyError during a capture, and
-    ArgumentTypeError for what is neither a tensor nor a weight of several.
+    A tensor is found by its storage, so any view of a weight will do; a tensor without prepared forms counts 0. Call it
+    on the stream that the weights were written on. Raises NotReadyError during a capture, and ArgumentTypeError for
+    anything but a tensor or a weight of several tensors.
     """
     tensors = [tensor for weight in weights for tensor in _tensors_of(weight)]
     if any(map(_capturing, tensors)):
@@ -77,11 +77,11 @@ def bytes_to_prepare(op: Op, candidate: tuple[Implementation, Config], problem: 
 
 
 class PreparedTensors:
-    """Prepared tensors of one candidate. False when it needs none.
+    """The prepared tensors of one candidate; False as a bool if it needs none.
 
-    Problems that differ in dynamic dimensions only share them: a weight is repacked once for all m. A changed source
-    is prepared anew, in the memory that the former tensor has, by the next call outside of a capture: a captured graph
-    reads the new values from then on. A change is told by torch's version counter; ``weights_changed`` tells others.
+    Problems that differ in dynamic dimensions only share them: a weight is repacked once for all m. The next call
+    outside of a capture prepares a changed source again, in the memory of the former tensor: a captured graph reads the
+    new values from then on. Changes are seen by torch's version counter, others by ``weights_changed``.
 
     Raises InvalidDefinitionError for a source that is a tensor and not among the op's ``weights``.
     """
@@ -100,7 +100,7 @@ class PreparedTensors:
             for name, arguments in self._wanted.items()
         }
         static = canonical_json({name: value for name, value in problem.dims.items() if name not in op.dynamic})
-        # two implementations may bear one name: of two catalogs, or of a module that was loaded again
+        # by id: two implementations may have one name, in two catalogs or from a module that was loaded again
         shared = config_key(implementation.prepared_config(problem, config))
         self._key = (op.name, id(implementation.prepared_by), shared, static)
 
@@ -108,13 +108,13 @@ class PreparedTensors:
         return bool(self._wanted)
 
     def serve(self, problem: Problem, arguments: Arguments, own: Arguments) -> bool:
-        """Whether these serve a problem of another size, too; ``own`` are the arguments that they were made for."""
+        """True if they also serve a problem of another size; ``own`` are the arguments that they were made for."""
         wanted = self._wanted
         if self._implementation.prepared(problem, self._config) != wanted:
             return False
         for sources in wanted.values():
             for source in sources:
-                # a weight's spec is the former one again; an attribute counts as read
+                # by identity first, since a weight's spec is mostly the former object; an attribute counts as read
                 known = own.all[source]
                 if arguments.all[source] is not known and arguments[source] != known:
                     return False
@@ -145,7 +145,7 @@ class PreparedTensors:
         return values + tuple(entry.tensor for entry in self._entries(values))
 
     def unready(self, values: tuple[Any, ...]) -> str:
-        """Why ``extend`` would raise NotReadyError for these values now; "" where it would not."""
+        """Why ``extend`` would raise NotReadyError for these values now; "" if it would not."""
         try:
             for name, places in self._places.items():
                 self._looked_up(name, one_by_one(tuple(values[place] for place in places))[0])
@@ -154,7 +154,7 @@ class PreparedTensors:
         return ""
 
     def hit(self, arguments: Arguments) -> Hit:
-        """``extend`` for a plan, whose tensors have the specs of ``arguments``."""
+        """The text of ``extend`` for a plan whose tensors have the specs of ``arguments``."""
         given = list(arguments.all.values())
         if any(isinstance(given[place], tuple) for places in self._places.values() for place in places):
             return unremembered(len(self._places), len(given), self.extend)
@@ -165,7 +165,7 @@ class PreparedTensors:
         return hit(_CACHE, sources, len(given), next(iter(arguments.tensors.values())).device, self._entries)
 
     def nbytes(self, values: tuple[Any, ...]) -> int:
-        """Bytes that are held for these values now."""
+        """Bytes that the prepared tensors of these values hold now."""
         total = 0
         for name, places in self._places.items():
             sources, _ = one_by_one(tuple(values[place] for place in places))
@@ -197,7 +197,7 @@ class PreparedTensors:
     def _looked_up(
         self, name: str, sources: tuple[Any, ...]
     ) -> tuple[Place, Versions, tuple[torch.Tensor, ...], PreparedEntry | None]:
-        """What stands for the sources, and what was made of them. Raises NotReadyError where it cannot be made now."""
+        """The key of the sources, and their entry, if any. Raises NotReadyError if one is needed but cannot be made."""
         try:
             place, versions, tensors = self._identity(name, sources)
         except RuntimeError:
@@ -238,7 +238,7 @@ class PreparedTensors:
 
 
 def _check_sources(op: Op, implementation: Implementation, wanted: Mapping[str, tuple[str, ...]]) -> None:
-    """Raise InvalidDefinitionError unless every source is an attribute, or a tensor that stays from call to call."""
+    """Raise InvalidDefinitionError unless every source is an attribute or one of the op's ``weights``."""
     kinds = {parameter.name: parameter.kind for parameter in op.parsed.parameters}
     for name, sources in wanted.items():
         told = f"{op.name}: {implementation.name} prepares {name!r} from"

@@ -1,4 +1,4 @@
-"""How many bytes prepared weights may hold on a device."""
+"""The budget of prepared weights: the most bytes that they may hold on a device."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ...errors import InvalidArgumentError
 VARIABLE = "KERNEL_REGISTRY_PREPARED_BYTES"
 
 SHARE = 0.25
-"""Of a device's memory, where nobody says a number."""
+"""The default budget, as a part of a device's memory."""
 
 
 class PreparedBudget:
-    """``given``: bytes for each device; None for what ``KERNEL_REGISTRY_PREPARED_BYTES`` says, if it does."""
+    """The budget. ``given``: bytes per device; None for ``KERNEL_REGISTRY_PREPARED_BYTES``, else the default."""
 
     def __init__(self, given: int | None = None) -> None:
         self.given = given
 
     def of(self, device: torch.device) -> int:
-        """Bytes for ``device``; without a number a quarter of its memory. Raises InvalidArgumentError."""
+        """The budget of ``device`` in bytes. Raises InvalidArgumentError for a bad environment variable."""
         given = given_bytes() if self.given is None else self.given
         return int(SHARE * Device.of(device).memory_bytes) if given is None else given
 
 
 def given_bytes(environ: Mapping[str, str] = os.environ) -> int | None:
-    """What ``KERNEL_REGISTRY_PREPARED_BYTES`` says, if it says something. Raises InvalidArgumentError."""
+    """The bytes in ``KERNEL_REGISTRY_PREPARED_BYTES``, None if it is unset. Raises InvalidArgumentError."""
     text = environ.get(VARIABLE, "").strip()
     if not text:
         return None
@@ -40,7 +40,7 @@ def given_bytes(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def checked_bytes(given: Any) -> int | None:
-    """``given``, or InvalidArgumentError."""
+    """``given``. Raises InvalidArgumentError unless it is None or a number of bytes."""
     if given is not None and (type(given) is not int or given < 0):
         raise InvalidArgumentError(f"configure(prepared_bytes={given!r:.80})", hint=_HINT)
     return given

@@ -1,4 +1,4 @@
-"""Prepared tensors in memory: found by what they were made from, refilled when that changes, dropped with it."""
+"""The cache of prepared tensors: found by their sources, refilled when these change, dropped when these die."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from .own_thread import made_apart
 from .source_tensor import SourceTensor
 
 Place = tuple[Hashable, ...]
-"""Who prepares what, from which memory."""
+"""Key of a prepared tensor: the implementation, the tensor's name and its sources' memory."""
 
 Versions = tuple[int, ...]
 """torch's version counters of the sources."""
 
 Make = Callable[[tuple[Any, ...]], torch.Tensor]
-"""Makes a prepared tensor from its sources. It keeps the implementation alive, which a place names by its id."""
+"""Makes a prepared tensor from its sources. It keeps the implementation alive, whose id is part of a place."""
 
 
 @dataclass(slots=True, eq=False)
 class PreparedEntry:
-    """One prepared tensor. ``tensor`` holds for ``versions``; None while it is being refilled, or if it is not kept.
+    """One prepared tensor.
 
-    sources   what ``make`` takes; tensors are held weakly
-    captured  a CUDA graph may read the tensor at every replay, so that its memory must last as long as its sources
+    sources   the arguments of ``make``; tensors are held weakly
+    versions  the sources' versions that ``tensor`` was made from; None while it is refilled, or if it is not in a cache
+    captured  True if a CUDA graph may read the tensor at every replay: its memory must last as long as its sources
     kept      former tensors that a graph may read
     streams   handles of the streams that have read the tensor
-    used      when it was looked up last, in look-ups
+    used      the number of the cache's latest look-up that found it
     """
 
     make: Make
@@ -52,9 +53,9 @@ class PreparedEntry:
     used: int = 0
 
     def read_here(self) -> None:
-        """Let the memory, once dropped, wait for what the current stream is about to read of it.
+        """Record that the current stream reads the tensor, so that its memory is reused only after that.
 
-        torch's allocator hands memory that was freed to the stream it came from, without regard to other streams.
+        torch's allocator gives freed memory to the stream that it was allocated on, without waiting for other streams.
         """
         index = self.tensor.get_device()
         if index >= 0 and (stream := current_stream(index)) not in self.streams:
@@ -62,13 +63,13 @@ class PreparedEntry:
             self.streams.add(stream)
 
     def values(self) -> tuple[Any, ...] | None:
-        """The sources as they are now; None when the memory of one was freed."""
+        """The sources with their current content; None if the memory of one was freed."""
         found = tuple(one.tensor() if isinstance(one, SourceTensor) else one for one in self.sources)
         gone = any(isinstance(one, SourceTensor) and now is None for one, now in zip(self.sources, found, strict=True))
         return None if gone else found
 
     def renew(self, made: torch.Tensor, versions: Versions | None) -> None:
-        """Hold ``made``, in the memory of the former tensor where it fits: graphs and other streams read that."""
+        """Take over ``made``, copied into the memory of the former tensor if it fits, which graphs and streams read."""
         self.versions = None
         for former in self.kept:
             if _fits(former, made):
@@ -82,7 +83,7 @@ class PreparedEntry:
                 self.tensor = made
                 self.streams.clear()
         if made.device.type == "cuda":
-            # it was made on this stream and will be read from any
+            # it was made on this stream, and any stream may read it from now on
             torch.cuda.current_stream(made.device).synchronize()
         self.versions = versions
 
@@ -92,40 +93,40 @@ class PreparedEntry:
 
 
 class Records(dict[tuple[Any, ...], tuple[Any, ...]]):
-    """What one plan remembers of entries."""
+    """The looked-up entries that one plan remembers."""
 
     __slots__ = ("__weakref__",)
 
 
 class PreparedCache:
-    """Entries by the memory they were made from; an entry dies with any of its sources' storages.
+    """Entries by the memory of their sources; an entry is dropped when the storage of one of its sources dies.
 
-    A source is known by its storage, so that views made anew for each call find the same entry, and is unchanged
-    while its version counter is, which views and ``detach()`` share. What is above the budget of a device's bytes goes:
-    first what was not looked up since the latest was put, but for that, and never what a captured graph may read.
+    A source is identified by its storage, so that new views in each call find one entry; it is unchanged while its
+    version counter is, which views and ``detach()`` share. Above a device's budget of bytes the least recently used
+    entries are dropped, except for the newest, and for those that a captured graph may read.
     """
 
     def __init__(self, budget: Callable[[torch.device], int] = lambda _: sys.maxsize) -> None:
         self._budget = budget
         self._uses = count(1)
         self._lock = renewed_in_child(self, "_lock", threading.RLock)
-        # in a forked child no other thread is changing entries any more
+        # in a forked child no other thread changes entries
         self._depth = renewed_in_child(self, "_depth", int)
         self._burying = renewed_in_child(self, "_burying", bool)
         self._entries: dict[Place, PreparedEntry] = {}
         self._places: dict[int, set[Place]] = {}
         self.dead: deque[int] = deque()
-        """Ids of storages that have died and whose entries are not dropped yet."""
+        """Ids of dead storages whose entries are not dropped yet."""
         self._records: weakref.WeakValueDictionary[int, Records] = weakref.WeakValueDictionary()
 
     def follow(self, records: Records) -> None:
-        """Empty ``records`` whenever entries are dropped. They are held weakly."""
+        """Clear ``records``, which are held weakly, whenever entries are dropped."""
         with self._held():
             self._records[id(records)] = records
 
     def find(self, place: Place, versions: Versions) -> PreparedEntry | None:
-        """The entry of that place, if it holds for those versions."""
-        # a storage's id is free for another one as soon as it stands in here, so that no look may come before
+        """The entry of that place, if it was made from those versions; else None."""
+        # first, since the id of a storage in dead may already be another storage's
         if self.dead:
             with self._held():
                 if not self._bury():
@@ -135,9 +136,9 @@ class PreparedCache:
     def put(
         self, place: Place, make: Make, made: torch.Tensor, sources: tuple[Any, ...], versions: Versions
     ) -> PreparedEntry:
-        """Keep what ``make`` made of ``sources``, or return what another thread has kept meanwhile.
+        """Add the tensor that ``make`` made from ``sources``, or return the entry that another thread has added first.
 
-        Nothing is kept from within ``_bury``.
+        During ``_bury`` the entry is not added.
         """
         made = _no_view(made, sources)
         with self._held():
@@ -164,16 +165,15 @@ class PreparedCache:
             return [self._entries[place] for place in found if place in self._entries]
 
     def remake(self, entry: PreparedEntry) -> bool:
-        """Make an entry's tensor from its sources as they are now, in its memory; False when a source was freed.
+        """Make an entry's tensor again from its sources, in its memory; False if a source was freed.
 
-        It goes on holding for the versions that it held for: these are what a change would have moved, had torch
-        counted it.
+        Its versions stay as they are, since torch did not count the change.
         """
         while (values := entry.values()) is not None:
             versions = entry.versions
             made = _no_view(made_apart(partial(entry.make, values), entry.tensor.device), values)
             with self._held():
-                # what another thread has kept meanwhile may be newer than what was made here
+                # otherwise another thread has renewed it, perhaps from newer sources
                 if entry.versions is versions:
                     entry.renew(made, versions)
                     self.empty_records()
@@ -181,7 +181,7 @@ class PreparedCache:
         return False
 
     def pin(self, place: Place, entry: PreparedEntry, sources: tuple[torch.Tensor, ...]) -> None:
-        """A graph is being captured with the entry's tensor: let it live as long as its sources, whatever happens."""
+        """Keep the entry's tensor as long as its sources live: a graph is being captured with it."""
         with self._held():
             entry.captured = True
             held = self._entries.get(place, entry)
@@ -190,7 +190,7 @@ class PreparedCache:
             self._hold(place, held, sources)
 
     def clear(self) -> None:
-        """Drop everything that no graph may read, e.g. because there are other implementations now."""
+        """Drop all entries that no graph may read, e.g. because the implementations have changed."""
         with self._held():
             self._bury()
             for place, entry in list(self._entries.items()):
@@ -215,13 +215,13 @@ class PreparedCache:
         return entry
 
     def _shrink(self, newest: PreparedEntry) -> bool:
-        """Drop the least recently used entries above a device's budget. Whether there were any. While ``_held``."""
+        """Drop the least recently used entries above a device's budget; True if there were any. Needs ``_held``."""
         device = newest.tensor.device
         here = [(place, entry) for place, entry in self._entries.items() if entry.tensor.device == device]
         total, budget = sum(entry.nbytes for _, entry in here), self._budget(device)
         if 2 * total <= budget:
             return False
-        # plans remember what they have looked up: who looks up again has used it since
+        # plans remember entries without a look-up: clear that, so that used entries are looked up again
         self.empty_records()
         oldest = sorted(here, key=lambda pair: pair[1].used)
         spared = [entry is newest or entry.captured or bool(entry.kept) for _, entry in oldest]
@@ -229,7 +229,7 @@ class PreparedCache:
         for (place, entry), spare in zip(oldest, spared, strict=True):
             if total > budget and not spare:
                 total -= entry.nbytes
-                entry.versions = None  # nobody remembers it from now on
+                entry.versions = None  # plans that remember the entry look it up again
                 dropped = self._entries.pop(place, None) is not None or dropped
         if dropped:
             for places in list(self._places.values()):
@@ -253,7 +253,7 @@ class PreparedCache:
                 # torch keeps the storage's Python object alive as long as its memory, also when only views are left
                 weakref.finalize(storage, self._died, token).atexit = False
             self._places.setdefault(token, set()).add(place)
-        self._entries[place] = entry  # last: an entry that is found is one that its sources' end drops
+        self._entries[place] = entry  # last, so that every entry that is found will be dropped with its sources
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
@@ -266,8 +266,7 @@ class PreparedCache:
 
     def _died(self, token: int) -> None:
         self.dead.append(token)
-        # garbage is collected at any point, also where this very thread is changing entries: then whoever looks next
-        # drops those of the dead
+        # garbage may be collected while this very thread is changing entries: then the next look-up drops the entries
         if self._lock.acquire(blocking=False):
             try:
                 if not self._depth:
@@ -277,10 +276,10 @@ class PreparedCache:
                 self._lock.release()
 
     def _bury(self) -> bool:
-        """Drop the entries of what has died; returns whether all are gone. While ``_held``.
+        """Drop the entries of dead storages; False if a call of this function is in progress. Needs ``_held``.
 
-        A signal handler or a finalizer may come here again from within. The entries that it could meet are half
-        dropped, and a storage that it makes may have the id of a dead one: it finds nothing, and keeps nothing.
+        A signal handler or a finalizer may call it during another call. Entries may be half dropped then, and a new
+        storage may have the id of a dead one: so such a caller must neither find nor add an entry.
         """
         if self._burying:
             return False
@@ -288,20 +287,20 @@ class PreparedCache:
             self._burying = True
             while self.dead:
                 self._drop(self.dead[0])
-                self.dead.popleft()  # last, so that nobody looks before the entries are gone
+                self.dead.popleft()  # last, so that look-ups wait until the entries are dropped
         finally:
             self._burying = False
         return True
 
     def _drop(self, token: int) -> None:
-        """Drop the entries of one storage. What is interrupted here is done once more by the next ``_bury``."""
+        """Drop the entries of one storage. If interrupted, the next ``_bury`` does it again."""
         for place in tuple(self._places.get(token, ())):
             self._entries.pop(place, None)
         self.empty_records()
         self._places.pop(token, None)
 
     def empty_records(self) -> None:
-        """Let every plan look its entries up again."""
+        """Clear the records of all plans, which then look their entries up again."""
         for records in list(self._records.values()):
             records.clear()
 
@@ -311,7 +310,7 @@ def _tensors(sources: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
 
 
 def _no_view(made: torch.Tensor, sources: tuple[Any, ...]) -> torch.Tensor:
-    """``made``, or a copy where it is a view of a source: a view would keep the source alive, and itself with it."""
+    """``made``, or a copy if it is a view of a source: a view would keep the source, and so its entry, alive."""
     viewed = any(made.untyped_storage() is source.untyped_storage() for source in _tensors(sources))
     return made.clone() if viewed else made
 

@@ -1,4 +1,4 @@
-"""The prepared tensors of a call whose sources are as they were: what a plan does at each call, as source text."""
+"""The text by which a plan finds its prepared tensors at each call, fast if their sources are unchanged."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from ..torch_side.torch_private import stream_capturing
 from .prepared_cache import PreparedCache, PreparedEntry, Records, Versions
 
 _MOST_RECORDS = 4096
-"""Of one plan: a model has some hundred weights of one shape, read on a few streams."""
+"""The most records of one plan: a model has some hundred weights of one shape, read on a few streams."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """``lines`` set ``prepared`` from a call's values ``a0``, ``a1`` ...; ``names`` begin with ``e_``.
+    """Text that sets the variables ``prepared`` from a call's values ``a0``, ``a1`` ...
 
-    They may set the addresses of ``prepared``, too, and the current ``stream``.
+    ``names`` are the values of the text's other names, which begin with ``e_``. ``addresses`` and ``stream`` are
+    variables that it may set, too: the addresses of prepared tensors, by name, and the current stream.
     """
 
     lines: Sequence[str]
@@ -32,10 +33,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Sources:
-    """Places among a call's values of what tensors are prepared from, for each prepared tensor in order.
-
-    ``plain`` are the sources that are no tensors.
-    """
+    """Places of sources among a call's values: ``tensors`` for each prepared tensor in order, and ``plain`` values."""
 
     tensors: tuple[tuple[int, ...], ...]
     plain: tuple[int, ...]
@@ -47,14 +45,14 @@ class Sources:
 
 
 def streams_of(device: torch.device) -> tuple[Callable[[int], int], Callable[[], bool]]:
-    """The current stream of a device by its index, and whether it is being captured."""
+    """Two functions: the current stream of the device of an index, and whether that stream is being captured."""
     if device.type == "cuda":
         return current_stream, stream_capturing
     return (lambda _: 0), (lambda: False)
 
 
 def unremembered(count: int, values: int, extend: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Hit:
-    """``extend`` at each call, for ``count`` tensors of which some are prepared from a list of tensors."""
+    """Text that calls ``extend`` each time, for ``count`` tensors, some of them prepared from a list of tensors."""
     prepared = tuple(f"p{number}" for number in range(count))
     line = f"{', '.join(prepared)}, = e_extend(({_listed(range(values))}))[{values}:]"
     return Hit([line], {"e_extend": extend}, prepared)
@@ -67,11 +65,11 @@ def hit(
     device: torch.device,
     entries_of: Callable[[tuple[Any, ...]], list[PreparedEntry]],
 ) -> Hit:
-    """What a plan needs at each call: a record is found by the memory of all sources and by the stream.
+    """Text that finds a record of the prepared tensors by the memory of all sources and by the stream.
 
-    It holds as long as its entries hold for the versions it was made with, and the cache drops all records when a
-    source has died. Shape, strides and dtype of a plan's tensors are given, so that storage and address tell memory.
-    A stream of the record has been made known to the entries; the default stream cannot be captured.
+    A record is valid while its entries have the versions that it was made with; the cache clears all records when a
+    source has died. A plan's tensors have fixed shapes, strides and dtypes, so storage and address identify memory. The
+    entries have recorded the stream of the record. The default stream cannot be captured.
     """
     stream_of, capturing = streams_of(device)
     index = device.index or 0
@@ -104,7 +102,7 @@ def _lines(sources: Sources, values: int, index: int, prepared: Sequence[str]) -
     return [
         "e_holds = False",
         f"e_stream = e_stream_of({index})",
-        # a storage's id is free for another one as soon as it stands in there, so that no look may come before
+        # first, since the id of a storage in e_dead may already be another storage's
         f"e_record = None if e_dead else e_find(({memory}{_listed(sources.plain)}e_stream,))",
         "if e_record is not None:",
         f"    e_versions{held} = e_record",
@@ -124,7 +122,7 @@ def _listed(places: Sequence[int]) -> str:
 
 
 def _state(sources: Sources, given: tuple[Any, ...], stream: int) -> tuple[tuple[Any, ...], Versions | None]:
-    """The key of a record, and the versions; these are None for tensors of inference mode."""
+    """The key of a record, and the sources' versions, None for tensors of inference mode."""
     tensors = [given[place] for place in sources.all_tensors]
     key: list[Any] = []
     for tensor in tensors:
@@ -135,7 +133,7 @@ def _state(sources: Sources, given: tuple[Any, ...], stream: int) -> tuple[tuple
 
 
 def _record(sources: Sources, versions: Versions, entries: Sequence[PreparedEntry]) -> tuple[Any, ...] | None:
-    """None where a source has changed since its entry was looked up."""
+    """The record of these entries; None if a source has changed since its entry was looked up."""
     of = dict(zip(sources.all_tensors, versions, strict=True))
     record: list[Any] = [versions]
     for entry, places in zip(entries, sources.tensors, strict=True):

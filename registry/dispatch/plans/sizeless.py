@@ -1,4 +1,4 @@
-"""Runs that serve every size: bound once for all problems of an op that differ in dynamic dimensions only."""
+"""Runs of ``any_size`` implementations: bound once for all problems of an op that differ in dynamic dimensions only."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from .plan import Draft, Plan
 
 MOST_RUNS = 1024
-"""Per op; the oldest is dropped and bound again."""
+"""The most runs per op; the oldest is dropped, and bound again when it is needed."""
 
 
 class _SizelessRun(NamedTuple):
-    """A run, the arguments that it was bound for, the attributes that binding looked at, and its implementation.
+    """A run, the arguments it was bound for, the attributes that were read then, and the implementation.
 
-    The implementation is what a key knows by its id.
+    The implementation is held since a key contains its id.
     """
 
     run: Run
@@ -28,16 +28,16 @@ class _SizelessRun(NamedTuple):
     implementation: Implementation
 
     def bound_by(self, arguments: Arguments) -> bool:
-        """Whether the run was bound by the attributes that these arguments have. They count as read."""
+        """True if the attributes that binding read are equal in ``arguments``, where they count as read."""
         own, given = self.arguments.all, arguments.values
-        for name in self.read:  # noqa: SIM110 - a generator costs as much again
+        for name in self.read:  # noqa: SIM110 - a generator would double the time
             if not _same(given[name], own[name]):
                 return False
         return True
 
 
 class SizelessRuns:
-    """Runs of one op's implementations that say ``any_size``, by configuration and all of a problem that is no size."""
+    """Runs of one op's ``any_size`` implementations, by configuration and everything of a problem except sizes."""
 
     def __init__(self, op: Op, most: int = MOST_RUNS) -> None:
         self._dynamic = op.dynamic
@@ -47,19 +47,19 @@ class SizelessRuns:
         self._by_run: dict[int, _SizelessRun] = {}
 
     def serves(self, plan: Plan, problem: Problem, arguments: Arguments) -> bool:
-        """Whether a plan's run serves another problem of arguments of the same kinds."""
+        """True if a plan's run also serves ``problem``, whose arguments are of the same kinds."""
         found = self._by_run.get(id(plan.run))
         if found is None or (found.read and not found.bound_by(arguments)):
             return False
         was, dims = self._static(plan.problem.dims), self._static(problem.dims)
-        # of equal numbers zeros alone differ in more than their type
+        # equal numbers of one type are identical, except for 0.0 and -0.0
         alike = was == dims and [*map(type, was)] == [*map(type, dims)]
         return alike and (0 not in dims or exact(was) == exact(dims))
 
     def get(self, draft: Draft) -> Run | None:
-        """The run that was bound for another size, if it was bound by the attributes that the draft's arguments have.
+        """The run that was bound for another size with equal attributes; None without one.
 
-        What it was bound by counts as read of these arguments, too.
+        The attributes that binding read count as read in the draft's arguments, too.
         """
         found = self._runs.get(self._key(draft))
         return found.run if found is not None and found.bound_by(draft.signature.arguments) else None
@@ -87,7 +87,7 @@ class SizelessRuns:
 
 
 def _kind(value: Argument) -> Hashable:
-    """All of an argument that a trait may tell."""
+    """A key of all of an argument that a trait may depend on."""
     if isinstance(value, TensorSpec):
         return value.dtype, len(value.shape), value.layout, value.alignment
     return tuple(map(_kind, value)) if isinstance(value, tuple) else type(value).__name__

@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """A strided view of a storage that is held weakly. ``start`` is in elements from the storage's begin."""
+    """A strided view of a storage that is held weakly. ``start`` is the offset in elements from the storage's start."""
 
     storage: weakref.ref[torch.UntypedStorage]
     start: int
@@ -28,7 +28,7 @@ class SourceTensor:
         return cls(storage, int(source.storage_offset()), tuple(source.shape), source.stride(), source.dtype)
 
     def tensor(self) -> torch.Tensor | None:
-        """A tensor over the storage's memory as it is now; None when that was freed, or emptied by ``resize_(0)``."""
+        """A tensor of the storage's current memory; None if that was freed, or emptied by ``resize_(0)``."""
         storage = self.storage()
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         if storage is None or storage.nbytes() < (self.start + last + 1) * self.dtype.itemsize:

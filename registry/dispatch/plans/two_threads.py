@@ -1,4 +1,4 @@
-"""One plan in two threads at once: what they share, such as a workspace, makes their results wrong."""
+"""Running one plan in two threads at once, which shows wrong results if calls share state such as a workspace."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ...implementation import Tensors
 from .plan import Plan
 
 CALLS = 9
-"""Of each thread, one after the other, with outputs of their own."""
+"""The number of calls of each thread, one after another, each with its own outputs."""
 
 _SHARED = 1
-"""The call in which both threads are given one input: who changes an input for a while is wrong there."""
+"""The index of the call in which both threads get one input: a plan that changes an input temporarily fails there."""
 
 _IN_TURNS = 3
-"""Calls in which the threads take turns after each of torch's operations; in the others they run freely."""
+"""The number of calls in which the threads alternate after each operation of torch; then they run freely."""
 
 _PATIENCE_S = 0.2
-"""How long a thread waits for its turn: the other one may wait for a lock that it holds."""
+"""The longest wait of a thread for its turn, in seconds: the other thread may wait for a lock that it holds."""
 
 _DELAY_CYCLES = 2_000_000
-"""About 1 ms of a GPU, in which both threads enqueue what their streams then run at once."""
+"""A delay of about 1 ms on the GPU, in which both threads enqueue work, so that their streams run it at once."""
 
 _sleep: Callable[[int], None] = torch.cuda._sleep  # bound at import: a plugin may patch it later
 
@@ -38,11 +38,11 @@ _sleep: Callable[[int], None] = torch.cuda._sleep  # bound at import: a plugin m
 def results_of_two_threads(
     plan: Plan, inputs: Sequence[tuple[Any, ...]], device: Device
 ) -> tuple[tuple[Tensors, ...], ...]:
-    """For each of the two inputs the results (``Op.results``) of calls that one thread made while the other did.
+    """For each of two inputs the results (``Op.results``) of its calls, made by two threads at once.
 
-    Each thread has an input of its own, but for one call on the first input by both.
+    Each thread calls with its own input, except for one call in which both use the first input.
 
-    On a GPU each thread has a stream of its own, and the current stream waits for both. What a call raises is raised.
+    On a GPU each thread has its own stream, and the current stream waits for both. Raises any exception of a call.
     """
     turns = _Turns()
     works = [_Work(plan, inputs, device, turns, me) for me in range(len(inputs))]
@@ -61,7 +61,7 @@ def results_of_two_threads(
 
 
 class _Turns:
-    """Whose turn it is of two threads, until one of them has waited in vain."""
+    """The turns of two threads that alternate, until one of them waits too long."""
 
     def __init__(self) -> None:
         self.barrier = threading.Barrier(2)
@@ -85,7 +85,7 @@ class _Turns:
 
 
 class _InTurns(TorchFunctionMode):
-    """Gives the other thread a turn after each operation of torch."""
+    """A mode that gives the other thread a turn after each operation of torch."""
 
     def __init__(self, turns: _Turns, me: int) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class _Work:
                     self._call(range(_IN_TURNS))
                 self._turns.end()
                 self._call(range(_IN_TURNS, CALLS))
-        except BaseException as fault:  # a stranger's code: it is told by whoever asked
+        except BaseException as fault:  # a plugin's code may raise anything; the caller raises it again
             self.fault = fault
             self._turns.end()
 
@@ -145,12 +145,12 @@ class _Work:
             self._outputs[place] = self._plan.into(self._outputs[place], self._values[place])
 
     def join_stream(self) -> None:
-        """Let the current stream wait for this thread's."""
+        """Let the current stream wait for this thread's stream."""
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     @property
     def results(self) -> list[tuple[int, Tensors]]:
-        """Of each call the number of its input, and its results."""
+        """For each call the index of its input, and its results."""
         results = map(self._plan.op.results, self._outputs, self._values)
         return list(zip(self._given, results, strict=True))

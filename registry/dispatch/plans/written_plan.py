@@ -1,7 +1,7 @@
-"""A plan as one flat function: prepared tensors, allocations and launches in line.
+"""A plan as one generated function that contains look-ups of prepared tensors, allocations and launches.
 
-The text holds no size: plans of one form are one compiled text, whose last parameters are shapes, extents and numbers
-with those of a plan as defaults.
+The text contains no size, so that plans of one form share a compiled text. Its last parameters are shapes, extents and
+numbers, whose defaults are those of a plan.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..torch_side.torch_private import allocator, function_modes, unseen
 from .prepared_hit import Hit
 
 MOST_TEMPLATES = 4096
-"""Compiled texts that are kept, with the names that do not change with a size."""
+"""The most compiled texts that are kept, each with the values of names that do not change with a size."""
 
 _templates: dict[Hashable, CodeTemplate] = {}
 
@@ -37,10 +37,10 @@ def written_call(
     returns_outputs: bool = False,
     refuse_ignored: Callable[[Any, tuple[Any, ...]], None] | None = None,
 ) -> Callable[..., Any]:
-    """``call(*values)``: allocates, runs and returns the outputs as the op does, all on ``device``.
+    """A function ``call(*values)`` that allocates on ``device``, runs, and returns the outputs as the op does.
 
-    The values are named ``a0``, ``a1`` ... in the text. ``refuse_ignored(returned, given)`` raises for what a run
-    must not return.
+    In the text the values are ``a0``, ``a1`` ... ``refuse_ignored(returned, given)`` raises if a run returned tensors
+    that it must not return.
     """
     form = run.form if isinstance(run, WrittenRun) and not returns_outputs else None
     outputs = () if returns_outputs else outputs
@@ -69,9 +69,9 @@ def written_call(
 
 
 def resized_made(was: Mapping[str, TensorSpec], made: Mapping[str, TensorSpec]) -> list[Any] | None:
-    """The sizes of tensors that are ``made`` in the places of others, as ``resized_call`` takes them.
+    """The sizes of tensors ``made`` instead of those of ``was``, as arguments of ``resized_call``.
 
-    None where names or dtypes are others, or where these alone, or those, have no elements.
+    None if names or dtypes differ, or if only one of two tensors is empty.
     """
     if [*was] != [*made]:
         return None
@@ -84,9 +84,9 @@ def resized_made(was: Mapping[str, TensorSpec], made: Mapping[str, TensorSpec]) 
 
 
 def resized_call(call: Any, former: Run, run: Run, sizes: Sequence[Any]) -> Callable[..., Any] | None:
-    """``call``, which was written for the ``former`` of two runs, for the other: the same text with other sizes.
+    """A copy of ``call``, which was generated for the run ``former``, for ``run``: its text with other sizes.
 
-    ``sizes`` are those of outputs and scratch. None where the text would be another one.
+    ``sizes`` are those of outputs and scratch. None if ``run`` needs another text.
     """
     if isinstance(run, WrittenRun):
         alike = isinstance(former, WrittenRun) and run.form is former.form
@@ -95,13 +95,13 @@ def resized_call(call: Any, former: Run, run: Run, sizes: Sequence[Any]) -> Call
 
 
 def _sized_names(form: WrittenForm | None, made: Sequence[str]) -> list[str]:
-    """Parameters of the text: the run, its numbers, shape and strides of each tensor that is made."""
+    """The text's last parameters: the run, its numbers, and shape and strides of each allocated tensor."""
     names = ["k_run"] if form is None else ["k_run", *form.sized]
     return [*names, *(f"{kind}_{name}" for name in made for kind in ("shape", "strides"))]
 
 
 class _Shape(NamedTuple):
-    """How many tensors and numbers a plan handles, and where; ``others``: another GPU may be the current one."""
+    """Key of a plan's text: numbers of tensors and values, and the device; ``others``: another GPU may be current."""
 
     values: int
     device: torch.device
@@ -130,7 +130,7 @@ def _template(shape: _Shape, form: WrittenForm | None, hit: Hit | None) -> CodeT
         # kernels and allocations go to the current GPU, whatever the tensors say
         lines += [f"if e_current_device() != {shape.device.index}:", f"    with e_on(e_device): {again}"]
     if form is None:
-        # what a TorchFunctionMode returns in place of an operation of torch is not in the outputs of the run
+        # a TorchFunctionMode may return another tensor than the run has written to
         lines += ["if e_modes():", f"    with e_unseen(): {again}"]
     lines += hit.lines if hit is not None else ()
     lines += [f"{name} = make_{name}(shape_{name}, strides_{name}, dtype_{name})" for name in (*made, *held)]
@@ -146,7 +146,7 @@ def _template(shape: _Shape, form: WrittenForm | None, hit: Hit | None) -> CodeT
 
 
 def _returned(made: Sequence[str]) -> str:
-    """An op without outputs returns None, one with several a tuple."""
+    """The returned expression: None without outputs, a tuple for several."""
     if not made:
         return "None"
     return made[0] if len(made) == 1 else _tuple(made)

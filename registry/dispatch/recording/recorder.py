@@ -1,4 +1,4 @@
-"""Counts the problems that a program really calls, for a shapes file that tuning can go by."""
+"""Counts the problems that a program calls, and writes them as a shapes file for tuning."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ VARIABLE = "KERNEL_REGISTRY_RECORD"
 
 _recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
 _watched: set[str] = set()
-"""Paths of the variable of which the end of this process tells if nothing was recorded."""
+"""Paths of the environment variable for which the end of this process warns if nothing was recorded."""
 
 
 class _Recording:
-    """Counts for one file, of this process."""
+    """The counts of this process for one file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class _Recording:
         self._counts: dict[Hashable, tuple[Problem, int]] = {}
 
     def count(self, key: Hashable, problem: Problem) -> None:
-        """Count a call; of more problems than ``MOST_PROBLEMS`` only the calls are counted, as left out."""
+        """Count a call; calls of problems beyond ``MOST_PROBLEMS`` are counted only in ``left_out``."""
         _, before = self._counts.get(key, (problem, 0))
         if before or len(self._counts) < recording_file.MOST_PROBLEMS:
             self._counts[key] = problem, before + 1
@@ -52,7 +52,7 @@ class _Recording:
             self.left_out += 1
 
     def save(self) -> bool:
-        """Add what was counted to the file; returns False for nothing, for which no file is made."""
+        """Add the counts to the file; returns False, and writes nothing, if there are none."""
         counts: Counter[Problem] = Counter()
         for problem, count in self._counts.values():
             if recording_file.recordable(problem):
@@ -70,7 +70,7 @@ class _Recording:
 
 
 class Recorder:
-    """The recorder of dispatch's calls. ``active`` is 0 when nobody records: then ``seen`` need not be called.
+    """Records the problems of calls. While ``active`` is 0 nothing is recorded, and ``seen`` need not be called.
 
     ``KERNEL_REGISTRY_RECORD=path`` records from the first call to the end of the process, child processes too.
     """
@@ -84,16 +84,16 @@ class Recorder:
         self.active = 1 if self._wanted else 0
         if self._wanted and self._wanted not in _watched:
             _watched.add(self._wanted)
-            # below 0: after the children of this process have ended
+            # below 0: run after the children of this process have ended
             Finalize(None, _tell_of_nothing, (self._wanted, _written(self._wanted)), exitpriority=-1)
         _recorders.add(self)
 
     @contextmanager
     def record(self, path: str | Path) -> Iterator[None]:
-        """Count the calls of this process inside the block, of all its threads, and add them to the file at its end.
+        """A context that counts the calls of all threads of this process, and adds them to the file at its end.
 
         The file is a shapes file: ``tune --shapes path`` tunes the problems by weight. Raises RegistryError at once for
-        a path that cannot be written, a file that is no recording, and one that is being recorded to already.
+        a path that cannot be written, a file that is no recording, and one that is in use by another recording.
         """
         recording = _Recording(recording_file.checked(file_of("record", path)))
         with self._lock:
@@ -115,7 +115,7 @@ class Recorder:
             warnings.warn(_nothing(recording.path), DispatchWarning, stacklevel=3)  # 2 is contextlib
 
     def seen(self, problem: Problem) -> None:
-        """One call of a problem. Raises RegistryError when the variable's path cannot be written, at the first call."""
+        """Count one call of a problem. The first call raises RegistryError if the variable's path cannot be written."""
         # a problem's own key is JSON, which takes ten times as long
         key = (problem.op, *problem.dims.items())
         with self._lock:
@@ -126,11 +126,11 @@ class Recorder:
 
     @property
     def recorded(self) -> str:
-        """The path of the variable, once a call was seen, also where it could not be written; else ""."""
+        """The environment variable's path after the first call, also if it could not be written; before that ""."""
         return self._wanted if self._whole is not None or self._refused else ""
 
     def _begin_whole(self) -> None:
-        """Open what the variable names, and see that it is saved when this process ends."""
+        """Begin the recording to the variable's path, which is saved when this process ends."""
         if not self._wanted or self._whole is not None:
             return
         try:
@@ -143,7 +143,7 @@ class Recorder:
         Finalize(None, _save_at_exit, (self._whole,), exitpriority=100)
 
     def in_forked_child(self) -> None:
-        """Begin anew: the parent's counts are the parent's, and the threads that held its lock are not here."""
+        """Start without counts, which belong to the parent, and with new locks, whose owners are not in the child."""
         self._lock = threading.Lock()
         for recording in self._recordings:
             recording.clear()
@@ -153,7 +153,7 @@ class Recorder:
 
 
 def _tell_of_nothing(path: str, before: int) -> None:
-    """At the end of a program: warn if neither it nor its children had anything to record."""
+    """Warn, at the end of a program, if neither it nor its children recorded anything."""
     if (
         parent_process() is None
         and _written(path) == before
@@ -164,7 +164,7 @@ def _tell_of_nothing(path: str, before: int) -> None:
 
 
 def _written(path: str) -> int:
-    """When a file was last written, 0 where there is none."""
+    """The time at which a file was last written; 0 if it does not exist."""
     try:
         return Path(path).stat().st_mtime_ns
     except OSError:
@@ -183,7 +183,7 @@ def _save_at_exit(recording: _Recording) -> None:
 
 
 def _place() -> str:
-    """``NVIDIA H200, torch 2.11.0``; a GPU that the program did not touch is not woken for it."""
+    """``NVIDIA H200, torch 2.11.0``: hardware and torch; a GPU is only initialised if the program has used it."""
     device = Device.of("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
     return f"{device.name}, torch {torch.__version__}"
 

@@ -1,4 +1,4 @@
-"""The file of a recording: a shapes file whose entries carry counts, that grows and is replaced in one step."""
+"""The file of a recording: a shapes file with counts, to which counts are added, replaced in one step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 MOST_PROBLEMS = 10_000
-"""The most problems of one recording: calls of others are left out, and the file says how many."""
+"""The most problems of one recording: calls of further problems are left out, and the file tells their number."""
 
 _MARK = "# Recorded by kernel-registry"
 _ORIGIN = "# on "
@@ -33,12 +33,12 @@ _LEFT_OUT_LINE = re.compile(rf"{_LEFT_OUT}(\d+) ")
 _MOST_BITS = 256
 
 Row = tuple[Mapping[str, Any], int]
-"""Dimensions and how often they were called."""
+"""The dimensions of a problem, and the number of its calls."""
 
 
 @dataclass
 class Recorded:
-    """A file's content: rows by op and canonical dimensions, where they were recorded, how many calls were left out."""
+    """A file's content: rows by op and canonical dimensions, the places of recording, the number of left out calls."""
 
     rows: dict[str, dict[str, Row]] = field(default_factory=dict)
     origins: list[str] = field(default_factory=list)
@@ -56,14 +56,14 @@ class Recorded:
 
 
 def recordable(problem: Problem) -> bool:
-    """Whether a shapes file can hold it: one with an empty tensor has nothing to tune."""
+    """True if a shapes file can hold the problem: one with an empty tensor has nothing to tune."""
     return not any(type(value) is int and value < 1 for value in problem.dims.values())
 
 
 def checked(path: str | Path) -> Path:
-    """The absolute path, links followed. Raises RegistryError for what cannot be written in the end.
+    """The absolute path, links resolved. Raises RegistryError for a path that could not be written later.
 
-    A file that is there must be a recording too: its counts are added to, and other text in it would be lost.
+    An existing file must be a recording: its counts are kept, any other text would be lost.
     """
     target = Path(path).expanduser().resolve()
     try:
@@ -80,7 +80,7 @@ def checked(path: str | Path) -> Path:
 
 
 def add(path: Path, counts: Mapping[Problem, int], left_out: int, place: str, date: str) -> None:
-    """Add counts to the file, whoever else does at the same time; it is never seen half written."""
+    """Add counts to the file, also while other processes do; readers never see half a file."""
     with _alone(path.parent):
         recorded = read(path) if path.exists() else Recorded()
         for problem, count in counts.items():
@@ -97,7 +97,7 @@ def read(path: Path) -> Recorded:
     from ...untrusted.yaml_document import Document, bounded_text
 
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise _no_recording(path)  # to read a pipe is to wait for its writer
+        raise _no_recording(path)  # reading a pipe would wait for its writer
     try:
         content = bounded_text(path)
         data = Document(path, content).data
@@ -119,7 +119,7 @@ def read(path: Path) -> Recorded:
 
 
 def text(recorded: Recorded, name: str) -> str:
-    """The whole file: where it came from, then an entry a line, sorted."""
+    """The text of the file: comments on its origin, then the entries, one per line, sorted."""
     from ... import __version__
 
     lines = [
@@ -160,7 +160,7 @@ def _shown(entry: object) -> str:
 
 
 def _writable(value: object) -> bool:
-    """Whether a value can stand in a recording: no date, nor a number that Python does not write."""
+    """True if a recording can hold the value: no date, and no number that is too long for Python to write."""
     if isinstance(value, list):
         return all(map(_writable, value))
     return isinstance(value, str | bool | float) or (isinstance(value, int) and value.bit_length() < _MOST_BITS)
@@ -198,7 +198,7 @@ def _flow(value: Any) -> str:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One writer at a time; where the system or the file system knows no such locks, the last of two at once wins."""
+    """Hold the folder's lock for writing; where the file system has no locks, the later of two writers overwrites."""
     if fcntl is None:
         yield
         return

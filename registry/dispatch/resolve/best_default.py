@@ -1,4 +1,4 @@
-"""The best default for a call of one family: what implementations answer is asked once, not at each size."""
+"""The best default for calls of one family; the implementations' answers are remembered across sizes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .situation import Situation
 from .spans import Spans
 
 _MOST = 1024
-"""Answers of one family that are kept."""
+"""The most remembered answers of one family."""
 
 
 class Found(NamedTuple):
-    """A choice; whether it demands tensors that start at a multiple of 16 bytes; why winners were passed over."""
+    """A choice; ``narrow``: it needs aligned tensors (multiples of 16 bytes); why winners were passed over."""
 
     choice: Choice
     narrow: bool
@@ -33,9 +33,9 @@ class Found(NamedTuple):
 
 
 class BestDefault:
-    """Finds what ``resolution.default_choices`` begins with, for problems of one family of calls.
+    """Finds the first of ``resolution.default_choices``, for problems of one family of calls.
 
-    The learnt rule is asked for its leaf alone: what follows from one is known from the sizes before.
+    Only the learnt rule's leaf is computed for each size; the ranking of a leaf is remembered.
     """
 
     def __init__(self, situation: Situation) -> None:
@@ -46,9 +46,9 @@ class BestDefault:
         self._firsts: dict[Hashable, _First] = {}
 
     def of(self, problem: Problem) -> Found | None:
-        """The first of ``default_choices``; None where no implementation can run it.
+        """The first of ``default_choices``; None if no implementation can run the problem.
 
-        Raises what asking for a preference or a configuration raises.
+        Raises any exception of an implementation's ``preference``, ``space`` or ``default``.
         """
         offers = self._offers.of(problem)
         if not offers.able:
@@ -70,7 +70,7 @@ class BestDefault:
 
     def _first(self, offers: _Offers, leaf: Leaf | None) -> _First:
         rank = {} if leaf is None else leaf.places
-        # min takes the first of equals, as a sort does
+        # min returns the first of equals, as a stable sort would
         best = min(offers.able, key=lambda one: (rank.get(one.default.implementation.name, len(rank)), -one.preference))
         key = best, id(leaf)
         if key not in self._firsts:
@@ -89,7 +89,7 @@ class _Offer(NamedTuple):
 
 
 class _Offers:
-    """Those that can run a problem; ``first`` are the best by the leaf's id."""
+    """The implementations that can run a problem; ``first``: the best of them by the id of the leaf."""
 
     def __init__(self, able: list[_Offer]) -> None:
         self.able = able
@@ -97,11 +97,11 @@ class _Offers:
 
 
 _Wanted = tuple[Config, WinningConfig | None]
-"""A configuration, and the one with which the implementation won nearest, if it is among those that are learnt."""
+"""A default configuration, and the learnt WinningConfig with which the implementation won nearest, if any."""
 
 
 class _Default:
-    """What one implementation answers about problems."""
+    """The remembered answers of one implementation: demand, preference and configuration."""
 
     def __init__(self, implementation: Implementation, situation: Situation) -> None:
         device, learnt, dynamic = situation.device, situation.winners.learnt, situation.op.dynamic
@@ -113,12 +113,12 @@ class _Default:
         )
         self.config = Remembered(self._config, dynamic)
         self._sound: tuple[Space, Config] | None = None
-        """The latest default, and the space that it is a point of: most sizes have these."""
+        """The latest valid default and its space, which most sizes share."""
         known = None if learnt is None else learnt.configs.get(implementation.name)
         self._won = _NearestConfig(known, situation.op) if known else None
 
     def _config(self, problem: Problem) -> _Wanted:
-        """``resolution.learnt_config``. Raises where the implementation has no configuration, or fails to answer."""
+        """``resolution.learnt_config``, with the WinningConfig. Raises if the implementation has no configuration."""
         implementation, device = self.implementation, self._device
         won = None if self._won is None else self._won.of(problem)
         space = implementation.space(problem, device)
@@ -132,12 +132,12 @@ class _Default:
 
 
 class _NearestConfig:
-    """``LearntDefault.config`` of one implementation, which measures no distance between two sizes of one answer."""
+    """``LearntDefault.config`` of one implementation, without computing distances between two sizes of one answer."""
 
     def __init__(self, known: Sequence[WinningConfig], op: Op) -> None:
         self._known = known
         self._spans: Spans[WinningConfig] = Spans(op)
-        # sizes nearest to one of them are neighbours where all are measured along the same dimensions
+        # the sizes nearest to a configuration form a convex region if all distances are along the same dimensions
         self._convex = all(type(one.dims.get(name)) is int for one in known for name in op.dynamic)
 
     def of(self, problem: Problem) -> WinningConfig:
@@ -151,7 +151,7 @@ class _NearestConfig:
 
 
 class _First:
-    """The best offer, wherever implementations answer alike and the learnt rule comes to one leaf."""
+    """The best offer for all problems with equal answers of the implementations and one leaf of the learnt rule."""
 
     def __init__(self, offer: _Offer, situation: Situation) -> None:
         self._offer = offer
@@ -160,7 +160,7 @@ class _First:
         self._latest: tuple[_Wanted, Found] | None = None
 
     def found(self, problem: Problem) -> Found:
-        """The choice of its configuration for a problem."""
+        """The choice of the offer's implementation for a problem, with its configuration there."""
         wanted = self._offer.default.config.of(problem)
         latest = self._latest
         if latest is None or wanted[0] is not latest[0][0] or wanted[1] is not latest[0][1]:
@@ -180,15 +180,15 @@ class _First:
 
 
 def demand(implementation: Implementation, problem: Problem, device: Device) -> bool | None:
-    """Whether an implementation demands tensors that are aligned; None where it cannot run the problem at all.
+    """True if an implementation needs aligned tensors; None if it cannot run the problem at all.
 
-    It is asked once where it does not look at alignment.
+    It is asked only once if it does not read alignment.
     """
     traits = problem.traits
     looked = traits.looked if type(traits) is OrdinaryTraits else -1
     try:
         reasons: Sequence[str] = answers.refusals(implementation, problem, device)
-    except Exception:  # that is told, and counts as a reason
+    except Exception:  # ask again by questions.refusals, which warns of the fault and returns it as a reason
         reasons = refusals(implementation, problem, device)
     if reasons:
         return None

@@ -1,4 +1,4 @@
-"""From values to what runs them: choices built into plans, remembered by what they were built for."""
+"""Plans of one op: builds the choices for a call into plans, and remembers these by everything they depend on."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from .tuning_command import tune_command
 from .winners import Winners
 
 MOST_PLANS = 8192
-"""Per op. Plans are shared by all forms of a call, and by grad and inference mode."""
+"""The most plans per op. A plan is shared by all forms of a call, and by grad and inference mode."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a call asks for; ``place`` is all that a plan is built for."""
+    """A call to resolve; ``place`` is a key of everything that a plan depends on."""
 
     problem: Problem
     arguments: Arguments
@@ -48,9 +48,9 @@ class Call:
 
 @dataclass
 class _Way:
-    """One call's way through its choices: why those before were passed over, and what that asks of an answer.
+    """The state of resolving one call: why choices were passed over, and under which conditions that remains so.
 
-    ``unloaded``: one was passed over only because nothing may be loaded now. ``makeshift``: one was not ready.
+    ``unloaded``: a choice was passed over only because nothing may be loaded now. ``makeshift``: one was not ready.
     """
 
     call: Call
@@ -71,14 +71,14 @@ class _Way:
         *,
         untuned: bool,
     ) -> Resolved:
-        """What answers the call by a choice, whose own ``conditions`` are added to those of the way."""
+        """The answer to the call by a choice, with its own ``conditions`` besides those so far."""
         call, misses, demands = self.call, tuple(self.misses), (*self.conditions, *conditions)
         makeshift = self.makeshift
         return Resolved(choice, run, call.problem, call.place, plan, misses, demands, makeshift, untuned=untuned)
 
 
 class Plans:
-    """Resolves an op's calls, and remembers the plans."""
+    """Resolves an op's calls, and remembers their plans."""
 
     def __init__(self, op: Op, catalog: Catalog, winners: Callable[[], Winners], mode: Callable[[], Mode]) -> None:
         self.op = op
@@ -93,11 +93,11 @@ class Plans:
 
     @property
     def generation(self) -> int:
-        """Grows whenever all is forgotten. Taken before resolution: what was resolved earlier is not kept."""
+        """The number of ``clear`` calls. Read it before resolving: ``remember`` ignores an older generation's plans."""
         return self.failures.generation
 
     def clear(self) -> None:
-        """Forget plans and failures, also what is being resolved at the moment."""
+        """Forget plans and failures; those that are being resolved now will not be kept."""
         with self._lock:
             self.failures.clear()
             self._plans = {}
@@ -117,11 +117,11 @@ class Plans:
                 del self._plans[next(iter(self._plans))]
 
     def recall(self, place: Hashable, forced: Forced | None) -> Resolved | None:
-        """What was kept."""
+        """The Resolved that ``remember`` kept for a place; None without one."""
         return self._plans.get((place, forced.key if forced else None))
 
     def situation(self, problem: Problem, device: Device) -> Situation:
-        """What resolution decides by; reads the op's winners if they are not in memory yet."""
+        """The situation of a problem on a device; reads the op's winners if they are not in memory yet."""
         source, place = self._winners(), (device.type, device.index)
         known = self._situations.get(place)
         if known is None or known[0] is not source:
@@ -133,21 +133,21 @@ class Plans:
 
     @property
     def implementations(self) -> tuple[Implementation, ...]:
-        """Those of the op that are installed."""
+        """The installed implementations of the op."""
         return self._catalog.implementations(self.op.name)
 
     def in_memory(self, device: Device) -> bool:
-        """Whether a situation on ``device`` is known without reading anything."""
+        """True if ``situation`` need not read winners for ``device``."""
         known = self._situations.get((device.type, device.index))
         return known is not None and known[0] is self._winners()
 
     def candidates(
         self, call: Call, forced: Forced | None, generation: int, strict: bool = False, loaded_only: bool = False
     ) -> Iterator[Resolved]:
-        """Built plans, best first, ending with the reference. What cannot be built is put aside.
+        """Answers by built plans, best first, then by the reference. A candidate that cannot be built is put aside.
 
-        ``strict``: raises NotTunedError instead of a default where no winner holds. ``loaded_only``: what is capturable
-        and needs nothing compiled, loaded or read; the reference only where nothing else was passed over for that.
+        ``strict``: raises NotTunedError instead of using a default if no winner holds. ``loaded_only``: only capturable
+        candidates that need nothing compiled, loaded or read; the reference only if this has excluded no candidate.
         """
         way = _Way(call, forced, generation, loaded_only)
         situation = self.situation(call.problem, call.device).of(call.problem, reads=not loaded_only)
@@ -169,7 +169,7 @@ class Plans:
                 yield way.answer(choice, plan.call, plan, conditions, untuned=choice.step == "default" and not tuned)
 
     def _passed_over(self, way: _Way, candidate: Candidate) -> bool:
-        """Whether the candidate must not run at the moment. Raises UnsupportedError for one that is forced."""
+        """True if the candidate must not run now. Raises UnsupportedError if it is forced."""
         if way.loaded_only and not candidate.implementation.capturable:
             way.misses.append(f"{candidate}: it cannot be captured")
             way.unloaded = True
@@ -184,7 +184,7 @@ class Plans:
         if way.forced is not None:
             raise UnsupportedError(f"{candidate} is forced, but {reason}")
         way.misses.append(f"{candidate}: {reason}")
-        # what runs instead may answer for as long as this holds
+        # another candidate may answer further calls only while this reason holds
         if failure is None:
             way.conditions = (*dict.fromkeys((*way.conditions, determinism_asked)),)
         elif not math.isinf(failure.retry_at):
@@ -192,7 +192,7 @@ class Plans:
         return True
 
     def _tried(self, way: _Way, situation: Situation, choice: Choice, candidate: Candidate) -> Plan | None:
-        """The candidate's plan; None where it cannot be had. Raises what no other candidate could avoid."""
+        """The candidate's plan; None if it cannot be built or must not be loaded. Raises if the GPU is unusable."""
         call = way.call
         try:
             draft = Draft.of(self.op, candidate, call.problem, call.arguments, call.device)
@@ -204,7 +204,7 @@ class Plans:
                 return None
             plan = self._built(choice.step, draft, way.loaded_only)
             if plan is not None:
-                plan.call  # noqa: B018 - writing it may fail, too
+                plan.call  # noqa: B018 - generating it may fail, too
                 return plan
         except Exception as fault:
             reason = self.failed(way.call.place, candidate, fault, way.forced, way.generation)
@@ -218,7 +218,7 @@ class Plans:
         return None
 
     def _built(self, step: Step, draft: Draft, loaded_only: bool) -> Plan | None:
-        """The draft's plan; None where it is not in memory and nothing else will do. Raises CompileError."""
+        """The draft's plan; None if it is not in memory and ``loaded_only``. Raises CompileError."""
         plan = draft.from_memory(self.sizeless)
         if plan is None and loaded_only and not (draft.candidate.implementation.any_size and not draft.variants()):
             return None
@@ -229,9 +229,9 @@ class Plans:
     def failed(
         self, place: Hashable, candidate: Candidate, fault: Exception, forced: Forced | None, generation: int
     ) -> str:
-        """Put a candidate aside, unless it was merely not ready, and tell why; a forced one raises instead.
+        """Put a candidate aside, unless it was only not ready, and return why. Raises for a forced one instead.
 
-        Empty for a fault that no other candidate could avoid: the GPU refuses all further work.
+        "" if the GPU refuses all further work, so that every candidate would fail.
         """
         if broken_context(fault):
             tell_broken(self.op.name, candidate, fault)
@@ -249,7 +249,7 @@ class Plans:
 
 
 def passes(fault: Exception) -> bool:
-    """Whether the candidate may run at the next call: it was not ready, or memory was short."""
+    """True if a fault may not occur at the next call: the candidate was not ready, or memory was short."""
     return isinstance(fault, NotReadyError) or out_of_memory(fault)
 
 
@@ -262,20 +262,20 @@ def _not_tuned(call: Call, misses: list[str]) -> NotTunedError:
 
 
 def place_of(arguments: Arguments) -> Hashable:
-    """All that a plan is built for: specs with their alignment, attributes, and whether determinism is asked for.
+    """A key of everything that a plan depends on: specs with alignment, attributes, and torch's determinism setting.
 
-    The schema has fixed the attributes' types; a float is told by its digits, since 0.0 equals -0.0.
+    The schema fixes the attributes' types; a float is in the key as text, since 0.0 equals -0.0.
     """
     values = tuple([repr(value) if isinstance(value, float) else value for value in arguments.all.values()])
     return values, arguments.gradient, torch.are_deterministic_algorithms_enabled()
 
 
 def conditions_of(candidate: Candidate, problem: Problem, device: Device) -> tuple[Condition, ...]:
-    """What torch's guards do not see and this candidate depends on."""
+    """The conditions of a candidate that torch's guards do not check."""
     implementation = candidate.implementation
     conditions: list[Condition] = []
     if not problem.traits["aligned"]:
-        # whatever runs here may be slower: aligned tensors of this shape must not end up with it
+        # a plan for unaligned tensors may be slower: it must not answer calls with aligned ones
         conditions.append(misaligned)
     elif refusals(implementation, problem.misaligned(), device):
         conditions.append(aligned)

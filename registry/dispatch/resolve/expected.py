@@ -1,8 +1,8 @@
-"""Which candidates should be fast at a size that nobody tuned, for what was measured at the sizes around it.
+"""Candidates that should be fast at a size that was not tuned, by the times at the sizes around it.
 
-A time speaks for another size where the code that was measured runs there (``Implementation.transfers``). The nearest
-winner is followed where it does. Else, and where winners on both sides of the problem differ, implementations are
-ranked by the times that they took on both sides, each over the best one's there: logarithms, weighted by nearness.
+A time is evidence for another size if the measured code runs there (``Implementation.transfers``): then the nearest
+winner is taken. Otherwise, and if the winners on both sides of the problem differ, implementations are ranked by their
+times on both sides, each divided by the winner's: the mean of logarithms, weighted by nearness.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from .questions import asked, default_of
 from .situation import Situation, moved_along, shown_near, standing_of
 
 _MOST_ELSEWHERE = 8
-"""Expectations that are taken from the winners of one group of static dimensions."""
+"""The most expectations taken from the winners of one group of static dimensions."""
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """A candidate that is expected to be fast, and the tuned problem from which it is taken.
+    """A candidate that is expected to be fast, and ``near``, the winner of another problem that it is taken from.
 
-    over     its time over the time of the winner there; None where this configuration was not measured there
-    other    the winner on the other side of the problem, against which it was weighed
-    nearest  whether ``near`` is the nearest of all
+    over     its time over that winner's; None if this configuration was not measured there
+    other    the winner on the other side of the problem, if the ranking used it
+    nearest  True if ``near`` is the nearest of all winners
     """
 
     candidate: Candidate
@@ -47,9 +47,9 @@ def expected(
 ) -> Iterator[Expectation]:
     """Candidates for the problem from winners of other problems with the same static dimensions, best first.
 
-    Those that the winners on both sides suggest come first, then winners that are farther. Appends to ``misses`` why
-    winners say nothing here, and to ``spent`` the sources that hold for no size; the caller may add to it those that
-    cannot run here. ``own``: winners of exactly the problem count, too.
+    Candidates by the winners on both sides come first, then farther winners. Appends to ``misses`` why winners do not
+    apply, and to ``spent`` the sources that hold for no size; the caller may add those that cannot run the problem.
+    ``own``: winners of exactly the problem count, too.
     """
     op, problem, winners = situation.op, situation.problem, situation.winners
     sides: list[Near] = []
@@ -67,15 +67,15 @@ def expected(
 
 
 def expected_elsewhere(situation: Situation) -> Iterator[tuple[Expectation, Mapping[str, Value]]]:
-    """What should be fast at similar static dimensions, whose winners hold, the nearest first, each with these.
+    """Expectations from winners of similar static dimensions, and these dimensions, the nearest first.
 
-    Nothing where only what was verified may run: nobody verified it for the problem's own.
+    None in mode "verified", since they were not verified for the problem's static dimensions.
     """
     op, problem = situation.op, situation.problem
     waiting: list[tuple[float, int, Expectation, Mapping[str, Value]]] = []
     count, spent = itertools.count(), set[Source]()
     for similar in () if situation.verified else situation.winners.similar(op, problem):
-        # none of these dimensions or of later ones is nearer than they are themselves
+        # winners of these and of later dimensions are at least as far away as the dimensions
         while waiting and waiting[0][0] < similar.octaves:
             yield heapq.heappop(waiting)[2:]
         like = situation.of(
@@ -88,19 +88,19 @@ def expected_elsewhere(situation: Situation) -> Iterator[tuple[Expectation, Mapp
 
 
 def _of_static(situation: Situation, like: Situation, spent: set[Source]) -> list[tuple[float, Expectation]]:
-    """What is expected to be fast at the static dimensions of ``like``, and how far its winner is along the others.
+    """Expectations at the static dimensions of ``like``, each with the distance of its winner along the others.
 
     Adds to ``spent`` the sources that hold for no size.
     """
     every = (one for one in expected(like, [], spent, own=True) if not _was_refused(situation, one))
     found = list(itertools.islice(every, _MOST_ELSEWHERE))
-    # what the winners on both sides suggest is ranked by both
+    # candidates by the winners on both sides have the distance of the nearest
     nearest = min((one.near.octaves for one in found), default=0.0)
     return [(nearest if one.nearest or one.other is not None else one.near.octaves, one) for one in found]
 
 
 def _was_refused(situation: Situation, one: Expectation) -> bool:
-    """Whether the tuner has looked if a winner transfers to sizes such as the problem's, and it does not."""
+    """True if the tuner has checked whether a winner transfers to the problem's range of sizes, and it does not."""
     op, decision, problem = situation.op, one.near.decision, situation.problem
     name = moved_along(op, decision, problem)
     looked = decision.transfers.get(name)
@@ -130,9 +130,9 @@ def _of_sides(situation: Situation, sides: list[Near], misses: list[str]) -> Ite
 
 
 def _score(name: str, sides: list[Near], offered: list[Expectation]) -> float:
-    """The logarithm of the time that the implementation is expected to take over the winners' times.
+    """The logarithm of the implementation's expected time over the winners' times.
 
-    Of an implementation whose best configuration is not known it is at least the time that a default took.
+    At least that of the default's time if the implementation's best configuration is not known.
     """
     timed = any(one.over is not None for one in offered)
     total = sum(side.octaves for side in sides)
@@ -144,7 +144,7 @@ def _score(name: str, sides: list[Near], offered: list[Expectation]) -> float:
 
 
 def _over(decision: Winner, name: str) -> float:
-    """An implementation's time over the winner's; where it has none, that of the slowest that has."""
+    """An implementation's time over the winner's; if it has none, that of the slowest implementation with a time."""
     if name == decision.candidate.implementation:
         return 1.0
     return decision.baselines.get(name) or max([1.0, *decision.baselines.values()])
@@ -157,7 +157,7 @@ def _default_over(decision: Winner) -> float:
 
 
 def _candidates(situation: Situation, implementation: Implementation, sides: list[Near]) -> Iterator[Expectation]:
-    """The implementation's candidates on the sides: as winners, else as measured against them, else another config."""
+    """The implementation's candidates on both sides: as winners, as measured against these, or with another config."""
     name, found = implementation.name, False
     for side in sides:
         decision, nearest = side.decision, side is sides[0]

@@ -1,4 +1,4 @@
-"""Candidates that failed, by problem: put aside with the reason, for good or until memory may be free again."""
+"""Failed candidates by problem: put aside with the reason, permanently or until memory may be free again."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ..plans.plan import Candidate
 from ..warning import DispatchWarning, tell_caller, times_told
 
 MOST_REASONS = 4096
-"""Per op. What is older is tried again, at the cost of failing once more."""
+"""The most failures kept per op. A candidate whose failure was dropped is tried again."""
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 64.0
-"""How long a candidate that ran out of memory is put aside: each time twice as long, until it runs."""
+"""The longest time, in seconds, that a candidate is put aside for lack of memory; it doubles with each failure."""
 
 
 @dataclass(frozen=True)
 class FailedCandidate:
-    """Why a candidate is put aside, and until when by ``Failures.clock``; ``retry_at`` is infinite for good."""
+    """Why a candidate is put aside, and until when by ``Failures.clock``; ``retry_at`` is infinite if permanently."""
 
     reason: str
     retry_at: float = math.inf
@@ -34,7 +34,7 @@ class FailedCandidate:
 
 
 class Failures:
-    """Failures by problem and candidate. Warns of an implementation's first of each kind."""
+    """Failures by problem and candidate. It warns of an implementation's first failure of each kind."""
 
     def __init__(self, most_reasons: int = MOST_REASONS) -> None:
         self.generation = 0
@@ -47,9 +47,9 @@ class Failures:
         return len(self._failures)
 
     def put(self, op: str, place: Hashable, candidate: Candidate, fault: BaseException, generation: int) -> str:
-        """Remember that ``candidate`` fails at ``place``, unless all was forgotten since ``generation``.
+        """Remember that ``candidate`` fails at ``place``, unless ``clear`` was called since ``generation``.
 
-        One that ran out of memory is tried again after a pause. Returns the reason. Warns, even so.
+        It is tried again after a pause if it ran out of memory. Warns in any case, and returns the reason.
         """
         reason = f"{in_a_line(fault)}{where_raised(fault, candidate.implementation)}"
         failure, told = FailedCandidate(reason), f"{op}: {candidate} failed and is put aside"
@@ -68,37 +68,37 @@ class Failures:
         return reason
 
     def find(self, place: Hashable, candidate: Candidate) -> FailedCandidate | None:
-        """Why the candidate is put aside there at the moment; None when it is not."""
+        """The failure for which the candidate is put aside at ``place`` now; None if it is not."""
         if not self._failures:
             return None
         found = self._failures.get((place, candidate.key))
         return None if found is None or found.retry_at <= self.clock() else found
 
     def reasons(self, place: Hashable) -> dict[str, str]:
-        """Reasons at one place, by candidate key."""
+        """The reasons of the candidates that are put aside at ``place``, by candidate key."""
         now = self.clock()
         known = list(self._failures.items())
         return {key: one.reason for (where, key), one in known if where == place and one.retry_at > now}
 
     def settle(self, place: Hashable, candidate: Candidate) -> None:
-        """Forget that the candidate failed there: it has run."""
+        """Forget that the candidate failed at ``place``, since it has run there."""
         if self._failures:
             with self._lock:
                 self._failures.pop((place, candidate.key), None)
 
     def pause(self, failure: FailedCandidate) -> Callable[..., bool]:
-        """A condition on calls: True until the candidate that failed is to be tried again."""
+        """A condition for table entries: True until the failed candidate is to be tried again."""
         return lambda *_given: self.clock() < failure.retry_at
 
     def clear(self) -> None:
-        """Try everything again, e.g. after a new winner was stored. What is failing at the moment does not count."""
+        """Forget all failures, e.g. after a new winner was stored, and those of calls that are running now."""
         with self._lock:
             self.generation += 1
             self._failures.clear()
 
 
 def tell_broken(op: str, candidate: Candidate, fault: BaseException) -> None:
-    """Warn that a candidate met a CUDA context that is lost, which says nothing about the candidate."""
+    """Warn that the CUDA context is lost, which a candidate found, but may not have caused."""
     tell_caller(
         DispatchWarning,
         "broken context",

@@ -1,9 +1,9 @@
-"""What runs where nothing tuned is near, as learnt from all problems of an op that were decided on one hardware.
+"""Learnt rules for defaults, used where no tuned problem is near, from all decided problems of an op on one hardware.
 
-A rule is a small tree. It asks for dimensions of the problem; its leaves rank the implementations whose defaults were
-faster than that of the implementation which is declared best. For implementations whose own defaults were worse than
-the configurations with which they won elsewhere it holds these. ``tuner.decide.learning`` fits it; a tuning run stores
-it with its record, and ``registry/shipped/defaults.json`` holds those that come with the package.
+A rule is a small decision tree on the problem's dimensions. Its leaves rank the implementations whose defaults were
+faster than the default of the implementation with the highest preference. For implementations whose defaults were
+slower than their winning configurations, the rule holds those configurations. ``tuner.decide.learning`` fits rules; a
+tuning run stores its rules, and ``registry/shipped/defaults.json`` holds those of the package.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _DEEPEST = 8
 
 @dataclass(frozen=True)
 class Leaf:
-    """Implementations with their mean time over the fastest one's (geometric), best first, in so many ``problems``.
+    """Implementations with their geometric mean time over the fastest one's, best first, over ``problems`` problems.
 
-    Those alone that were faster than what is declared best; that follows.
+    Only implementations that were faster than the one with the highest preference, which comes next.
     """
 
     ranking: tuple[tuple[str, float], ...]
@@ -33,13 +33,13 @@ class Leaf:
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """By implementation its place."""
+        """The place of each implementation in the ranking."""
         return {name: place for place, (name, _) in enumerate(self.ranking)}
 
 
 @dataclass(frozen=True)
 class Split:
-    """``yes`` where the dimension is at most ``bound`` (a number), or equal to it (a text or boolean); else ``no``."""
+    """A branch: ``yes`` if the dimension is at most ``bound`` (or equals it, if a text or boolean), else ``no``."""
 
     dim: str
     bound: Value
@@ -47,7 +47,7 @@ class Split:
     no: Split | Leaf
 
     def holds(self, dims: Mapping[str, Value]) -> bool:
-        """Whether the problem with these dimensions goes to ``yes``."""
+        """True if a problem with these dimensions goes to ``yes``."""
         value, bound = dims.get(self.dim), self.bound
         if isinstance(bound, bool | str) or isinstance(value, bool | str) or value is None:
             return value == bound
@@ -68,7 +68,7 @@ class WinningConfig:
     config: Config
 
     def octaves(self, dims: Mapping[str, Value]) -> tuple[int, float]:
-        """(texts and booleans that differ, squared distance of the numbers' base-2 logarithms)."""
+        """The distance of a problem: (texts and booleans that differ, sum of squares of the numbers' octaves)."""
         differ, squares = 0, 0.0
         for name, own in self.dims.items():
             other = dims.get(name)
@@ -80,15 +80,15 @@ class WinningConfig:
 
 
 def nearest_config(known: Sequence[WinningConfig], dims: Mapping[str, Value]) -> WinningConfig:
-    """The one that won nearest to a problem with these dimensions, the first of several."""
+    """The configuration that won nearest to a problem with these dimensions, the first of equals."""
     return min(known, key=lambda one: one.octaves(dims))
 
 
 @dataclass(frozen=True)
 class LearntDefault:
-    """The rule of an op at one ``version``, fitted to so many ``problems``.
+    """The rule of an op at one ``version``, fitted to ``problems`` problems.
 
-    ``configs`` are by implementation; ``where`` tells the hardware and the origin.
+    ``configs`` are by implementation; ``where`` is the hardware and the origin as text.
     """
 
     version: int
@@ -98,7 +98,7 @@ class LearntDefault:
     where: str = ""
 
     def config(self, name: str, dims: Mapping[str, Value]) -> Config | None:
-        """The configuration with which an implementation won nearest; None where its own default is as good."""
+        """The configuration with which an implementation won nearest; None if its own default is as good."""
         known = self.configs.get(name)
         return nearest_config(known, dims).config if known else None
 
@@ -107,17 +107,17 @@ class LearntDefault:
         node = self.tree
         while isinstance(node, Split):
             value, bound = dims.get(node.dim), node.bound
-            # without a call where both are plain numbers: each new size of a call comes here
+            # plain numbers are compared without a call, since each new size of a call comes here
             plain = type(value) is int and type(bound) is not str and type(bound) is not bool
             node = node.yes if (value <= bound if plain else node.holds(dims)) else node.no  # type: ignore[operator]
         return node
 
     def rank(self, dims: Mapping[str, Value]) -> Mapping[str, int]:
-        """By implementation its place for a problem with these dimensions."""
+        """The place of each implementation in the ranking for a problem with these dimensions."""
         return self.leaf(dims).places
 
     def reason(self, dims: Mapping[str, Value], name: str) -> str:
-        """Why an implementation of the ranking is taken, for people."""
+        """The reason, as text, to take an implementation of the ranking."""
         node, told = self.tree, list[str]()
         while isinstance(node, Split):
             told.append(node.shown(holds := node.holds(dims)))
@@ -136,7 +136,7 @@ class LearntDefault:
 
 
 def learnt_from(given: Any, where: str) -> LearntDefault:
-    """The rule that ``plain`` has written. Raises StoreError for anything else."""
+    """The rule from the result of ``plain``. Raises StoreError for anything else."""
     try:
         configs = {
             str(name): tuple(WinningConfig(_mapping(one["dims"]), _mapping(one["config"])) for one in known)

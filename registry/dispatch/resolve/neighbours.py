@@ -1,6 +1,6 @@
-"""Winners whose static dimensions are equal: which are of exactly some sizes, which are nearest to them.
+"""Winners with equal static dimensions: finds those of exactly some sizes, and their distances from sizes.
 
-Static dimensions along which winners transfer are sizes here, as dynamic ones are; see ``Op.transfers``.
+Static dimensions along which winners transfer count as sizes here, like dynamic ones; see ``Op.transfers``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Numbers = NDArray[np.float64]
 
 
 class Neighbours:
-    """Places of winners with equal static dimensions, and their sizes: those along which one may be near.
+    """Winners with equal static dimensions, each known by a place, and their sizes along ``Op.near_along``.
 
     ``found`` are places with their dimensions; ``bad(place)`` is called for those whose sizes are no numbers.
-    ``transfers(place)`` tells where else a winner was verified.
+    ``transfers(place)`` returns the sizes at which a winner was also verified.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class Neighbours:
     ) -> None:
         self.places: list[int] = []
         self.candidates: NDArray[np.int64] | None = None
-        """A number for the candidate of each, and one for its source, once somebody needs them."""
+        """For each winner a number for its candidate, and one for its source; None until they are needed."""
         self.sources: frozenset[Hashable] | None = None
-        """The sources of all, once somebody needs them."""
+        """The sources of all winners; None until they are needed."""
         self._sizes: list[tuple[float, ...]] = []
         self._of_sizes: dict[tuple[float, ...], list[int]] = {}
         reach: list[tuple[tuple[float, float], ...]] = []
@@ -59,7 +59,7 @@ class Neighbours:
         self._array = np.array(self._sizes, dtype=np.float64).reshape(shape)
         self._columns = [np.ascontiguousarray(column) for column in self._array.T]
         self._reach: list[Numbers] | None = None
-        """By dimension the least and the greatest size at which each may answer; None where all may."""
+        """For each dimension the least and the greatest size at which each winner may answer; None if no limits."""
         if op.transfers:
             ends = np.array(reach, dtype=np.float64).reshape(*shape, 2)
             self._reach = [np.ascontiguousarray(ends[:, column].T) for column in range(shape[1])]
@@ -71,14 +71,14 @@ class Neighbours:
         return self._of_sizes.get(sizes, [])
 
     def octaves(self, sizes: tuple[float, ...]) -> Numbers:
-        """The distance of each, right but for the last bits; infinite where one does not transfer to these sizes."""
-        # by columns: a reduction over a short axis takes longer than all the rest
+        """The distance of each winner, except for rounding errors; infinite if it does not transfer to these sizes."""
+        # by columns, since a reduction over a short axis is slow
         logarithms = [np.log2(size / column) for size, column in zip(sizes, self._columns, strict=True)]
         found: Numbers = np.abs(logarithms[0]) if len(sizes) == 1 else np.sqrt(sum(each * each for each in logarithms))
         return found if self._reach is None else np.where(self._reached(sizes), found, np.inf)
 
     def _reached(self, sizes: tuple[float, ...]) -> NDArray[np.bool_]:
-        """Which may answer at these sizes: each was verified along one static dimension at a time."""
+        """A mask of winners that may answer at these sizes: each may differ in one static dimension only."""
         assert self._reach is not None
         reached, moved = np.ones(len(self.places), np.bool_), np.zeros(len(self.places), np.int8)
         for size, column, (low, high), static in zip(
@@ -91,53 +91,53 @@ class Neighbours:
         return reached & (moved <= 1)
 
     def _bounds_along(self, column: int) -> Numbers:
-        """The sizes at which another set of winners begins to transfer, along one dimension."""
+        """The sizes, along one dimension, at which the set of winners that transfer changes."""
         assert self._reach is not None
         (low, high), own = self._reach[column], self._columns[column]
         return np.unique(np.concatenate([low, high + 1, own, own + 1]))
 
     def stretch(self, column: int, size: float) -> float:
-        """The greatest size up to which the same winners transfer as to ``size``, along one dimension."""
+        """The greatest size, along one dimension, up to which the set of winners that transfer is that of ``size``."""
         further = self._bounds[column].searchsorted(size, "right")
         return float(self._bounds[column][further]) - 1 if further < len(self._bounds[column]) else math.inf
 
     def across(self, sizes: tuple[float, ...], there: tuple[float, ...]) -> Numbers:
-        """The distance of each on the other side of ``sizes`` than ``there``, infinite for all others.
+        """The distance of each winner on the other side of ``sizes`` than ``there``, infinite for all others.
 
-        In each dimension ``sizes`` lies between the two.
+        On the other side: in each dimension ``sizes`` is between the winner's and ``there``.
         """
         here, other = np.asarray(sizes), np.asarray(there)
         between = ((self._array - here) * (here - other) >= 0).all(axis=1) & (self._array != other).any(axis=1)
         return np.where(between, self.octaves(sizes), np.inf)
 
     def octaves_of(self, sizes: tuple[float, ...], index: int) -> float:
-        """The distance of the one at ``index``, to the last bit."""
+        """The exact distance of the winner at ``index``."""
         return octaves_between(sizes, self._sizes[index])
 
 
 def octaves_between(one: Sequence[float], other: Sequence[float]) -> float:
-    """Euclidean distance of the sizes' base-2 logarithms: 1.0 is twice or half in one of them."""
-    # quotients: halves and doubles are equally far, which differences of logarithms are not to the last bit
+    """Euclidean distance of the sizes' base-2 logarithms: 1.0 is a factor of two in one size."""
+    # of quotients: half and double have exactly equal distances, unlike with differences of logarithms
     return math.hypot(*[math.log2(size / far) for size, far in zip(one, other, strict=True)])
 
 
 def sizes_of(op: Op, dims: Mapping[str, Value]) -> tuple[float, ...]:
-    """The dimensions of ``Op.near_along`` as numbers from 1 on. Raises ValueError and OverflowError."""
+    """The dimensions of ``Op.near_along`` as numbers of at least 1. Raises ValueError and OverflowError."""
     return tuple([max(float(dims[name]), 1) for name in op.near_along])
 
 
 def key_of(dims: Mapping[str, Value]) -> frozenset[tuple[str, Hashable]]:
-    """Dimensions as a key, equal where their canonical JSON is."""
+    """A key of dimensions: keys are equal if and only if the canonical JSON is."""
     return frozenset([(name, exact(value)) for name, value in dims.items()])
 
 
 def may_differ(op: Op) -> frozenset[str]:
-    """Dimensions that may differ between a problem and one whose winner it takes."""
+    """The dimensions in which a problem may differ from the problem whose winner it takes."""
     return op.dynamic | op.distributions.keys() | op.transfers.keys()
 
 
 def unlike(op: Op, one: Mapping[str, Value], other: Mapping[str, Value]) -> list[int]:
-    """By distribution 0 where both have the same one, else the place from 1 on of the other's among those declared."""
+    """For each distribution 0 if both problems agree, else the place (from 1) of the other's name among its names."""
     return [
         0 if one[name] == other[name] else 1 + (names.index(str(other[name])) if other[name] in names else len(names))
         for name, names in op.distributions.items()
@@ -147,17 +147,17 @@ def unlike(op: Op, one: Mapping[str, Value], other: Mapping[str, Value]) -> list
 def grouped(
     static: Sequence[str], found: Iterable[tuple[int, Any]], bad: Callable[[int], None]
 ) -> dict[Hashable, list[tuple[int, Any]]]:
-    """``found``, places with their dimensions, by the values of the ``static`` ones; see ``values_of``.
+    """``found``, places with their dimensions, grouped by the values of the ``static`` ones; see ``values_of``.
 
-    Values that are equal to Python but of different types are told apart when a winner is decoded, not here: that is
-    one in thousands. ``bad(place)`` is called for what are no dimensions.
+    Values that are equal in Python but of different types are rare, and distinguished when a winner is decoded.
+    ``bad(place)`` is called for values that are no dimensions.
     """
     groups: dict[Hashable, list[tuple[int, Any]]] = {}
     values = itemgetter(*static) if static else lambda _: ()
     for place, dims in found:
         try:
             groups.setdefault(values(dims), []).append((place, dims))
-        except KeyError:  # of an op that had other dimensions
+        except KeyError:  # stored when the op had other dimensions
             continue
         except TypeError:
             bad(place)
@@ -177,9 +177,9 @@ def _size(value: Any) -> float:
 
 
 def _reach(op: Op, dims: Mapping[str, Any], transfers: Mapping[str, Transfer]) -> tuple[tuple[float, float], ...]:
-    """Between which sizes a winner may answer, for each that it is near along.
+    """The least and the greatest size at which a winner may answer, for each dimension of ``Op.near_along``.
 
-    Along a static one these are the sizes at which it was verified, as far as the op still says that winners transfer.
+    Along a static dimension these are the sizes at which it was verified, if the op still declares that it transfers.
     """
     found = []
     for name in op.near_along:

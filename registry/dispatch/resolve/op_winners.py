@@ -1,4 +1,4 @@
-"""The winners of one op on one hardware in memory: those of exactly a problem, and those nearest to it."""
+"""The winners of one op on one hardware, in memory: finds those of exactly a problem, and those nearest to it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from .neighbours import Neighbours, grouped, key_of, may_differ, sizes_of, unlik
 from .similar import Similar, SimilarStatics
 
 Winner = Decision | StoredWinner
-"""A shipped decision, or one of the user's without its figures."""
+"""A shipped decision, or a winner of the user's database without its figures."""
 
 Source = tuple[int, str, str]
-"""Version of the op, name and fingerprint of an implementation: all its winners hold, or none does."""
+"""Version of the op, name and fingerprint of an implementation: either all winners of a source hold, or none."""
 
 SECONDS = 2.0
-"""A database that has not answered by then is done without."""
+"""The longest wait for a database, in seconds; after that dispatch goes on without it."""
 
 _EQUAL = 1 + 1e-9
-"""Factor within which two distances are compared to the last bit."""
+"""Distances within this factor are compared again exactly."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class _Known(NamedTuple):
 
 @dataclass(frozen=True)
 class OpWinners:
-    """The user's winners, ``stored``, and those ``shipped`` with the package, which stand behind them.
+    """The user's winners, ``stored``, and those ``shipped`` with the package, which come after them.
 
-    A shipped one is reached where the user has none for a problem, or none that holds. Of several for one problem this
-    op version's comes first, then this ``software``'s, then the newest. What cannot be decoded is skipped, and ``tell``
-    told why. ``fault`` says why something could not be read at all.
+    A shipped winner is used if the user has none for a problem, or none that holds. Of several for one problem those of
+    this op version come first, then those of this ``software``, then the newest. A winner that cannot be decoded is
+    skipped, with its reason passed to ``tell``. ``fault`` says why something could not be read at all.
     """
 
     stored: Snapshot = field(default_factory=Snapshot)
@@ -89,11 +89,12 @@ class OpWinners:
     def nearest(self, op: Op, problem: Problem, spent: Collection[Source] = (), *, own: bool = False) -> Iterator[Near]:
         """Winners with the problem's static dimensions, or that transfer to them, the nearest first.
 
-        Each candidate stands there once, of the user's and of those shipped. ``own``: winners of exactly the problem
-        are among them.
+        Each candidate is yielded once among the user's winners, and once among the shipped. ``own``: with winners of
+        exactly the problem.
 
-        Of two equally near that of the same distribution of data, then of the one declared first, then the user's, then
-        the larger problem's. Those of a source that stands in ``spent`` when the next is asked for are left out.
+        Of equally near winners those with the problem's distribution of data come first, then by the declared order of
+        distributions, then the user's, then larger problems. Winners of sources in ``spent`` are left out; the caller
+        may add to it between two items.
         """
         group = self._group(op, problem.dims)
         if group is None or (spent and self._sources(group).issubset(spent)):
@@ -111,10 +112,10 @@ class OpWinners:
     def across(
         self, op: Op, problem: Problem, near: Winner, holds: Callable[[Winner], bool] = lambda _: True
     ) -> Near | None:
-        """The nearest of the winners that hold on the other side of the problem than ``near``.
+        """The nearest winner that ``holds``, on the other side of the problem than ``near``.
 
-        In each size the problem lies between both. None where there is no such winner, or where ``near``
-        is of the problem's own sizes.
+        In each size the problem is between both. None if there is no such winner, or if ``near`` has the problem's own
+        sizes.
         """
         group = self._group(op, problem.dims)
         here, there = sizes_of(op, problem.dims), sizes_of(op, near.problem.dims)
@@ -139,14 +140,14 @@ class OpWinners:
         return [similar for similar in near if self._group(op, {**problem.dims, **similar.static}) is not None]
 
     def stretch(self, op: Op, dims: Mapping[str, Any], name: str) -> float:
-        """The greatest size of a static dimension up to which the same winners transfer as to its size in ``dims``."""
+        """The greatest size of static dimension ``name`` to which exactly the winners transfer that do to ``dims``."""
         group = self._group(op, dims)
         return math.inf if group is None else group.stretch(op.near_along.index(name), float(dims[name]))
 
     def runners(self, winner: Winner, *, read: bool = True) -> Mapping[str, CandidateKey]:
-        """By implementation the best candidate in the finals and trials that a winner came from.
+        """The best candidate of each implementation in the finals and trials that a winner came from.
 
-        Empty where they are not known, or not in memory and nothing may be ``read``.
+        Empty if unknown, or if they are not in memory and ``read`` is False.
         """
         known = self.shipped_runners.get(winner.uid) or self._runners.get(winner.uid)
         if known is None and read and not self.is_shipped(winner):
@@ -159,15 +160,15 @@ class OpWinners:
         return known or {}
 
     def is_shipped(self, winner: Winner) -> bool:
-        """Whether the user does not have it in a database."""
+        """True if a winner is shipped and not in the user's database."""
         return winner.uid in self._shipped_uids
 
     def source(self, winner: Winner) -> str:
-        """Where a winner comes from, for people."""
+        """The origin of a winner as text."""
         return f"shipped with {shipped.origin()}" if self.is_shipped(winner) else self.stored.url
 
     def evidence(self, winner: Winner) -> tuple[Decision | None, str]:
-        """The decision that a winner is, with its figures, and why it cannot be read now."""
+        """(the decision of a winner with its figures, ""), or (None, why it cannot be read)."""
         if isinstance(winner, Decision):
             return winner, ""
         try:
@@ -178,7 +179,7 @@ class OpWinners:
         return found, "" if found else "it is not there any more"
 
     def ranking(self, op: Op) -> dict[Hashable, tuple[Hashable, ...]]:
-        """By version of the op and dimensions the candidates that are considered, the first first."""
+        """The candidates in order of precedence, by version of the op and dimensions."""
         found: dict[Hashable, tuple[Hashable, ...]] = {}
         for place in self._in_rank(op, range(self._count)):
             if (one := self._at(place)) is not None:
@@ -198,7 +199,7 @@ class OpWinners:
 
     @cached_property
     def _shipped_uids(self) -> frozenset[str]:
-        # who has imported the file has them as their own
+        # without those that the user has imported
         return frozenset(one.uid for one in self.shipped).difference(row[UID] for row in self.stored.rows)
 
     def _at(self, place: int) -> _Known | None:
@@ -242,7 +243,7 @@ class OpWinners:
     def _groups_by(
         self, dims: Mapping[str, Any], loose: Collection[str]
     ) -> tuple[tuple[str, ...], dict[Hashable, Neighbours | list[tuple[int, Any]]]]:
-        """The dimensions that are not ``loose``, and all winners by their values of these."""
+        """The dimensions that are not ``loose``, and all winners grouped by the values of these dimensions."""
         static = tuple(sorted(dims.keys() - loose))
         groups = self._groups.get(static)
         if groups is None:
@@ -255,14 +256,14 @@ class OpWinners:
         return self.stored.transfers(place) if own else self._behind[place - len(self.stored.rows)].transfers
 
     def _bad(self, place: int) -> None:
-        if self._at(place) is not None:  # as JSON they are sound
+        if self._at(place) is not None:  # the winner is valid JSON, but a size is no number
             self._known[place] = None
             self.tell(f"{self.stored.url}: the winner {self.stored.rows[place][UID]}: a size is no number")
 
     def _ranked(
         self, op: Op, problem: Problem, group: Neighbours, close: list[int], here: tuple[float, ...]
     ) -> list[tuple[float, int, _Known]]:
-        """(distance, index, winner) of the equally near ones at ``close``, the first first."""
+        """(distance, index, winner) of the equally near winners at ``close``, in order of precedence."""
         loose, names, key = may_differ(op), op.near_along, key_of(problem.dims)
         order = {place: rank for rank, place in enumerate(self._in_rank(op, [group.places[index] for index in close]))}
         ranked = []
@@ -279,7 +280,7 @@ class OpWinners:
         return [(each[0], *each[-2:]) for each in ranked]
 
     def _strike(self, far: NDArray[np.float64], group: Neighbours, index: int, whole: bool) -> None:
-        """Leave out the other winners of the candidate at ``index``; ``whole``: those of its source."""
+        """Leave out the other winners of the candidate at ``index``; ``whole``: all winners of its source."""
         if group.candidates is None:
             codes: dict[Hashable, int] = {}
             labels = [self._labels(place) for place in group.places]
@@ -294,7 +295,7 @@ class OpWinners:
         return group.sources
 
     def _labels(self, place: int) -> tuple[Hashable, Hashable]:
-        """What tells a winner's candidate, and its source, from others."""
+        """Labels of a winner's candidate and of its source."""
         if place < len(self.stored.rows):
             row = self.stored.rows[place]
             candidate = self.stored.candidates.get(row[CANDIDATE], (place,))

@@ -1,4 +1,4 @@
-"""Questions to an implementation while a call is resolved: a fault of asking is told once, and stops no call."""
+"""Questions to an implementation while a call is resolved: an exception is warned of once, and stops no call."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _Answer = TypeVar("_Answer")
 
 
 def refusals(implementation: Implementation, problem: Problem, device: Device) -> list[str]:
-    """Every reason why an implementation cannot run a problem on a device, a fault of asking among them."""
+    """Every reason why an implementation cannot run a problem on a device; an exception counts as a reason."""
     reasons = asked(implementation, "unsupported", lambda: list(answers.refusals(implementation, problem, device)))
     return [reasons] if isinstance(reasons, str) else reasons
 
 
 def preference_of(implementation: Implementation, problem: Problem, device: Device) -> float | str:
-    """The declared preference of an implementation for a problem, or the fault of asking."""
+    """The declared preference of an implementation for a problem, or its exception as text."""
     return asked(implementation, "preference", partial(answers.declared_preference, implementation, problem, device))
 
 
 def default_of(implementation: Implementation, problem: Problem, device: Device) -> Config | str:
-    """The default configuration of an implementation, or why it has none: no valid one, or the fault of asking."""
+    """The default configuration of an implementation, or why it has none: no valid one, or an exception, as text."""
     return asked(implementation, "default", partial(answers.default_config, implementation, problem, device))
 
 
 def asked(implementation: Implementation, question: str, ask: Callable[[], _Answer]) -> _Answer | str:
-    """The answer of an implementation, or the fault of asking it, which is warned of once: it must not stop a call."""
+    """``ask()``, or its exception as text, which is warned of once per implementation and question."""
     try:
         return ask()
     except UnsupportedError as refusal:

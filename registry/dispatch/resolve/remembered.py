@@ -1,7 +1,7 @@
-"""Answers of functions of a problem, kept by the dimensions that the functions looked at.
+"""Answers of functions of a problem, remembered by the dimensions that the functions read.
 
-A function that finds the dimensions it looked at unchanged gives its former answer: another size is no question to it
-where it looks at no size. It is given plain numbers and texts, whatever it does with them.
+A function is not called again while the dimensions that it reads are unchanged, e.g. for another size if it reads no
+size. It always gets plain numbers and texts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Answer = TypeVar("_Answer")
 
 
 class _AnswersByDimensions(Generic[_Answer]):
-    """Answers by the values of some dimensions."""
+    """Answers of a function by the values of the dimensions ``names``."""
 
     __slots__ = ("answers", "names", "values")
 
@@ -30,11 +30,10 @@ class _AnswersByDimensions(Generic[_Answer]):
 
 
 class Remembered(Generic[_Answer]):
-    """``ask(problem)``, not asked again for a problem that is the same in all that was looked at so far.
+    """``ask(problem)``, called once for all problems that are equal in the dimensions that it reads.
 
-    Problems are those of one family of calls: beside their dimensions nothing differs but what ``Traits.arguments``
-    holds, and the answer of a function that takes these is not kept. Nor is that of a function that looks at every one
-    of the ``dynamic`` dimensions: a new size differs in one of them.
+    The problems must be of one family of calls, which differ only in dimensions and ``Traits.arguments``. Answers are
+    not kept if the function reads ``Traits.arguments``, or all ``dynamic`` dimensions, since a new size changes one.
     """
 
     def __init__(self, ask: Callable[[Problem], _Answer], dynamic: frozenset[str]) -> None:
@@ -43,12 +42,12 @@ class Remembered(Generic[_Answer]):
         self._known: _AnswersByDimensions[_Answer] | None = _AnswersByDimensions(frozenset())
 
     def of(self, problem: Problem) -> _Answer:
-        """The answer for a problem. Raises what ``ask`` raises."""
+        """The answer for a problem. Raises any exception of ``ask``."""
         known = self._known
         if known is None or type(problem.traits) is not OrdinaryTraits:
             return self._ask(problem)
         values = known.values(problem.dims) if known.names else ()
-        # 1, 1.0 and True are equal
+        # with types, since 1, 1.0 and True are equal
         key = *values, *map(type, values)
         return known.answers[key] if key in known.answers else self._asked(problem, problem.traits, known)
 

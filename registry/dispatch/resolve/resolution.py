@@ -1,4 +1,4 @@
-"""Which candidates should answer a problem, best first: forced, exact winner, nearest winner, defaults, reference."""
+"""The choices for a problem, best first: forced, exact winner, nearest winners, defaults, reference."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Choice:
     """A candidate and why it is considered; ``candidate`` None is torch's reference.
 
     ``octaves`` is the distance to the tuned problem that ``decision`` is about, 0 for the problem itself.
-    ``source`` says where the decision comes from. ``over`` is the candidate's time over that of the decision's
-    candidate, as measured there; None where the candidate was not measured there. ``like``: a default is taken for the
-    winners at these static dimensions, which are not the problem's.
+    ``source`` is the decision's origin. ``over`` is the candidate's time over that of the decision's candidate, on the
+    decision's problem; None if it was not measured there. ``like``: the other static dimensions whose winners suggest
+    this default.
     """
 
     step: Step
@@ -68,11 +68,11 @@ def why_reference(situation: Situation) -> str:
 
 
 UNVERIFIED = 'nothing near was verified on this machine, and the mode is "verified"'
-"""Why torch's own answers in that mode."""
+"""The reason, for explain, that torch's own functions answer in mode "verified"."""
 
 
 def forced_choice(situation: Situation, forced: Forced, misses: list[str]) -> Choice:
-    """The implementation that ``using`` asks for, with its own config, its winning one, or its default."""
+    """The implementation that ``using`` forces, with the given config, else its winning or default one."""
     implementation = situation.named(forced.implementation)
     where = f"{forced.implementation} cannot run {situation.problem} on {situation.device}"
     if implementation is None:
@@ -105,9 +105,9 @@ def exact_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
 
 
 def nearest_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
-    """Candidates that should be fast here by what was measured at other sizes, best first, each once.
+    """Candidates that should be fast by times measured at other sizes, best first, each once.
 
-    Of an implementation that can run nothing here the nearest winner alone is told.
+    For an implementation that cannot run the problem only its nearest winner is added to ``misses``.
     """
     seen: set[str] = set()
     spent: set[Source] = set()
@@ -132,7 +132,7 @@ def nearest_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]
 
 
 def similar_choices(situation: Situation) -> Iterator[Choice]:
-    """Defaults that should be fast here by what was measured at other static dimensions, best first, each once."""
+    """Defaults that should be fast by times measured at other static dimensions, best first, each once."""
     seen: set[str] = set()
     for one, static in expected_elsewhere(situation):
         candidate = one.candidate
@@ -175,10 +175,10 @@ def nearest_choice(situation: Situation, one: Expectation) -> Choice:
 
 
 def default_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
-    """Default candidates of whatever is supported: by the learnt rule, then by declared preference.
+    """Default candidates of all supported implementations: by the learnt rule, then by declared preference.
 
-    The first registered wins a tie. Where only what was verified may run, torch's own functions alone, if the op says
-    which implementation that is.
+    Of equals the first registered comes first. In mode "verified" only torch's own functions, if the op names an
+    implementation by them.
     """
     problem, device, learnt = situation.problem, situation.device, situation.winners.learnt
     rank = {} if learnt is None else learnt.rank(problem.dims)
@@ -203,16 +203,16 @@ def default_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]
 
 
 def torchs_own(op: Op) -> str:
-    """The implementation of an op that is a call of torch's own functions; "" where its baseline is another's."""
+    """The name of the op's implementation by torch's own functions, its baseline; "" if the baseline is another one."""
     return op.baseline if op.baseline.startswith("torch.") else ""
 
 
 def learnt_config(
     learnt: LearntDefault | None, implementation: Implementation, problem: Problem, device: Device
 ) -> Config | str:
-    """The configuration that an implementation runs where nothing tuned is near, or why it has none.
+    """The configuration of an implementation as a default, or why it has none.
 
-    The one with which it won nearest, where the learnt rule knows it and it is valid here; else its own default.
+    The configuration with which it won nearest, if the learnt rule has it and it is valid; else its own default.
     """
     config = None if learnt is None else learnt.config(implementation.name, problem.dims)
     if config is None:

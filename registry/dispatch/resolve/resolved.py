@@ -1,4 +1,4 @@
-"""What answers a call, and one run of it."""
+"""Resolved calls: the run that answers a call, with its reasons and conditions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .resolution import Choice
 
 @dataclass(frozen=True)
 class Resolved:
-    """What answers a call: ``run(*values)`` takes the schema's values in order. ``plan`` is None for the reference.
+    """The answer to a call: ``run(*values)`` takes the schema's values in order. ``plan`` is None for the reference.
 
-    ``misses`` tell why better choices were passed over; ``conditions`` are what an entry of the table must check.
-    ``makeshift``: a better choice was merely not ready, so that this one must not become the rule. ``plain_torch``:
-    torch must see the reference's operations one by one, e.g. to record or to trace them. ``untuned``: a
-    heuristic chose it, for want of a winner that holds. ``calls`` counts the answers.
+    ``misses``: why better choices were passed over. ``conditions``: what a table entry must check. ``makeshift``: a
+    better choice was not ready, so that this one must not be kept. ``plain_torch``: torch must see the reference's
+    operations one by one, e.g. to record or to trace them. ``untuned``: a heuristic chose it, since no winner holds.
+    ``calls`` counts the answers.
     """
 
     choice: Choice
@@ -42,9 +42,9 @@ class Resolved:
     calls: Counter = field(default_factory=Counter, compare=False)
 
     def check(self, outputs: Any, values: tuple[Any, ...]) -> None:
-        """Check the outputs that functional code returned for ``values``: plain tensors as the op declares them.
+        """Check the outputs that a ``returns_outputs`` implementation returned for ``values``.
 
-        Raises RegistryError for others, and for an output that shares memory with an argument.
+        Raises RegistryError unless they are plain tensors as the op declares them, without an argument's memory.
         """
         if self.plan is None or not self.plan.candidate.implementation.returns_outputs:
             return
@@ -63,7 +63,7 @@ class Resolved:
 
 
 def resized(choice: Choice, plan: Plan, misses: tuple[str, ...], conditions: tuple[Condition, ...]) -> Resolved:
-    """What answers another size of a call, whose place nobody asks for. Made at once, without ``__init__``."""
+    """The answer to another size of a call, without a place. Made without ``__init__``, for speed."""
     made = object.__new__(Resolved)
     made.__dict__.update(
         choice=choice,
@@ -82,9 +82,9 @@ def resized(choice: Choice, plan: Plan, misses: tuple[str, ...], conditions: tup
 
 
 class Attempt:
-    """One run of what was resolved. ``fault`` is what it raised itself.
+    """One run of a resolved call. ``fault`` is the exception that the run itself raised.
 
-    What torch raises around it (a hook on saved tensors, as checkpointing ends its recomputation) is no candidate's.
+    Exceptions that torch raises around it, e.g. in a hook on saved tensors, as checkpointing does, are not its fault.
     """
 
     def __init__(self, resolved: Resolved) -> None:
@@ -102,7 +102,7 @@ class Attempt:
 
 
 def _fits(tensor: torch.Tensor, spec: TensorSpec) -> bool:
-    # the stride of a dimension of size one says nothing
+    # the stride of a dimension of size one does not matter
     strides = zip(spec.shape, tensor.stride(), spec.strides, strict=False)
     return (tuple(tensor.shape), tensor.dtype, tensor.device) == (spec.shape, spec.dtype, spec.device) and (
         spec.numel == 0 or all(size == 1 or one == other for size, one, other in strides)

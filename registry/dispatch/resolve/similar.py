@@ -1,7 +1,7 @@
-"""Static dimensions that have winners, by how far they are from those of a problem that has none.
+"""Static dimensions that have winners, by their distance from the static dimensions of a problem without winners.
 
-A 4-bit product of a weight 12288 x 4096 that nobody tuned is best served by what won for 28672 x 4096: the
-implementation and its configuration, if they can run it. It is a default still: nothing was measured for these.
+For an untuned 4-bit product with a weight of 12288 x 4096 the best choice is the winner for 28672 x 4096, the
+implementation and its configuration, if it can run. It counts as a default: nothing was measured for this weight.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ...correctness.range_ends import divisibility
 from ...problem import Value
 
 FARTHEST = 3.0
-"""Octaves: farther away winners say no more than what is learnt from all of them."""
+"""Distance in octaves beyond which winners are no better evidence than the rule learnt from all of them."""
 
 HALVES = {"float16": 0.0, "bfloat16": 0.25}
-"""Octaves between dtypes of equal size, whose kernels differ in little but their name."""
+"""Places of half dtypes on an axis in octaves: their kernels hardly differ."""
 
 _OF_DIVISIBILITY = 0.25
-"""Octaves for each power of two, up to 16, that divides one of two sizes and not the other: 1 between 4096 and 4097."""
+"""Octaves for each power of two, up to 16, that divides only one of two sizes: 1 octave between 4096 and 4097."""
 
 _MOST = 8
-"""Groups of winners that are looked at, those of the nearest static dimensions."""
+"""The most groups of winners that are used: those of the nearest static dimensions."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Similar:
 
 
 class SimilarStatics:
-    """The values of ``static`` dimensions that winners have, as ``neighbours.grouped`` keys them."""
+    """The values of the ``static`` dimensions of all winners; ``keys`` are those of ``neighbours.grouped``."""
 
     def __init__(self, static: Sequence[str], keys: Iterable[Hashable]) -> None:
         self._static = static
@@ -59,7 +59,7 @@ class SimilarStatics:
             self._of_texts[texts] = [values for values, _ in found], numbers
 
     def near(self, dims: Mapping[str, Value]) -> list[Similar]:
-        """The nearest within ``FARTHEST`` of ``dims``: other numbers, equal texts."""
+        """The nearest values within ``FARTHEST`` of ``dims``: numbers may differ, texts must be equal."""
         split = _split(tuple([dims[name] for name in self._static]))
         known = None if split is None else self._of_texts.get(split[0])
         if split is None or known is None or not split[1]:
@@ -72,9 +72,9 @@ class SimilarStatics:
 
 
 def _split(values: tuple[Any, ...]) -> tuple[Hashable, list[float]] | None:
-    """Texts and booleans with their places, and coordinates in octaves of the others; None for what has none.
+    """(texts and booleans with their places, coordinates of the numbers in octaves); None for a value without any.
 
-    A size has another one for its divisibility, on which compilers specialise and by which vectors are loaded.
+    A size has a second coordinate for its divisibility, which compilers and vector loads depend on.
     """
     texts: list[tuple[int, Value]] = []
     numbers: list[float] = []

@@ -1,4 +1,4 @@
-"""What a call is resolved by: the op, the problem, the implementations and winners, and which winners hold today."""
+"""The situation that a call is resolved in: op, problem, device, implementations and winners; which winners hold."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .questions import asked, refusals
 
 @dataclass(frozen=True)
 class Situation:
-    """What resolution decides by.
+    """Everything that resolution decides by.
 
-    ``standings`` may be shared by situations that differ in the problem alone: of decisions by id, the implementation
-    today or why the decision holds for no size. ``reads``: a database may be read meanwhile. ``verified``: only
-    what was verified on this machine, with this software, may be chosen, else torch's own.
+    ``standings``, by a decision's id: its installed implementation, or why the decision holds for no size; situations
+    that differ in the problem alone share it. ``reads``: a database may be read. ``verified``: only candidates verified
+    on this machine with this software may be chosen, else torch's own functions.
     """
 
     op: Op
@@ -47,7 +47,7 @@ class Situation:
 
 
 def usable(decision: Winner, situation: Situation) -> Candidate | str:
-    """The decision's candidate as it is today, or why it does not hold here."""
+    """The decision's candidate by the installed implementation, or why it cannot run the problem."""
     implementation, config = standing_of(decision, situation), decision.candidate.config
     if isinstance(implementation, str):
         return implementation
@@ -57,7 +57,7 @@ def usable(decision: Winner, situation: Situation) -> Candidate | str:
 
 
 def standing_of(decision: Winner, situation: Situation) -> Implementation | str:
-    """The decision's implementation as it is today, or why the decision holds for no size."""
+    """The installed implementation of a decision, or why the decision holds for no size."""
     found = situation.standings.get(id(decision))
     if found is None:
         found = situation.standings[id(decision)] = _standing(decision, situation)
@@ -81,7 +81,7 @@ def _standing(decision: Winner, situation: Situation) -> Implementation | str:
 
 
 def changed_software(decision: Winner, device: Device) -> tuple[str, ...]:
-    """What has another version today than when a decision was made: ``torch 2.11.0 then, 2.15.0 now``."""
+    """Software whose version has changed since a decision was made: ``torch 2.11.0 then, 2.15.0 now``."""
     then, now = decision.environment.software, device.software()
     return tuple(
         f"{name} {then.get(name) or 'none'} then, {now.get(name) or 'none'} now"
@@ -115,33 +115,33 @@ def violations(implementation: Implementation, config: Config, situation: Situat
 
 
 def shown_exact(situation: Situation, decision: Winner) -> str:
-    """What a decision about the problem itself is, for people."""
+    """Text for a decision about the problem itself."""
     return f"{_kind(situation, decision)} of exactly this problem"
 
 
 def shown_near(situation: Situation, decision: Winner) -> str:
-    """What a decision about another problem is, for people."""
+    """Text for a decision about another problem."""
     told = f"{_kind(situation, decision)} of {apart_dims(situation.op, decision, situation.problem)}"
     where = decision.transfers.get(moved_along(situation.op, decision, situation.problem))
     return f"{told} (verified at {where.low} and {where.high})" if where else told
 
 
 def apart_dims(op: Op, decision: Winner, problem: Problem) -> str:
-    """The dimensions of a decision in which it may differ from a problem, a static one where it does: ``rows=9``."""
+    """The decision's dimensions in which it may differ from a problem; static ones only if they do: ``rows=9``."""
     dims, told = decision.problem.dims, {*op.dynamic, *op.distributions, moved_along(op, decision, problem)}
     return ", ".join(f"{name}={dims[name]}" for name in dims if name in told)
 
 
 def moved_along(op: Op, decision: Winner, problem: Problem) -> str:
-    """The static dimension along which a decision has to transfer to a problem, "" where they are equal."""
+    """The static dimension in which a decision and a problem differ, so that it must transfer; "" if none."""
     dims = decision.problem.dims
     return next((name for name in op.transfers if dims.get(name) != problem.dims.get(name)), "")
 
 
 def runs_verified_code(op: Op, decision: Winner, draft: Draft) -> bool:
-    """Whether a decision's implementation runs ``draft``'s problem by code that was right where the decision transfers.
+    """True if the code of ``draft`` was verified for the sizes to which a decision transfers.
 
-    True for a draft of another implementation, and where no static dimension differs.
+    Also True for a draft of another implementation, and if no static dimension differs.
     """
     name = moved_along(op, decision, draft.problem)
     if not name or decision.candidate.implementation != draft.candidate.implementation.name:

@@ -1,8 +1,8 @@
-"""Which winner is the nearest, without measuring the distance to each: known from sizes asked before.
+"""Spans of sizes with one nearest winner, which save computing the distance to each winner again.
 
-Sizes nearest to one winner form a convex region, so that whatever lies between two of them along one dimension, the
-other dimensions being equal, is nearest to it as well. Along a static dimension that holds within a stretch of sizes to
-which the same winners transfer.
+The sizes nearest to one winner form a convex region: all sizes between two of them, along one dimension with the others
+equal, are nearest to it, too. Along a static dimension this is true within a stretch of sizes to which one set of
+winners transfers.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _Winner = TypeVar("_Winner")
 
 
 class Spans(Generic[_Winner]):
-    """Winners by the spans of sizes to which they are the nearest, along each dimension in which these may differ.
+    """Winners by the spans of sizes, along each dimension that may differ, to which they are the nearest.
 
-    ``stretch(dims, name)`` is the last size of the stretch in which a static dimension's size is; without it only
-    dynamic ones count.
+    ``stretch(dims, name)`` is the last size of a static dimension's stretch; without it only dynamic dimensions have
+    spans.
     """
 
     def __init__(self, op: Op, stretch: Callable[[Mapping[str, Value], str], float] | None = None) -> None:
@@ -35,9 +35,9 @@ class Spans(Generic[_Winner]):
         self._spans: dict[Hashable, dict[int, tuple[int, int, _Winner]]] = {}
 
     def find(self, dims: Mapping[str, Value]) -> _Winner | None:
-        """The winner of a span in which these dimensions lie; None where none is known.
+        """The winner of a span that contains these dimensions; None without one.
 
-        A size at the end of a span was asked before.
+        The ends of a span are sizes that were added.
         """
         if not self._spans:
             return None
@@ -53,7 +53,7 @@ class Spans(Generic[_Winner]):
     def add_ahead(
         self, dims: Mapping[str, Value], winner: _Winner, nearest: Callable[[Mapping[str, Value]], _Winner | None]
     ) -> None:
-        """``add``, and how far beyond the dimensions ``winner`` is the ``nearest``: a context grows token by token."""
+        """``add``, also for larger sizes that ``winner`` is the ``nearest`` to: a context grows token by token."""
         self.add(dims, winner)
         for name, _ in self._along:
             for further_size in self._beyond(dims, name):
@@ -72,7 +72,7 @@ class Spans(Generic[_Winner]):
         return (int(end),) if size < end < math.inf else ()
 
     def add(self, dims: Mapping[str, Value], winner: _Winner) -> None:
-        """Tell that ``winner`` is the nearest to these dimensions, and none is of exactly these."""
+        """Record that ``winner`` is the nearest to these dimensions, and that no winner has exactly these."""
         if len(self._spans) >= _MOST:
             self._spans.clear()
         for name, others in self._along:

@@ -1,7 +1,7 @@
-"""The best choice for a call of one family, where nothing speaks against it.
+"""The first choice for calls of one family, if its candidate can run.
 
-What implementations answer is remembered by what they looked at, and which winner is near by the sizes between which
-it is, so that another size asks little of either.
+The answers of implementations are remembered by the dimensions that they read, and the nearest winners by spans of
+sizes, so that a new size needs little work.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .spans import Spans
 
 
 class Undoubted:
-    """Finds what ``resolution.choices`` begins with, for problems of one family of calls.
+    """Finds the first of ``resolution.choices``, for problems of one family of calls.
 
-    ``situation`` is that of any of them: another one's differs in the problem alone.
+    ``situation`` may be that of any of these problems: they differ in the problem alone.
     """
 
     def __init__(self, situation: Situation) -> None:
@@ -46,13 +46,13 @@ class Undoubted:
         self._seen_similar: set[Hashable] = set()
 
     def choice(self, problem: Problem) -> Found | None:
-        """The first of ``choices``; None where a winner's candidate refuses the problem. Raises what asking raises."""
+        """The first of ``choices``; None if a winner's candidate cannot run it. Raises what implementations raise."""
         if self._untuned:
             return self._default.of(problem)
         usable = self._spans.find(problem.dims)
         if usable is not None:
             octaves = self._octaves(problem.dims, usable.sizes)
-            # of its own size there may be several, and one that does not hold is told as this problem's own
+            # a winner of exactly this size has other reasons, also if it does not hold
             own = octaves == 0 or (usable.stale and self._situation.winners.exact(self._situation.op, problem))
             if not own:
                 return usable.found(problem, octaves)
@@ -68,13 +68,13 @@ class Undoubted:
         return default and default._replace(misses=(*self._unanswered[key], *default.misses))
 
     def _octaves(self, dims: Mapping[str, Value], sizes: tuple[float, ...]) -> float:
-        """``octaves_between`` of dimensions and sizes."""
+        """``octaves_between`` the sizes of ``dims`` and ``sizes``."""
         if len(self._along) > 1:
             return octaves_between(sizes_of(self._situation.op, dims), sizes)
         return abs(math.log2(max(float(dims[self._along[0]]), 1) / sizes[0])) if sizes else 0.0
 
     def _similar(self, problem: Problem, key: Hashable) -> Found | None:
-        """The default by winners of other static dimensions, else the best of all; None where it cannot run."""
+        """The default by winners of other static dimensions, else the best default; None if it cannot run."""
         usable = self._similar_spans.find(problem.dims)
         if usable is None and key not in self._alone:
             usable = self._expected_elsewhere(problem.dims, problem)
@@ -85,7 +85,7 @@ class Undoubted:
                     problem.dims, usable, lambda dims: self._expected_elsewhere(dims, problem)
                 )
             else:
-                # many weights are called with one size alone: beyond it is looked for at the second
+                # larger sizes are looked up at the second size, since many weights are called with one size only
                 self._seen_similar.add(key)
                 self._similar_spans.add(problem.dims, usable)
         return self._default.of(problem) if usable is None else usable.found(problem, 0.0)
@@ -104,9 +104,9 @@ class Undoubted:
         return self._nearest[place]
 
     def _winner(self, problem: Problem, misses: list[str]) -> Found | Literal["none"] | None:
-        """The choice of the first winner that holds at all; "none" where none of any size does.
+        """The choice of the first winner that holds, None if it cannot run; "none" if no winner of any size holds.
 
-        Appends to ``misses`` why winners hold for no size.
+        Appends to ``misses`` why winners do not hold.
         """
         situation = self._situation.of(problem)
         for decision in situation.winners.exact(situation.op, problem):
@@ -127,10 +127,9 @@ class Undoubted:
         return found_near and found_near._replace(misses=tuple(misses))
 
     def _expected(self, situation: Situation, misses: list[str]) -> tuple[_Usable, float] | None:
-        """The candidate that is expected to be the fastest, whether or not it can run here, and how far it is tuned.
+        """The candidate that is expected to be the fastest, even if it cannot run, and the distance of its winner.
 
-        Appends to ``misses`` why winners say nothing here, which is told at every size of a span: which winners are
-        nearer than another one is the same between two sizes where it is.
+        Appends to ``misses`` why nearer winners do not apply; these are the same for all sizes of a span.
         """
         told, stale = list[str](), set[Source]()
         one = next(expected(situation, told, stale), None)
@@ -146,14 +145,14 @@ class Undoubted:
         return found, one.near.octaves
 
     def _place(self, problem: Problem, one: Expectation) -> tuple[Hashable, ...]:
-        """The winners on both sides, and the side: between them a candidate is the best at neighbouring sizes."""
+        """A key of the winners on both sides of a problem, and of the side that the expectation is on."""
         near = one.near.decision
         here, there = (sizes_of(self._situation.op, dims) for dims in (problem.dims, near.problem.dims))
         sides = [(size > far) - (size < far) for size, far in zip(here, there, strict=True)]
         return id(near), id(one.other), one.nearest, *sides
 
     def _further(self, dims: Mapping[str, Value], like: Problem) -> _Usable | None:
-        """The candidate that is expected to be the fastest at other dimensions; None where they have a winner."""
+        """The candidate that is expected to be the fastest at ``dims``; None if these have a winner of their own."""
         further = Problem(like.op, dims, like.traits)
         if self._situation.winners.exact(self._situation.op, further):
             return None
@@ -161,7 +160,7 @@ class Undoubted:
         return expectation and expectation[0]
 
     def _standing(self, decision: Winner, situation: Situation) -> _Usable | str:
-        """The decision's candidate as it is today, or why the decision holds for no size."""
+        """The decision's candidate by the installed implementation, or why the decision holds for no size."""
         implementation = standing_of(decision, situation)
         if isinstance(implementation, str):
             return implementation
@@ -173,7 +172,7 @@ class Undoubted:
 
 
 class _Usable:
-    """A candidate and where it can run: a winner's own, or the one of ``choice``, expected to be fast near a winner."""
+    """A candidate and the problems that it can run: a winner's, or that of ``choice``, expected to be fast near it."""
 
     def __init__(
         self, decision: Winner, candidate: Candidate, situation: Situation, choice: Choice | None = None
@@ -181,9 +180,9 @@ class _Usable:
         self.candidate = candidate
         self.sizes = sizes_of(situation.op, decision.problem.dims)
         self.misses: tuple[str, ...] = ()
-        """Why nearer winners say nothing."""
+        """Why nearer winners do not apply."""
         self.stale = False
-        """Whether some of them hold for no size."""
+        """True if a nearer winner holds for no size."""
         self._choice = choice
         implementation, device, dynamic = candidate.implementation, situation.device, situation.op.dynamic
         self._device = device
@@ -191,10 +190,10 @@ class _Usable:
         self._fits = Remembered(self._is_point, dynamic)
         self._demand = Remembered(lambda problem: demand(implementation, problem, device), dynamic)
         self.narrow = Remembered(self._narrow, dynamic)
-        """None where it cannot run (``resolution.usable``), else whether it refuses tensors that are not aligned."""
+        """By problem: None if the candidate cannot run it, else whether it refuses tensors that are not aligned."""
 
     def _is_point(self, problem: Problem) -> bool:
-        """Whether the configuration is valid for a problem; most sizes have the space of the size before."""
+        """True if the configuration is valid for a problem; fast if it has the space of the problem before."""
         space = self.candidate.implementation.space(problem, self._device)
         if space is not self._space:
             if space.violations(self.candidate.config):
@@ -207,7 +206,7 @@ class _Usable:
         return narrow if narrow is not None and self._fits.of(problem) else None
 
     def found(self, problem: Problem, octaves: float) -> Found | None:
-        """The choice for a problem that is so far from the decision's; None where the candidate cannot run it."""
+        """The choice for a problem ``octaves`` away from the decision's; None if the candidate cannot run it."""
         narrow = self.narrow.of(problem)
         if self._choice is None or narrow is None:
             return None

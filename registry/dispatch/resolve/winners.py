@@ -1,4 +1,4 @@
-"""Winners: read once per op and hardware, within seconds, never on the hot path."""
+"""Winners in memory: read once per op and hardware, with a time limit, never on the hot path."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .learnt import LearntDefault, learnt_from
 from .op_winners import SECONDS, OpWinners
 
 REGIME = "cold"
-"""What is compared: times with a cold L2, as in a model where other work ran between two calls."""
+"""Times with a cold L2 are compared, as in a model where other work runs between two calls."""
 
 _failed: dict[str, str] = {}
-"""Why a database cannot be read, for each that failed: it is not asked again until somebody wants to ``retry``."""
+"""Why databases cannot be read, by their URL: they are not read again without ``retry``."""
 
 
 class Winners:
-    """What the database at ``database`` (the default place when None) says, and what is shipped, read when first asked.
+    """The winners of ``database`` (None: the default place) and the shipped ones, by op and device, read when needed.
 
-    A database that does not exist holds no winners; one that cannot be read is one warning, and what is shipped. A row
-    that cannot be decoded is skipped, with a warning for the first. ``retry``: what this process could not read before
-    is asked once more.
+    A missing database holds no winners. If one cannot be read, there is one warning, and only shipped winners are used.
+    A row that cannot be decoded is skipped, with a warning for the first. ``retry``: read a database again that this
+    process could not read before.
     """
 
     def __init__(self, database: str | None = None, *, retry: bool = False) -> None:
@@ -61,7 +61,7 @@ class Winners:
         return found
 
     def reread(self) -> Winners:
-        """What is in memory as it is stored now. Raises StoreError when something cannot be read."""
+        """A new Winners with all that is in memory here, read again. Raises StoreError if something cannot be read."""
         fresh = Winners(self.database, retry=True)
         shipped.forget()
         for key, (op, device) in list(self._asked.items()):
@@ -75,9 +75,9 @@ class Winners:
         return fresh
 
     def changed_since(self, old: Winners) -> int:
-        """Problems whose winners of ``old`` are others here, or that only one of them knows.
+        """The number of problems whose winners differ from those of ``old``.
 
-        All of a problem's count, not only the first: that may be stale, so that another one answers.
+        All winners of a problem are compared: the first may be stale, so that another one answers.
         """
         changed = 0
         for key, found in self._loaded.items():
@@ -87,7 +87,7 @@ class Winners:
         return changed
 
     def learnt_since(self, old: Winners) -> bool:
-        """Whether the rule for an op's default is another than that of ``old``."""
+        """True if the learnt rule of an op differs from that of ``old``."""
         return any(found.learnt != old._loaded.get(key, OpWinners()).learnt for key, found in self._loaded.items())
 
     def _read(self, op: Op, device: Device) -> OpWinners:
@@ -107,14 +107,14 @@ class Winners:
         )
 
     def _own(self, op: Op, device: Device) -> tuple[Snapshot, str]:
-        """The user's winners, and why they cannot be read."""
+        """The user's winners, and why they cannot be read, "" if they can."""
         if self._place in _failed:
             return Snapshot(), _failed[self._place]
         try:
             return read_winners(self.database, op.name, device.hardware(), REGIME, SECONDS), ""
         except MissingDatabaseError:
             return Snapshot(), ""
-        except Exception as fault:  # a database, its driver or a file system may raise anything: not the caller's
+        except Exception as fault:  # a database, driver or file system may raise anything
             shown = str(fault) if isinstance(fault, TuningDBError) else f"{type(fault).__name__}: {fault}"
             _failed[self._place] = shown
             return Snapshot(), shown
@@ -124,7 +124,7 @@ class Winners:
 
 
 def _shipped(op: Op, device: Device) -> tuple[tuple[Decision, ...], str]:
-    """The op's shipped decisions, and why they cannot be read."""
+    """The op's shipped decisions, and why they cannot be read, "" if they can."""
     try:
         return tuple(one for one in shipped.shipped(device.hardware(), REGIME) if one.problem.op == op.name), ""
     except (StoreError, ImportError) as fault:
@@ -132,7 +132,7 @@ def _shipped(op: Op, device: Device) -> tuple[tuple[Decision, ...], str]:
 
 
 def _learnt(op: Op, device: Device, stored: Snapshot) -> tuple[LearntDefault | None, str]:
-    """The rule for the op's default: the user's, else one that is shipped; and why it cannot be read."""
+    """The op's learnt rule: the user's, else a shipped one; and why it cannot be read, "" if it can."""
     try:
         if stored.learnt is not None:
             own = learnt_from(stored.learnt, f"learnt on this {device.type} by tune")

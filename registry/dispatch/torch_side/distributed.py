@@ -12,11 +12,11 @@ from ...errors import InvalidArgumentError
 
 
 def with_weights_replicated(run: Callable[..., Any], op: Op, values: tuple[Any, ...]) -> Callable[..., Any]:
-    """``run`` with plain weights beside DTensors as DTensors: each device holds the whole of one.
+    """``run`` with plain weights converted to replicated DTensors, if other arguments are DTensors.
 
-    Raises InvalidArgumentError for another plain tensor beside them, of which nobody knows what part it is.
+    Raises InvalidArgumentError for any other plain tensor beside DTensors, whose placement is unknown.
     """
-    distributed: Any = sys.modules.get("torch.distributed.tensor")  # imported by whoever has a DTensor
+    distributed: Any = sys.modules.get("torch.distributed.tensor")  # a program with DTensors has imported it
     if distributed is None:
         return run
     spread = [one for one in tensors_in(values) if isinstance(one, distributed.DTensor)]

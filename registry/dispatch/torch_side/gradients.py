@@ -1,4 +1,4 @@
-"""Gradients: an op's tuned forward, recorded by autograd, with the op's backward op run as tuned as any other."""
+"""Gradients: autograd records the calls of an op, and runs its backward op through dispatch."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ NO_BACKWARD_HINT = f"call it under torch.no_grad(), or detach its inputs; {PLAIN
 
 
 def no_backward(name: str) -> str:
-    """The message about a call that autograd would have to record, of an op without a backward."""
+    """The message for a call that needs a gradient, of an op without a backward."""
     return f"{name}: an input needs a gradient, but the op has no backward"
 
 
 class Bound(Protocol):
-    """One op's calls; see ``registry.dispatch.bound_op``."""
+    """The part of a BoundOp that gradients use; see ``registry.dispatch.bound_op``."""
 
     op: Op
     gradients: Gradients
 
     def flat(self, *args: Any, **attributes: Any) -> Any:
-        """Run it on arguments in the schema's own terms."""
+        """Run the op on the schema's arguments."""
 
     def traced_flat(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
-        """Run it while torch.compile traces the call."""
+        """Run the op on the schema's arguments while torch.compile traces the call."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """The values of a forward call that its backward op needs, by place.
 
-    ``kept``: name and place, among the values or after them among the outputs. ``silent``: outputs that no gradient
-    comes back for.
+    ``kept``: name and place, in the values followed by the outputs. ``silent``: the places of outputs without a
+    gradient.
     """
 
     kept: tuple[tuple[str, int], ...]
@@ -71,7 +71,7 @@ class Gradients:
             return _Recorded.apply(self, run, None, *values)
 
         def recorded_lists(*values: Any) -> Any:
-            # autograd sees no tensor in a list
+            # one by one, since autograd does not see tensors in a list
             items, lengths = one_by_one(values)
             return _Recorded.apply(self, run, lengths, *items)
 
@@ -79,7 +79,7 @@ class Gradients:
         return recorded_lists if lists else recorded
 
     def refusal(self, values: Sequence[Any]) -> UnsupportedError | None:
-        """Why autograd cannot record a call with these values, if it cannot."""
+        """The error for a call with these values that autograd cannot record; None if it can."""
         if self.op.backward is None:
             return UnsupportedError(no_backward(self.op.name), hint=NO_BACKWARD_HINT)
         if self.backward is None:
@@ -95,12 +95,12 @@ class Gradients:
 
     @property
     def by_reference(self) -> bool:
-        """True if the gradient is that of the op's reference, by autograd."""
+        """True if the gradient is computed by autograd of the op's reference."""
         return self.op.backward is not None and self.op.backward.by_reference
 
     @cached_property
     def backward(self) -> Bound | None:
-        """The backward op; None when the gradient of every input is that of the output, or the reference's."""
+        """The backward op; None if the gradient of each input is the output's, or is computed by the reference."""
         declared = self.op.backward
         if declared is None or declared.op is None:
             return None
@@ -129,9 +129,9 @@ class Gradients:
     def of(
         self, kept: Mapping[str, Any], grads: Sequence[torch.Tensor | None], needed: Sequence[Needed]
     ) -> list[Gradient]:
-        """The gradient of every argument, None for one that has none; those that are not ``needed`` may be anything.
+        """The gradient of each argument, None for one without; undefined where it is not ``needed``.
 
-        Those of a list are one tensor that holds them one after another, or one tensor each.
+        The gradients of a list are one tensor that holds them one after another, or one tensor each.
         """
         if self.by_reference:
             return reference_gradient(self.op, [kept[name] for name in self.op.parsed.names], grads, needed)
@@ -145,7 +145,7 @@ class Gradients:
                 values[parameter.name] = _mask(masks[parameter.name], parameter.kind)
         args = [values[parameter.name] for parameter in schema.parameters if not parameter.keyword_only]
         named = {parameter.name: values[parameter.name] for parameter in schema.parameters if parameter.keyword_only}
-        # compiled autograd traces what a backward does
+        # compiled autograd traces the backward
         tracing = is_dynamo_compiling()
         outputs = self.backward.traced_flat(tuple(args), named) if tracing else self.backward.flat(*args, **named)
         found = dict(zip(schema.outputs, as_tuple(outputs), strict=True))
@@ -168,16 +168,16 @@ class Gradients:
 
 
 def _mask(need: Needed, kind: str) -> bool | tuple[int, ...]:
-    """What a backward op is told of an argument: a bool, or of a list that it asks for as ``int[]`` 0 or 1 for each."""
+    """The value of a backward op's ``need_<input>``: a bool, or for an ``int[]`` parameter 0 or 1 for each tensor."""
     each = need if isinstance(need, tuple) else (need,)
     return tuple(map(int, each)) if kind == "int[]" else any(each)
 
 
 class _Recorded(torch.autograd.Function):
-    """One recorded call: ``apply(gradients, run, lengths, *items)``, the items of ``one_by_one`` where there are lists.
+    """One recorded call: ``apply(gradients, run, lengths, *items)``, with lists flattened by ``one_by_one``.
 
-    Without a setup_context, which makes torch inspect the signature at each call: 20 µs. Only functorch's transforms
-    need one, and under these the reference runs.
+    It has no setup_context, with which torch would inspect the signature at each call, 20 µs. Only functorch's
+    transforms need one, and under these the reference runs.
     """
 
     @staticmethod
@@ -196,7 +196,7 @@ class _Recorded(torch.autograd.Function):
         ctx.attributes = {place: value for place, value in enumerate(kept) if place not in tensors}
         ctx.lengths = lengths
         ctx.shapes = None if lengths is None else [[one.shape for one in tensors_in((value,))] for value in values]
-        # a GPU's backward runs on a thread of its own, where no with block of the caller is open
+        # a GPU's backward runs in another thread, outside of the caller's with blocks
         ctx.choices = gradients.forcing.captured()
         return output
 
@@ -237,7 +237,7 @@ def _items(ctx: Any, found: Sequence[Gradient], needed: Sequence[Needed]) -> lis
 
 
 class _Once(torch.autograd.Function):
-    """Gradients that may be used, but not differentiated again: that must not silently leave out a term."""
+    """Gradients that cannot be differentiated again: a second derivative would silently miss a term, so it raises."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, op: Op, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,8 +1,8 @@
 """torch.ops.kernel_registry.*: every op as an operator of torch, made from its schema.
 
-An operator is opaque to torch.compile and its kin: which kernel runs is decided inside, when the compiled program runs,
-so that one graph serves every shape with that shape's own winner. A stranger's ``vendor::name`` is
-``torch.ops.vendor.name``. What runs is decided by one dispatcher of the process, see ``serving``.
+An operator is opaque to torch.compile and torch.export: the kernel is chosen inside, when the compiled program runs, so
+that one graph serves every shape with that shape's own winner. A plugin's op ``vendor::name`` is
+``torch.ops.vendor.name``. One dispatcher of the process chooses the kernels, see ``serve``.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ NAMESPACE = "kernel_registry"
 
 
 class Dispatches(Protocol):
-    """A dispatcher."""
+    """The part of a Dispatcher that torch's operators use."""
 
     def bound(self, name: str) -> Bound:
-        """One op's calls. Raises UnknownNameError."""
+        """The bound op of that name. Raises UnknownNameError."""
 
 
 class _Serving:
@@ -58,7 +58,7 @@ def serve(dispatcher: Dispatches | None) -> Dispatches | None:
 
 
 def serves(bound: Bound) -> bool:
-    """Whether torch's operator of that op runs these very calls."""
+    """True if torch's operator of the op runs this bound op."""
     dispatcher = _serving.dispatcher
     try:
         return dispatcher is not None and dispatcher.bound(bound.op.name) is bound
@@ -67,9 +67,9 @@ def serves(bound: Bound) -> bool:
 
 
 def define_box() -> None:
-    """Define torch's operators of the ops in the box: under a millisecond, and nothing is imported but contracts.
+    """Define torch's operators of the box's ops: it takes less than a millisecond, and imports only contracts.
 
-    Those of other ops are defined when torch first traces a call of them.
+    Operators of other ops are defined when torch first traces a call.
     """
     from ...contracts import BOX
 
@@ -78,7 +78,7 @@ def define_box() -> None:
 
 
 def define(op: Op) -> OpOverload[..., Any]:
-    """torch's operator of ``op``. Raises InvalidDefinitionError when somebody else has defined one of that name."""
+    """torch's operator of ``op``. Raises InvalidDefinitionError if another library has defined one of that name."""
     with _serving.lock:
         known = _defined.get(op.name)
         if known is None or known.schema != op.schema:
@@ -110,7 +110,7 @@ def _define(op: Op) -> _Defined:
     overload: OpOverload[..., Any] = getattr(getattr(torch.ops, namespace), name).default
     kernels = _Kernels(op.name, overload)
     library.impl(name, kernels.compute, "CompositeExplicitAutograd")
-    # under torch's mode of fake tensors, where a reference may make tensors of its own
+    # torch calls it in its mode of fake tensors, so that tensors that a reference makes are fake, too
     torch.library.register_fake(f"{namespace}::{name}", kernels.fake, lib=library)
     library.impl(name, kernels.autograd, "Autograd")
     # not "FuncTorchBatched": below a transform torch brings back the caller's autocast for every operation
@@ -127,7 +127,7 @@ class _Kernels:
         self._found: tuple[Dispatches | None, Bound | None] = (None, None)
 
     def compute(self, *args: Any, **attributes: Any) -> Any:
-        """On real tensors, below autograd: whatever is the fastest known implementation for these."""
+        """Real tensors, below autograd: run the fastest known implementation."""
         bound = self.bound()
         if dispatch_modes():
             return _in_plain_torch(bound.op.reference, bound.op, args, attributes)
@@ -137,14 +137,14 @@ class _Kernels:
         return bound.flat(*args, **attributes)
 
     def fake(self, *args: Any, **attributes: Any) -> Any:
-        """On fake and meta tensors: shapes, dtypes and strides. The real call checks its arguments, not this one:
-        torch reports an error of a fake as its own.
+        """Fake and meta tensors: return the shapes, dtypes and strides of the outputs. Arguments are not checked, since
+        torch reports an error of a fake as its own: the real call does that.
         """
         op = self.bound().op
         return _in_plain_torch(op.fake or op.reference, op, args, attributes)
 
     def autograd(self, *args: Any, **attributes: Any) -> Any:
-        """Above all: what torch is tracing is passed on to be recorded as one operator, a real call simply runs."""
+        """The first kernel of a call: if torch traces, the call is recorded as one operator, else it runs."""
         bound = self.bound()
         tensors = tensors_in((*args, *attributes.values()))
         if not traced_by_torch(tensors):
@@ -158,12 +158,12 @@ class _Kernels:
         return bound.gradients.recording(self._below)(*values) if needed else self._below(*values)
 
     def transformed(self, *args: Any, **attributes: Any) -> Any:
-        """Under vmap, func.grad or func.jvp: the reference, whose operations torch knows how to transform."""
+        """Under vmap, func.grad or func.jvp: run the reference, whose operations torch can transform."""
         op = self.bound().op
         return _in_plain_torch(op.reference, op, args, attributes)
 
     def bound(self) -> Bound:
-        """The op's calls at the dispatcher that serves now."""
+        """The bound op of the current dispatcher."""
         dispatcher, bound = self._found
         if bound is None or dispatcher is not _serving.dispatcher:
             current = _dispatcher()
@@ -178,7 +178,7 @@ class _Kernels:
 
 
 def _in_plain_torch(run: Callable[..., Any], op: Op, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
-    """``run``, which is made of torch's operations, on a call's values: in their dtype, under autocast too."""
+    """The result of ``run``, made of torch's operations, for a call; also under autocast in the arguments' dtype."""
     values = op.parsed.bind(args, attributes)
     tensors = tensors_in(values)
     return keeping_dtype(run, tensors)(*values)

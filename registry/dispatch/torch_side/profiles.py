@@ -1,4 +1,4 @@
-"""Calls under torch's tools that count: by name in its profiler, with their operations in its FLOP counter."""
+"""Calls in torch's profiler, by name, and in its FLOP counter, by the op's floor."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from ...contract import Op
 from .torch_private import dispatch_mode_stack, profiler
 
 _FLOP_COUNTER = "torch.utils.flop_counter"
-"""The module imports Triton, so that it is looked for once somebody else has imported it."""
+"""A module that imports Triton; it is used only if the program has imported it."""
 
 _NOTHING = nullcontext()
 
 
 class Profiles:
-    """The name of one op's calls: ``kernel_registry::softmax (cpp.rows)``.
+    """The profiler's records of one op's calls, named ``kernel_registry::softmax (cpp.rows)``.
 
-    A call of torch's operator, which may hold one of them, is ``kernel_registry::softmax`` by torch itself.
+    A call of torch's operator, which may contain such a record, is ``kernel_registry::softmax`` by torch itself.
     """
 
     def __init__(self, qualified_name: str) -> None:
         self._name = qualified_name
 
     def around(self, resolved: Any) -> AbstractContextManager[Any]:
-        """A with block around a run of what was resolved; one that does nothing while nobody profiles."""
+        """A context for a run of a resolved call that records it; it does nothing without a profiler."""
         return record_function(self._shown(resolved)) if profiler._is_profiler_enabled else _NOTHING
 
     def run(self, resolved: Any, run: Callable[..., Any], *values: Any) -> Any:
-        """``run(*values)`` under its name."""
+        """``run(*values)``, recorded by name."""
         with record_function(self._shown(resolved)):
             return run(*values)
 
@@ -42,9 +42,9 @@ class Profiles:
 
 
 def count_flops(op: Op, packet: Any) -> None:
-    """Have torch's FLOP counters count calls of an operator by the op's own floor.
+    """Make torch's FLOP counters count calls of an operator by the op's floor.
 
-    A counter has taken its copy of the formulas when it was made: those that are active get this one too.
+    A counter copies the formulas when it is made, so the active ones get this formula, too.
     """
     module = sys.modules.get(_FLOP_COUNTER)
     if module is None:

@@ -1,4 +1,4 @@
-"""The gradient of an op by autograd of its reference."""
+"""Gradients of an op by autograd of its reference."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ...errors import UnsupportedError
 from .situation import keeping_dtype
 
 Needed = bool | tuple[bool, ...]
-"""Whether the gradient of an argument is needed; of a list, of each tensor in it."""
+"""True if the gradient of an argument is needed; for a list a bool per tensor."""
 
 Gradient = torch.Tensor | tuple[torch.Tensor | None, ...] | None
-"""The gradient of an argument; a tuple is of a list."""
+"""The gradient of an argument; a tuple for a list of tensors."""
 
 
 def reference_gradient(

@@ -1,4 +1,4 @@
-"""States of a call, of torch or of its tensors, in which a kernel may not simply be launched."""
+"""States of torch, or of a call's tensors, in which a kernel must not be launched directly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .torch_private import (
 
 
 def unusual(tensors: Iterable[torch.Tensor]) -> str:
-    """Why only plain torch operations are right for these tensors now; empty when a kernel may be launched."""
+    """Why only torch's operations may process these tensors now; "" if a kernel may be launched."""
     tensors = list(tensors)
     if dispatch_modes():
         return (
@@ -39,7 +39,7 @@ def unusual(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def strange_class(tensors: Iterable[torch.Tensor]) -> str:
-    """The name of a tensor subclass that alone keeps kernels from these tensors now; empty where there is none."""
+    """The name of a tensor subclass, if that is the only reason why no kernel may be launched; else ""."""
     if dispatch_modes() or transforming() or jit_tracing():
         return ""
     strange = [one for one in tensors if KINDS[type(one)] == "own" and not stands_for_others(one)]
@@ -77,14 +77,14 @@ def _dual(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def in_dual_level() -> bool:
-    """Whether a block of forward-mode AD is open, whatever carries a tangent in it."""
+    """True in a block of forward-mode AD, whether or not a tensor has a tangent."""
     return bool(forward_level._current_level >= 0)
 
 
 def traced_by_torch(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether torch looks at operators rather than runs them: fake tensors, make_fx, export, any dispatch mode.
+    """True if torch records operators instead of only running them: fake tensors, make_fx, export, any dispatch mode.
 
-    Not where only torch's own operations are right: transforms, forward AD, a stranger's tensor subclass.
+    False where only torch's own operations are right: transforms, forward AD, an unknown tensor subclass.
     """
     tensors = list(tensors)
     symbols = [tensor for tensor in tensors if stands_for_others(tensor)]
@@ -96,16 +96,16 @@ def traced_by_torch(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def gradient_needed(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether autograd would record this call."""
+    """True if autograd would record a call with these tensors."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def keeping_dtype(run: Callable[..., Any], tensors: Iterable[torch.Tensor]) -> Callable[..., Any]:
-    """``run`` with autocast off for these tensors' device, where it is on.
+    """``run`` with autocast disabled for the devices of these tensors.
 
-    An op keeps its dtype under autocast, whatever torch operations an implementation is made of.
+    An op keeps its dtype under autocast, also if an implementation uses torch's operations.
     """
-    # one by one, which torch.compile can follow
+    # a plain loop, which torch.compile can trace
     for kind in ["cpu", "cuda", *[tensor.device.type for tensor in tensors if tensor.device.type not in _USUAL]]:
         if autocasting(kind):
             run = _without_autocast(run, kind)
@@ -124,7 +124,7 @@ def _without_autocast(run: Callable[..., Any], device_type: str) -> Callable[...
 
 
 def counting_writes(run: Callable[..., Any], schema: Schema) -> Callable[..., Any]:
-    """``run`` telling autograd which of its arguments it writes to: a backward that saved one must not use it."""
+    """``run`` that also increments the version counters of written arguments, by which autograd detects changes."""
     places = [place for place, parameter in enumerate(schema.parameters) if parameter.mutated]
 
     def counted(*values: Any) -> Any:
@@ -138,7 +138,7 @@ def counting_writes(run: Callable[..., Any], schema: Schema) -> Callable[..., An
 
 
 def capturing(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether the current stream of these tensors' GPU, which need not be the current one, is being captured."""
+    """True if the current stream of these tensors' GPU is being captured; it need not be the current GPU."""
     return any(map(_capturing_on, {tensor.device for tensor in tensors if tensor.is_cuda}))
 
 
@@ -148,7 +148,7 @@ def _capturing_on(device: torch.device) -> bool:
 
 
 def nothing_to_launch(tensors: Sequence[torch.Tensor]) -> str:
-    """Why there is nothing that a kernel could be launched for; empty when there is."""
+    """Why no kernel can be launched: no tensors, no elements, or another device type; "" if one can."""
     if not tensors:
         return "there is no tensor among the arguments"
     if any(tensor.numel() == 0 for tensor in tensors):

@@ -1,7 +1,7 @@
-"""Classes of tensors: which are just memory, though a library named them, and which have a behaviour of their own.
+"""Kinds of tensor subclasses: those that behave like plain tensors, and those that change torch's functions.
 
-torch asks a class in ``__torch_function__`` and ``__torch_dispatch__`` what its functions do. The weights of vLLM and
-FSDP are subclasses of ``Parameter`` that hold how a weight is loaded and leave torch's functions as they are.
+A class changes torch's functions by ``__torch_function__`` and ``__torch_dispatch__``. The weights of vLLM and FSDP are
+subclasses of ``Parameter`` that describe how a weight is loaded, and do not change torch's functions.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from ...contract import as_tuple
 
 ClassKind = Literal["memory", "named", "heard", "own"]
-"""``memory``: torch's functions ask the class nothing, as with ``Parameter``. ``named``: they give it their results, as
-with a subclass of ``Tensor`` without overrides. ``heard``: the class is asked and hands on what torch says. ``own``: it
-has a behaviour of its own, so that only torch's functions know what is right."""
+"""``memory``: torch's functions do not call the class, e.g. ``Parameter``. ``named``: their results are of the class,
+e.g. a subclass of ``Tensor`` without overrides. ``heard``: they call the class, which only passes on torch's result.
+``own``: it has a behaviour of its own, so that only torch's functions may process its tensors."""
 
 _DISABLED = torch._C._disabled_torch_function_impl
 _DEFAULT = getattr_static(torch.Tensor, "__torch_function__")
@@ -26,11 +26,11 @@ _LOOKED_AT = frozenset(
     {"shape", "size", "stride", "dtype", "device", "layout", "numel", "dim", "data_ptr", "untyped_storage"}
     | {"storage_offset", "is_contiguous", "is_nested", "is_inference", "requires_grad", "_version"}
 )
-"""What dispatch asks of a tensor without torch's functions: a class that answers it itself is no plain memory."""
+"""Attributes that dispatch reads from a tensor directly: a class that overrides one has a behaviour of its own."""
 
 
 class _Kinds(dict[type, ClassKind]):
-    """Kinds by class, found when first asked for."""
+    """Kinds by class, each determined at its first look-up."""
 
     def __missing__(self, kind: type) -> ClassKind:
         if len(self) >= _MOST_CLASSES:
@@ -47,7 +47,7 @@ KINDS = _Kinds()
 def _kind(kind: type) -> ClassKind:
     if kind in {torch.Tensor, torch.nn.Parameter}:
         return "memory"
-    if not issubclass(kind, torch.Tensor):  # an argument that is left out
+    if not issubclass(kind, torch.Tensor):  # e.g. None, for a missing argument
         return "own"
     classes = kind.__mro__[: kind.__mro__.index(torch.Tensor)]
     if _LOOKED_AT.intersection(name for one in classes for name in vars(one)):
@@ -84,23 +84,23 @@ _HANDING_ON = frozenset(_text(vars(one)["__torch_function__"]) for one in (_Dire
 
 
 def _hands_on(function: Any) -> bool:
-    """Whether a class method does nothing but call ``super()``'s, as vLLM's parameters have for Dynamo."""
+    """True if a class method only calls ``super()``'s method, as in vLLM's parameters for Dynamo."""
     return _text(function) in _HANDING_ON
 
 
 def in_line(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether the classes of these tensors derive from one another, as far as torch names its results by them."""
+    """True if, of the classes of kind ``named``, one derives from all others: it is the class of torch's results."""
     named = [type(one) for one in tensors if KINDS[type(one)] == "named"]
     return any(all(issubclass(one, other) for other in named) for one in named) if named else True
 
 
 def as_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as one that torch asks nothing, unless its class has a behaviour of its own."""
+    """The tensor as a plain ``torch.Tensor``, unless its class has a behaviour of its own."""
     return tensor.as_subclass(torch.Tensor) if KINDS[type(tensor)] in {"named", "heard"} else tensor
 
 
 def keeping_class(run: Callable[..., Any], tensors: Iterable[torch.Tensor]) -> Callable[..., Any]:
-    """``run`` out of sight of the classes of these tensors, its outputs of the class that torch's functions give."""
+    """``run`` with ``__torch_function__`` disabled, and with outputs of the class that torch's functions return."""
     classes = {type(one) for one in tensors}
     kinds = {KINDS[one] for one in classes}
     if kinds <= {"memory"}:

@@ -1,4 +1,4 @@
-"""torch's private parts that the hot path stands on: each tested at import, with a public way where the test fails.
+"""torch's private functions that the hot path uses: each is tested at import, with a public one if the test fails.
 
 The tests run in a thread of their own: this module may be imported in inference mode, under autocast, within
 ``torch.device("meta")`` or while fake tensors are traced, all of which are states of the importing thread.
@@ -37,14 +37,14 @@ def native_guard(*tensors: torch.Tensor) -> Check:
     The state covers inference mode, autocast of that device, vmap, func.grad and jit tracing; not dispatch modes,
     forward AD and grad mode. It refuses one tensor given twice, and raises TypeError for another number of tensors.
     """
-    # a comprehension is a Python call: each new size of a call makes a guard
+    # not a comprehension, which is another Python call: each new size of a call makes a guard
     sizes, strides = [*map(list, map(_shape, tensors))], [*map(list, map(torch.Tensor.stride, tensors))]
     check: Check = _guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check
 
 
 def kind_guard(tensors: Sequence[torch.Tensor]) -> Check | None:
-    """``native_guard`` for tensors of as many dimensions with any sizes and strides; None where torch has no such."""
+    """``native_guard`` for tensors with these numbers of dimensions, any sizes and strides; None if torch has none."""
     if not NATIVE_GUARD:
         return None
     anything = [[None] * tensor.dim() for tensor in tensors]
@@ -121,7 +121,7 @@ def _dispatch_mode_counter() -> Callable[[], int]:
 
 
 dispatch_modes = _dispatch_mode_counter()
-"""How many torch dispatch modes (FakeTensorMode, make_fx, FLOP counters) are active on this thread."""
+"""``dispatch_modes()``: the number of active dispatch modes (FakeTensorMode, make_fx, FLOP counters) of this thread."""
 
 
 dispatch_mode_stack: Callable[[], list[Any]] = getattr(
@@ -130,31 +130,31 @@ dispatch_mode_stack: Callable[[], list[Any]] = getattr(
 """The dispatch modes that are active on this thread."""
 
 profiler: Any = torch.autograd.profiler
-"""A module, or what stands for it: ``_is_profiler_enabled`` tells whether a profiler of torch runs in this process."""
+"""A module, or a substitute: ``_is_profiler_enabled`` is True while a profiler of torch runs in this process."""
 if not hasattr(profiler, "_is_profiler_enabled"):
     profiler = SimpleNamespace(_is_profiler_enabled=False)
 
 function_modes: Callable[[], bool] = getattr(
     torch._C, "_is_torch_function_mode_enabled", lambda: bool(torch.overrides._get_current_function_mode_stack())
 )
-"""Whether a TorchFunctionMode is active on this thread; ``torch.device(...)`` as a with block is one."""
+"""``function_modes()``: True if a TorchFunctionMode is active on this thread, e.g. a ``with torch.device(...)``."""
 
 unseen: Callable[[], AbstractContextManager[Any]] = torch._C.DisableTorchFunction
-"""A with block in which neither such a mode nor a tensor subclass sees calls of torch."""
+"""A context in which neither a TorchFunctionMode nor a tensor subclass intercepts torch's functions."""
 
 
 def unseen_by_modes() -> AbstractContextManager[Any]:
-    """``unseen`` where a TorchFunctionMode is active; not elsewhere, since torch.compile guards on it."""
+    """``unseen`` if a TorchFunctionMode is active; else a context without effect, since torch.compile guards on it."""
     return unseen() if function_modes() else nullcontext()
 
 
 forward_level: Any = forward_ad if hasattr(forward_ad, "_current_level") else SimpleNamespace(_current_level=0)
-"""``_current_level`` is not negative while a block of forward-mode AD is open, or where torch does not tell."""
+"""``_current_level`` is not negative in a block of forward-mode AD, or if torch does not tell."""
 
 
-@constant_while_tracing  # torch 2.11 cannot trace the first question; it guards on the answer to the second
+@constant_while_tracing  # torch 2.11 cannot trace is_autocast_available
 def autocasting(device_type: str) -> bool:
-    """Whether autocast is on for that type of device."""
+    """True if autocast is enabled for that type of device."""
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
@@ -164,23 +164,23 @@ def jit_tracing() -> bool:
 
 
 def transforming() -> bool:
-    """Whether a functorch transform (vmap, func.grad, func.jvp) is running on this thread, or torch does not tell."""
+    """True if a functorch transform (vmap, func.grad, func.jvp) runs on this thread, or if torch does not tell."""
     peek = getattr(_functorch, "peek_interpreter_stack", None)
     return peek is None or peek() is not None
 
 
 below_autograd: Callable[[], AbstractContextManager[Any]] | None = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
-"""A with block in which torch's operators skip their autograd kernels, where this torch has one."""
+"""A context in which torch's operators skip their autograd kernels; None if this torch has none."""
 
 
 def zero_without_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is autograd's zero, whose address is 0 and which only torch's operations know."""
+    """True if a tensor is autograd's zero, which has no memory: only torch's operations can read it."""
     tells = getattr(tensor, "_is_zerotensor", None)
     return tells is not None and bool(tells())
 
 
 def stands_for_others(tensor: torch.Tensor) -> bool:
-    """Whether torch made this tensor to trace with: a FakeTensor, or a FunctionalTensor around one."""
+    """True if torch made this tensor for tracing: a FakeTensor, or a FunctionalTensor around one."""
     return type(tensor).__module__ in {"torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor"}
 
 
@@ -188,18 +188,18 @@ def stands_for_others(tensor: torch.Tensor) -> bool:
 
 
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
-"""``make(shape, strides, dtype)``: an uninitialised tensor. On a GPU the current device must be the wanted one."""
+"""``make(shape, strides, dtype)``: an uninitialised tensor. For a GPU that GPU must be the current device."""
 
 
 def allocator(dtype: torch.dtype, device: torch.device) -> Allocate:
-    """The fastest allocation of tensors of ``dtype`` on ``device`` that this torch offers."""
+    """The fastest function of this torch that allocates tensors of ``dtype`` on ``device``."""
     if NATIVE_ALLOCATOR and device.type in {"cpu", "cuda"}:
         return native_allocator(device)
     return public_allocator(dtype, device)
 
 
 def native_allocator(device: torch.device) -> Allocate:
-    """The function that code made by Inductor allocates with, for a CPU or a GPU."""
+    """The function with which Inductor's generated code allocates, for a CPU or a GPU."""
     native: Allocate = _guards._empty_strided_cuda if device.type == "cuda" else _guards._empty_strided_cpu
     return native
 
@@ -231,7 +231,7 @@ NATIVE_ALLOCATOR = _in_clean_thread(_native_allocator_works)
 
 
 tensor_guard: Callable[..., Check] = native_guard if NATIVE_GUARD else public_guard
-"""The fastest sound guard that this torch offers; see ``native_guard``."""
+"""The fastest guard of this torch that passes the tests; see ``native_guard``."""
 
 
 stream_capturing: Callable[[], bool] = getattr(
