@@ -1,4 +1,4 @@
-"""The start and end of every command: options parsed by typer, faults as one line and a hint, exit codes."""
+"""Running a command: options parsed by typer, faults printed as one line and a hint, exit codes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ClickFault: Any = typer.BadParameter.__mro__[2]
 
 
 class ToldCode(int):
-    """The exit code of a command that has told its reason."""
+    """The exit code of a command that has printed its reason."""
 
 
 def new_app(help_text: str) -> typer.Typer:
@@ -68,7 +68,7 @@ def run(app: typer.Typer, program: str, arguments: list[str] | None = None) -> i
 
 
 def run_to_the_end(app: typer.Typer, program: str) -> NoReturn:
-    """:func:`run`, and the end of the process, during which further Ctrl-C are ignored."""
+    """:func:`run`, then end the process with its exit code; further Ctrl-C are ignored during that."""
     try:
         code = run(app, program)
     except KeyboardInterrupt:  # a second one, while the first was being told

@@ -44,7 +44,7 @@ class Check:
 
 
 def checks(database: str | None) -> Iterator[Check]:
-    """The checks, each made when it is asked for, from the most general to the most special."""
+    """The checks, each made when the iterator reaches it, from the most general to the most special."""
     yield Check("python", OK, f"{platform.python_version()} at {sys.executable}")
     yield torch_check()
     yield gpu_check()
@@ -225,7 +225,7 @@ def shadow_check(folder: Path) -> Check:
 
 
 def script_check() -> Check:
-    """The script ``tune`` on the PATH: torchtune has one of that name, which may stand before ours."""
+    """The script ``tune`` on the PATH: torchtune has one of that name, which may come first."""
     found = shutil.which("tune")
     if found is None:
         return Check("tune", ABSENT, "no such script on the PATH", "use `registry tune`, or activate the environment")
@@ -243,7 +243,7 @@ def _line(fault: RegistryError) -> str:
 
 
 def _import_fault(module: str) -> str:
-    """The fault of importing ``module`` in another process, which a broken extension module may end; "" if none."""
+    """The fault of importing ``module``, "" if none; in another process, which a broken extension may kill."""
     done = _run([sys.executable, "-c", f"import {module}"])
     if done is None:
         return "it hangs"

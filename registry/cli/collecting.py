@@ -1,4 +1,4 @@
-"""Python's collector of cycles, held back in commands that make millions of objects."""
+"""Less garbage collection in commands that make millions of objects."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _ALLOCATIONS = 200_000
 
 @contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """A context in which cycles are looked for a few hundred times less often.
+    """A context in which the garbage collector runs a few hundred times less often.
 
-    Records have none, and looking takes a fifth to a quarter of the time of an import, an export or a report.
+    Records have no cycles, and collecting takes a fifth to a quarter of the time of an import, an export or a report.
     """
     before = gc.get_threshold()
     gc.set_threshold(_ALLOCATIONS, 20, 20)

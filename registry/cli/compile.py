@@ -1,4 +1,4 @@
-"""``registry compile``: registers, spills and shared memory of every variant, for GPUs that need not be here."""
+"""``registry compile``: registers, spills and shared memory of every variant, without the GPUs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def compile_(
     all_: All = False,
     json: Json = False,
 ) -> None:
-    """Tell what each variant needs of a GPU, without a GPU.
+    """Show the resources that each variant needs; no GPU is required.
 
     Registers and spilled bytes a thread, shared bytes and threads a block, and the occupancy of an SM that follows.
     Triton and CUDA kernels are compiled for each --arch; C++ is compiled for this host, and has none of these numbers.
@@ -97,7 +97,7 @@ def _wanted(catalog: Catalog, ops: Sequence[str], names: Sequence[str]) -> Mappi
 
 
 def _problems(catalog: Catalog, wanted: Mapping[str, frozenset[str]], shapes: Path | None) -> list[Problem]:
-    """The problems of the shapes file, else the ops' examples, of the ops that are wanted."""
+    """The problems of the wanted ops: those of the shapes file, else the ops' examples."""
     if shapes is not None:
         from ..tuner.shapes.shapes import read_shapes
 
@@ -110,7 +110,7 @@ def _problems(catalog: Catalog, wanted: Mapping[str, frozenset[str]], shapes: Pa
 
 
 def _takes(wanted: Mapping[str, frozenset[str]], implementation: Implementation, device: Device) -> bool:
-    """Whether an implementation is compiled for a device: on the host those alone that run on no GPU."""
+    """True if an implementation is compiled for a device; for the host only if it runs on no GPU."""
     if implementation.name not in wanted[implementation.op]:
         return False
     return (device.type == "cpu") == ("cuda" not in implementation.device_types)

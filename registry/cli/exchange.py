@@ -18,7 +18,7 @@ from .display import text
 from .options import Database, Op, check_stored_op
 
 _CHECKED_FIRST = 1000
-"""Lines that are checked before a database is made for them."""
+"""The number of lines that are checked before a new database is made."""
 
 _BUFFER_BYTES = 2**20
 
@@ -57,7 +57,7 @@ def export(
 
 
 def _named(name: str, store: Store) -> list[Mapping[str, Any]]:
-    """Every stored hardware identity of that name: one GPU may be there whole and in MIG parts."""
+    """Every stored hardware identity of that name: a GPU may be stored whole and as MIG instances."""
     there = store.hardware()
     found = [identity for identity in there if str(identity.get("name", "")).casefold() == name.casefold()]
     if not found:

@@ -1,4 +1,4 @@
-"""``registry explain``: the implementation that a call would run and the reasons, told from dimensions alone."""
+"""``registry explain``: the implementation that a call would run and the reasons, from dimensions alone."""
 
 from __future__ import annotations
 
@@ -67,4 +67,4 @@ def _dimension(op: Op, pair: str) -> tuple[str, Any]:
     try:
         return name, Document(pair, value).data
     except ShapesFileError:
-        return name, value  # what is no value of a shapes file is text: the check of dimensions tells
+        return name, value  # any other value is text, which the check of dimensions refuses

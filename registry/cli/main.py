@@ -36,7 +36,7 @@ def new_registry_app() -> typer.Typer:
 
 
 def _several() -> None:
-    """Makes typer keep the group ``db``, which has only one command."""
+    """Does nothing: with a callback typer keeps the group ``db``, although it has only one command."""
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ _HANG = 19
 
 
 def ops(plugin: Plugins = None, json: Json = False) -> None:
-    """List the ops, and who implements them.
+    """List the ops and their implementations.
 
     With their schemas, and their dimensions as a shapes file names them.
     """

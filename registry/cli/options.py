@@ -77,7 +77,7 @@ def catalog_with(plugins: Iterable[Path] | None) -> Catalog:
 
 
 def not_a_file(path: Path) -> str:
-    """Why a path is no file that can be read, "" where it is one; also for names that no file could have."""
+    """Why a path is no readable file, "" if it is one; also for text that cannot be a file's name."""
     try:
         return "" if path.is_file() else "a folder" if path.is_dir() else "no such file"
     except OSError as fault:
@@ -100,7 +100,7 @@ def check_stored_op(op: str | None, store: Store) -> None:
 
 
 def check_database(url: str | None) -> None:
-    """Raises TuningDBError for a database that exists and cannot be used; one that is missing is no fault."""
+    """Raises TuningDBError for a database that exists but cannot be used; a missing one is no fault."""
     from tuning_db import MissingDatabaseError, Store
 
     with contextlib.suppress(MissingDatabaseError), Store.open(url, create=False, migrate=False):

@@ -26,7 +26,7 @@ _COLUMNS = (
 
 
 def plugins(plugin: Plugins = None, json: Json = False) -> None:
-    """List the plugins, and what is wrong with them.
+    """List the plugins and their faults.
 
     With distribution, version, API version, ops, implementations and load time.
     """

@@ -50,7 +50,7 @@ def report(
 
 
 def check_out(path: Path, *, force: bool) -> None:
-    """Raises RegistryError, before any work is done, for an output file that must not or cannot be replaced."""
+    """Raises RegistryError for an output file that must not, or cannot, be replaced; called before any work."""
     if path.is_dir():
         raise RegistryError(f"--out {path}: a folder", hint=f"name the file, e.g. {path / 'report.html'}")
     if not path.resolve().parent.is_dir():
@@ -77,7 +77,7 @@ def _is_report(path: Path) -> bool:
 
 
 def write(page: str, path: Path) -> None:
-    """Writes the file whole or not at all, so that no reader of an existing report sees half of one."""
+    """Writes the file completely or not at all, so that a reader of an existing report never sees half of one."""
     try:
         write_whole(path.resolve(), page.encode())
     except OSError as fault:

@@ -1,4 +1,4 @@
-"""Facts that the report and the dashboard show, and the baseline of each op among them."""
+"""Facts that the report and the dashboard show, such as the baseline of each op."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def baselines_of(ops: Iterable[str]) -> Mapping[str, str]:
-    """The baseline of each op; torch's for one that is not installed. Plugins are loaded for ops of plugins only."""
+    """The baseline of each op; torch's if an op is not installed. Plugins are loaded only for ops of plugins."""
     from ..report.facts import TORCH
 
     names = set(ops)
@@ -32,7 +32,7 @@ def baselines_of(ops: Iterable[str]) -> Mapping[str, str]:
 
 
 def prepared_by(op: Op, candidate: Candidate, problem: Problem) -> int | None:
-    """Bytes that a candidate prepares for one set of weights; None where its author's code cannot tell."""
+    """Bytes that a candidate prepares for one set of weights; None if its implementation raises."""
     from ..arguments.inputs import arguments_of
     from ..dispatch.plans.prepared import bytes_to_prepare
 
@@ -46,7 +46,7 @@ def prepared_by(op: Op, candidate: Candidate, problem: Problem) -> int | None:
 
 
 def prepared_limit(device: Device) -> str:
-    """What prepared weights may hold on a device: ``at most 5.9 GiB (a quarter of ...)``. Raises RegistryError."""
+    """The budget of prepared weights on a device as text: ``at most 5.9 GiB (...)``. Raises RegistryError."""
     from ..dispatch.plans import prepared, prepared_budget
 
     budget, given = prepared.BUDGET.of(device.torch), prepared_budget.given_bytes()

@@ -1,4 +1,4 @@
-"""``registry winners``: what calls run on this device, where it comes from, and what it prepares of weights."""
+"""``registry winners``: the candidates that calls run on this device, their origins and prepared bytes."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call of a problem runs.
+    """The candidate that a call of a problem runs.
 
-    ``source``: "database" or "shipped" for a winner of this very problem, which ``decision`` has the figures of; else
-    "nearest", "learnt default", "default" or "reference", and ``missed`` says why its winner does not stand.
+    ``source``: "database" or "shipped" for a winner of exactly this problem, with its figures in ``decision``; else
+    "nearest", "learnt default", "default" or "reference", and ``missed`` says why the problem's winner does not hold.
     """
 
     problem: Problem
@@ -53,19 +53,19 @@ class Answer:
 
     @property
     def implementation(self) -> str:
-        """The name of what runs."""
+        """The name of the implementation that runs; "reference" for torch's."""
         return "reference" if self.choice.candidate is None else self.choice.candidate.implementation.name
 
     @property
     def config(self) -> Mapping[str, object]:
-        """Its configuration."""
+        """The configuration of the candidate that runs."""
         return {} if self.choice.candidate is None else self.choice.candidate.config
 
 
 def winners(
     op: Ops = None, device: DeviceName = None, plugin: Plugins = None, db: Database = None, json: Json = False
 ) -> None:
-    """List what calls run on this device.
+    """List the candidates that calls run on this device.
 
     For each problem that has a winner for this hardware, of your database or shipped: the candidate that stands today,
     its figures as `results` has them, its source, and what it prepares of one set of weights. Where the winner does not
@@ -92,7 +92,7 @@ def winners(
 
 
 def _decisions(db: str | None, device: Device) -> dict[str, Decision]:
-    """By id the winners for the device's hardware that dispatch knows, of the database and shipped."""
+    """The winners for the device's hardware that dispatch knows, from the database and shipped, by id."""
     from .. import shipped
     from ..dispatch.resolve.winners import REGIME
 
@@ -105,7 +105,7 @@ def _decisions(db: str | None, device: Device) -> dict[str, Decision]:
 def _answers(
     known: Mapping[str, Decision], catalog: Catalog, device: Device, db: str | None, unposed: list[str]
 ) -> Iterator[Answer]:
-    """The answer to each problem of the decisions; what no op of today poses is told to ``unposed``."""
+    """The answer to each problem of the decisions; problems that no installed op has are added to ``unposed``."""
     from ..dispatch.dispatcher import Dispatcher
     from ..dispatch.resolve.resolution import choices
 

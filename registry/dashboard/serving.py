@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def require() -> None:
-    """Raises RegistryError, with what to install, where optuna-dashboard is missing."""
+    """Raises RegistryError, which says what to install, if optuna-dashboard is missing."""
     if importlib.util.find_spec("optuna_dashboard") is None:
         raise RegistryError(
             "registry dashboard needs optuna-dashboard, which is not installed",
@@ -39,11 +39,10 @@ class _Quiet(WSGIRequestHandler):
 
 
 def guarded(application: WSGIApplication, host: str) -> WSGIApplication:
-    """``application`` for those who asked for this very server: pages of other sites must neither read nor change it.
+    """``application`` that refuses requests by pages of other sites, which must neither read nor change its data.
 
-    A site may have its own name resolve to this address, so that a name in ``Host`` must be this machine's (or
-    ``host``); addresses cannot be made to. An ``Origin``, which browsers send with what changes something, must be the
-    server's own.
+    Another site may let its own name resolve to this address, so a name in ``Host`` must be this machine's or ``host``;
+    an address is safe. An ``Origin``, which browsers send with changing requests, must be this server's.
     """
     names = {"localhost", host.lower(), socket.gethostname().lower()}
 
@@ -87,5 +86,5 @@ def serve(storage: InMemoryStorage, host: str, port: int, opened: Callable[[str]
         ) from None
     with server:
         opened(f"http://{host}:{server.server_port}/")
-        with contextlib.suppress(KeyboardInterrupt):  # the way to end it, no fault
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the normal end
             server.serve_forever()

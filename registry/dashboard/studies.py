@@ -48,7 +48,7 @@ def _name(section: Section, facts: ProblemFacts, several: bool) -> str:
 
 
 def _unique(name: str, names: set[str]) -> str:
-    """``name``, with a number behind it if it is taken: GPUs of one name may differ in memory."""
+    """``name``, with a number appended if it is taken: GPUs of one name may differ in memory."""
     number, found = 2, name
     while found in names:
         found, number = f"{name} ({number})", number + 1

@@ -1,4 +1,4 @@
-"""The answers of an implementation to the host's questions, checked: a stranger's mistake is told with its line."""
+"""The answers of an implementation to the host's questions, checked: a plugin's mistake is reported with its line."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ HOW_TO_IMPLEMENT = (
 
 
 _PLAIN = frozenset({GeneratorType, list, tuple})
-"""Types that need no look at what they can do, which takes two microseconds."""
+"""Types that are known to be iterable: checking that takes two microseconds."""
 
 
 def refusals(implementation: Implementation, problem: Problem, device: Device) -> tuple[str, ...]:
     """Every reason why an implementation cannot run a problem on a device; empty when it can.
 
-    Raises WrongAnswerError when ``unsupported`` returns anything but an iterable of texts, and whatever it raises.
+    Raises WrongAnswerError when ``unsupported`` returns anything but an iterable of texts, and its own exceptions.
     """
     if device.type not in implementation.device_types:
         return (f"it runs on {', '.join(sorted(implementation.device_types))}, not on {device.type}",)
@@ -50,7 +50,7 @@ def default_config(implementation: Implementation, problem: Problem, device: Dev
     """The default configuration of an implementation.
 
     Raises UnsupportedError when no configuration of its space is valid, WrongAnswerError when ``default`` returns no
-    point of the space, and whatever ``space`` and ``default`` raise.
+    point of the space, and the exceptions of ``space`` and ``default``.
     """
     space = implementation.space(problem, device)
     try:
@@ -80,21 +80,21 @@ def _refuse_empty(implementation: Implementation, space: Space) -> None:
 
 
 def declared_preference(implementation: Implementation, problem: Problem, device: Device) -> float:
-    """The declared preference of an implementation. Raises WrongAnswerError, and whatever asking raises."""
+    """The declared preference of an implementation. Raises WrongAnswerError, and the exceptions of ``preference``."""
     given = implementation.preference(problem, device)
-    # a number of numpy or torch will do
+    # a number of numpy or torch is accepted, too
     if isinstance(given, str | bytes) or not hasattr(given, "__float__") or not math.isfinite(given):
         raise _wrong(implementation, "preference", given, "a finite number")
     return float(given)
 
 
 def no_implementation(op: str) -> str:
-    """The reason why an op that nobody implements is not tuned, and how to add an implementation."""
+    """The reason why an op without implementations is not tuned, and how to add an implementation."""
     return f"nobody implements {op}: {HOW_TO_IMPLEMENT}"
 
 
 def fault_text(implementation: Implementation, question: str, fault: BaseException) -> str:
-    """The fault that ``question``, a method of an implementation, raised, in words and with the line of its code."""
+    """The exception of ``question``, a method of an implementation, as text with the line of its code."""
     if isinstance(fault, WrongAnswerError | UnsupportedError):
         return fault.message
     place = at_method(implementation, question, fault)

@@ -1,4 +1,4 @@
-"""Checks that an op and its backward op fit: the one saves what the other takes."""
+"""Checks that an op and its backward op fit: the backward op takes what the op saves."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ..errors import InvalidDefinitionError, UnknownNameError
 
 
 def check_backward(op: Op, known: Mapping[str, Op]) -> None:
-    """Raise InvalidDefinitionError if ``op`` does not fit its backward op, or an op whose backward op it is.
+    """Raise InvalidDefinitionError if ``op`` does not fit its backward op, or an op that names it as backward op.
 
-    Either may be defined first: a pair is checked when its second op comes.
+    Either may be defined first: a pair is checked when its second op is defined.
     """
     pairs = [(other, op) for other in known.values() if other.backward is not None and other.backward.op == op.name]
     if op.backward is not None:

@@ -28,12 +28,12 @@ _LOADING: ContextVar[Catalog | None] = ContextVar("_LOADING", default=None)
 
 
 def loading_catalog() -> Catalog | None:
-    """The catalog that is loading a plugin file at the moment: ``registry.register`` in that file is meant for it."""
+    """The catalog that is loading a plugin file now, to which ``registry.register`` in that file adds; else None."""
     return _LOADING.get()
 
 
 class _Box:
-    """The plugin of the ops in the box, which come through the hook that every plugin uses."""
+    """The plugin of the ops in the box, which use the hook that every plugin uses."""
 
     KERNEL_REGISTRY_API = 1
 
@@ -47,8 +47,8 @@ class _Box:
 class Catalog:
     """Ops and implementations, found once, on first use.
 
-    ``entry_points``: those of the group ``kernel_registry`` when not given. ``environ`` holds the allow and block
-    lists and the strict mode. A plugin's fault is one PluginWarning and a line in ``plugins()``; under
+    ``entry_points`` default to the group ``kernel_registry``. ``environ`` holds the allow and block lists and the
+    strict mode. A plugin's fault is one PluginWarning and a line in ``plugins()``; under
     ``KERNEL_REGISTRY_STRICT=1`` it is a PluginError. An op's hooks run when its implementations are first wanted.
     """
 
@@ -56,7 +56,7 @@ class Catalog:
         self, entry_points: Iterable[metadata.EntryPoint] | None = None, environ: Mapping[str, str] = os.environ
     ) -> None:
         self.generation = 0
-        """Grows with every change: what was derived from the catalog under a smaller number is stale."""
+        """Grows with every change: data derived from the catalog at a smaller number are stale."""
         self.files: tuple[str, ...] = ()
         """Paths given to ``load_file``: a worker process loads these files, too."""
         self._entry_points = entry_points
@@ -104,7 +104,7 @@ class Catalog:
     def register(self, implementation: Implementation) -> None:
         """Add an implementation of a known op. Raises UnknownNameError or InvalidDefinitionError.
 
-        One that was added this way may be added again when the same class was merely defined anew, as in a notebook.
+        An implementation may be added again when its class was defined again, as in a notebook.
         """
         if not isinstance(implementation, Implementation):
             raise InvalidDefinitionError(f"register({implementation!r}): not an Implementation's instance")
@@ -115,19 +115,19 @@ class Catalog:
             self.generation += 1
 
     def define(self, op: Op) -> None:
-        """Add an op. Raises InvalidDefinitionError when its name, or what stands before ``::`` in it, is taken."""
+        """Add an op. Raises InvalidDefinitionError when its name, or the vendor before ``::`` in it, is taken."""
         self._load()
         with self._lock:
             self._inventory.add_op(self._caller(), op)
             self.generation += 1
 
     def added_by_calls(self) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-        """The ops, and the implementations as (op, name), of ``define`` and ``register`` outside of a plugin file."""
+        """The ops, and implementations as (op, name), that ``define`` and ``register`` added outside plugin files."""
         added = self._inventory.by_calls
         return tuple(added.ops), tuple(added.implementations)
 
     def load_file(self, path: str | Path) -> None:
-        """Load a .py file as a plugin. A file that is loaded already is left as it is.
+        """Load a .py file as a plugin. A file that is loaded already is not loaded again.
 
         Raises PluginError when anything about the file is wrong; the catalog then holds nothing of it.
         """
@@ -229,7 +229,7 @@ class Catalog:
         except InvalidDefinitionError as fault:
             lacking = missing_package(fault.__cause__)
             text = f"{LACKS} {lacking}, which is not installed" if lacking else fault.message
-            if text not in plugin.faults:  # the hook of every op tells of a package that is not there
+            if text not in plugin.faults:  # a missing package is a fault of every op's hook: report it once
                 self._faults.of(plugin, text, fault.__cause__)
             return ()
 
@@ -278,7 +278,7 @@ class Catalog:
     # --- files and what is added by hand
 
     def _caller(self) -> Plugin:
-        """The plugin to which belongs what is added by a call: the file that is being loaded, if any."""
+        """The plugin to which calls of ``define`` and ``register`` add: the file that is being loaded, if any."""
         inventory = self._inventory
         if self._adopting is None and inventory.by_calls not in inventory.plugins:
             inventory.plugins.append(inventory.by_calls)

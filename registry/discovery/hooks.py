@@ -32,8 +32,8 @@ _specification_marker = pluggy.HookspecMarker(PROJECT)
 def implements(op: str) -> Callable[[_Implementing], _Implementing]:
     """Mark a function without arguments that returns this plugin's implementations of ``op``.
 
-    The function is called once, when the op is first used, so that heavy imports inside wait until then. Its own name
-    means nothing. Raises InvalidDefinitionError when ``op`` is no name or the function is marked already.
+    The function is called once, when the op is first used: put heavy imports inside. Its own name does not matter.
+    Raises InvalidDefinitionError when ``op`` is no name or the function is marked already.
     """
     if not isinstance(op, str):
         raise InvalidDefinitionError(f"implements({op!r})", hint='expected an op\'s name: @implements("softmax")')
@@ -60,7 +60,7 @@ def hook_of(op: str) -> str:
 
 
 def op_of(hook: str) -> str:
-    """The op that a hook belongs to, as far as its name tells: ``vendor__name`` -> ``vendor::name``."""
+    """The op of a hook, by the hook's name: ``vendor__name`` -> ``vendor::name``."""
     return hook.replace("__", "::", 1)
 
 

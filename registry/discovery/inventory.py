@@ -1,4 +1,4 @@
-"""The inventory of a catalog: the plugins, ops and implementations that were taken in, and pluggy's manager."""
+"""The inventory of a catalog: its plugins, ops and implementations, and pluggy's manager."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Inventory:
         self.ops: dict[str, Op] = {}
         self.implementations: dict[str, dict[str, Implementation]] = {}
         self.by_calls = Plugin("registry.register")
-        """The plugin of all that is added by calls in this process; one of ``plugins`` once something was added."""
+        """The plugin of everything that calls in this process add; one of ``plugins`` once there is something."""
 
     def add_op(self, plugin: Plugin, op: Op) -> None:
-        """Take in an op of a plugin. Raises InvalidDefinitionError."""
+        """Add an op of a plugin. Raises InvalidDefinitionError."""
         check_new_op(op, self.ops, plugin, self.plugins)
         caller = getattr(self.manager.hook, op.hook, None)
-        if caller is None or not caller.has_spec():  # an op that a file took away with it leaves its specification
+        if caller is None or not caller.has_spec():  # the specification may be left from an op of a withdrawn file
             self.manager.add_hookspecs(specification(op.hook, f"Implementations of {op.schema}"))
         self.ops[op.name] = op
         plugin.ops.append(op.name)
@@ -45,9 +45,9 @@ class Inventory:
         self.implementations.pop(name, None)
 
     def add_implementation(self, plugin: Plugin, op: Op, implementation: Implementation) -> None:
-        """Take in an implementation of an op whose hooks have run. Raises InvalidDefinitionError.
+        """Add an implementation of an op whose hooks have run. Raises InvalidDefinitionError.
 
-        One that was added this way may be added again when its class was merely defined anew, as in a notebook.
+        An implementation may be added again when its class was defined again, as in a notebook.
         """
         known = dict(self.implementations[op.name])
         entry = (op.name, str(getattr(implementation, "name", "")))
@@ -59,12 +59,12 @@ class Inventory:
         plugin.implementations.append(entry)
 
     def inactive(self, plugin: Plugin) -> tuple[str, ...]:
-        """Names of the ops that a plugin implements and nobody defines."""
+        """Names of the ops that a plugin implements, but no plugin defines."""
         defined = {op.hook for op in self.ops.values()}
         return tuple(op for op in plugin.implemented_ops if hook_of(op) not in defined)
 
     def withdraw(self, plugin: Plugin) -> None:
-        """Take a plugin file and all that it brought out again."""
+        """Remove a plugin file with its ops and implementations."""
         if self.manager.has_plugin(plugin.name):
             self.manager.unregister(name=plugin.name)
         sys.modules.pop(file_module(Path(plugin.name)), None)

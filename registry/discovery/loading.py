@@ -1,4 +1,4 @@
-"""Import of a plugin's code, guarded: its hooks, and its faults in words."""
+"""Guarded import of plugins: their hooks, and their faults as text."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def called(hook: Hook, what: str) -> tuple[Any, ...]:
 
 
 LACKS = "it needs"
-"""Begins the fault of a plugin that lacks a package, which is none where that package cannot be: Triton on Windows."""
+"""The start of the fault of a plugin that lacks a package; no fault if the package does not exist for the platform."""
 
 
 def missing_package(fault: BaseException | None) -> str:
-    """The package that is not installed, where that is what an import failed for; else ""."""
+    """The missing package for which an import failed; "" for any other fault."""
     if not isinstance(fault, ModuleNotFoundError) or not fault.name:
         return ""
     package = fault.name.partition(".")[0]
@@ -151,7 +151,7 @@ def _hooks(manager: pluggy.PluginManager, module: object) -> Mapping[str, tuple[
 
 
 def _refuse_name_of_submodule(module: Any, name: str) -> None:
-    """Raise InvalidDefinitionError if importing a submodule would put it in the place of the hook ``name``."""
+    """Raise InvalidDefinitionError if a submodule has the name of the hook function, which its import would replace."""
     if name and hasattr(module, "__path__") and importlib.util.find_spec(f"{module.__name__}.{name}") is not None:
         raise InvalidDefinitionError(
             f"its hook {name}() has the name of its submodule {module.__name__}.{name}, which takes its place when it"

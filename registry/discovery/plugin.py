@@ -21,12 +21,12 @@ Hook = Callable[[], Any]
 
 
 class PluginWarning(RuntimeWarning):
-    """The warning that a plugin, or a part of one, is not in use because of a fault."""
+    """The warning that a plugin, or a part of one, is not used because of a fault."""
 
 
 @dataclass(frozen=True)
 class Permissions:
-    """The plugins that the environment allows and blocks; an empty variable counts as unset."""
+    """The plugins that environment variables allow and block; an empty variable counts as unset."""
 
     environ: Mapping[str, str]
 
@@ -41,7 +41,7 @@ class Permissions:
         return name in self._names(BLOCK) or bool(allowed and name not in allowed)
 
     def misnamed(self, known: Collection[str]) -> list[str]:
-        """A message for each name on a list that no installed plugin has."""
+        """A message for each allowed or blocked name that no installed plugin has."""
         return [
             f"{variable} names a plugin that is not installed: {UnknownNameError('plugin', name, known)}"
             for variable in (ALLOW, BLOCK)
@@ -57,8 +57,8 @@ class Permissions:
 class PluginReport:
     """One plugin as ``registry plugins`` lists it.
 
-    ``ops`` are those it defines, ``implementations`` read ``op/name``, ``inactive`` are ops that it implements and
-    nobody defines, ``fault`` is empty when all is well, ``blocked`` means that the environment forbade its import.
+    ``ops`` are those it defines, ``implementations`` are ``op/name``, ``inactive`` are ops that it implements, but no
+    plugin defines, ``fault`` is empty without faults, ``blocked``: the environment forbids its import.
     """
 
     name: str
@@ -75,11 +75,11 @@ class PluginReport:
 
 @dataclass(eq=False)
 class Plugin:
-    """One plugin while the host works with it.
+    """One plugin as the catalog holds it.
 
-    vendors  what may stand before ``::`` in the names of its ops: for an entry point its name, and what follows
-             ``registry_`` in the name of its import package; for a file the same of its name. Empty for the box and
-             for what is defined by hand
+    vendors  the texts that may precede ``::`` in the names of its ops: for an entry point its name, and its import
+             package's name after ``registry_``; for a file the file's name, likewise. Empty for the box and for calls
+             of ``registry.define``
     hooks    its functions by the name of the hook they implement
     """
 
@@ -99,7 +99,7 @@ class Plugin:
     @classmethod
     def each_of(cls, entry_points: Iterable[EntryPoint]) -> list[tuple[Plugin, EntryPoint]]:
         """A plugin for each entry point, in order; nothing is imported."""
-        # each answer parses the distribution's whole metadata, 0.3 ms, and one distribution may bring several
+        # once per distribution: reading parses all its metadata, 0.3 ms, and it may have several entry points
         known: dict[int, tuple[str, str]] = {}
         offered: list[tuple[Plugin, EntryPoint]] = []
         for entry_point in entry_points:
@@ -113,12 +113,12 @@ class Plugin:
 
     @classmethod
     def of_file(cls, file: Path) -> Plugin:
-        """The plugin that a file is. Its name is the path."""
+        """The plugin for a file, named by its path."""
         return cls(str(file), vendors=frozenset({_vendor(file.stem)}), is_file=True)
 
     @property
     def rank(self) -> tuple[bool, str, str]:
-        """The place in which it is loaded: the box first, whose plugins no stranger's entry point can replace."""
+        """Sort key of the order of loading: the box first, so that no other entry point can replace its plugins."""
         return self.distribution != DISTRIBUTION, self.name, self.distribution
 
     @property
@@ -155,7 +155,7 @@ def _vendor(name: str) -> str:
 
 
 class Faults:
-    """Faults of plugins, each told once: a PluginWarning by ``tell``, or in strict mode a PluginError at once."""
+    """Faults of plugins, each reported once: a PluginWarning by ``tell``, in strict mode a PluginError immediately."""
 
     def __init__(self, permissions: Permissions) -> None:
         self._permissions = permissions
@@ -176,6 +176,6 @@ class Faults:
         self._untold.clear()
 
     def tell(self) -> None:
-        """Warn of each. Called while the catalog is consistent: under ``-W error`` a warning is an exception."""
+        """Warn of each fault. Call it while the catalog is consistent: under ``-W error`` a warning raises."""
         while self._untold:
             warnings.warn(self._untold.pop(0), PluginWarning, stacklevel=5)

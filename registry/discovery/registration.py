@@ -1,4 +1,4 @@
-"""Checks of an op or an implementation before the catalog takes it in."""
+"""Checks of an op or an implementation before it is added to the catalog."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)+\Z")
 
 
 def check_new_op(op: Any, known: Mapping[str, Op], owner: Plugin, plugins: Sequence[Plugin]) -> None:
-    """Raise InvalidDefinitionError unless ``op`` is an Op that ``owner`` may name so and that fits its backward op.
+    """Raise InvalidDefinitionError unless ``op`` is an Op, ``owner`` may use its name, and it fits its backward op.
 
     ``known`` are the ops so far, ``plugins`` all that were found.
     """
@@ -38,8 +38,8 @@ def check_new_op(op: Any, known: Mapping[str, Op], owner: Plugin, plugins: Seque
 def _check_vendor(name: str, owner: Plugin, plugins: Sequence[Plugin]) -> None:
     """Raise InvalidDefinitionError if ``owner``, which is not of the box, may not define an op of that name.
 
-    An installed plugin defines ops of its own vendor only. A file, and what is defined by hand, may take any vendor
-    that no installed plugin has, and a file also that of its own name: a plugin under development.
+    An installed plugin may define ops of its own vendor only. A file, and ``registry.define``, may use any vendor that
+    no installed plugin has; a file also the vendor of its own name, for a plugin under development.
     """
     vendor, _, bare = name.rpartition("::")
     if not vendor:

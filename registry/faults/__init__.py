@@ -1,1 +1,1 @@
-"""Faults that tell of the machine rather than of the code that met them."""
+"""Exceptions caused by the state of the machine, not by the code that raised them."""

@@ -1,6 +1,6 @@
-"""Faults that tell of a machine's state rather than of the code that met them: scarce memory, a broken GPU context.
+"""Recognises exceptions caused by the state of a GPU, not by the code that raised them: no memory, a lost CUDA context.
 
-Each layer words them in its own way: torch in classes of its own, the CUDA driver, cuda.core and NVRTC by the names of
+Each layer reports them in its own way: torch by exception classes, the CUDA driver, cuda.core and NVRTC by the names of
 error codes, Triton by the driver's sentences.
 """
 
@@ -45,11 +45,11 @@ _BROKEN = (
     "context_is_destroyed",
     "driver shutting down",
 )
-"""Codes after which every further call of a CUDA context fails: sentences of ``cuGetErrorString``, and names."""
+"""Errors after which every further call in a CUDA context fails: sentences of ``cuGetErrorString``, and names."""
 
 
 def out_of_memory(fault: BaseException) -> bool:
-    """Whether memory of a GPU or of the machine was short, which may pass: of torch, Triton, the driver or the OS."""
+    """True if an exception of torch, Triton, the driver or the OS says that GPU or host memory was short."""
     if isinstance(fault, torch.OutOfMemoryError | MemoryError):
         return True
     if isinstance(fault, OSError):
@@ -58,7 +58,7 @@ def out_of_memory(fault: BaseException) -> bool:
 
 
 def broken_context(fault: BaseException) -> bool:
-    """Whether the CUDA context of this process is lost, which a kernel may meet that an earlier one has caused."""
+    """True if an exception says that the CUDA context is lost; an earlier kernel may have caused that."""
     return _tells(fault, _BROKEN)
 
 

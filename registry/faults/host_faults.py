@@ -1,4 +1,4 @@
-"""Faults of the machine that a compiler meets: a refused cache, a full disk, a killed compiler."""
+"""Recognises faults of the machine in a compiler's exceptions: a refused cache, a full disk, a killed compiler."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NUMBERS = frozenset(
     }
 )  # fmt: skip
 _SENTENCES = (*(os.strerror(number).lower() for number in _NUMBERS), "cannot create temporary", "killed signal")
-"""Sentences by which compilers tell such faults; ``killed signal terminated program cc1plus`` is gcc's."""
+"""Sentences with which compilers report such faults; ``killed signal terminated program cc1plus`` is gcc's."""
 
 
 def host_fault(fault: BaseException) -> bool:
-    """Whether an exception, or one that it was raised from, tells of this machine's state and not of the code."""
+    """True if an exception, or one that it was raised from, reports this machine's state, not a fault of the code."""
     return any(_of_host(each) for each in _chain(fault)) or isinstance(fault, OSError)
 
 

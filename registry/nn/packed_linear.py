@@ -14,7 +14,7 @@ from ..packed import PackedWeight, quantize
 
 _PARTS = ("qweight", "scales", "zeros", "g_idx")
 _WITHOUT_BIAS = frozenset({"gemm_int4"})
-"""Ops whose version has no bias: it is added to what they return."""
+"""Ops without a bias argument: the module adds the bias to their output."""
 
 
 class PackedLinear(torch.nn.Module):
@@ -22,7 +22,7 @@ class PackedLinear(torch.nn.Module):
 
     The weight's tensors are buffers: qweight, scales, zeros and g_idx (None where it has none), so that ``state_dict``,
     ``.to``, ``deepcopy`` and FSDP see plain tensors. A conversion of the dtype converts the scales and integer zero
-    points, and neither words nor zero points that are any numbers. The bias is a parameter ``[N]``.
+    points, but not the words and float32 zero points. The bias is a parameter ``[N]``.
     """
 
     qweight: torch.Tensor
@@ -63,17 +63,17 @@ class PackedLinear(torch.nn.Module):
 
     @property
     def weight(self) -> PackedWeight:
-        """The packed weight, of the module's own tensors."""
+        """The packed weight, which shares the module's tensors."""
         own = self._buffers
         known = self._known
-        # what .to, load_state_dict(assign=True) or functional_call put there is checked once
+        # tensors that .to, load_state_dict(assign=True) or functional_call have set are checked once
         if known is None or any(getattr(known, name) is not own[name] for name in _PARTS):
             known = self._known = self._made()
         return known
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in_features]`` to ``[..., out_features]``, in the dtype of ``x``, which is that of the scales."""
-        # traced, tensors of another object are not known to be the buffers
+        # in a trace, tensors of another object are not recognised as the buffers
         weight = self._made() if is_dynamo_compiling() else self.weight
         bias = self.bias
         if bias is None:
@@ -132,7 +132,7 @@ class PackedLinear(torch.nn.Module):
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
         errors: list[str] = rest[-1]
         given = {name: state_dict.get(prefix + name) for name in _PARTS}
-        # torch would convert these without a word
+        # torch would convert these silently
         for name in ("qweight", "g_idx"):
             if isinstance(value := given[name], torch.Tensor) and value.dtype != torch.int32:
                 errors.append(f"{prefix}{name} is {value.dtype}, expected torch.int32")
@@ -147,7 +147,7 @@ class PackedLinear(torch.nn.Module):
         except InvalidArgumentError as fault:
             errors.append(f"{prefix.rstrip('.') or 'PackedLinear'}: {fault}")
             return
-        # a captured CUDA graph reads prepared forms, which no call may come to make anew
+        # a captured CUDA graph reads prepared forms, and perhaps no further call makes them again
         weights_changed(weight)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class PackedLinear(torch.nn.Module):
 
 
 def _rounds(zeros: Any, dtype: torch.dtype) -> bool:
-    """Whether zero points are float32 numbers that another dtype does not hold."""
+    """True if zero points are float32 numbers that ``dtype`` cannot hold exactly."""
     if not isinstance(zeros, torch.Tensor) or zeros.dtype != torch.float32 or zeros.is_meta:
         return False
     return not torch.equal(zeros.to(dtype).float(), zeros)

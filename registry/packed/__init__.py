@@ -1,4 +1,4 @@
-"""Packed weights: one type for every weight of a few bits, how it is packed, made, checked and unpacked."""
+"""Packed weights: one type for all weights of a few bits; packing, quantising, checking and unpacking them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which packed weights there are: formats, shapes and dtypes of their parts."""
+"""Checks of packed weights: formats, and shapes and dtypes of their parts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def zero_kind(zeros: Shaped | None) -> ZeroKind:
 
 
 def check_format(what: str, bits: int, group_size: int, k: int, layout: str) -> None:
-    """Raise InvalidArgumentError for a format that nobody can read."""
+    """Raise InvalidArgumentError for an unknown format."""
     if bits not in BITS:
         raise InvalidArgumentError(f"{what}: bits={bits}", hint=f"expected one of {', '.join(map(str, BITS))}")
     if layout not in LAYOUTS:
@@ -88,9 +88,9 @@ def _check_part(what: str, name: str, part: Shaped, shape: tuple[int, ...], dtyp
 
 
 def check_order(what: str, g_idx: torch.Tensor, group_size: int) -> None:
-    """Raise InvalidArgumentError for a ``g_idx`` whose values are no permutation of groups: only the last is shorter.
+    """Raise InvalidArgumentError unless ``g_idx`` is a permutation of full groups, of which only the last is shorter.
 
-    Reads the values, so that a GPU is waited for; values that are not in memory (meta, traced) are not checked.
+    This reads the values, which waits for a GPU; values that are not in memory (meta, traced) are not checked.
     """
     if is_dynamo_compiling() or g_idx.device.type == "meta" or type(g_idx) not in (torch.Tensor, torch.nn.Parameter):
         return
@@ -112,7 +112,7 @@ def check_order(what: str, g_idx: torch.Tensor, group_size: int) -> None:
 
 
 def check_tensor(what: str, value: object) -> None:
-    """Raise InvalidArgumentError unless ``value`` is a dense tensor, whose elements lie in memory."""
+    """Raise InvalidArgumentError unless ``value`` is a dense tensor."""
     if not isinstance(value, torch.Tensor):
         raise InvalidArgumentError(f"{what} is a {type(value).__name__}, expected a Tensor")
     if value.layout != torch.strided:

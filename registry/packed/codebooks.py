@@ -1,4 +1,4 @@
-"""Levels by name, for weights whose integers count the entries of a table."""
+"""Codebooks: tables of levels by name, for weights whose integers are indices into a table."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _TENSORS = ("qweight", "scales", "zeros")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PackedExperts:
-    """Weights of one shape, bits, group size and kind of zero points, one an expert; ``shape`` is ``(N, K)`` of each.
+    """One weight per expert, of one shape, bits, group size and kind of zero points; ``shape`` is ``(N, K)`` of each.
 
     qweight     int32 ``[experts, ceil(K / per_word), N]``
     scales      ``[experts, ceil(K / group_size), N]``, float16, bfloat16 or float32
@@ -82,7 +82,7 @@ class PackedExperts:
         )
 
     def __len__(self) -> int:
-        """How many experts there are."""
+        """The number of experts."""
         return self.qweight.shape[0]
 
     def __getitem__(self, expert: int) -> PackedWeight:
@@ -138,7 +138,7 @@ def _flatten(experts: PackedExperts) -> tuple[list[Any], list[Any]]:
 
 
 def _unflatten(tensors: Iterable[Any], context: Sequence[Any]) -> PackedExperts:
-    # unchecked: whoever maps over a tree may put anything in the tensors' places
+    # unchecked: a map over a tree may put anything in the tensors' places
     experts = object.__new__(PackedExperts)
     given, bits, group_size, shape = context
     parts: dict[str, Any] = dict.fromkeys(_TENSORS) | dict(zip(given, tensors, strict=True))

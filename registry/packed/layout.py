@@ -14,7 +14,7 @@ BITS = (1, 2, 4, 8)
 LAYOUT = "gptq"
 ACT_ORDER = "gptq_act_order"
 CHUNK = 2**24
-"""Elements that are quantised or unpacked at a time, so that a large weight needs no float32 copy of itself."""
+"""The number of elements quantised or unpacked at a time, so that a large weight needs no complete float32 copy."""
 
 
 def per_word(bits: int) -> int:
@@ -38,7 +38,7 @@ def symmetric_zero(bits: int) -> float:
 
 
 def layout_name(codebook: str | None, act_order: bool) -> str:
-    """How to read the words: the codebook's name, or "gptq", or "gptq_act_order" where ``g_idx`` tells the groups."""
+    """The name of the layout: the codebook's name, "gptq", or "gptq_act_order" if ``g_idx`` gives the groups."""
     return codebook or (ACT_ORDER if act_order else LAYOUT)
 
 
@@ -53,7 +53,7 @@ def pack(q: torch.Tensor, bits: int = 4) -> torch.Tensor:
 
 
 def unpack(qweight: torch.Tensor, bits: int = 4, k: int | None = None) -> torch.Tensor:
-    """Words as integers 0 to ``2**bits - 1``, int32 ``[K, N]``; without ``k`` all that the words hold."""
+    """Words as integers 0 to ``2**bits - 1``, int32 ``[K, N]``; without ``k`` all elements of the words."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=qweight.device)
     # the shift is arithmetic: the mask also removes the sign that the highest element leaves
     elements: torch.Tensor = (qweight.unsqueeze(1) >> shifts[:, None]) & (2**bits - 1)
@@ -90,7 +90,7 @@ def dequantized(  # noqa: PLR0913
 
 
 def piece(length: int) -> int:
-    """Rows or columns of ``length`` elements that are converted at a time."""
+    """The number of rows or columns of ``length`` elements that are converted at a time."""
     return max(1, CHUNK // max(1, length))
 
 

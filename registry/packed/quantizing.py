@@ -25,7 +25,7 @@ def quantize(
     group_size  16, 32, 64, 128, 256, or K (or -1) for one scale a column; the last group of K may be shorter
     symmetric   levels around zero (for one bit plus and minus half a scale); otherwise zero points are chosen with the
                 scales: integers, or in float32 for one bit, whose two levels are the means of a group's two halves
-    codebook    "nf4": 4 bits that count the levels of a table, which have no zero points
+    codebook    "nf4": 4 bits that are indices into a table of levels, without zero points
     Raises InvalidArgumentError for anything else, and for a weight that holds NaN or infinity.
     """
     check_tensor("quantize: weight", weight)
@@ -70,7 +70,7 @@ def _quantize_rows(
 def _rounding(
     dtype: torch.dtype, bits: int, symmetric: bool, codebook: str | None
 ) -> Callable[[torch.Tensor], _Rounded]:
-    """How groups [rows, groups, size] are rounded, in float32 with the scales as they are stored."""
+    """The function that rounds groups [rows, groups, size], in float32 with scales rounded to ``dtype``."""
     if codebook is not None:
         return lambda groups: _nearest_entry(groups, dtype, codebook)
     if bits == 1:
@@ -79,7 +79,7 @@ def _rounding(
 
 
 def _nearest(groups: torch.Tensor, dtype: torch.dtype, bits: int, symmetric: bool) -> _Rounded:
-    """Evenly spaced levels."""
+    """Groups rounded to evenly spaced levels."""
     top = 2**bits - 1
     if symmetric:
         scales = _stored(groups.abs().amax(-1) / (top // 2), dtype)
@@ -93,7 +93,7 @@ def _nearest(groups: torch.Tensor, dtype: torch.dtype, bits: int, symmetric: boo
 
 
 def _nearest_entry(groups: torch.Tensor, dtype: torch.dtype, codebook: str) -> _Rounded:
-    """Levels of a table that reaches from -1 to 1."""
+    """Groups rounded to a codebook's levels, from -1 to 1, times the group's largest magnitude."""
     table = levels(codebook, torch.float32, groups.device)
     scales = _stored(groups.abs().amax(-1), dtype)
     q = torch.bucketize(groups / scales.float().unsqueeze(-1), (table[1:] + table[:-1]) / 2)
@@ -101,23 +101,26 @@ def _nearest_entry(groups: torch.Tensor, dtype: torch.dtype, codebook: str) -> _
 
 
 def _signs(groups: torch.Tensor, dtype: torch.dtype) -> _Rounded:
-    """Plus and minus the mean magnitude, which of two such levels have the least square error (XNOR-Net)."""
+    """Groups rounded to plus and minus the mean magnitude, the least square error of two such levels (XNOR-Net)."""
     return groups >= 0, (2 * groups.abs().mean(-1)).to(dtype), None
 
 
 def _two_means(groups: torch.Tensor, dtype: torch.dtype) -> _Rounded:
-    """The means of what is below a group's mean and of what is not; 0 is one of them if all is equal."""
+    """Groups rounded to two levels: the means of the elements below and not below the group's mean.
+
+    If all elements are equal, the lower level is 0.
+    """
     upper = groups >= groups.mean(-1, keepdim=True).minimum(groups.amax(-1, keepdim=True))
     count = upper.sum(-1)
     high = (groups * upper).sum(-1) / count
     low = (groups * ~upper).sum(-1) / (groups.shape[-1] - count).clamp(min=1)
     scales = (high - low).to(dtype)
-    # without a scale of its own, all of a group is the lower level
+    # if the scale is 0 in dtype, all elements of the group get the lower level
     q, scales = upper & (scales != 0).unsqueeze(-1), _stored(scales, dtype)
     return q, scales, -low / scales.float()
 
 
 def _stored(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Scales in ``dtype``; a group of zeros, or one too small for it, has none: any will do."""
+    """Scales in ``dtype``; 1 instead of 0, for a group of zeros or of numbers too small for ``dtype``."""
     scales = scales.to(dtype)
     return torch.where(scales == 0, torch.ones_like(scales), scales)

@@ -43,8 +43,8 @@ class PackedWeight:
                 in float32 beside scales in half precision: any numbers, which rounding would change by 3 to 6e-3
     bits        1, 2, 4 or 8
     group_size  16, 32, 64, 128, 256, or K (one scale a column); the last group of K may be shorter
-    layout      how to read the words: "gptq", "gptq_act_order" or the codebook's name. It follows from the other parts,
-                so that an op that is handed the layout knows whether it may leave ``g_idx`` and the codebook out
+    layout      "gptq", "gptq_act_order" or the codebook's name. It follows from the other parts; an op that gets it
+                knows whether there are a ``g_idx`` and a codebook
     g_idx       None: element ``k`` is in group ``k // group_size``; else int32 ``[K]``, its group (GPTQ's act-order)
     codebook    None, or "nf4": the weight is ``codebook[q] * scale``, 4 bits without zero points
 
@@ -99,7 +99,7 @@ class PackedWeight:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Its tensors, in order, without those it has not."""
+        """The weight's tensors, in order, without missing ones."""
         return tuple(getattr(self, name) for name in _given(self))
 
     def dequantize(self) -> torch.Tensor:
@@ -193,7 +193,7 @@ class PackedWeight:
 
     @classmethod
     def from_torchao(cls, tensor: Any) -> PackedWeight:
-        """A weight that torchao quantised; how it quantises activations is left out.
+        """A weight that torchao quantised; its quantisation of activations is ignored.
 
         tensor  an Int4Tensor, Int4TilePackedTo4dTensor, Int8Tensor, IntxUnpackedToInt8Tensor or NF4Tensor; its scales
                 keep their dtype, which may be float32
@@ -231,7 +231,7 @@ def _given(weight: PackedWeight) -> list[str]:
 
 
 def _converted(zeros: torch.Tensor, scales: torch.dtype, dtype: torch.dtype | None) -> torch.Tensor:
-    """Zero points beside scales that become ``dtype``: as they are if they are float32 and rounding changes them."""
+    """Zero points for scales in ``dtype``: converted, too, unless they are float32 and rounding would change them."""
     if dtype is None or zeros.dtype != scales:
         return zeros
     converted = zeros.to(dtype)
@@ -241,7 +241,7 @@ def _converted(zeros: torch.Tensor, scales: torch.dtype, dtype: torch.dtype | No
 
 
 def _flatten(weight: PackedWeight) -> tuple[list[Any], list[Any]]:
-    """Its tensors; their names and the numbers, as they come back from JSON."""
+    """The weight's tensors, and their names and the numbers as JSON would restore them."""
     numbers = [list(weight.shape) if name == "shape" else getattr(weight, name) for name in _NUMBERS]
     return list(weight.tensors), [_given(weight), *numbers]
 
@@ -252,7 +252,7 @@ def _flatten_with_keys(weight: PackedWeight) -> tuple[list[tuple[Any, Any]], lis
 
 
 def _unflatten(tensors: Iterable[Any], context: Sequence[Any]) -> PackedWeight:
-    # unchecked: whoever maps over a tree may put anything in the tensors' places, if only for a while
+    # unchecked: a map over a tree may put anything in the tensors' places, at least temporarily
     weight = object.__new__(PackedWeight)
     given, *numbers = context
     parts: dict[str, Any] = dict.fromkeys(_TENSORS) | dict(zip(given, tensors, strict=True))

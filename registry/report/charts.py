@@ -1,4 +1,4 @@
-"""Charts: axes, lines and the texts under the pointer, in a box of the chart's own units; a template draws them as SVG.
+"""Charts: axes, lines and the texts shown at the pointer, in the chart's own units; a template draws them as SVG.
 
 One kind shows time against the dynamic dimension (rows, tokens): each implementation's best, and the floor. The other
 shows how fast searches came close to their best.
@@ -21,7 +21,7 @@ WIDTH, HEIGHT = 560.0, 300.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 12.0, 40.0
 
 _CHARACTER = 6.6
-"""Width of a label's character."""
+"""Width of a label's character, in the chart's units."""
 _FLOOR = "floor"
 _REGRETS = ((0.001, "≤ 0.1%"), (0.01, "1%"), (0.1, "10%"), (1.0, "100%"), (10.0, "1000%"))
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
@@ -67,7 +67,7 @@ class Chart(NamedTuple):
 
 
 def x_dimension(section: Section) -> str | None:
-    """The dynamic dimension with the most values, for the horizontal axis. None where none varies."""
+    """The dynamic dimension with the most values, for the horizontal axis. None if none varies."""
     values: dict[str, set[float]] = defaultdict(set)
     for facts in section.problems:
         for name, value in facts.problem.dims.items():
@@ -78,10 +78,9 @@ def x_dimension(section: Section) -> str | None:
 
 
 def time_charts(section: Section) -> tuple[list[Chart], int]:
-    """(charts, number of sets of the other dimensions that are not drawn); a chart per set, those with most sizes
-    first.
+    """(charts, number of sets that are not drawn): a chart for each set of the other dimensions, the most sizes first.
 
-    A set of dimensions with a single size is not drawn: one size makes no line.
+    A set with a single size is not drawn, since it has no line.
     """
     x_name = x_dimension(section)
     if x_name is None:
@@ -171,7 +170,7 @@ def _path(points: Iterable[tuple[float, float]]) -> str:
 
 
 def _banded(readings: Sequence[Reading]) -> list[Reading]:
-    """The readings, each over the part of the chart that is nearest to its place; equal places share none."""
+    """The readings, each with the band of the chart that is nearest to its place."""
     middles = [(one.x + other.x) / 2 for one, other in itertools.pairwise(readings)]
     edges = itertools.pairwise([LEFT, *middles, WIDTH - RIGHT])
     return [

@@ -1,4 +1,4 @@
-"""The facts of a report: the store's records, grouped so that only times measured alike are compared.
+"""The facts of a report: the store's records, grouped so that only times of one protocol are compared.
 
 A section is one op on one hardware under one regime. Of each problem it shows the newest decision, and the trials under
 that decision's software and protocol; trials under other software are left out, and counted.
@@ -17,7 +17,7 @@ from tuning_db import Decision, Environment, ProblemKey, Protocol, Run, Store
 from .tally import Tally, tally
 
 TORCH = "torch.native"
-"""The baseline of an op that names none."""
+"""The baseline of an op that does not name one."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class ProblemFacts:
-    """One problem: its newest decision, if any, and what its search came to."""
+    """One problem: its newest decision, if any, and the tally of its search."""
 
     problem: ProblemKey
     environment: Environment
@@ -197,7 +197,7 @@ def _section(place: _Place, problems: Sequence[ProblemFacts], left_out: int) -> 
 
 
 def _problem_facts(decision: Decision | None, searches: Sequence[_Counted]) -> ProblemFacts:
-    """The facts of one problem: of its searches, the one like the decision, else the one with the newest trial."""
+    """The facts of one problem: of its searches, the decision's, else the one with the newest trial."""
     like = decision or max(searches, key=lambda one: one.newest)
     same = (one for one in searches if one.environment == like.environment and one.protocol == like.protocol)
     search = next((one.search for one in same), Tally())

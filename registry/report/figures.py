@@ -97,7 +97,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Statuses:
-    """Trials of a section by outcome; ``GIVEN_UP`` are those of status ``ok`` that were too slow to time to the end."""
+    """Trials of a section by outcome; ``GIVEN_UP``: status ``ok``, but too slow to be timed completely."""
 
     names: list[str]
     counts: dict[str, Counter[str]]

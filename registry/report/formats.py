@@ -66,7 +66,7 @@ def pairs(values: Mapping[str, Any] | None) -> str:
 
 
 def plain(value: object) -> str:
-    """A value as it is; booleans as in JSON."""
+    """A value as text; booleans as in JSON."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""What a search came to: its best times, how fast it came to them, and how its trials ended."""
+"""The tally of a search: its best times, the trials at which they improved, and the outcomes of its trials."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from tuning_db.searches import TrialFigures
 
 GIVEN_UP = "ok, given up"
-"""The outcome of trials of status ``ok`` that were too slow to time to the end."""
+"""The outcome of trials of status ``ok`` that were too slow to be timed completely."""
 
 _LONGEST_MESSAGE = 240
 

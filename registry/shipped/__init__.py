@@ -1,12 +1,12 @@
-"""Winners that come with the package: what was measured on a GPU of that name, in the exchange format.
+"""Winners that come with the package, in the exchange format.
 
-A file holds the winners of one hardware name, ``nvidia-h200.jsonl`` those of "NVIDIA H200", and is made anew from a
-tuning database by
+A file holds the winners of one hardware name, ``nvidia-h200.jsonl`` those of "NVIDIA H200". It is made from a tuning
+database by
 
     rm -f registry/shipped/nvidia-h200.jsonl && registry export --winners-only --hardware "NVIDIA H200" \\
         --db tuning.db registry/shipped/nvidia-h200.jsonl
 
-tests/dispatch/test_shipped.py fails where one of them does not hold for the sources as they are.
+tests/dispatch/test_shipped.py fails if one of them does not hold for the current sources.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEFAULTS = "defaults.json"
 """The file of rules for defaults, in the folder of shipped winners: a list of hardware with its rules by op."""
 
 _Winner = tuple[Decision, Mapping[str, CandidateKey]]
-"""A winner, and the candidates that it was measured against, by implementation."""
+"""A winner, and the candidates that it was compared with, by implementation."""
 
 
 def ignored() -> bool:
@@ -43,15 +43,15 @@ def ignored() -> bool:
 
 
 def shipped(hardware: Mapping[str, Any], regime: str) -> tuple[Decision, ...]:
-    """The winners shipped for exactly this hardware identity; reads nothing but the file of its name.
+    """The winners shipped for exactly this hardware identity; reads only the file of its name.
 
-    Raises StoreError for a file that cannot be read, and for a folder of the user's that is not there.
+    Raises StoreError for a file that cannot be read, and for a missing folder that the user has set.
     """
     return tuple(one for one, _ in _winners(hardware, regime))
 
 
 def runners(hardware: Mapping[str, Any], regime: str) -> dict[str, dict[str, CandidateKey]]:
-    """The best candidates of the implementations that a shipped winner was measured against, by its uid, if told.
+    """For shipped winners, by uid, the best candidate of each implementation in the finals, if the file has them.
 
     Raises StoreError as ``shipped`` does.
     """
@@ -67,8 +67,8 @@ def _winners(hardware: Mapping[str, Any], regime: str) -> tuple[_Winner, ...]:
 def learnt(hardware: Mapping[str, Any], op: str) -> tuple[Any, str] | None:
     """The shipped rule for an op's default on this hardware, as JSON, and the name of the hardware it was learnt on.
 
-    That of exactly this hardware, else of another of the same type and architecture: a rule orders defaults, and is no
-    evidence of a time. Raises StoreError for a file that cannot be read.
+    The rule of exactly this hardware, else of another one of its type and architecture: a rule only orders defaults.
+    None without one. Raises StoreError for a file that cannot be read.
     """
     rules = [] if ignored() else [one for one in _rules(_wanted()) if op in one["defaults"]]
     like = [one for one in rules if _kind(one["hardware"]) == _kind(hardware)]
@@ -78,7 +78,7 @@ def learnt(hardware: Mapping[str, Any], op: str) -> tuple[Any, str] | None:
 
 
 def forget() -> None:
-    """Forgets the files that were read: those in a folder of the user's may have changed."""
+    """Drops the cached content of the files: those in a folder that the user has set may have changed."""
     _read.cache_clear()
     _rules.cache_clear()
 
@@ -103,7 +103,7 @@ def file_name(hardware_name: str) -> str:
 
 
 def _kind(hardware: Mapping[str, Any]) -> tuple[str, str]:
-    """The type and the architecture, of a CPU without its vector instructions: ``("cpu", "x86_64")``."""
+    """The type and the architecture of a hardware, without a CPU's vector instructions: ``("cpu", "x86_64")``."""
     return str(hardware.get("type")), next(iter(str(hardware.get("architecture")).split()), "")
 
 

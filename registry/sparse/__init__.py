@@ -1,4 +1,4 @@
-"""2:4 sparse weights: of each four elements along K two are kept; how they lie, are made, checked and read back."""
+"""2:4 sparse weights, which keep two of each four elements along K: their layout, making, checking and reading."""
 
 from __future__ import annotations
 

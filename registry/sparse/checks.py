@@ -1,4 +1,4 @@
-"""Which 2:4 sparse weights there are: shapes and dtypes of their parts, and weights that can become one."""
+"""Checks of 2:4 sparse weights: shapes and dtypes of their parts, and of dense weights to convert."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_parts(what: str, values: Shaped, meta: Shaped) -> None:
 
 
 def check_dense(what: str, weight: object) -> torch.Tensor:
-    """``weight``, whose rows can be taken four elements at a time. Raises InvalidArgumentError for any other."""
+    """``weight``. Raises InvalidArgumentError unless it can become 2:4 sparse, e.g. K is a multiple of 4."""
     check_tensor(f"{what}: weight", weight)
     assert isinstance(weight, torch.Tensor)
     if weight.device.type == "meta":

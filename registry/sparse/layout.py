@@ -1,9 +1,9 @@
-"""Where the kept elements of a 2:4 sparse weight lie.
+"""The layout of a 2:4 sparse weight.
 
 ``values`` is ``[N, K / 2]``: of each four elements along K the two kept, the lower place first. ``meta`` is int32
-``[N, ceil(K / 32)]``: the four bits of group ``g`` of a row stand at bit ``4 * (g % 8)`` of word ``g // 8``, its lower
+``[N, ceil(K / 32)]``: the four bits of group ``g`` of a row are at bit ``4 * (g % 8)`` of word ``g // 8``, the lower
 place in their low two bits, the higher one in the others, as the sparse tensor cores number them. The bits after K in
-the last word are 0, and nobody looks at them.
+the last word are 0, and must not be read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def dense(values: torch.Tensor, meta: torch.Tensor) -> torch.Tensor:
 
 
 def greatest(sizes: torch.Tensor) -> torch.Tensor:
-    """Which two of each four, ``[..., 4]``, are the greatest; of equal ones those that come first."""
+    """A mask of the two greatest of each four, ``[..., 4]``; of equal ones the first."""
     place = torch.arange(4, device=sizes.device)
     mine, others = sizes.unsqueeze(-1), sizes.unsqueeze(-2)
     before = (others > mine) | ((others == mine) & (place < place[:, None]))

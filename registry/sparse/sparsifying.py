@@ -14,15 +14,15 @@ from .weight import Sparse24Weight
 
 _ROWS = [[int(place in pair) for place in range(4)] for pair in combinations(range(4), 2)]
 _BLOCKS = [rows for rows in product(_ROWS, repeat=4) if all(sum(column) == 2 for column in zip(*rows, strict=True))]
-"""The 90 patterns of four by four with two in each row and in each column."""
+"""The 90 masks of four by four with two elements in each row and in each column."""
 
 
 def sparsify24(weight: torch.Tensor, transposable: bool = False) -> Sparse24Weight:
     """Keep the two greatest magnitudes of each four elements of a weight ``[N, K]`` along K; of equal ones the first.
 
-    transposable  keep two of each four along N, too, so that the transposed weight is 2:4 sparse as training's
-                  gradients want it: of each block of four by four the pattern with the greatest sum of magnitudes,
-                  the best of all 90; N is a multiple of 4
+    transposable  keep two of each four along N, too, so that the transposed weight is 2:4 sparse, for the gradients in
+                  training: for each block of four by four the best of all 90 masks, with the greatest sum of
+                  magnitudes; N must be a multiple of 4
     Raises InvalidArgumentError for anything else, and for a weight that holds NaN or infinity.
     """
     if not isinstance(transposable, bool):

@@ -43,7 +43,7 @@ class Sparse24Weight:
 
     @classmethod
     def from_dense_24(cls, weight: torch.Tensor) -> Sparse24Weight:
-        """A weight ``[N, K]`` that is 2:4 sparse already; every element that is not 0 stays as it is.
+        """The 2:4 sparse form of a weight ``[N, K]`` that is 2:4 sparse already; every element that is not 0 is kept.
 
         Raises InvalidArgumentError with the first four elements of which more than two are not 0.
         """
@@ -126,7 +126,7 @@ def _flatten_with_keys(weight: Sparse24Weight) -> tuple[list[tuple[Any, Any]], l
 
 
 def _unflatten(tensors: Iterable[Any], context: Sequence[Any]) -> Sparse24Weight:
-    # unchecked: whoever maps over a tree may put anything in the tensors' places, if only for a while
+    # unchecked: a map over a tree may put anything in the tensors' places, at least temporarily
     weight = object.__new__(Sparse24Weight)
     for name, value in zip(_FIELDS, (*tensors, *context), strict=True):
         refuse_nested(f"Sparse24Weight: {name}", value)

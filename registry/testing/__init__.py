@@ -1,4 +1,4 @@
-"""What the author of an op or an implementation checks it with. Both functions return a Report or raise CheckError.
+"""Checks for authors of ops and implementations. Both functions return a Report or raise CheckError.
 
 from registry.testing import check_implementation
 

@@ -1,4 +1,4 @@
-"""Inputs of a check, always equal ones, in poisoned surroundings."""
+"""Inputs of a check, equal in every run, inside poisoned allocations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEED = 1234
 
 
 class GivenInputs:
-    """Inputs of a kind, laid out so in poisoned surroundings. ``values`` are the schema's in order."""
+    """Inputs of a kind in a layout, inside poisoned allocations. ``values`` are the schema's in order."""
 
     def __init__(
         self, op: Op, problem: Problem, kind: str, device: Device, layout: Layout, *, nan_beside: bool = False
@@ -32,22 +32,22 @@ class GivenInputs:
         )
 
     def _lay_out(self, parameter: Parameter, layout: Layout, nan_beside: bool, tensor: torch.Tensor) -> torch.Tensor:
-        # who reads what is beside an input is to find NaN there; what is mutated may also be changed beside
+        # NaN beside an input reveals reads; beside a mutated tensor a number also reveals changes
         beside = nan_beside or not parameter.mutated
         found = laid_out_within(tensor, layout, len(self._tensors), nan_beside=beside)
         self._tensors.append((parameter, found, tensor))
         return found.tensor
 
     def restore(self) -> None:
-        """Give each mutated tensor its first contents again, at the same address."""
+        """Write the first contents into each mutated tensor again, in its memory."""
         for parameter, found, drawn in self._tensors:
             if parameter.mutated:
                 found.tensor.copy_(drawn)
 
     def draw_again(self) -> bool:
-        """Give each tensor the contents of another draw, at the same address; no version counter moves.
+        """Write another draw into the tensors' memory without moving their version counters.
 
-        False, and nothing is done, where the other draw is not of the same form.
+        Returns False, and changes nothing, if the other draw has other shapes.
         """
         again = self._draw(SEED + 1)
         drawn = tensors_in(again)
@@ -63,7 +63,7 @@ class GivenInputs:
         return True
 
     def faults(self) -> Iterator[str]:
-        """Every change of an input, and every write outside an argument."""
+        """Faults, in words: changes of inputs, and writes outside of arguments."""
         for parameter, found, drawn in self._tensors:
             if not parameter.mutated and not _unchanged(found.tensor, drawn):
                 yield f"it changes its input {parameter.name}"
@@ -76,6 +76,6 @@ def _drawn(op: Op, problem: Problem, kind: str, device: Device, seed: int) -> tu
 
 
 def _unchanged(tensor: torch.Tensor, drawn: torch.Tensor) -> bool:
-    """True for equal bits, and for one NaN in place of another: Triton's interpreter writes its own back."""
+    """True if the bits are equal, or both elements are NaN: Triton's interpreter may change the bits of a NaN."""
     same = as_bits(tensor) == as_bits(drawn)
     return bool((same if not drawn.is_floating_point() else same | (tensor.isnan() & drawn.isnan())).all())

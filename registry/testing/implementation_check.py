@@ -1,4 +1,4 @@
-"""Whether an implementation is right: every configuration, kind of inputs, layout and size that it says it runs."""
+"""A check that an implementation is right for each configuration, kind of inputs, layout and size that it supports."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _device(implementation: Implementation, device: Device | torch.device | str 
 def _configs(
     notes: Notes, implementation: Implementation, problem: Problem, device: Device, which: Literal["default", "all"]
 ) -> Sequence[Config]:
-    """The configurations to check; notes why there is none, or what is wrong with the answers of the implementation."""
+    """The configurations to check; adds to ``notes`` why there is none, or faults of the implementation's answers."""
     question: str = "unsupported"
     configs: Sequence[Config] = ()
     try:
@@ -147,7 +147,7 @@ def _check_other_size(notes: Notes, op: Op, candidate: Candidate, other: OtherSi
 
 
 def _faults_of_other_size(op: Op, candidate: Candidate, other: OtherSize, device: Device) -> Iterator[str]:
-    """Faults of the plan as a call of the other size gets it, after one of the home's size."""
+    """Faults of the plan that a call of ``other.problem`` gets after a call of ``other.home``."""
 
     def inputs(problem: Problem) -> GivenInputs:
         return GivenInputs(op, problem, op.kinds[0], device, "contiguous")

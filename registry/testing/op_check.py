@@ -1,4 +1,4 @@
-"""Whether a contract agrees with itself."""
+"""A check that the parts of an op's contract agree."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .reports import Notes, Report, guarded
 
 
 def check_op(op: Op, *, problems: Sequence[Problem | Mapping[str, Value]] | None = None) -> Report:
-    """Check that a contract agrees with itself, on the CPU; raises CheckError with every fault.
+    """Check, on the CPU, that the parts of an op's contract agree; raises CheckError with every fault.
 
     On ``problems`` (the op's examples when not given) and every kind of inputs: the inputs fit the schema, pose the
-    problem again and are reproducible; the fake tells the reference's shapes, dtypes and strides; the reference leaves
-    its arguments alone and is accepted by its own tolerance; the floor is positive; both ends of a range along which
-    winners transfer are problems of the op, of that same range. On its examples taken together the
-    tolerance refuses what nobody computed: zeros, one number everywhere, the output of a previous call.
+    problem again and are reproducible; the fake has the reference's shapes, dtypes and strides; the reference does not
+    change its arguments, and is accepted by its own tolerance; the floor is positive; both ends of a range along which
+    winners transfer are problems of the op, with that range. Over all its examples the tolerance must refuse results
+    that were not computed: zeros, one number everywhere, the output of a previous call.
     """
     notes = Notes(f"op {op.name}")
     checked = _named(op, problems)
@@ -38,7 +38,7 @@ def check_op(op: Op, *, problems: Sequence[Problem | Mapping[str, Value]] | None
 
 
 def _named(op: Op, given: Sequence[Problem | Mapping[str, Value]] | None) -> list[Problem]:
-    """Problems of dimensions alone: whether inputs pose them again is for ``check_op`` to tell."""
+    """The problems by dimensions alone, without their inputs: ``check_op`` checks that inputs pose them."""
     given = op.examples if given is None else given
     return [each if isinstance(each, Problem) else op.named(each) for each in given]
 

@@ -12,7 +12,7 @@ from ..errors import CheckError, RegistryError, folded
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a check: a line for each subject that was checked, and for each reason to skip and each failure.
+    """The result of a check: a line for each checked subject, each reason to skip one, and each failure.
 
     A reason or failure that several subjects share is one line with their count, ``(x 12)``.
     """
@@ -61,7 +61,7 @@ class Notes:
 
 
 def guarded(faults: Iterator[str], *authors: object) -> Iterator[str]:
-    """Faults, and whatever the checked code of ``authors`` raises as one more, with its line."""
+    """``faults``, and an exception of the checked code of ``authors`` as one more fault, with its line."""
     try:
         yield from faults
     except RegistryError as fault:
@@ -72,5 +72,5 @@ def guarded(faults: Iterator[str], *authors: object) -> Iterator[str]:
 
 
 def _layout_in(subject: str) -> str:
-    """The layout that a subject names: a fault of one layout only is told apart."""
+    """The layout in a subject's text: faults of different layouts are separate lines."""
     return next((layout for layout in LAYOUTS if f" {layout} " in subject), "")

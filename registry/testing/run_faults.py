@@ -1,4 +1,4 @@
-"""Runs of a plan that is under test, and everything that can be wrong with them."""
+"""Runs of a plan that is being checked, and their faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .given_inputs import SEED, GivenInputs
 
 
 class Expected:
-    """The right results for the values of a call; made before the call, which may mutate its values."""
+    """The right results for the values of a call; make it before the call, which may mutate its values."""
 
     def __init__(self, plan: Plan, values: tuple[Any, ...]) -> None:
         self._op, self._problem = plan.op, plan.problem
@@ -37,9 +37,9 @@ class Expected:
 
 
 def run_faults(plan: Plan, given: GivenInputs, start: int) -> Iterator[str]:
-    """One run into poisoned outputs, and two over what that left: in part, and altogether.
+    """Faults of one run into poisoned outputs, and of two more runs into its outputs, changed in part and completely.
 
-    ``start`` says which numbers are changed before the second; before the third all are.
+    ``start`` decides which elements are changed before the second run; before the third all are.
     """
     op, values = plan.op, given.values
     expected = Expected(plan, values)
@@ -75,9 +75,9 @@ def run_faults(plan: Plan, given: GivenInputs, start: int) -> Iterator[str]:
 
 
 def _leaves_alone(plan: Plan, given: GivenInputs, outputs: Tensors, change: Callable[[torch.Tensor], None]) -> bool:
-    """Run again over outputs some or all of whose numbers are others: whether any output still holds those."""
+    """Run again into outputs with some or all numbers changed; True if the run leaves an output unchanged."""
     given.restore()
-    # what has holes, or several elements at one address, is written in another way
+    # only contiguous outputs, which have neither gaps nor several elements at one address
     dense = [output for output in outputs if output.numel() and output.is_contiguous()]
     for output in dense:
         change(output.view(-1))
@@ -87,7 +87,7 @@ def _leaves_alone(plan: Plan, given: GivenInputs, outputs: Tensors, change: Call
 
 
 def repeating_faults(plan: Plan, given: GivenInputs) -> Iterator[str]:
-    """Several calls with the same arguments, at the same addresses."""
+    """Faults of several calls with equal arguments at equal addresses."""
     op, values = plan.op, given.values
     first = as_tuple(plan(*values))
     results = tuple(result.clone() for result in op.results(first, values))
@@ -103,26 +103,26 @@ def repeating_faults(plan: Plan, given: GivenInputs) -> Iterator[str]:
 
 
 def changed_faults(plan: Plan, given: GivenInputs) -> Iterator[str]:
-    """Two calls with tensors at the same addresses, between which these were given other contents."""
+    """Faults of a second call after the contents of its tensors were changed in place."""
     plan(*given.values)
     if not given.draw_again():
         return
     if plan.prepared:
-        # by their version the host finds that weights have to be prepared anew
+        # by the version counters the host sees that weights must be prepared again
         torch.autograd.graph.increment_version(tensors_in(given.values))
     for fault in call_faults(plan, given):
         yield f"called again after its inputs have changed at their addresses: {fault}"
 
 
 def call_faults(plan: Plan, given: GivenInputs) -> Iterator[str]:
-    """One call as a user makes it, of the function that allocates, runs and returns."""
+    """Faults of one call of the function that allocates, runs and returns, as a user's call runs it."""
     expected = Expected(plan, given.values)
     if fault := expected.fault(plan.op.results(as_tuple(plan(*given.values)), given.values)):
         yield fault
 
 
 def concurrent_faults(plan: Plan, device: Device) -> Iterator[str]:
-    """Calls of two threads at once, with inputs of their own."""
+    """Faults of calls by two threads at once, each with its own inputs."""
     op, kind = plan.op, plan.op.kinds[0]
     inputs = [op.draw(plan.problem, kind, torch.Generator(device.torch).manual_seed(seed)) for seed in (SEED, SEED + 1)]
     expected = [Expected(plan, values) for values in inputs]
@@ -134,7 +134,7 @@ def concurrent_faults(plan: Plan, device: Device) -> Iterator[str]:
             yield fault
             return
     for one, right, calls in zip(expected, alone, results_of_two_threads(plan, inputs, device), strict=True):
-        # bits are compared far faster than numbers
+        # compare bits first, which is far faster than the error rule
         differing = (results for results in calls if not all_same(results, right))
         if fault := next(filter(None, map(one.fault, differing)), ""):
             remedy = "memory that calls share must be scratch, and inputs stay as they are"

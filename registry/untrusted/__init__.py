@@ -1,1 +1,1 @@
-"""What others wrote: files that are read within bounds, texts that a terminal may have."""
+"""Untrusted data: reading files with limits, and texts made safe for a terminal."""

@@ -1,4 +1,4 @@
-"""A YAML file as plain data with the line of every value. Time and memory of reading any file are bounded."""
+"""A YAML file as plain data with the line of every value, read with limits on time and memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from yaml.resolver import Resolver
 from ..errors import ShapesFileError
 
 Place = tuple[Hashable, ...]
-"""Keys and indices from the top: ``("softmax", 0, "rows")``."""
+"""Path of a value in a document, keys and indices from the top: ``("softmax", 0, "rows")``."""
 
 MOST_CHARACTERS = 2**24
 MOST_VALUES = 400_000
-"""Values of a file at most, every alias written out: a few aliases of aliases stand for billions."""
+"""The most values of a file with its aliases written out: a few nested aliases may stand for billions."""
 DEEPEST = 8
 
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
@@ -27,7 +27,7 @@ _SHAPE = "expected op: [{dimension: [value, ...]}, ...]"
 
 
 def text_of(path: Path) -> str:
-    """A file's text. Raises ShapesFileError for what cannot be read, is no UTF-8 or is far too long."""
+    """The text of a file. Raises ShapesFileError if it cannot be read, is not UTF-8 or is too long."""
     try:
         return bounded_text(path)
     except FileNotFoundError:
@@ -36,12 +36,12 @@ def text_of(path: Path) -> str:
         raise ShapesFileError(f"{path}: not UTF-8 text (byte {fault.start})", hint="expected YAML") from None
     except OSError as fault:
         raise ShapesFileError(f"{path}: {fault.strerror}", hint="expected a readable YAML file") from None
-    except ValueError as fault:  # a NUL or half a character in the path
+    except ValueError as fault:  # a NUL or a lone surrogate in the path
         raise ShapesFileError(f"{str(path)!r:.200}: {fault}", hint="expected the name of a YAML file") from None
 
 
 def bounded_text(path: Path) -> str:
-    """A file's text. Raises OSError, ValueError for what is no UTF-8, and ShapesFileError for what is far too long."""
+    """The text of a file. Raises OSError, ValueError if it is not UTF-8, and ShapesFileError if it is too long."""
     with path.open(encoding="utf-8") as file:
         text = file.read(MOST_CHARACTERS + 1)
     if len(text) > MOST_CHARACTERS:
@@ -50,9 +50,9 @@ def bounded_text(path: Path) -> str:
 
 
 class Document:
-    """YAML text and the name by which faults call it: ``data`` is its content, None where it is empty.
+    """A parsed YAML text: ``data`` is its content, None if it is empty. ``name`` is its name in messages.
 
-    Raises ShapesFileError for text that is no YAML, or more of it than a file of shapes needs.
+    Raises ShapesFileError for text that is no YAML, or that exceeds the limits of a shapes file.
     """
 
     def __init__(self, name: str | Path, text: str) -> None:
@@ -62,18 +62,18 @@ class Document:
         self.data = self._read(text)
 
     def line(self, place: Place) -> int:
-        """The line of a value, or of the innermost value around it that the file has."""
+        """The line of a value; if it has none, that of the innermost value around it."""
         return self._lines.get(self._written(place), 1)
 
     def fault(self, place: Place, message: str, hint: str) -> ShapesFileError:
-        """``FILE, line N, KEY: MESSAGE`` with what was expected as the hint."""
+        """The error ``FILE, line N, KEY: MESSAGE`` with a hint."""
         parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in self._written(place))
         key = "".join(parts).removeprefix(".")
         where = f"{self._name}, line {self.line(place)}" + (f", {key}" if key else "")
         return ShapesFileError(f"{where}: {message}", hint=hint)
 
     def _written(self, place: Place) -> Place:
-        """The innermost place around this one that stands in the file: a single value has no index there."""
+        """The longest start of ``place`` that has a line in the file: a single value has no index in it."""
         while place and place not in self._lines:
             place = place[:-1]
         return place
@@ -89,7 +89,7 @@ class Document:
         return None if node is None else self._plain(loader, node, (), ())
 
     def _no_yaml(self, fault: yaml.YAMLError) -> ShapesFileError:
-        """What the parser refuses, in one line; its own bound of depth (PyYAML 6.0.4) reads like this package's."""
+        """The parser's fault in one line; for its own limit of depth (PyYAML 6.0.4) the message of this package's."""
         where, problem = "", str(fault).splitlines()[0]
         if isinstance(fault, yaml.MarkedYAMLError):
             where = f", line {fault.problem_mark.line + 1 if fault.problem_mark else 1}"
@@ -132,7 +132,7 @@ class Document:
     def _key(self, loader: _Loader, node: yaml.Node, place: Place) -> str:
         if node.tag == _MERGE_TAG:
             raise self.fault(place, "<< has no meaning here", "write the dimensions out")
-        # a list or mapping is not shown: here too an alias may stand for billions of values
+        # a list or mapping is not shown: an alias in it may stand for billions of values
         shown = "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
         if isinstance(node, yaml.ScalarNode):
             key, shown = self._scalar(loader, node, place), f"{node.value:.40}"
@@ -161,9 +161,9 @@ class _TooDeepError(Exception):
 
 
 class _Loader(Composer, SafeConstructor, Resolver):
-    """Parses by libyaml where it is there, in a third of the time; nodes are made here, so that depth is bounded.
+    """A parser by libyaml, if available, in a third of the time; it makes nodes itself, to limit their depth.
 
-    The makers of nodes of libyaml and of PyYAML go on until the stack is full, the former without an exception.
+    Both libyaml and PyYAML make nodes until the stack overflows, libyaml without an exception.
     """
 
     def __init__(self, text: str) -> None:

@@ -1,1 +1,1 @@
-"""What a command prints: text and tables, the progress of a tuning run, its winners and its changes."""
+"""The output of commands: text and tables, the progress of a tuning run, its winners and its changes."""

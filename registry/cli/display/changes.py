@@ -1,4 +1,4 @@
-"""What a run has changed against the incumbents, and where its time went."""
+"""The changes of a run against the incumbents, and its time by activity."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from ...tuner.events import DeviceUse, Result, RunEnded, Saving
 
 TORCH_COMPILE = "inductor"
-"""The backend whose compile time is told separately: it is spent in torch.compile."""
+"""The backend whose compile time is shown separately: it is spent in torch.compile."""
 
 _WIDE = 4.0
 _CALLED = {"new": "new", "replaced": "replaced", "kept": "kept", "tie": "tied"}
 
 
 def interval(result: Result) -> str:
-    """``1.40 (1.36 to 1.44)``: the incumbent's time over the winner's; a dash where it is not known.
+    """``1.40 (1.36 to 1.44)``: the incumbent's time over the winner's with its interval; a dash if unknown.
 
-    Where its upper end is more than four times its lower one, the ratio is not told: ``noise (0.80 to 282.00)``.
+    If the upper end is more than four times the lower one, the ratio is not shown: ``noise (0.80 to 282.00)``.
     """
     if result.ratio is None:
         return "-"
@@ -32,12 +32,12 @@ def interval(result: Result) -> str:
 
 
 def _is_noise(result: Result) -> bool:
-    """Whether the interval is so wide that the ratio in it says nothing about by how much."""
+    """True if the interval is too wide for its ratio to be meaningful."""
     return result.low is not None and result.high is not None and result.high > _WIDE * result.low
 
 
 def stays(result: Result) -> bool:
-    """Whether the incumbent is the winner."""
+    """True if the incumbent is the winner."""
     met = result.incumbent
     return met is not None and (met.implementation, dict(met.config)) == (result.implementation, dict(result.config))
 

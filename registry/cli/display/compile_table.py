@@ -1,4 +1,4 @@
-"""The report of ``registry compile``: the resources of variants, and the faults that several variants share folded."""
+"""The report of ``registry compile``: the resources of variants, and their faults, equal ones folded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS = ("regs", "spill", "shared", "threads", "occup.")
 
 
 def show(report: CompileReport, *, json: bool) -> None:
-    """Print the report: resources of each variant by op and target, then what does not compile, then what is out."""
+    """Print the report: resources of each variant by op and target, compile faults, and what was left out."""
     if json:
         text.print_json(as_data(report))
         return

@@ -49,7 +49,7 @@ class Display(ABC):
         """Display one event."""
 
     def conclude(self, results: Sequence[events.Result]) -> None:
-        """Tell the results when the run has ended, after the display is left."""
+        """Print the results when the run has ended, after the display is left."""
         if results:
             text.say()
             winners_table.print_results(results)

@@ -1,4 +1,4 @@
-"""Tables as wide as the terminal: no word is broken, and what all rows of an op share stands in a line above them."""
+"""Tables as wide as the terminal: no word is broken, and cells that all rows of an op share are printed above them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ GAP = "  "
 """Spaces between two columns."""
 
 _INDENT = "    "
-"""What stands before the numbers of a row that has several lines."""
+"""The indent of the numbers of a row that has several lines."""
 
 _BESIDE = 40
-"""Characters that texts beside the numbers have at least; where there are fewer, they have lines of their own."""
+"""The least width of texts beside the numbers; with less room they have lines of their own."""
 
 _MEASURED = 1000
-"""Rows of a long table by which its columns are laid out."""
+"""The number of rows of a long table by whose width its columns are laid out."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: ``right`` for numbers, which stay side by side; other cells are texts, wrapped where they must be.
+    """A column: ``right`` for numbers, which stay side by side; other cells are texts, wrapped if necessary.
 
-    ``lifts``: a cell that all rows of a group share stands above them instead. ``label`` stands before a cell that is
-    outside of its column: ``on NVIDIA H200``.
+    ``lifts``: a cell that all rows of a group share is printed above them instead. ``label`` precedes a cell that is
+    printed outside of its column: ``on NVIDIA H200``.
     """
 
     name: str
@@ -43,13 +43,13 @@ class Column:
     label: str = ""
 
     def told(self, cell: str) -> str:
-        """A cell outside of its column."""
+        """The text of a cell that is printed outside of its column."""
         return f"{self.label} {cell}" if self.label and cell else cell
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rows under a line, ``title``, that says what they share."""
+    """Rows under a line, ``title``, with the cells that they share."""
 
     title: str
     rows: Sequence[Sequence[str]]
@@ -60,7 +60,7 @@ ProblemRow = tuple["Problem | ProblemKey", Sequence[str]]
 
 
 def print_problems(columns: Sequence[Column], rows: Iterable[ProblemRow]) -> None:
-    """A table of problems, by op and by dimensions. In a pipe a row is a line, and has its whole problem."""
+    """Print a table of problems, sorted by op and dimensions. In a pipe each row is a line with its whole problem."""
     found = list(rows)
     ops = list(dict.fromkeys(problem.op for problem, _ in found))
     found.sort(key=lambda row: (ops.index(row[0].op), *_order(row[0])))
@@ -72,7 +72,7 @@ def print_problems(columns: Sequence[Column], rows: Iterable[ProblemRow]) -> Non
 
 
 def print_table(columns: Sequence[Column], groups: Sequence[Group]) -> None:
-    """A table without borders under one header; columns without any cell are left out."""
+    """Print a table without borders under one header; empty columns are left out."""
     groups = [Group(group.title, [list(map(_seen, row)) for row in group.rows]) for group in groups]
     if text.width() is not None:
         groups = [_lifted(columns, group) for group in groups]
@@ -94,7 +94,7 @@ def print_table(columns: Sequence[Column], groups: Sequence[Group]) -> None:
 
 
 def print_long_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()) -> None:
-    """A table for a pipe, a row a line; of many rows only the first are measured, and none is held."""
+    """Print a table for a pipe, one line per row; only the first rows decide its widths, and rows are not kept."""
     left, numbers = iter(rows), set(right)
     first = list(itertools.islice(left, _MEASURED))
     widths = [max(map(len, cells)) for cells in zip(columns, *first, strict=True)]
@@ -117,12 +117,12 @@ def shared_dims(problems: Iterable[Problem | ProblemKey]) -> dict[str, Value]:
 
 
 def _kind(problem: Problem | ProblemKey) -> list[str]:
-    """The dimensions that are no sizes, e.g. ``dtype=bfloat16``: problems are told by them."""
+    """The dimensions of a problem that are no sizes, e.g. ``dtype=bfloat16``: problems are grouped by them."""
     return [f"{name}={value}" for name, value in problem.dims.items() if isinstance(value, str | bool | None)]
 
 
 def _order(problem: Problem | ProblemKey) -> tuple[list[str], list[float]]:
-    """By kind, then by size."""
+    """Sort key of a problem: the dimensions that are no sizes, then the sizes."""
     sizes = [float(value) for value in problem.dims.values() if not isinstance(value, str | bool | None)]
     return _kind(problem), sizes
 
@@ -148,7 +148,7 @@ def _lifted(columns: Sequence[Column], group: Group) -> Group:
 
 
 class _Layout:
-    """The lines of rows: one each if all fit so, else the texts beside the numbers, or below them."""
+    """Lays out rows: one line per row if that fits, else the texts wrapped beside the numbers, or below them."""
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
         self._columns = columns
@@ -166,7 +166,7 @@ class _Layout:
             self._lines = self._below
 
     def header(self) -> list[str]:
-        """The names of the columns, where the cells will be."""
+        """The header's lines: the names of the columns above their cells."""
         return self._lines([column.name for column in self._columns])
 
     def row(self, row: Sequence[str]) -> list[str]:

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from ...problem import Problem
 
 NOTHING = "-"
-"""What stands in the place of a value that there is not."""
+"""The text for a missing value."""
 
 _BEYOND_A_COPY = 2.0
 
 
 def width() -> int | None:
-    """Characters of a line: ``COLUMNS``, else the terminal's; None in a pipe, where nothing is wrapped."""
+    """The number of characters per line: ``COLUMNS``, else the terminal's; None in a pipe, where nothing is wrapped."""
     given = os.environ.get("COLUMNS", "")
     if given.isdecimal() and int(given):
         return int(given)
@@ -53,7 +53,7 @@ def wrapped(line: str, limit: int | None, hang: int) -> list[str]:
 
 
 def say(told: str = "", hang: int | None = None) -> None:
-    """Lines on stdout, wrapped between words; what is wrapped is indented by ``hang``, or by 2 more than its line."""
+    """Print lines, wrapped between words; continuation lines are indented by ``hang``, or by 2 more than their line."""
     for line in visible(told).split("\n"):
         indent = len(line) - len(line.lstrip(" ")) + 2
         for part in wrapped(line, width(), indent if hang is None else hang):
@@ -61,12 +61,12 @@ def say(told: str = "", hang: int | None = None) -> None:
 
 
 def write(line: str) -> None:
-    """A line on stdout as it is."""
+    """Print a line without wrapping."""
     print(line, flush=True)  # noqa: T201
 
 
 def say_bold(lines: Iterable[str]) -> None:
-    """Lines on stdout, bold in a terminal."""
+    """Print lines, bold in a terminal."""
     for line in lines:
         console().print(line, style="bold", soft_wrap=True)
 
@@ -77,7 +77,7 @@ def console() -> Console:
 
 
 def print_json(value: object) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document."""
     write(visible(json.dumps(value, indent=2, default=plain)))
 
 
@@ -93,7 +93,7 @@ def plain(value: object) -> object:
 
 
 def print_json_list(values: Iterable[object]) -> None:
-    """One JSON array on stdout, a line for each value, none of which is held."""
+    """Print one JSON array, a line per value; values are not kept."""
     encode = json.JSONEncoder(default=plain).encode
     sys.stdout.write("[")
     for number, value in enumerate(values):
@@ -102,27 +102,27 @@ def print_json_list(values: Iterable[object]) -> None:
 
 
 def microseconds(value: float | None) -> str:
-    """Four significant digits: ``12.34``, ``1234``; a dash for what was not measured."""
+    """A time in µs with four significant digits: ``12.34``, ``1234``; a dash for None."""
     if value is None:
         return "-"
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def ratio(value: float | None) -> str:
-    """Two decimals, or a dash."""
+    """A ratio with two decimals; a dash for None."""
     return "-" if value is None else f"{value:.2f}"
 
 
 def of_floor(value: float | None) -> str:
-    """The part of a device copy's speed, or ``noise`` where it is beyond what any kernel reaches.
+    """The fraction of a device copy's speed, or ``noise`` if no kernel can be so fast.
 
-    Other work has then kept the device busy while the copy was timed.
+    In that case other work kept the device busy while the copy was timed.
     """
     return "noise" if value is not None and value > _BEYOND_A_COPY else ratio(value)
 
 
 def duration(seconds: float | None) -> str:
-    """``0.4 s``, ``12 s``, ``3 min 04 s``, ``2 h 05 min``; a dash for what is not known."""
+    """``0.4 s``, ``12 s``, ``3 min 04 s``, ``2 h 05 min``; a dash for None."""
     if seconds is None:
         return "-"
     if seconds < 10:
@@ -136,7 +136,7 @@ def duration(seconds: float | None) -> str:
 
 
 def duration_us(value: float) -> str:
-    """A time given in µs: ``12.3 µs``, ``45.6 ms``, ``7.8 s``, as it is best read."""
+    """A time in µs as text with a suitable unit: ``12.3 µs``, ``45.6 ms``, ``7.8 s``."""
     if value < 1e3:
         return f"{value:.3g} µs"
     return f"{value / 1e3:.3g} ms" if value < 1e6 else duration(value / 1e6)

@@ -1,4 +1,4 @@
-"""The table that a tuning run ends with."""
+"""The table of winners at the end of a tuning run."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _COLUMNS = (
 def print_results(results: Sequence[Result]) -> None:
     """Prints the problems with winner, config, median µs, fraction of the floor, speedups, verdict and incumbent.
 
-    ``× incumbent`` is the incumbent's time over the winner's, with its interval. A line follows that counts verdicts.
-    Of results on several kinds of hardware each says on which.
+    ``× incumbent`` is the incumbent's time over the winner's, with its interval. A line with the counts of verdicts
+    follows. If there are results for several kinds of hardware, each row names its hardware.
     """
     several = len({result.hardware for result in results}) > 1
     rows = [(result.problem, [*_row(result), result.hardware if several else ""]) for result in results]

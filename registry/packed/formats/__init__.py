@@ -1,1 +1,1 @@
-"""Other libraries' packed tensors as the parts of a PackedWeight. Nothing of theirs is imported."""
+"""Conversions of other libraries' packed tensors to a PackedWeight. These libraries are not imported."""

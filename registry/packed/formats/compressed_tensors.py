@@ -31,7 +31,7 @@ def compressed_tensors_parts(state: Mapping[str, torch.Tensor], bits: int, group
     q = _elements(given, bits)
     k, n = q.shape
     scales, size = _scales(given["weight_scale"], n, k, group_size)
-    # integers are stored around 0, as PackedWeight's are around the middle
+    # integers are stored around 0, PackedWeight's around the middle of their levels
     zeros = torch.full_like(scales, 2 ** (bits - 1), dtype=torch.float32)
     if "weight_zero_point" in given:
         zeros = zeros + _zeros(given["weight_zero_point"], bits, n, scales.shape[0])
@@ -63,7 +63,7 @@ def _elements(given: Mapping[str, torch.Tensor], bits: int) -> torch.Tensor:
 
 
 def _scales(scale: torch.Tensor, n: int, k: int, group_size: int | None) -> tuple[torch.Tensor, int]:
-    """Scales ``[groups, N]`` and the group size; of a channel or a tensor it is K."""
+    """Scales ``[groups, N]`` and the group size, which is K for one scale per channel or tensor."""
     if scale.numel() == 1:
         return scale.reshape(1, 1).expand(1, n), k
     count = scale.shape[1] if scale.dim() == 2 else 0
@@ -74,7 +74,7 @@ def _scales(scale: torch.Tensor, n: int, k: int, group_size: int | None) -> tupl
 
 
 def _zeros(zero_point: torch.Tensor, bits: int, n: int, count: int) -> torch.Tensor:
-    """Zero points around 0, ``[groups, N]``; packed along N, from 0, where they are int32 words."""
+    """Zero points around 0, ``[groups, N]``; int32 words hold them from 0, packed along N."""
     if zero_point.numel() == 1:
         return zero_point.reshape(1, 1).float()
     if zero_point.dtype == torch.int32:

@@ -53,9 +53,9 @@ def gptq_parts(
 
 
 def _version_2(qzeros: torch.Tensor, bits: int, checkpoint_format: str) -> torch.Tensor:
-    """Zero points as they are. The older format stores them less 1, subtracted from whole words.
+    """The words of zero points without the older format's offset: it stores them minus 1, subtracted from whole words.
 
-    A zero point of 0 has borrowed from its neighbour, so that only a sum of whole words gives both back (GPTQModel's).
+    A zero point of 0 has borrowed from its neighbour, so 1 must be added to whole words, as GPTQModel does.
     """
     if checkpoint_format == "gptq_v2":
         return qzeros

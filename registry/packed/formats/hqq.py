@@ -58,7 +58,7 @@ def _checked(meta: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _elements(packed: torch.Tensor, meta: Mapping[str, Any], rows: int | None = None) -> torch.Tensor:
-    """Integers [rows, columns]: a word holds an element of each of as many parts of the rows."""
+    """Integers [rows, columns]: a word holds one element of each of several equal parts of the rows."""
     bits, count = PACKINGS[meta["packing"]]
     dtype = torch.int32 if meta["packing"] == "3bit_32" else torch.uint8
     words = packed.view(dtype) if meta.get("view_as_float") else packed

@@ -12,7 +12,7 @@ from ..checks import GROUP_SIZES, SCALE_DTYPES, check_integers, check_tensor
 from ..layout import groups, symmetric_zero
 
 LARGEST_ZERO = 256
-"""Integers up to it are exact in bfloat16."""
+"""The greatest zero point stored as an integer: integers up to it are exact in bfloat16."""
 
 
 def parts(
@@ -24,11 +24,11 @@ def parts(
     shape: tuple[int, int],
     g_idx: torch.Tensor | None = None,
 ) -> dict[str, Any]:
-    """PackedWeight's arguments.
+    """The arguments of PackedWeight.
 
-    Zero points become None where all are the symmetric one, the scales' dtype where all are integers, else float32.
-    A ``g_idx`` that says ``k // group_size`` is left out. Groups of a size that is not a packed weight's are divided
-    into smaller ones, which have one scale and zero point.
+    Zero points become None if all are the symmetric one, the scales' dtype if all are integers, else float32. A
+    ``g_idx`` equal to ``k // group_size`` is left out. Groups of a size that PackedWeight does not have are divided
+    into smaller groups, which repeat the scale and zero point.
     """
     if zeros is not None:
         zeros = _zeros(zeros.float(), scales.dtype, bits)
@@ -60,7 +60,7 @@ def _zeros(zeros: torch.Tensor, dtype: torch.dtype, bits: int) -> torch.Tensor |
 
 
 def check_given(what: str, **tensors: object) -> None:
-    """Raise InvalidArgumentError for what is no dense tensor, or has no values."""
+    """Raise InvalidArgumentError unless all are dense tensors with values in memory."""
     for name, value in tensors.items():
         check_tensor(f"{what}: {name}", value)
         if isinstance(value, torch.Tensor) and value.device.type == "meta":
@@ -77,7 +77,7 @@ def check_bits(what: str, bits: object, supported: tuple[int, ...], hint: str = 
 
 
 def size_of_groups(what: str, group_size: object, k: int) -> int:
-    """``group_size`` with None and -1, one scale a column, as K."""
+    """``group_size``, and K for None and -1, which mean one scale per column."""
     if group_size is None or group_size == -1:
         return k
     check_integers(what, group_size=group_size)

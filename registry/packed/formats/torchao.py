@@ -35,7 +35,7 @@ def torchao_parts(tensor: Any) -> dict[str, Any]:
 
 
 def _int4(tensor: Any) -> dict[str, Any]:
-    """Bytes of two neighbours along K, the first in the lower half, -8 to 7; a weight is q * scale + zero_point."""
+    """Int4Tensor: a byte holds two neighbours along K, -8 to 7, the first in its lower half; q * scale + zero_point."""
     n, k = tensor.shape
     expect(WHAT, "qdata", tensor.qdata, (n, k // 2), (torch.int8, torch.uint8))
     bytes_ = tensor.qdata.view(torch.uint8)
@@ -44,7 +44,7 @@ def _int4(tensor: Any) -> dict[str, Any]:
 
 
 def _tiles(tensor: Any) -> dict[str, Any]:
-    """tinygemm's tiles, words [N / 8, K / 128, 32, 4] as lanes of a warp read them; a weight as ``_int4``'s."""
+    """Int4TilePackedTo4dTensor: tinygemm's tiles, words [N / 8, K / 128, 32 lanes, 4]; weights as in ``_int4``."""
     n, k = tensor.shape
     tiles_n, tiles_k, lanes, words = tensor.qdata.shape
     if (lanes, words) != (32, 4):
@@ -61,7 +61,7 @@ def _tiles(tensor: Any) -> dict[str, Any]:
 
 
 def _from_shift(q: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, group_size: int) -> dict[str, Any]:
-    """Weights that are ``(q - 8) * scale + shift``, with scales and shifts [groups, N]."""
+    """The parts of weights ``(q - 8) * scale + shift``, with scales and shifts [groups, N]."""
     n, k = q.shape
     for name, value in (("scale", scale), ("zero_point", shift)):
         expect(WHAT, name, value, (-(-k // group_size), n))
@@ -73,13 +73,13 @@ def _int8(tensor: Any) -> dict[str, Any]:
 
 
 def _intx(tensor: Any) -> dict[str, Any]:
-    """Elements of fewer bits in int8; those of 3 are held in 4, and of 5, 6 and 7 in 8."""
+    """IntxUnpackedToInt8Tensor: elements of 1 to 8 bits in int8; 3 bits are converted to 4, and 5, 6 and 7 to 8."""
     bits = int(str(tensor.target_dtype).removeprefix("torch.int"))
     return _signed(tensor, next(held for held in (1, 2, 4, 8) if held >= bits))
 
 
 def _signed(tensor: Any, bits: int) -> dict[str, Any]:
-    """int8 [N, K] around 0, with scales [N, groups] or one for all."""
+    """The parts of int8 elements [N, K] around 0, with scales [N, groups] or one scale for all."""
     n, k = tensor.qdata.shape
     rows, size = tensor.block_size
     expect(WHAT, "qdata", tensor.qdata, (n, k), (torch.int8,))
