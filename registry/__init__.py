@@ -1,4 +1,4 @@
-"""Decides which kernel runs: every op is a hook, every implementation is proved and measured, the winner is remembered.
+"""Runs the fastest kernel of an op: plugins implement ops, the tuner verifies and measures, dispatch runs the winner.
 
     import registry
     y = registry.call("softmax", x)

@@ -20,7 +20,7 @@ _KERNEL_FILES = frozenset({".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".cuh"})
 def where_defined(thing: Any) -> str:
     """``"kernels.py:12"``: where a class, function, method, property or kernel is defined; "" if unknown.
 
-    For any other object the definition of its class is told.
+    For any other object it is the definition of the object's class.
     """
     code = _code(thing)
     if code is not None:
@@ -41,7 +41,7 @@ def at(thing: Any) -> str:
 def at_method(owner: object, name: str, fault: BaseException | None = None) -> str:
     """`` (kernels.py:12)`` of method ``name`` of ``owner``, or of the line in it that raised ``fault``.
 
-    A method that the class inherits from this package is not the author's: the class itself is told instead.
+    A method that the class inherits from this package is not the author's: then it is the place of the class.
     """
     if fault is not None and (line := where_raised(fault, owner)):
         return line

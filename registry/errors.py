@@ -1,4 +1,4 @@
-"""The one family of exceptions. Each tells the given and the expected value and, as ``hint``, the next step."""
+"""The exceptions of this package. Each message has the given and the expected value and, as ``hint``, the next step."""
 
 from __future__ import annotations
 

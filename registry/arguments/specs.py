@@ -105,7 +105,7 @@ class TensorSpec:
 
     @property
     def layout(self) -> Layout:
-        """The class of its strides; a tensor that is row-major and transposed at once counts as row-major."""
+        """The class of the tensor's strides; if both row-major and transposed, row-major."""
         if self.is_contiguous:
             return "row-major"
         return "transposed" if len(self.shape) >= 2 and self.moved(-2, -1).is_contiguous else "other"

@@ -40,7 +40,7 @@ def new_app(help_text: str) -> typer.Typer:
 
 
 def run(app: typer.Typer, program: str, arguments: list[str] | None = None) -> int:
-    """Runs a command; returns its exit code: 2 for a user's mistake, told in a line and a hint."""
+    """Runs a command; returns its exit code: 2 for a user's mistake, which is printed as a line and a hint."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning

@@ -67,11 +67,11 @@ def winners(
 ) -> None:
     """List the candidates that calls run on this device.
 
-    For each problem that has a winner for this hardware, of your database or shipped: the candidate that stands today,
-    its figures as `results` has them, its source, and what it prepares of one set of weights. Where the winner does not
-    stand (its source has changed, it is not installed), what runs instead of it.
+    For each problem that has a winner for this hardware, of your database or shipped: the candidate that a call runs,
+    its figures as in `results`, its source, and the bytes that it prepares for one set of weights. If the winner does
+    not hold (its source has changed, it is not installed), the candidate that runs instead.
 
-    Nothing is compiled or run. `results` lists what was measured, on any hardware.
+    Nothing is compiled or run. `results` lists all measured results, on any hardware.
     """
     catalog, there = catalog_with(plugin), device_of(device)
     ops = [catalog.op(name).name for name in split("--op", op)]

@@ -13,7 +13,7 @@ _PATH = re.compile(r"[a-z][a-z0-9_]*(\[\d+\])?\Z")
 
 @dataclass(frozen=True)
 class Packed:
-    """An argument of the user's call that stands for several of the schema's, which follow one another.
+    """A packed argument of the user's call, which replaces several consecutive arguments of the schema.
 
     ``parts``: the schema's name -> where it is in an object of exactly ``kind``, e.g. ``"qweight"`` or ``"shape[1]"``.
     """

@@ -139,7 +139,7 @@ def compare(
     torch_error: tuple[float, ...],
     values: tuple[Any, ...] = (),
 ) -> Comparison:
-    """Judge ``Op.results``. ``reference`` is ``reference64``'s, ``torch_error`` ``own_error``'s, on the same arguments.
+    """Compare ``Op.results`` with ``reference`` (of ``reference64``), given ``torch_error`` (of ``own_error``).
 
     ``values`` are the arguments as they were before the call; required by ops whose tolerance or comparator takes
     them. Shapes and dtypes must be right already: see ``output_faults``.

@@ -198,13 +198,13 @@ def _look(
 ) -> None:
     """Add one case to ``results``, which are unchanged after an exception."""
     values, others = (_drawn(op, problem, kind, seed, device) for seed in _SEEDS)
-    # what is timed is the first kind; others, such as constants, may not differ from draw to draw
+    # the first kind is the one that is timed; others, such as constants, may not differ from draw to draw
     timed = kind == op.kinds[0]
     drawn = timed and _differ(values, others)
     reference = reference64(op, values)
     right = results_of(op, values)
     dtypes = [result.dtype for result in right]
-    # what the tolerance alone accepts; the comparison with torch's own error comes on top
+    # bounds by the tolerance alone, without the comparison with torch's own error
     bounds = bounds_of(op, problem, values, reference, (math.inf,) * len(reference), dtypes)
     old = op.results(op.reference(*others), values)
     cases = [
@@ -237,7 +237,7 @@ def _accepts(
     try:
         faults = op.compare[name](problem, dict(zip(op.parsed.names, values, strict=True)), results, references)
         return not list(faults or ())
-    except Exception:  # whatever an author's code raises of what it does not expect
+    except Exception:  # an author's code may raise anything for unexpected results
         return False
 
 
@@ -260,7 +260,7 @@ def _examples(op: Op) -> list[Problem]:
     try:
         return [op.named(dims) for dims in op.examples]
     except RegistryError:
-        # check_op says what is wrong with them
+        # check_op reports their faults
         return []
 
 

@@ -171,7 +171,7 @@ class Catalog:
 
     @contextmanager
     def _running_hooks(self) -> Iterator[None]:
-        """A block in which hooks run, with the lock held. Raises RegistryError within such a block."""
+        """A context in which hooks run, with the lock held. Raises RegistryError inside of another such context."""
         if self._busy:
             raise RegistryError(
                 "the catalog was used while a plugin's hook was running", hint="a hook only returns what it offers"
@@ -275,7 +275,7 @@ class Catalog:
                 else:
                     yield implementation
 
-    # --- files and what is added by hand
+    # --- files, and additions by define and register
 
     def _caller(self) -> Plugin:
         """The plugin to which calls of ``define`` and ``register`` add: the file that is being loaded, if any."""

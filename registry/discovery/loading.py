@@ -60,7 +60,7 @@ def called(hook: Hook, what: str) -> tuple[Any, ...]:
 
 
 LACKS = "it needs"
-"""The start of the fault of a plugin that lacks a package; no fault if the package does not exist for the platform."""
+"""The start of the fault of a plugin that lacks a package. Doctor reports it as absent: it may not exist here."""
 
 
 def missing_package(fault: BaseException | None) -> str:

@@ -1,1 +1,1 @@
-"""From a call to the kernel that runs: resolution, plans, the hot path, explain."""
+"""Dispatch: chooses and runs the kernel of a call, by resolution, plans and the hot path; and explains the choice."""

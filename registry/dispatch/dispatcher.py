@@ -33,7 +33,7 @@ from .resolve.winners import Winners
 
 
 class Keep(enum.Enum):
-    """The type of ``KEEP``, which tells ``configure`` to leave a setting as it is."""
+    """The type of ``KEEP``, the default of ``configure`` for settings that stay as they are."""
 
     IT = enum.auto()
 

@@ -1,4 +1,4 @@
-"""Modules that a model is made of."""
+"""torch.nn modules with packed weights."""
 
 from __future__ import annotations
 

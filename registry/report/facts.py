@@ -123,7 +123,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Facts:
-    """All sections of a report, and how many trials were left out."""
+    """All sections of a report, and the number of trials that were left out."""
 
     database: str
     sections: tuple[Section, ...]

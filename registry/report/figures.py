@@ -138,7 +138,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Rival:
-    """The fastest other implementation in a problem's finals; ``tied`` when it could not be told from the winner."""
+    """The fastest other implementation in a problem's finals; ``tied`` if the finals found no difference."""
 
     implementation: str
     ratio: float
@@ -155,6 +155,6 @@ def rival(facts: ProblemFacts) -> Rival | None:
 
 
 def tied_with(facts: ProblemFacts) -> list[str]:
-    """Implementations with a candidate that the decision could not tell from the winner, the winner's own included."""
+    """Implementations with a candidate that is tied with the winner, including the winner's own."""
     ties = facts.decision.ties if facts.decision is not None else ()
     return list(dict.fromkeys(tie.split(" ", 1)[0] for tie in ties))

@@ -89,7 +89,7 @@ def bytes_(value: float) -> str:
 
 
 def named(value: object, name: str) -> str:
-    """``value`` as text, with the unit that the suffix of ``name`` (bytes, seconds, share) stands for.
+    """``value`` as text with a unit, by the suffix of ``name`` (bytes, seconds, share).
 
     Of a run's noise (``Noise.details``) only the A/A noise by duration is shown: ``A/A 12% at 10 µs``.
     """

@@ -111,7 +111,7 @@ def _identities(facts: Facts) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _run_details(run: Run) -> list[tuple[str, Any]]:
-    """A run's details and summary, without the entries that its instants already tell."""
+    """A run's details and summary, without the entries that repeat its start and end."""
     stored = {**run.details, **run.summary}
     return [(name.replace("_", " "), value) for name, value in stored.items() if name != "seconds"]
 

@@ -109,7 +109,7 @@ def _kind(hardware: Mapping[str, Any]) -> tuple[str, str]:
 
 def _wanted() -> str:
     given = os.environ.get(VARIABLE, "").strip()
-    return "" if given == "1" else os.path.expanduser(given)  # noqa: PTH111 - Path's raises for a user who is not there
+    return "" if given == "1" else os.path.expanduser(given)  # noqa: PTH111 - Path raises for an unknown user
 
 
 def _folder(given: str) -> Traversable:

@@ -61,7 +61,10 @@ def find_compiler() -> Compiler | NoCompiler:
 
 @lru_cache(maxsize=8)
 def _probe(text: str) -> Compiler | NoCompiler:
-    """Ask for the predefined macros: they tell the version and, under -march=native, the instruction set."""
+    """The compiler that runs by ``text``, or why it does not work; its predefined macros are its identity.
+
+    The macros include the version and, under -march=native, the instruction set.
+    """
     command = tuple(shlex.split(text))
     probe = [*command, *FLAGS, "-dM", "-E", "-x", "c++", "-"]
     try:

@@ -98,12 +98,12 @@ def verdict(name: str, winner: str, ties: Sequence[str]) -> str:
 
 
 def why_none(result: Result) -> str:
-    """The reason for a missing winner: ``none is right``, or the fault of the finals."""
+    """The reason for a missing winner: ``none is right`` if no candidate is, or the fault of the finals."""
     return result.reason or "none is right"
 
 
 def with_reason(told: str, reason: str) -> str:
-    """``told`` with a reason behind it: ``new (the stored winner my.fast was out: wrong_result)``."""
+    """The text ``told`` followed by a reason: ``new (the stored winner my.fast was out: wrong_result)``."""
     return f"{told} ({reason})" if reason else told
 
 

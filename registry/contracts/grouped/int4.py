@@ -164,7 +164,7 @@ def floor(problem: Problem) -> Floor:
 
 
 def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
-    """As for a product with one packed weight, where a weight may be rounded to half precision before the product."""
+    """Relative to each output and its row's root mean square: a weight may be rounded to half before the product."""
     rms = reference.square().mean(-1, keepdim=True).sqrt_()
     summed = problem.n if problem.op.endswith("_backward") else problem.k
     return reference.abs() + rms * (4 + fp32_weight(problem) * 4 * math.sqrt(summed))

@@ -124,7 +124,7 @@ class _Work:
         self.fault: BaseException | None = None
 
     def run(self) -> None:
-        """All calls, the first few in turns with the other thread."""
+        """Make all calls, the first few in turns with the other thread."""
         on_stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
         in_turns: AbstractContextManager[Any] = _InTurns(self._turns, self._me) if self._takes_turns else nullcontext()
         try:

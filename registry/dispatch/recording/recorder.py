@@ -147,7 +147,7 @@ class Recorder:
         self._lock = threading.Lock()
         for recording in self._recordings:
             recording.clear()
-        # made anew at the first call: multiprocessing drops what was to be done at exit when its child begins
+        # registered at the first call, since multiprocessing drops exit functions when a child begins
         self._recordings = tuple(one for one in self._recordings if one is not self._whole)
         self._whole = None
 

@@ -187,7 +187,7 @@ class OpWinners:
                 found[problem] = (*found.get(problem, ()), one.winner.candidate.key)
         return found
 
-    # --- places: the rows of what is stored, then what is shipped
+    # --- places: first the rows of the user's winners, then the shipped ones
 
     @cached_property
     def _behind(self) -> tuple[Decision, ...]:

@@ -61,7 +61,7 @@ def choices(situation: Situation, forced: Forced | None, misses: list[str]) -> I
 
 
 def why_reference(situation: Situation) -> str:
-    """Why torch's reference answers: nobody implements the op, or no implementation runs the problem."""
+    """Why torch's reference answers: the op has no implementation, or none that runs the problem."""
     if not situation.implementations:
         return answers.no_implementation(situation.op.name)
     return UNVERIFIED if situation.verified else "no implementation can run it"

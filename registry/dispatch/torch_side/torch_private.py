@@ -108,7 +108,7 @@ def _native_guard_works() -> bool:
         return False
 
 
-# --- what else may be going on
+# --- states of torch
 
 
 def _dispatch_mode_counter() -> Callable[[], int]:
@@ -159,7 +159,7 @@ def autocasting(device_type: str) -> bool:
 
 
 def jit_tracing() -> bool:
-    """Whether torch.jit.trace is recording on this thread."""
+    """True if torch.jit.trace is recording on this thread."""
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
