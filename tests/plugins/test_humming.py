@@ -172,7 +172,7 @@ def test_a_problem_of_a_model_has_no_reason_against_it() -> None:
                 for group_size in (32, 64, 128, 4096):
                     problem = problem_of(op, 16, 28672, 4096, group_size, dtype=dtype, zeros=zeros)
                     inexact = (dtype, zeros, group_size) == ("float16", "integer", 4096)
-                    assert len(reasons(problem)) == len(reasons(problem, A100)) == inexact
+                    assert bool(reasons(problem)) == bool(reasons(problem, A100)) == inexact
 
 
 @pytest.mark.parametrize(
