@@ -66,6 +66,9 @@ def _import_late() -> None:
     def asked(name: str) -> Any:
         if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
+        if find_spec(f"registry.{name}") is not None:
+            # `from .. import shipped` asks for it too, in the middle of a module that the public names need whole
+            return import_module(f"registry.{name}")
         del package.__dict__["__getattr__"]
         loader.exec_module(package)
         return getattr(package, name)
