@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from .untrusted.visible import visible
 
@@ -33,20 +33,6 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     likeness = [difflib.SequenceMatcher(None, other, name).ratio() for other in near]
     likely = [other for other, alike in zip(near, likeness, strict=True) if alike > likeness[0] - 0.25]
     return f"did you mean {' or '.join(likely)}?" if likely else ""
-
-
-def folded(faults: Iterable[tuple[str, str]], group: Callable[[str], str] | None = None) -> list[str]:
-    """A line ``place: fault`` for each distinct fault, with its first place; ``(x 12)`` counts the places.
-
-    Equal faults have one line for each value of ``group(place)``.
-    """
-    places: dict[tuple[str, str], list[str]] = {}
-    for place, fault in faults:
-        places.setdefault((group(place) if group else "", fault), []).append(place)
-    return [
-        f"{found[0] and f'{found[0]}: '}{fault}{f' (x {len(found)})' if len(found) > 1 else ''}"
-        for (_, fault), found in places.items()
-    ]
 
 
 class UnknownNameError(RegistryError, LookupError):

@@ -128,7 +128,7 @@ def test_a_wrong_answer_is_told_with_its_line_and_takes_out_only_itself(
     told = checked(implementation)
     assert message in told
     assert line in told
-    assert "(x 2)" in told
+    assert "(2 problems)" in told
     dispatcher, x = Dispatcher(catalog, database=str(tmp_path / "tuning.db")), torch.randn(1000)
     with pytest.warns(DispatchWarning, match=re.escape(message)) as warned:
         torch.testing.assert_close(dispatcher.call("square", x), x * x)
@@ -149,16 +149,16 @@ def test_explain_and_a_dry_run_agree_that_no_configuration_is_valid(
     constraints = '.require("fits", lambda c: c["B"] > 9).require("even", lambda c: c["B"] % 2 == 0)'
     _, implementation, file = stranger(tmp_path, SPACE.replace("{}", f"return Space(B=[3, 4]){constraints}"))
     reason = "its space has no valid configuration: of 2, 'fits' excludes 2, 'even' excludes 1"
-    assert f"{reason}; unsupported() should have given a reason (x 2)" in checked(implementation)
+    assert f"{reason}; unsupported() should have given a reason (2 problems)" in checked(implementation)
     shapes = tmp_path / "shapes.yaml"
     shapes.write_text("square:\n  - {n: 1000, dtype: float32}\n")
     dry = ["--shapes", str(shapes), "--device", "cpu", "--dry-run", "--plugin", str(file)]
     assert app.run(new_tune_app(), "tune", dry) == 0
-    assert f"out: mine.one: {reason}" in capsys.readouterr().out
+    assert f"fault: mine.one of square: {reason}" in capsys.readouterr().out
     asked = ["explain", "square", "n=1000", "dtype=float32", "--device", "cpu", "--plugin", str(file)]
     assert app.run(new_registry_app(), "registry", asked) == 0
     told = capsys.readouterr()
-    assert f"not    mine.one: mine.one: {reason}" in told.out
+    assert f"not    mine.one: {reason}" in told.out
     assert "warning" not in told.err
 
 
@@ -276,8 +276,8 @@ def test_a_result_that_is_ignored_is_told_by_the_check_and_by_the_tuner(
     options = ["--shapes", str(shapes), "--device", "cpu", "--plugin", str(file), "--implementations", "mine.one"]
     assert app.run(new_tune_app(), "tune", [*options, "--db", str(database)]) == 1
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("failed")]
-    assert line.startswith(f"failed mine.one: error: {message}")
-    assert line.endswith("(x 2)")
+    assert line.startswith(f"failed mine.one: error: {message.removeprefix('mine.one: ')}")
+    assert line.endswith("(2 problems)")
 
 
 FORGOTTEN = {

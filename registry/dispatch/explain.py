@@ -230,7 +230,8 @@ def _story(told: Explanation) -> list[str]:
         total = prepared_bytes()
         lines.append(f"  holds  {told.prepared_bytes:,} bytes of prepared arguments (of {total:,} over all ops)")
     for other in told.others:
-        lines.append(f"  not    {other.name}: {'; '.join(other.reasons)}")
+        reasons = (reason.removeprefix(f"{other.name}: ") for reason in other.reasons)
+        lines.append(f"  not    {other.name}: {'; '.join(reasons)}")
     if told.tune_command and told.step != "exact":
         lines.append(f"  tune   {told.tune_command}")
     return lines

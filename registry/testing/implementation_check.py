@@ -15,6 +15,7 @@ from ..discovery import answers
 from ..dispatch.plans.other_size import at_other_size, bound_by_call
 from ..dispatch.plans.plan import Candidate, Plan, build
 from ..errors import UnsupportedError
+from ..folding import Place
 from ..implementation import Implementation
 from ..problem import Problem, Value
 from ..space import Config
@@ -48,7 +49,7 @@ def check_implementation(
     there = _device(implementation, device)
     notes = Notes(f"{implementation.name} of {op.name} on {there}")
     if implementation.op != op.name:
-        notes.failures.append(("", f"it implements {implementation.op!r}, not {op.name!r}"))
+        notes.failures.append((Place(), f"it implements {implementation.op!r}, not {op.name!r}"))
     for problem in _problems(op, problems):
         for config in _configs(notes, implementation, problem, there, configs):
             candidate = Candidate(implementation, config)
@@ -77,21 +78,21 @@ def _device(implementation: Implementation, device: Device | torch.device | str 
 def _configs(
     notes: Notes, implementation: Implementation, problem: Problem, device: Device, which: Literal["default", "all"]
 ) -> Sequence[Config]:
-    """The configurations to check; adds to ``notes`` why there is none, or faults of the implementation's answers."""
-    question: str = "unsupported"
+    """The configurations to check; notes why there is none, or what is wrong with the answers of the implementation."""
+    question, place = "unsupported", Place(str(problem), str(problem))
     configs: Sequence[Config] = ()
     try:
         if reasons := answers.refusals(implementation, problem, device):
-            notes.skipped.append((str(problem), "; ".join(reasons)))
+            notes.skipped.append((place, "; ".join(reasons)))
             return ()
         question = "space"
         configs = implementation.space(problem, device).configs if which == "all" else ()
         question = "default"
         default = answers.default_config(implementation, problem, device)
     except UnsupportedError as fault:
-        notes.failures.append((str(problem), f"{fault.message}; unsupported() should have given a reason"))
+        notes.failures.append((place, f"{fault.message}; unsupported() should have given a reason"))
     except Exception as fault:
-        notes.failures.append((str(problem), answers.fault_text(implementation, question, fault)))
+        notes.failures.append((place, answers.fault_text(implementation, question, fault)))
     else:
         return configs or (default,)
     return configs
@@ -103,23 +104,21 @@ def _check_layout(notes: Notes, op: Op, candidate: Candidate, problem: Problem, 
     if adds_nothing(layout, arguments.tensors.values()):
         return
     posed = op.pose(arguments, problem)
-    subject = f"{problem} {layout} {candidate}"
-    if _is_supported(notes, subject, candidate, posed, device):
-        notes.add(
-            subject, guarded(_layout_faults(op, candidate, posed, device, layout, kinds), candidate.implementation)
-        )
+    place = Place(f"{problem} {layout} {candidate}", str(problem), str(candidate), layout)
+    if _is_supported(notes, place, candidate, posed, device):
+        notes.add(place, guarded(_layout_faults(op, candidate, posed, device, layout, kinds), candidate.implementation))
 
 
-def _is_supported(notes: Notes, subject: str, candidate: Candidate, problem: Problem, device: Device) -> bool:
+def _is_supported(notes: Notes, place: Place, candidate: Candidate, problem: Problem, device: Device) -> bool:
     implementation = candidate.implementation
     try:
         reasons = answers.refusals(implementation, problem, device)
         reasons = reasons or tuple(implementation.space(problem, device).violations(candidate.config))
     except Exception as fault:
-        notes.failures.append((subject, answers.fault_text(implementation, "unsupported", fault)))
+        notes.failures.append((place, answers.fault_text(implementation, "unsupported", fault)))
         return False
     if reasons:
-        notes.skipped.append((subject, "; ".join(reasons)))
+        notes.skipped.append((place, "; ".join(reasons)))
     return not reasons
 
 
@@ -141,9 +140,9 @@ def _layout_faults(
 
 def _check_other_size(notes: Notes, op: Op, candidate: Candidate, other: OtherSize, device: Device) -> None:
     size, _ = sizes_apart(other.home, other.problem)
-    subject = f"{other.problem} after {size} {candidate}"
-    if all(_is_supported(notes, subject, candidate, each, device) for each in (other.home, other.problem)):
-        notes.add(subject, guarded(_faults_of_other_size(op, candidate, other, device), candidate.implementation))
+    place = Place(f"{other.problem} after {size} {candidate}", str(other.problem), str(candidate))
+    if all(_is_supported(notes, place, candidate, each, device) for each in (other.home, other.problem)):
+        notes.add(place, guarded(_faults_of_other_size(op, candidate, other, device), candidate.implementation))
 
 
 def _faults_of_other_size(op: Op, candidate: Candidate, other: OtherSize, device: Device) -> Iterator[str]:

@@ -14,6 +14,7 @@ from ..correctness.bits import all_same
 from ..correctness.output_faults import output_faults
 from ..correctness.tolerance_check import blind_spots
 from ..errors import InvalidArgumentError, InvalidDefinitionError
+from ..folding import Place
 from ..problem import Problem, Value
 from .given_inputs import SEED
 from .reports import Notes, Report, guarded
@@ -32,8 +33,8 @@ def check_op(op: Op, *, problems: Sequence[Problem | Mapping[str, Value]] | None
     checked = _named(op, problems)
     authors = (op.reference, op.fake, op.inputs, op.problem, op.floor)
     for problem in checked:
-        notes.add(str(problem), guarded(_op_faults(op, problem), *authors))
-    notes.failures += [("", spot) for spot in blind_spots(op, _named(op, None) or checked)]
+        notes.add(Place(str(problem), str(problem)), guarded(_op_faults(op, problem), *authors))
+    notes.failures += [(Place(), spot) for spot in blind_spots(op, _named(op, None) or checked)]
     return notes.report()
 
 

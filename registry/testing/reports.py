@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from ..author_code import where_raised
 from ..correctness.poisoned_layouts import LAYOUTS
-from ..errors import CheckError, RegistryError, folded
+from ..errors import CheckError, RegistryError
+from ..folding import Place, folded, kind_of
 
 
 @dataclass(frozen=True)
 class Report:
     """The result of a check: a line for each checked subject, each reason to skip one, and each failure.
 
-    A reason or failure that several subjects share is one line with their count, ``(x 12)``.
+    Reasons or failures that differ in numbers only are one line with an example, and with how many problems and
+    configurations have them: ``(16 problems, 4 configs)``.
     """
 
     subject: str
@@ -37,23 +39,23 @@ class Report:
 
 @dataclass
 class Notes:
-    """A report in the making; ``skipped`` and ``failures`` hold a subject and a line each."""
+    """A report in the making; ``skipped`` and ``failures`` hold a place and a line each."""
 
     subject: str
     checked: list[str] = field(default_factory=list)
-    skipped: list[tuple[str, str]] = field(default_factory=list)
-    failures: list[tuple[str, str]] = field(default_factory=list)
+    skipped: list[tuple[Place, str]] = field(default_factory=list)
+    failures: list[tuple[Place, str]] = field(default_factory=list)
 
-    def add(self, subject: str, faults: Iterable[str]) -> None:
-        """Note that ``subject`` was checked and has these faults."""
-        self.checked.append(subject)
-        self.failures += [(subject, fault) for fault in faults]
+    def add(self, place: Place, faults: Iterable[str]) -> None:
+        """Note that the subject at ``place`` was checked and has these faults."""
+        self.checked.append(place.told)
+        self.failures += [(place, fault) for fault in faults]
 
     def report(self) -> Report:
         """The report; raises CheckError when something failed, or when there was nothing to check."""
         if not self.checked:
-            self.failures.append(("", "nothing was checked"))
-        failures, skipped = folded(self.failures, _layout_in), folded(self.skipped, _layout_in)
+            self.failures.append((Place(), "nothing was checked"))
+        failures, skipped = folded(_of_layouts(self.failures)), folded(self.skipped)
         report = Report(self.subject, tuple(self.checked), tuple(skipped), tuple(failures))
         if not report.ok:
             raise CheckError(str(report))
@@ -71,6 +73,8 @@ def guarded(faults: Iterator[str], *authors: object) -> Iterator[str]:
         yield f"raised {type(fault).__name__}: {str(fault).strip() or 'no message'}{line}"
 
 
-def _layout_in(subject: str) -> str:
-    """The layout in a subject's text: faults of different layouts are separate lines."""
-    return next((layout for layout in LAYOUTS if f" {layout} " in subject), "")
+def _of_layouts(faults: Sequence[tuple[Place, str]]) -> Iterator[tuple[Place, str]]:
+    """Faults of layouts: one that dense tensors have too is no fault of another layout."""
+    everywhere = {kind_of(fault) for place, fault in faults if place.group in {"", LAYOUTS[0]}}
+    for place, fault in faults:
+        yield replace(place, group="") if kind_of(fault) in everywhere else place, fault

@@ -227,3 +227,33 @@ def test_tune_takes_any_sampler_and_keeps_its_studies_where_it_is_told(
     assert study.study_name.startswith("square(n=4096, dtype=float32), run ")
     assert {trial.user_attrs["uid"]: trial.params["implementation"] for trial in loaded.trials} == stored
     assert all(trial.state.is_finished() for trial in loaded.trials)
+
+
+FAULTY = """
+import registry
+
+class Faulty(registry.Implementation):
+    op, name, device_types = "square", "mine.faulty", frozenset({"cpu"})
+    def unsupported(self, problem, device):
+        raise ValueError(f"no {problem.n}")
+    def bind(self, problem, config, device, built):
+        raise NotImplementedError
+
+@registry.implements("square")
+def mine():
+    return [Faulty()]
+"""
+
+
+@pytest.mark.filterwarnings("default:mine.faulty")
+def test_a_dry_run_tells_a_fault_of_several_problems_once(command: Command, tmp_path: Path) -> None:
+    file, several = tmp_path / "faulty.py", tmp_path / "several.yaml"
+    file.write_text(FAULTY)
+    several.write_text("square:\n  - {n: [4, 8, 16], dtype: float32}\n")
+    options = ["--shapes", several, "--plugin", file, "--device", "cpu", "--implementations", "mine.faulty"]
+    told = command("tune", *options, "--dry-run").out
+    assert told.count("raised ValueError") == 1
+    assert "fault: mine.faulty of square: unsupported() raised ValueError: no 4" in told
+    assert "(3 problems)" in told
+    explained = command("registry", "explain", "square", "n=4", "dtype=float32", "--plugin", file).out
+    assert "not    mine.faulty: unsupported() raised ValueError: no 4" in explained

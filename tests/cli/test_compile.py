@@ -121,7 +121,7 @@ def test_what_does_not_compile_is_told_once_with_its_line_and_exit_code_1(
     assert told.code == 1
     shown = " ".join(told.out.split())
     assert shown.count("valve is not defined") == 1
-    assert "(x 4)" in shown
+    assert "(2 problems, 4 configs)" in shown
     assert "kernels.py:9: " in shown
     assert "0 variants compiled, 4 failed" in told.out
 

@@ -340,3 +340,17 @@ def test_a_device_that_is_not_there_is_said_so() -> None:
         check_implementation(Gpu(), SQUARE, problems=SMALL)
     with pytest.raises(CheckError, match="it runs on cuda, not on cpu"):
         check_implementation(Gpu(), SQUARE, problems=SMALL, device="cpu")
+
+
+class ForgottenEverywhere(FunctionalSquare):
+    """Returns its result, and does not say so."""
+
+    returns_outputs = False
+
+
+def test_a_fault_of_every_layout_and_kind_of_inputs_is_told_once() -> None:
+    with pytest.raises(CheckError) as raised:
+        check_implementation(ForgottenEverywhere(lambda x, *_: x * x), SQUARE)
+    (line,) = [line for line in str(raised.value).splitlines() if line.startswith("  failed")]
+    assert "say returns_outputs = True" in line
+    assert " problems, normal and outliers and spike_last and constant and special inputs)" in line

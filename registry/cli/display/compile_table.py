@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from ...errors import folded
+from ...folding import Place, folded
 from . import text
 
 if TYPE_CHECKING:
-    from ...tuner.planning.compiling import CompiledVariant, CompileReport
+    from ...tuner.planning.compiling import CompiledVariant, CompileReport, NotCompiled
 
 _COLUMNS = ("regs", "spill", "shared", "threads", "occup.")
 
@@ -23,7 +23,7 @@ def show(report: CompileReport, *, json: bool) -> None:
     ordered = sorted(report.variants, key=lambda variant: (variant.op, variant.architecture, variant.implementation))
     for (op, architecture), variants in groupby(ordered, key=lambda variant: (variant.op, variant.architecture)):
         _show_group(op, architecture, list(variants))
-    _fold("out", ((f"{one.op} {one.implementation}, {one.architecture}", one.reason) for one in report.omitted))
+    _fold("out", ((_place(one), one.reason) for one in report.omitted))
     text.say(_total(report))
 
 
@@ -41,7 +41,7 @@ def _show_group(op: str, architecture: str, variants: Sequence[CompiledVariant])
         text.say(" ".join(f"{name:>5}" for name in _COLUMNS) + "  variant")
     for variant in well:
         _say_row(variant)
-    _fold("error", ((_named(variant), variant.fault) for variant in variants if variant.fault))
+    _fold("error", ((place, variant.fault) for variant in variants if variant.fault for place in _places(variant)))
     text.say()
 
 
@@ -61,12 +61,22 @@ def _named(variant: CompiledVariant) -> str:
     return f"{variant.implementation}{f'({config})' if config else ''}{kernel}"
 
 
+def _places(variant: CompiledVariant) -> Iterator[Place]:
+    for problem in variant.problems:
+        yield Place(_named(variant), text.named(problem), text.pairs(variant.config), variant.implementation)
+
+
+def _place(one: NotCompiled) -> Place:
+    told = f"{one.op} {one.implementation}, {one.architecture}"
+    return Place(told, text.named(one.problem), group=told)
+
+
 def _problems(variant: CompiledVariant) -> str:
     more = len(variant.problems) - 1
     return text.pairs(variant.problems[0].dims) + (f" and {text.plural(more, 'problem')} more" if more else "")
 
 
-def _fold(mark: str, faults: Iterator[tuple[str, str]]) -> None:
+def _fold(mark: str, faults: Iterator[tuple[Place, str]]) -> None:
     for line in folded(faults):
         text.say(f"{mark:<7}{line}".replace("\n", "\n" + " " * 7), hang=7)
 

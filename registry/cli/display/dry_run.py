@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ...device import named
+from ...folding import Place, folded
 from . import text
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ def show(
 ) -> None:
     """Prints each problem with its implementations: the number of configurations, or every reason against.
 
+    A fault in what an implementation says of itself is told once, behind the problems.
     ``planned``: devices of one hardware, and the plans for them. ``notes`` say which problems stand for others.
     """
     if json:
@@ -33,9 +35,12 @@ def _show(devices: Sequence[Device], plans: Sequence[ProblemPlan]) -> None:
     for plan in plans:
         text.say(text.named(plan.problem))
         if plan.skipped:
-            text.say(f"  skipped: {plan.skipped}")
+            # the reasons are those of the lines that follow
+            text.say(f"  skipped: {plan.skipped.partition(': ')[0] if plan.choices else plan.skipped}")
         for choice in plan.choices:
             text.say(f"  {choice.implementation.name:<22} {_choice(choice)}", hang=25)
+    for line in folded(_faults(plans)):
+        text.say(f"fault: {line}", hang=2)
     tunable = [plan for plan in plans if not plan.skipped]
     candidates = sum(len(choice.configs) for plan in tunable for choice in plan.choices)
     text.say(
@@ -44,7 +49,18 @@ def _show(devices: Sequence[Device], plans: Sequence[ProblemPlan]) -> None:
     )
 
 
+def _faults(plans: Sequence[ProblemPlan]) -> Iterator[tuple[Place, str]]:
+    for plan in plans:
+        for choice in plan.choices:
+            if choice.faulty:
+                name = choice.implementation.name
+                place = Place(f"{name} of {plan.op.name}", text.named(plan.problem), group=f"{name} of {plan.op.name}")
+                yield place, "; ".join(choice.unsupported)
+
+
 def _choice(choice: ImplementationPlan) -> str:
+    if choice.faulty:
+        return "out: a fault, told below"
     if choice.unsupported:
         return f"out: {'; '.join(choice.unsupported)}"
     default = text.pairs(choice.default or {})

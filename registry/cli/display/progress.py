@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from ...folding import Place
 from ...problem import Problem, Value
 from ...tuner import events
 from ...untrusted.visible import visible
@@ -31,8 +32,8 @@ class Display(ABC):
     def __init__(self) -> None:
         self.ended: events.RunEnded | None = None
         self.skipped: list[events.ProblemSkipped] = []
-        self.failed: list[tuple[str, str]] = []
-        """Implementation, status and message of every trial that failed with a message."""
+        self.failed: list[tuple[Place, str]] = []
+        """Candidate and problem, and status and message, of every trial that failed with a message."""
 
     def __call__(self, event: events.Event) -> None:
         """The observer that the tuner calls."""
@@ -41,7 +42,10 @@ class Display(ABC):
         elif isinstance(event, events.ProblemSkipped):
             self.skipped.append(event)
         elif isinstance(event, events.TrialDone) and event.status != "ok" and event.message:
-            self.failed.append((event.implementation, f"{event.status}: {' '.join(event.message.split())}"))
+            name = event.implementation
+            message = " ".join(event.message.split()).removeprefix(f"{name}: ")  # the line begins with it
+            place = Place(name, text.named(event.problem), text.pairs(event.config), f"{event.problem.op} {name}")
+            self.failed.append((place, f"{event.status}: {message}"))
         self.show(event)
 
     @abstractmethod

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...errors import folded
+from ...folding import Place, folded, kind_of
 from . import text
 from .changes import interval, stays, summary
 from .table import Column, print_problems
@@ -55,10 +55,10 @@ def print_results(results: Sequence[Result]) -> None:
         text.say(summary(decided))
 
 
-def failure_lines(failed: Sequence[tuple[str, str]]) -> list[str]:
-    """A line for each distinct failure of an implementation's trials, with their count, the most frequent first."""
-    often = Counter(failed)
-    lines = folded(sorted(failed, key=lambda one: -often[one]), group=str)
+def failure_lines(failed: Sequence[tuple[Place, str]]) -> list[str]:
+    """A line for each kind of failure of an implementation's trials, with their count, the most frequent first."""
+    often = Counter((place.group, kind_of(fault)) for place, fault in failed)
+    lines = folded(sorted(failed, key=lambda one: -often[one[0].group, kind_of(one[1])]))
     more = [f"and {len(lines) - _MOST_FAILURES} other failures"] if len(lines) > _MOST_FAILURES else []
     return [*(f"failed {line}" for line in lines[:_MOST_FAILURES]), *more]
 

@@ -27,13 +27,17 @@ _SCRATCHES = 2
 
 @dataclass(frozen=True)
 class ImplementationPlan:
-    """One implementation on one problem: its space there, or every reason why it is not supported."""
+    """One implementation on one problem: its space there, or every reason why it is not supported.
+
+    ``faulty``: the one reason is a fault of its answers.
+    """
 
     implementation: Implementation
     space: Space | None = None
     default: Config | None = None
     unsupported: tuple[str, ...] = ()
     preference: float = 0.0
+    faulty: bool = False
 
     @property
     def supported(self) -> bool:
@@ -180,6 +184,7 @@ def _choice(implementation: Implementation, problem: Problem, device: Device) ->
         default = answers.default_config(implementation, problem, device)
         question = "preference"
         preference = answers.declared_preference(implementation, problem, device)
-    except Exception as fault:  # a stranger's code: its fault takes out this implementation only
-        return ImplementationPlan(implementation, unsupported=(answers.fault_text(implementation, question, fault),))
+    except Exception as fault:  # a stranger's code; a fault in it takes only itself out
+        told = answers.fault_text(implementation, question, fault).removeprefix(f"{implementation.name}: ")
+        return ImplementationPlan(implementation, unsupported=(told,), faulty=True)
     return ImplementationPlan(implementation, space, default, preference=preference)

@@ -306,3 +306,17 @@ def test_results_of_several_kinds_of_hardware_are_told_apart(capsys: pytest.Capt
     print_results([replace(RESULT, hardware=name) for name in ("NVIDIA H200", "NVIDIA L4")])
     shown = capsys.readouterr().out
     assert (shown.count("NVIDIA H200"), shown.count("NVIDIA L4")) == (1, 1)
+
+
+def test_failures_that_differ_in_numbers_are_one_line_with_the_name_once(capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainLines(lambda _: None)
+    for rows in (64, 128, 256):
+        for warps in (4, 8):
+            problem = Problem("softmax", {"rows": rows, "cols": 8, "dtype": "float32"})
+            message = f"mine.one: the run for rows={rows} is wrong: y[{rows - 1}] is -{rows / 7}"
+            display(replace(TRIAL, problem=problem, implementation="mine.one", config={"num_warps": warps},
+                            status="wrong_result", message=message))  # fmt: skip
+    display.conclude(())
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("failed")]
+    assert line.startswith("failed mine.one: wrong_result: the run for rows=64 is wrong: y[63]")
+    assert line.endswith("(3 problems, 2 configs)")
