@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import registry
+from registry.author_code import where_defined
 from registry.backends.cuda import nvrtc
 from registry.cli import app
 from registry.cli.main import new_registry_app
@@ -149,7 +150,9 @@ def test_explain_and_a_dry_run_agree_that_no_configuration_is_valid(
     constraints = '.require("fits", lambda c: c["B"] > 9).require("even", lambda c: c["B"] % 2 == 0)'
     _, implementation, file = stranger(tmp_path, SPACE.replace("{}", f"return Space(B=[3, 4]){constraints}"))
     reason = "its space has no valid configuration: of 2, 'fits' excludes 2, 'even' excludes 1"
-    assert f"{reason}; unsupported() should have given a reason (2 problems)" in checked(implementation)
+    remedy = f"({file.parent.name}/{line_of(file, 'def space')}); unsupported() should have given a reason"
+    reason = f"{reason} {remedy}"
+    assert f"{reason} (2 problems)" in checked(implementation)
     shapes = tmp_path / "shapes.yaml"
     shapes.write_text("square:\n  - {n: 1000, dtype: float32}\n")
     dry = ["--shapes", str(shapes), "--device", "cpu", "--dry-run", "--plugin", str(file)]
@@ -309,7 +312,9 @@ def test_an_op_that_nobody_implements_says_how_to_add_an_implementation(
         "@registry.defines\ndef ops():\n    return [replace(SQUARE, name='kernels::cube', schema=schema)]\n"
     )
     shapes.write_text('"kernels::cube":\n  - {n: 1000, dtype: float32}\n')
-    reason = "nobody implements kernels::cube: give an Implementation to registry.register()"
+    where = where_defined(SQUARE.reference)
+    assert "contracts/elementwise.py:" in where
+    reason = f"nobody implements kernels::cube ({where}): give an Implementation to registry.register()"
     dry = ["--shapes", str(shapes), "--device", "cpu", "--dry-run", "--plugin", str(file)]
     assert app.run(new_tune_app(), "tune", dry) == 0
     assert f"skipped: {reason}" in capsys.readouterr().out

@@ -80,7 +80,9 @@ def check_kernel(implementation: Implementation, launch: Launch, signature: Sign
         raise MisnamedError("function", kernel.name, declared.others, context)
     place = where_written(kernel.source, declared.line, [sys.modules[type(implementation).__module__]])
     shown = f"{launch.args[at]!r} is " if at >= 0 else ""
-    raise launch.fault(f"{title}{place and f' ({place})'}: {shown}{text}")
+    names = ", ".join(parameter.name for parameter in declared.parameters)
+    hint = "" if at >= 0 else f"expected args=(...) with a name or a number for each of {names}, in this order"
+    raise launch.fault(f"{title}{place and f' ({place})'}: {shown}{text}", hint)
 
 
 def _kind(argument: Any, launch: Launch, title: str, signature: Signature) -> _Kind:

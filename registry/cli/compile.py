@@ -90,7 +90,7 @@ def _wanted(catalog: Catalog, ops: Sequence[str], names: Sequence[str]) -> Mappi
         if not known[op]:
             from ..discovery.answers import no_implementation
 
-            raise RegistryError(no_implementation(op))
+            raise RegistryError(no_implementation(catalog.op(op)))
     if not any(kept.values()):
         raise RegistryError("there is no implementation to compile", hint="name another op by --op")
     return {op: found for op, found in kept.items() if found}

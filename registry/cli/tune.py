@@ -167,12 +167,16 @@ def _show_plan(
     told: ToldShapes, catalog: Catalog, devices: Sequence[Device], names: list[str], *, every: bool, json: bool
 ) -> None:
     from ..device import by_hardware
+    from ..tuner.planning.compiling import with_launches_checked
     from ..tuner.planning.problems import plan
     from ..tuner.planning.ranges import represented
     from .display.dry_run import show
 
     wanted = represented(told.all, told.counts, catalog.op, every=every)
-    planned = [(group, plan(wanted.problems, catalog, group[0], names)) for group in by_hardware(devices)]
+    planned = [
+        (group, [with_launches_checked(one) for one in plan(wanted.problems, catalog, group[0], names)])
+        for group in by_hardware(devices)
+    ]
     show(planned, wanted.notes, json=json)
 
 

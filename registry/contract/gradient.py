@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from ..author_code import where_called
 
 
 @dataclass(frozen=True)
@@ -19,12 +21,14 @@ class Backward:
     differentiable  outputs that have a gradient. None: those whose ``grad_<output>`` the backward op takes; by the
                     reference the first output. Other outputs, and all that are not floating, have none
     by_reference    see ``Backward.reference``
+    place           file and line of the author's code that made it
     """
 
     op: str | None
     saved: tuple[str, ...]
     differentiable: tuple[str, ...] | None = None
     by_reference: bool = False
+    place: str = field(default_factory=where_called, compare=False, repr=False, kw_only=True)
 
     @classmethod
     def reference(cls, differentiable: tuple[str, ...] | None = None) -> Backward:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from types import GeneratorType
 from typing import Any
 
-from ..author_code import at_method
+from ..author_code import at, at_method
+from ..contract import Op
 from ..device import Device
 from ..errors import UnsupportedError, WrongAnswerError
 from ..implementation import Implementation
@@ -19,6 +20,8 @@ HOW_TO_IMPLEMENT = (
     " (docs/writing-a-plugin.md shows how to write it); `registry plugins` lists what is loaded"
 )
 
+UNSAID = "unsupported() should have given a reason"
+"""The remedy of an implementation that finds too late that it cannot run."""
 
 _PLAIN = frozenset({GeneratorType, list, tuple})
 """Types that are known to be iterable: checking that takes two microseconds."""
@@ -76,7 +79,8 @@ def checked_default(implementation: Implementation, space: Space, given: Any) ->
 def _refuse_empty(implementation: Implementation, space: Space) -> None:
     """Raise UnsupportedError for a space without a valid configuration: no default can be right."""
     if space.is_empty:
-        raise UnsupportedError(f"{implementation.name}: {space.why_empty()}")
+        place = at_method(implementation, "space")
+        raise UnsupportedError(f"{implementation.name}: {space.why_empty()}{place}; {UNSAID}")
 
 
 def declared_preference(implementation: Implementation, problem: Problem, device: Device) -> float:
@@ -88,9 +92,9 @@ def declared_preference(implementation: Implementation, problem: Problem, device
     return float(given)
 
 
-def no_implementation(op: str) -> str:
-    """The reason why an op without implementations is not tuned, and how to add an implementation."""
-    return f"nobody implements {op}: {HOW_TO_IMPLEMENT}"
+def no_implementation(op: Op) -> str:
+    """The reason why an op that nobody implements is not tuned, its line, and how to add an implementation."""
+    return f"nobody implements {op.name}{at(op.reference)}: {HOW_TO_IMPLEMENT}"
 
 
 def fault_text(implementation: Implementation, question: str, fault: BaseException) -> str:

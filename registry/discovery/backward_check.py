@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ..contract import Op
-from ..errors import InvalidDefinitionError, UnknownNameError
+from ..errors import InvalidDefinitionError, UnknownNameError, did_you_mean
 
 
 def check_backward(op: Op, known: Mapping[str, Op]) -> None:
@@ -65,12 +65,15 @@ def _check_names(told: str, given: Iterable[str], known: Iterable[str]) -> None:
 def check_backward_ops(ops: Iterable[Op], known: Mapping[str, Op]) -> None:
     """Raise InvalidDefinitionError, with the nearest names, if the backward op of one of ``ops`` is not ``known``."""
     for op in ops:
-        named = op.backward.op if op.backward is not None else None
-        if named is not None and named not in known:
-            raise InvalidDefinitionError(
-                f"op {op.name!r}: its backward op {named!r} is defined by nobody",
-                hint=UnknownNameError("op", named, known).hint,
-            )
+        if op.backward is None or op.backward.op is None or op.backward.op in known:
+            continue
+        named = op.backward.op
+        near = did_you_mean(named, known.keys() - {op.name})  # no op is its own backward op
+        raise InvalidDefinitionError(
+            f"op {op.name!r}: its backward op {named!r} is defined by nobody ({op.backward.place})",
+            hint=f"{near + ' Else' if near else ''} define it by @registry.defines beside {op.name}".strip()
+            + ", or write Backward.reference(), which needs none",
+        )
 
 
 def _misfits(forward: Op, backward: Op) -> list[str]:

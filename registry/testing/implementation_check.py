@@ -90,7 +90,8 @@ def _configs(
         question = "default"
         default = answers.default_config(implementation, problem, device)
     except UnsupportedError as fault:
-        notes.failures.append((place, f"{fault.message}; unsupported() should have given a reason"))
+        unsaid = "" if answers.UNSAID in fault.message else f"; {answers.UNSAID}"
+        notes.failures.append((place, f"{fault.message}{unsaid}"))
     except Exception as fault:
         notes.failures.append((place, answers.fault_text(implementation, question, fault)))
     else:

@@ -162,3 +162,30 @@ def test_occupancy_is_limited_by_what_runs_out_first() -> None:
     assert occupancy({"registers": 16, "threads": 32, "shared_bytes": 0}, "sm_90") == 32 / 64
     assert occupancy({"registers": 32, "threads": 128, "shared_bytes": 113 * 1024}, "sm_90") == 8 / 64
     assert occupancy({"registers": 32, "threads": 256}, "gfx942") is None
+
+
+SLIPS = {
+    "too few": ('Launch(CPP, (1,), ("y", "x", problem.n))', 'Launch(CPP, (1,), ("y", "x"))',
+                "it takes 3 arguments (y, x, n), but the launch gives 2",
+                "expected args=(...) with a name or a number for each of y, x, n"),
+    "empty grid": ("Launch(CPP, (1,)", "Launch(CPP, (problem.n // 10**6,)", "the grid is (0,), so that nothing runs",
+                   "does a division of the size round down?"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("right", "wrong", "message", "remedy"), SLIPS.values(), ids=list(SLIPS))
+def test_a_wrong_launch_is_no_candidate_of_a_dry_run_and_does_not_compile(
+    command: Command, kernels: Path, two_problems: Path, right: str, wrong: str, message: str, remedy: str
+) -> None:
+    kernels.write_text(HEAD.replace(right, wrong))
+    options = ["--plugin", kernels, "--shapes", two_problems, "--implementations", "mine.host"]
+    compiled = command("registry", "compile", "--arch", "sm_90", *options)
+    assert compiled.code == 1
+    assert "0 variants compiled, 1 failed" in compiled.out
+    planned = command("tune", "--dry-run", "--device", "cpu", *options)
+    assert "with 0 candidates, 2 skipped" in planned.out
+    for told in (compiled, planned):
+        shown = " ".join(told.out.split())
+        assert shown.count(message) == 1
+        assert "kernels.py:4" in shown
+        assert remedy in shown

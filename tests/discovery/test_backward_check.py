@@ -115,14 +115,23 @@ def test_a_backward_op_that_nobody_defines_is_refused_with_the_nearest_name(tmp_
     (tmp_path / "lost.py").write_text(LOST)
     catalog = Catalog(entry_points=())
     with pytest.raises(
-        PluginError, match=r"its backward op 'square_backwards' is defined by nobody\n.*square_backward"
+        PluginError,
+        match=r"its backward op 'square_backwards' is defined by nobody \(.*lost\.py:\d+\)\n.*square_backward",
     ):
         catalog.load_file(tmp_path / "lost.py")
     assert "lost::f" not in catalog.ops()
 
 
+def test_an_op_is_not_proposed_as_its_own_backward_op(tmp_path: Path) -> None:
+    (tmp_path / "lost.py").write_text(LOST.replace("square_backwards", "lost::g"))
+    with pytest.raises(PluginError, match=r"\(.*lost\.py:\d+\)\n  define it .* or write Backward.reference\(\)"):
+        Catalog(entry_points=()).load_file(tmp_path / "lost.py")
+
+
 def test_an_installed_plugins_op_with_a_lost_backward_is_taken_out(site: Any) -> None:
     site.add("lost-kernels", {"lost": "registry_lost"}, registry_lost=LOST)
     catalog = Catalog(site.entry_points, {})
-    with pytest.warns(PluginWarning, match=r"plugin 'lost' .*'square_backwards' is defined by nobody\n.*did you mean"):
+    with pytest.warns(
+        PluginWarning, match=r"plugin 'lost' .*'square_backwards' is defined by nobody \(.*\)\n.*did you mean"
+    ):
         assert "lost::f" not in catalog.ops()

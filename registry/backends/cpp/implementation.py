@@ -21,7 +21,7 @@ from ...source_files import kernel_texts
 from ...space import Config
 from .. import compiler_environment
 from ..kernel_signature import check_kernel
-from ..launch_checks import argument_of, launches_of, placed
+from ..launch_checks import argument_of, launches_of, placed, refuse_empty
 from ..launch_forms import Forms, form_key, launch_key
 from ..launch_numbers import numbers_of
 from ..written_run import Operands, WrittenForm
@@ -88,6 +88,7 @@ class CppImplementation(Implementation):
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """Load the libraries; the run packs addresses and numbers into bytes that one C pointer refers to."""
         launches = self.launches(problem, config, device)
+        refuse_empty(launches, built.signature)
         form = _Form(launches, built)
         _FORMS.put(form_key(map(launch_key, launches), built.signature, 0), form)
         return form.run(launches)

@@ -116,7 +116,8 @@ def operands(launch: Launch, signature: Signature) -> tuple[Operand, ...]:
     if len(free) != len(launch.args):
         raise launch.fault(
             f"{_title(launch)} takes {len(free)} arguments ({', '.join(free)}) beside its constants,"
-            f" but the launch has {len(launch.args)}: {list(launch.args)}"
+            f" but the launch has {len(launch.args)}: {list(launch.args)}",
+            "expected args=(...) with a name or a number for each of them, in this order",
         )
     places = {name: place for place, name in enumerate(free)}
     return tuple(

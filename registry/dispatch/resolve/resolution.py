@@ -63,7 +63,7 @@ def choices(situation: Situation, forced: Forced | None, misses: list[str]) -> I
 def why_reference(situation: Situation) -> str:
     """Why torch's reference answers: the op has no implementation, or none that runs the problem."""
     if not situation.implementations:
-        return answers.no_implementation(situation.op.name)
+        return answers.no_implementation(situation.op)
     return UNVERIFIED if situation.verified else "no implementation can run it"
 
 

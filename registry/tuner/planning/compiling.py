@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...artifact import Variant
 from ...backends.estimate import occupancy
+from ...backends.launch_checks import launches_of, refuse_empty
 from ...device import Device
 from ...dispatch.plans.plan import Candidate, Draft
 from ...errors import RegistryError
@@ -117,11 +118,28 @@ def _collect(
 
 
 def _variants(plan: ProblemPlan, candidate: Candidate) -> tuple[Sequence[Variant], str]:
+    implementation = candidate.implementation
     try:
-        found = Draft.of(plan.op, candidate, plan.problem, plan.arguments, plan.device).variants()
+        draft = Draft.of(plan.op, candidate, plan.problem, plan.arguments, plan.device)
+        found = draft.variants()
+        if launch := getattr(implementation, "launch", None):  # functional code launches nothing
+            given = launch(plan.problem, candidate.config, plan.device)
+            refuse_empty(launches_of(implementation, given), draft.signature)
     except Exception as fault:  # a stranger's code: a fault in it is a line of the report
         return (), _told(fault)
-    return (found if candidate.implementation.compiles_anywhere else ()), ""
+    return (found if implementation.compiles_anywhere else ()), ""
+
+
+def with_launches_checked(plan: ProblemPlan) -> ProblemPlan:
+    """The plan without implementations whose default gives its kernel a launch that is wrong, which is their fault."""
+    return plan.with_choices(tuple(_launching(plan, choice) for choice in plan.choices))
+
+
+def _launching(plan: ProblemPlan, choice: ImplementationPlan) -> ImplementationPlan:
+    if choice.default is None:
+        return choice
+    _, fault = _variants(plan, Candidate(choice.implementation, choice.default))
+    return replace(choice, space=None, default=None, unsupported=(fault,), faulty=True) if fault else choice
 
 
 def _compiled(wanted: _Wanted) -> CompiledVariant:

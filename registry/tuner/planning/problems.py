@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -101,6 +101,12 @@ class ProblemPlan:
             f" verification of the problem needs; {self.device.name} has {self.device.memory_bytes / 2**30:.0f} GiB"
         )
 
+    def with_choices(self, choices: tuple[ImplementationPlan, ...]) -> ProblemPlan:
+        """The plan with other choices, skipped where none of them is supported."""
+        none = choices and not any(choice.supported for choice in choices)
+        skipped = _why_none(self.op, choices, self.device) if none else self.skipped
+        return replace(self, choices=choices, skipped=skipped)
+
     def defaults(self) -> list[Candidate]:
         """The default candidate of every supported implementation; first the one that an untuned dispatch would run."""
         ranked = sorted(self.supported, key=lambda choice: choice.preference, reverse=True)
@@ -167,7 +173,7 @@ def _plan_one(problem: Problem, catalog: Catalog, device: Device, wanted: frozen
 
 def _why_none(op: Op, choices: Sequence[ImplementationPlan], device: Device) -> str:
     if not choices:
-        return answers.no_implementation(op.name)
+        return answers.no_implementation(op)
     reasons = "; ".join(f"{choice.implementation.name}: {', '.join(choice.unsupported)}" for choice in choices)
     return f"no implementation supports it on {device}: {reasons}"
 
