@@ -34,7 +34,9 @@ _PYTHON: Mapping[str, tuple[type, ...]] = {
 _SYMBOLIC: Mapping[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 _ALLOWED = "an argument is a Tensor, Tensor[], int, int[], float, Scalar, bool or str; all but a list may be optional"
+_NO_DICT = "pass each of its values by a name of its own"
 _IN_TEXT: Mapping[str, str] = {
+    r"\bDict\b(?=.*->)": _NO_DICT,
     r"\bSymInt\b": "an op is called with plain integers: write int",
     r"\.\.\.": "a launch names its arguments: write each of them, or Tensor[] for many tensors",
     r"\b(int|Tensor)\[\d+\]": "lists have any length: write int[], and let problem() refuse other lengths",
@@ -48,7 +50,7 @@ _BY_KIND: Mapping[str, str] = {
     "MemoryFormat": "strides tell it",
     "Device": "the arguments' device is the op's",
     "Generator": "pass a seed as an int, or random numbers as a Tensor: equal arguments must give equal results",
-    "Dict": "pass each of its values by a name of its own",
+    "Dict": _NO_DICT,
 }
 
 
@@ -153,14 +155,14 @@ class Schema:
 
     @classmethod
     def parse(cls, text: str) -> Schema:
-        """Parse torch's schema language; raises InvalidDefinitionError with torch's own words."""
-        try:
-            parsed = torch._C.parse_schema(text)
-        except RuntimeError as fault:
-            raise InvalidDefinitionError(f"schema {text!r}: {str(fault).splitlines()[0]}") from None
+        """Parse torch's schema language; raises InvalidDefinitionError with the reason and an example."""
         for pattern, reason in _IN_TEXT.items():
             if found := re.search(pattern, text):
                 raise InvalidDefinitionError(f"schema {text!r}: {found[0]} is not possible: {reason}", hint=_ALLOWED)
+        try:
+            parsed = torch._C.parse_schema(text)
+        except RuntimeError as fault:
+            raise _not_parsed(text, str(fault)) from None
         outputs = tuple(_output(text, output) for output in parsed.returns)
         schema = cls(text, parsed.name, tuple(_parameter(text, argument) for argument in parsed.arguments), outputs)
         if not schema.results:
@@ -247,9 +249,20 @@ def check_dense(what: str, tensor: torch.Tensor) -> None:
         refuse(f"{what} is a {kind} tensor, expected a dense one", hint=f"convert it: .{remedy}")
 
 
+def _not_parsed(text: str, told: str) -> InvalidDefinitionError:
+    """The words of torch's parser, whose second line is the text and whose third points into it."""
+    words = told.partition("\n")[0].removesuffix(" here:")
+    pointer = next((line for line in told.splitlines() if line.endswith("<--- HERE")), "")
+    rest = text[pointer.index("~") :] if "~" in pointer else ""
+    return InvalidDefinitionError(
+        f"schema {text!r}: {words or 'a type that torch does not know'}{rest and f' at {rest!r}'}",
+        hint=f"expected e.g. 'softmax(Tensor x, int dim=-1) -> Tensor y'; {_ALLOWED}",
+    )
+
+
 def _output(text: str, output: Any) -> str:
     """The name of an output, which must be a new tensor."""
-    if not output.name:
+    if not output.name and str(output.type) == "Tensor":
         raise InvalidDefinitionError(f"schema {text!r}: an output has no name", hint="write '-> Tensor y'")
     if output.alias_info is not None:
         raise InvalidDefinitionError(
@@ -258,7 +271,8 @@ def _output(text: str, output: Any) -> str:
         )
     if str(output.type) != "Tensor":
         raise InvalidDefinitionError(
-            f"schema {text!r}: the output {output.name} is a {output.type}, but the host allocates outputs from `fake`",
+            f"schema {text!r}: {f'the output {output.name}' if output.name else 'an output'} is of type {output.type},"
+            " but the host allocates outputs from `fake`",
             hint="every output is a Tensor: write each one with a name of its own, '-> (Tensor y, Tensor lse)'",
         )
     return str(output.name)

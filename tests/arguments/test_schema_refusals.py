@@ -1,0 +1,30 @@
+"""What is no schema of an op is refused with the reason, and with what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry import InvalidDefinitionError
+from registry.arguments.schema import Schema
+
+REFUSED = {
+    "f(Dict d) -> Tensor y": ("Dict is not possible: pass each of its values by a name of its own", "an argument is a"),
+    "f(Dict(str, int) d) -> Tensor y": ("Dict is not possible", "an argument is a Tensor"),
+    "f(Tensor x) -> int": ("an output is of type int, but the host allocates", "every output is a Tensor"),
+    "f(Tensor x) -> (Tensor y, int n)": ("the output n is of type int", "every output is a Tensor"),
+    "f(Tensor x) -> Tensor": ("an output has no name", "write '-> Tensor y'"),
+    "f(Foo x) -> Tensor y": ("a type that torch does not know at 'Foo x) -> Tensor y'", "an argument is a Tensor"),
+    "f(Tensor x -> Tensor y": ("expected ) but found 'arrow' at '-> Tensor y'", "expected e.g. 'softmax(Tensor x"),
+    "f(Tensor x) -> Dict d": ("at 'd'", "expected e.g."),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_a_schema_is_refused_with_the_reason_and_the_remedy(text: str) -> None:
+    with pytest.raises(InvalidDefinitionError) as raised:
+        Schema.parse(text)
+    reason, remedy = REFUSED[text]
+    assert raised.value.message.startswith(f"schema {text!r}: ")
+    assert reason in raised.value.message
+    assert remedy in raised.value.hint
+    assert "HERE" not in str(raised.value)
