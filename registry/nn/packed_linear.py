@@ -118,6 +118,13 @@ class PackedLinear(torch.nn.Module):
         return bias if isinstance(bias, torch.nn.Parameter) else torch.nn.Parameter(bias.detach())
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """The module with its tensors converted: ``.to``, ``.half``, ``.to_empty``, ``share_memory`` come here.
+
+        Prepared forms need no ``weights_changed``. A converted tensor is a new buffer of another storage, of which the
+        next call prepares anew, also where a form is made of it and of tensors that stay; the old form goes with the
+        old storage. A CUDA graph that was captured before reads the old
+        buffers, as of any module, and must be captured again.
+        """
         before, beside = self.zeros, self.scales.dtype
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if before is None or self.zeros is None or self.zeros.dtype == before.dtype:
