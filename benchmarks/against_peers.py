@@ -1,6 +1,6 @@
 """Dispatch against the alternatives that a user could install: torch, torch.compile and other projects' kernels.
 
-    python -m benchmarks.against_peers [--shapes FILE] [--op layer_norm] [--write FOLDER]
+    python -m benchmarks.against_peers [--shapes FILE] [--op layer_norm] [--without torch.compile] [--write FOLDER]
 
 For every problem it times ``registry.op`` as it stands (tuned, shipped or default: the table says which step), every
 implementation of the op that torch provides, and other projects' kernels (benchmarks.racing.peers), all in CUDA graphs
@@ -56,8 +56,8 @@ class Row:
         return self.over is not None and self.over > SLOWER
 
 
-def measure(op: Op, problem: Problem, device: Device) -> Row:
-    """Race dispatch, torch, other projects and a copy on one problem."""
+def measure(op: Op, problem: Problem, device: Device, without: Sequence[str] = ()) -> Row:
+    """Race dispatch, torch, other projects and a copy on one problem; ``without`` names rivals that are left out."""
     values = op.inputs(problem, op.kinds[0], torch.Generator(device.torch).manual_seed(7))
     call = registry.op(op.name)
     call(*values)
@@ -65,7 +65,8 @@ def measure(op: Op, problem: Problem, device: Device) -> Row:
     contestants: dict[str, Call] = {OURS: call}
     faults: dict[str, str] = {}
     for name, candidate in _of_torch(op, problem, device):
-        contestants[name] = build(op, candidate, problem, op.arguments(values), device)
+        if name not in without:
+            contestants[name] = build(op, candidate, problem, op.arguments(values), device)
     for name, peer in peers.calls(problem, values):
         if isinstance(peer, str):
             faults[name] = peer
@@ -151,6 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", type=Path, default=SHAPES, help="a shapes file; default: a decoder's ops")
     parser.add_argument("--op", action="append", default=[], help="only this op; may be repeated")
+    parser.add_argument("--without", action="append", default=[], help="a rival of torch's to leave out; repeatable")
     parser.add_argument("--write", type=output_folder, help="folder for against_peers.json and against_peers.md")
     options = parser.parse_args(arguments)
     device = Device.best()
@@ -161,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     problems = [each for each in read_shapes(options.shapes, catalog).all if not options.op or each.op in options.op]
     rows: list[Row] = []
     for problem in problems:
-        rows.append(measure(catalog.op(problem.op), problem, device))
+        rows.append(measure(catalog.op(problem.op), problem, device, options.without))
         print(f"{len(rows)}/{len(problems)} {rows[-1].problem}: {rows[-1].over}", file=sys.stderr)
         if options.write:
             text = f"{report(rows)}\n\n{device.name}; {_software(device)}"

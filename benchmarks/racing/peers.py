@@ -124,14 +124,42 @@ def _gemlite(problem: Problem, values: tuple[Any, ...]) -> Call:
 def _humming(problem: Problem, values: tuple[Any, ...]) -> Call:
     """Humming's layer with its own heuristics, of what the quantised weight stands for; it compiles by NVRTC."""
     layer_of = importlib.import_module("humming.layer").HummingLayer
-    a, qweight, scales, zeros, bits, group_size, k, _ = values
+    a, *_, bits, group_size, k, _layout = values
     config = {"dtype": f"int{bits}", "group_size": group_size, "has_zero_point": not problem.dims["symmetric"]}
-    with a.device:
-        layer = layer_of(shape_n=problem.n, shape_k=k, weight_config=config, torch_dtype=a.dtype)
-    weight = PackedWeight(qweight, scales, zeros, bits, group_size, (problem.n, k), LAYOUT)
-    layer.load_from_unquantized(weight.dequantize().to(a.dtype))
-    layer.transform()
-    return lambda a, *_: layer(a)
+
+    def made(weight: PackedWeight) -> Any:
+        with a.device:
+            layer = layer_of(shape_n=problem.n, shape_k=k, weight_config=config, torch_dtype=a.dtype)
+        layer.load_from_unquantized(weight.dequantize().to(a.dtype))
+        layer.transform()
+        return layer
+
+    return _by_weight(problem, made, lambda layer, a: layer(a))
+
+
+def _dense(problem: Problem, values: tuple[Any, ...]) -> Call:
+    """The product with the weight in the activations' dtype, by torch: what 4 bits must beat to be worth having."""
+    dtype = values[0].dtype
+    return _by_weight(
+        problem,
+        lambda weight: weight.dequantize().to(dtype),
+        lambda dense, a: torch.nn.functional.linear(a, dense),
+    )
+
+
+def _by_weight(problem: Problem, make: Callable[[PackedWeight], Any], run: Callable[[Any, torch.Tensor], Any]) -> Call:
+    """``run`` on what ``make`` has made of a call's weight, once for each copy of it: one for all would stay in L2."""
+    made: dict[int, Any] = {}
+
+    def call(a: torch.Tensor, qweight: torch.Tensor, scales: torch.Tensor, zeros: Any, *rest: Any) -> Any:
+        if qweight.data_ptr() not in made:
+            bits, group_size, k, _ = rest
+            made[qweight.data_ptr()] = make(
+                PackedWeight(qweight, scales, zeros, bits, group_size, (problem.n, k), LAYOUT)
+            )
+        return run(made[qweight.data_ptr()], a)
+
+    return call
 
 
 def _integers(weight: PackedWeight) -> torch.Tensor:
@@ -148,5 +176,5 @@ _PEERS: Mapping[str, Mapping[str, Maker]] = {
     "fused_add_rms_norm": {"Liger": _liger_add_norm},
     "silu_and_mul": {"Liger": _liger_silu},
     "gelu_and_mul": {"Liger": _liger_gelu},
-    "gemm_int4": {"GemLite": _gemlite, "Humming": _humming},
+    "gemm_int4": {"dense": _dense, "GemLite": _gemlite, "Humming": _humming},
 }
