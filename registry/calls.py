@@ -1,4 +1,4 @@
-"""The callables of ``registry.op(name)`` as attributes: ``registry.calls.softmax``, ``registry.calls.vendor__name``.
+"""The callables of ``registry.op(name)`` as attributes: ``calls.softmax``, and ``calls.vendor__name`` of a vendor's op.
 
 For pickling: a model that holds ``registry.op("softmax")`` is saved with a reference to this module, and loads wherever
 the op is known. ``registry.call`` is saved as a reference to the dispatcher of the loading process.

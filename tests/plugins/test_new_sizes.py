@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -36,7 +37,11 @@ STATIC: Mapping[str, Value] = {
 TAKEN: Mapping[str, Mapping[str, Value]] = {"torch.int8pack": {"group_size": 4096}, "torch.int_mm": {"dtype": "int8"}}
 """What those take that do not take ``STATIC``."""
 CATALOG = Catalog()
-KINDS = [(op, one) for op in BOX for one in CATALOG.implementations(op.name) if one.name != "cuda.inline"]
+ABSENT = () if find_spec("humming") else ("humming.heuristic", "humming.tiles")
+"""Implementations of libraries that are not installed here, which support nothing."""
+KINDS = [
+    (op, one) for op in BOX for one in CATALOG.implementations(op.name) if one.name not in ("cuda.inline", *ABSENT)
+]
 
 
 def problems(op: Op, **changed: Value) -> list[Any]:
