@@ -250,7 +250,10 @@ def test_a_captured_reference_is_told_once_with_the_remedy(
     assert len(warned) == 1
 
 
-@pytest.mark.parametrize(("m", "expected"), [(128, "cuda.mma"), *((m, "triton.dequantized") for m in (192, 512, 2048))])
+BETWEEN = [(24, "cuda.mma"), *((m, "cuda.wgmma") for m in (40, 64, 192, 256, 768)), (3000, "triton.dequantized")]
+
+
+@pytest.mark.parametrize(("m", "expected"), BETWEEN)
 def test_shipped_winners_of_4_bit_products_between_tuned_lengths(
     m: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
