@@ -25,6 +25,10 @@ class OtherSize:
     home: Problem
     problem: Problem
 
+    @property
+    def is_larger(self) -> bool:
+        return any(self.problem.dims[name] > size for name, size in self.home.dims.items() if isinstance(size, int))
+
 
 def other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[OtherSize]:
     """For each dynamic dimension a smaller size, and one two to four times as large, if the op accepts them.

@@ -44,8 +44,8 @@ _LARGER_PART = 1 / 16
 class Probe:
     """One problem in one layout; ``problem`` has that layout's traits.
 
-    ``home``: the probe that a plan is bound for and run on before this one; None for the tuned problem itself.
-    ``beside``: other inputs of the problem, for a second thread.
+    ``home``: the probe that a plan is bound for and run on before it meets this one; None for the tuned problem itself.
+    ``beside``: other inputs of the problem, for a second thread. ``is_own``: it has the size that is tuned.
     """
 
     problem: Problem
@@ -58,6 +58,7 @@ class Probe:
     """The outputs that candidates write to, one after another."""
     home: Probe | None = None
     beside: Probe | None = None
+    is_own: bool = False
 
     @cached_property
     def nbytes(self) -> int:
@@ -132,8 +133,7 @@ def small_probes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
         for probe in _laid_out(op, each, device, layout):
             # the largest, where calls of two threads take long enough to meet
             in_pairs = each is problems[-1] and layout == "contiguous"
-            beside = next(_laid_out(op, each, device, layout, again=True), None) if in_pairs else None
-            yield replace(probe, beside=beside)
+            yield _in_pair(op, probe, device) if in_pairs else probe
 
 
 def probes_of_other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
@@ -141,8 +141,14 @@ def probes_of_other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[
     for other in other_sizes(op, problem, device):
         home = None if other.home is problem else next(_laid_out(op, other.home, device, "contiguous"), None)
         if home is not None or other.home is problem:
-            for probe in _laid_out(op, other.problem, device, "contiguous"):
-                yield replace(probe, home=home)
+            for found in _laid_out(op, other.problem, device, "contiguous"):
+                probe = replace(found, home=home)
+                yield _in_pair(op, probe, device) if other.is_larger else probe
+
+
+def _in_pair(op: Op, probe: Probe, device: Device) -> Probe:
+    """The probe with inputs of another draw beside its own."""
+    return replace(probe, beside=next(_laid_out(op, probe.problem, device, probe.layout, again=True), None))
 
 
 def _laid_out(op: Op, problem: Problem, device: Device, layout: Layout, *, again: bool = False) -> Iterator[Probe]:

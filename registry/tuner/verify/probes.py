@@ -1,9 +1,9 @@
 """Probes: other problems, sizes and layouts that dispatch may give to a candidate, which must be right there too.
 
-A winner also serves problems for which nothing nearer is tuned, and calls whose tensors are not aligned or not
-contiguous. A candidate is refused if it is wrong at one of a few small problems, at a size next to the tuned one, or
-when two threads call it at once. Each probe runs as a call of its size would: by the plan's own run if that says
-``any_size``, by a kernel that is loaded already if there is one.
+A winner also serves the problems for which nothing nearer is tuned, and calls whose tensors are not aligned or not
+contiguous. A candidate that is wrong at one of a few small ones, at a size next to the tuned one, or called by two
+threads at once, there or at the tuned size itself, is refused. Each probe runs as a call of its size would: where a run
+says ``any_size`` or a kernel is loaded already, that is what runs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,18 @@ from ...dispatch.plans.two_threads import results_of_two_threads
 from ...errors import RegistryError
 from ...faults.device_faults import out_of_memory
 from ...implementation import Tensors
-from ...problem import Problem
+from ...problem import Problem, canonical_json
 from ..planning.variants import variants_at
+from .own_size import calls_of_two_threads, own_inputs, probes_of_own_size
 from .probe_inputs import Probe, group_of, group_of_other_sizes, probes_of_other_sizes, small_probes
+from .session import Session
 from .verdicts import Checks, WrongError
 from .verify import check_unchanged
 
 _GROUPS_PART = 1 / 20
 """The part of the device's memory that all kept groups of probes may take."""
+_OWN_PROBES = 8
+"""Times what a call reads and writes that the probes of its own size take."""
 _FIRST = 2
 
 _Made = Callable[[Op, Problem, Device], Iterable[Probe]]
@@ -81,22 +85,57 @@ class Probes:
         self._check(group_of(plan.op, plan.problem), small_probes, plan, artifacts)
         self._check(self._other_sizes(plan), probes_of_other_sizes, plan, artifacts)
 
+    def check_own_size(
+        self,
+        plan: Plan,
+        session: Session,
+        artifacts: Mapping[str, Artifact],
+        twin: tuple[Plan, Session] | None = None,
+    ) -> None:
+        """Run the plan's candidate on the probes of its own size; raises WrongError.
+
+        ``twin``: the candidate's plan on the problem's twin, for all but calls of two threads, which meet on both. The
+        plans were bound by a call.
+        """
+        if twin is not None:
+            self._check_as_held(plan, session)
+            plan, session = twin
+        group = canonical_json({"own size": session.problem.key, "op": session.op.name})
+        kept = _OWN_PROBES * session.working_set <= _GROUPS_PART * self._device.memory_bytes
+        self._check(group, lambda *_: probes_of_own_size(session), plan, artifacts, kept=kept)
+
+    def _check_as_held(self, plan: Plan, session: Session) -> None:
+        """Two threads on the session's inputs."""
+        checks, probe = Checks(), own_inputs(session)
+
+        def meet() -> None:
+            _check_two_threads(plan, probe, self._device, checks)
+            checks.settle()
+
+        _guarded(meet, partial(_told, probe))
+
     def _other_sizes(self, plan: Plan) -> str:
         key = plan.problem.key
         if key not in self._named:
             self._named[key] = group_of_other_sizes(plan.op, plan.problem, self._device)
         return self._named[key]
 
-    def _check(self, group: str, made: _Made, plan: Plan, artifacts: Mapping[str, Artifact]) -> None:
+    def _check(
+        self, group: str, made: _Made, plan: Plan, artifacts: Mapping[str, Artifact], *, kept: bool = True
+    ) -> None:
+        """``kept``: the probes are made once, and stay for the next candidates as long as there is room."""
         tried = group, plan.candidate.key, frozenset(artifacts)
         if tried in self._tried:
             return
         checks, ran = Checks(), list[tuple[str, str, int]]()
         try:
-            for place, probe in enumerate(self._of(group, made, plan)):
+            probes = self._of(group, made, plan) if kept else made(plan.op, plan.problem, self._device)
+            for place, probe in enumerate(probes):
                 passed = group, plan.candidate.key, place
                 if passed not in self._passed and self._run(plan, probe, artifacts, checks):
                     ran.append(passed)
+                if not kept:
+                    checks.settle()
             checks.settle()
         except Exception:
             # the candidate may have written to the probes' inputs
@@ -133,21 +172,14 @@ class Probes:
         if found is None:
             return False
         there, told = found
-        try:
+
+        def meet() -> None:
             _check(there, probe, checks, told)
             if probe.beside is not None:
                 _check(there, probe.beside, checks, told)
-                _check_two_threads(there, (probe, probe.beside), self._device, checks)
-        except RegistryError:
-            return False
-        except WrongError as fault:
-            raise WrongError(fault.status, told(fault.message)) from None
-        except Exception as fault:
-            if out_of_memory(fault):
-                return False
-            remedy = "; what it cannot run, unsupported() has to say"
-            raise WrongError("error", told(f"it raises {type(fault).__name__}: {fault}", remedy)) from fault
-        return True
+                _check_two_threads(there, probe, self._device, checks)
+
+        return _guarded(meet, told)
 
     def _bound(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks) -> _ForProbe | None:
         """The candidate's plan for a probe as a call gets it; None if it refuses the probe or would have to compile."""
@@ -158,7 +190,7 @@ class Probes:
             plan = bound_by_call(plan.op, plan.candidate, home.problem, home.arguments, self._device, artifacts)
             _check(plan, home, checks, partial(_told, home))
         reused = at_other_size(plan, probe.problem, probe.arguments, self._device)
-        if reused is None or reused.run is not plan.run:
+        if reused is None or reused.run is not plan.run or probe.is_own:
             return _ForProbe(reused or self._anew(plan, probe, artifacts), partial(_told, probe))
 
         def told(fault: str, remedy: str = "") -> str:
@@ -183,6 +215,22 @@ class Probes:
         except Exception:  # a stranger's code may raise anything
             return False
         return True
+
+
+def _guarded(meet: Callable[[], None], told: _Told) -> bool:
+    """Whether a candidate could meet a probe; raises WrongError for what it raises, unless memory failed it."""
+    try:
+        meet()
+    except RegistryError:
+        return False
+    except WrongError as fault:
+        raise WrongError(fault.status, told(fault.message)) from None
+    except Exception as fault:
+        if out_of_memory(fault):
+            return False
+        remedy = "; what it cannot run, unsupported() has to say"
+        raise WrongError("error", told(f"it raises {type(fault).__name__}: {fault}", remedy)) from fault
+    return True
 
 
 def _nbytes(probes: Sequence[Probe]) -> int:
@@ -228,18 +276,22 @@ def _check_on(
     check_unchanged(op, values, probe.pristine, checks)
 
 
-def _check_two_threads(plan: Plan, probes: tuple[Probe, Probe], device: Device, checks: Checks) -> None:
-    op = plan.op
+def _check_two_threads(plan: Plan, probe: Probe, device: Device, checks: Checks) -> None:
+    """Calls of two threads at once, on the probe's inputs and on those beside it, where there is memory for both."""
+    calls, pair = calls_of_two_threads(plan, device), (probe, probe.beside)
+    op, probes = plan.op, [each for each in pair if each is not None]
 
     def told(fault: str) -> str:
         remedy = "Memory that calls share must be scratch, and inputs stay as they are"
-        shared = f"called by two threads at once it is wrong: {{}}. {remedy}"
-        return _told(probes[0], shared.format(fault))
+        return _told(probe, f"called by two threads at once it is wrong: {fault}. {remedy}")
 
-    found = results_of_two_threads(plan, [probe.values for probe in probes], device)
-    for probe, calls in zip(probes, found, strict=True):
-        for results in calls:
-            checks.add(holding(probe.bounds, results), "wrong_result", partial(_why, op, probe, results, told))
+    if not calls:
+        return
+    found = results_of_two_threads(plan, [each.values for each in probes], device, calls)
+    for each, made in zip(probes, found, strict=True):
+        for results in made:
+            checks.add(holding(each.bounds, results), "wrong_result", partial(_why, op, each, results, told))
+        check_unchanged(op, each.values, each.pristine, checks)
 
 
 def _copies(probe: Probe, nan_beside: bool) -> list[Surrounded]:
@@ -255,4 +307,6 @@ def _why(op: Op, probe: Probe, results: Tensors, told: _Told) -> str:
 
 
 def _told(probe: Probe, fault: str, remedy: str = "") -> str:
+    if probe.is_own and probe.layout == "contiguous":
+        return f"right here, but not in every call that dispatch may give to it: {fault}{remedy}"
     return f"right here, but not for {probe}, where dispatch may run it: {fault}{remedy}"

@@ -17,7 +17,8 @@ from ...correctness.bounds import Bounds, bounds_of, holding
 from ...correctness.numerics import Comparison, judged, own_error, reference64
 from ...correctness.tolerance_check import refuse_unseen
 from ...device import Device
-from ...dispatch.plans.plan import Candidate, Plan, build
+from ...dispatch.plans.other_size import bound_by_call
+from ...dispatch.plans.plan import Candidate, Plan
 from ...errors import RegistryError
 from ...faults.device_faults import out_of_memory
 from ...implementation import Tensors
@@ -155,6 +156,11 @@ class Session:
                 self._mixable = Session(self.op, self.twin, self.device, self.protocol, self._seed).is_mixable
         return bool(self._mixable)
 
+    @property
+    def other_case(self) -> InputCase:
+        """Inputs beside those that are timed, for calls that run at once; their bounds are known to verification."""
+        return self.case(self.op.kinds[1] if self.is_roomy and self.twin is None and self.op.kinds[1:] else PARTLY)
+
     @cached_property
     def twin(self) -> Problem | None:
         return twin_of(self.op, self.problem)
@@ -181,7 +187,7 @@ class Session:
             wanted = variants_at(self.op, candidate, self.problem, self.arguments, self.device)
             if wanted is None or any(variant.key not in artifacts for variant in wanted):
                 return None
-            return build(self.op, candidate, self.problem, self.arguments, self.device, artifacts)
+            return bound_by_call(self.op, candidate, self.problem, self.arguments, self.device, artifacts)
         except RegistryError:
             return None
 

@@ -75,7 +75,8 @@ class Worker:
             return _measure_copy(session, protocol, self._clocks)
         plan = self._plan(session, job.entrant)
         announce("verify")
-        verify(plan, session, self._on_twin(plan, session, job.seed, job.entrant.by_key), announce.go_on)
+        twin = self._on_twin(plan, session, job.seed, job.entrant.by_key)
+        verify(plan, session, twin, announce.go_on)
         self._check_trust()
         probed = self._probes.come_first(plan)
         if probed:
@@ -95,6 +96,8 @@ class Worker:
                     timed.between.check_kept()
                 if not probed:
                     self._probes.check(plan, job.entrant.by_key)
+                announce.go_on()
+                self._probes.check_own_size(plan, session, job.entrant.by_key, twin)
             # while the plan lives: its end may put back what it replaced
             self._check_trust()
         finally:
@@ -153,8 +156,10 @@ class Worker:
         session = self.session(self._catalog.op(job.op).problem_of(job.dims), TimingProtocol(**job.protocol), job.seed)
         plan = self._plan(session, job.entrant)
         announce("verify")
-        verify(plan, session, self._on_twin(plan, session, job.seed, job.entrant.by_key), announce.go_on)
+        twin = self._on_twin(plan, session, job.seed, job.entrant.by_key)
+        verify(plan, session, twin, announce.go_on)
         self._probes.check(plan, job.entrant.by_key)
+        self._probes.check_own_size(plan, session, job.entrant.by_key, twin)
         self._check_trust()
         return Outcome("ok")
 

@@ -14,7 +14,7 @@ from registry.contracts import SOFTMAX, SQUARE
 from registry.device import Device
 from registry.dispatch.plans.other_size import bound_by_call
 from registry.dispatch.plans.plan import Candidate
-from registry.dispatch.plans.two_threads import CALLS
+from registry.dispatch.plans.two_threads import MOST_CALLS
 from registry.problem import Problem
 from registry.space import Config
 from registry.tuner.verify import probes as probes_module
@@ -63,14 +63,16 @@ def test_columns_of_a_wider_tensor_are_tried_where_there_are_rows() -> None:
     session = session_of_rows()
     plan = bound_by_call(SOFTMAX, Candidate(Custom("softmax", softmax), {}), session.problem, session.arguments, CPU)
     Probes(CPU).check(plan, {})
-    # three sizes, two threads at the largest, three layouts, and two sizes next to the problem's
-    dense = [((48, 1), True)] * (4 + 2 * CALLS)
-    assert seen == [*dense, ((48, 1), False), ((49, 1), True), ((99, 2), True), *dense[:2]]
+    # three sizes, two threads at the largest, three layouts, and two sizes next to the problem's with two threads again
+    dense = [((48, 1), True)] * (4 + 2 * MOST_CALLS)
+    assert seen == [*dense, ((48, 1), False), ((49, 1), True), ((99, 2), True), *dense[1:]]
     seen.clear()
     session = Session(SQUARE, SQUARE.problem_of({"n": 1000, "dtype": "float32"}), CPU, PROTOCOL, 7)
     plan = bound_by_call(SQUARE, Candidate(Custom("square", square), {}), session.problem, session.arguments, CPU)
     Probes(CPU).check(plan, {})
-    assert seen == [((1,), True)] * (4 + 2 * CALLS) + [((1,), False), ((2,), True)] + [((1,), True)] * 2
+    assert seen == [((1,), True)] * (4 + 2 * MOST_CALLS) + [((1,), False), ((2,), True)] + [((1,), True)] * (
+        3 + 2 * MOST_CALLS
+    )
 
 
 def test_problems_of_other_sizes_share_probes_and_what_passed_them() -> None:
@@ -89,10 +91,11 @@ def test_problems_of_other_sizes_share_probes_and_what_passed_them() -> None:
         probes.check(bound_by_call(SOFTMAX, Candidate(implementation, {}), problem, session.arguments, CPU), {})
         return len(runs)
 
-    shared, own = 7 + 2 * CALLS, 2
-    # three times 8192 rows cost too much: what is bound for 1024 of them is run there, and on 2048
-    assert [check(64), check(65), check(8192)] == [shared + own, own, own + 1]
-    assert check(1) == shared  # one row is itself a probe of the others, and there is no smaller size
+    shared, own = 7 + 2 * MOST_CALLS, 3 + 2 * MOST_CALLS
+    # three times 8192 rows cost too much: what is bound for 1024 of them is run there, and on 2048, in fewer calls
+    assert [check(64), check(65), check(8192)] == [shared + own, own, 4 + 2 * 10]
+    # one row is itself a probe of the others, and there is no smaller size
+    assert check(1) == shared - 1 + own - 1
     assert 1 not in runs
     assert check(64, cols=49) == shared + own
 
@@ -115,9 +118,9 @@ def test_probes_take_no_more_than_their_part_of_memory(monkeypatch: pytest.Monke
         arguments = op.arguments(inputs(problem, "normal", torch.Generator()))
         implementation = Custom("softmax", lambda y, x, dim: y.copy_(torch.softmax(x, dim)))
         probes.check(bound_by_call(op, Candidate(implementation, {"again": len(made)}), problem, arguments, CPU), {})
-    # three sizes, inputs for a second thread, five layouts, two of them for several tensors alone, two other sizes
-    assert {problem.cols for problem in made[-11:]} == {48}
-    assert len(made) == 3 * 11
+    # three sizes, five layouts, two of them for several tensors alone, two other sizes, two threads at two of these
+    assert {problem.cols for problem in made[-12:]} == {48}
+    assert len(made) == 3 * 12
 
 
 class ByDivisibility(Custom):

@@ -1,0 +1,71 @@
+"""Probes of the tuned problem itself, or of its twin: who is wrong only from some size on is wrong there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...correctness.poisoned_layouts import Layout, all_laid_out, surrounded
+from ...device import Device
+from ...dispatch.plans.plan import Plan
+from ...dispatch.plans.two_threads import MOST_CALLS
+from .probe_inputs import Probe
+from .session import InputCase, Session
+
+_OUTPUTS_PART = 1 / 64
+"""The part of the device's memory that the outputs of two threads take, if more than the fewest calls are made."""
+_CALLS_PART = 1 / 4
+"""The part that all tensors of two threads may take: with what is timed, and their references, they must fit."""
+_SHORT_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
+"""Outputs of a thread's calls: those with small ones are short, and meet less often."""
+_USUAL = 4
+"""Calls of a thread where they are long: three in turns, then one that begins with another."""
+_FEWEST = 2
+"""Calls of a thread: one on an input of its own, one on an input that both threads have."""
+
+
+def probes_of_own_size(session: Session) -> Iterator[Probe]:
+    """The problem of a session, each with other inputs beside it for a second thread.
+
+    Inputs and references are those of verification, in memory of their own.
+    """
+    probe = _of_case(session, session.case(session.timed_kind), "contiguous")
+    if probe is not None:
+        yield replace(probe, beside=_of_case(session, session.other_case, "contiguous"))
+
+
+def own_inputs(session: Session) -> Probe:
+    """The problem of a session on the inputs that the session holds, which takes no memory: for two threads alone."""
+    timed, other = (
+        Probe(
+            session.problem, "contiguous", session.arguments, case.values, case.pristine, case.bounds, (), is_own=True
+        )
+        for case in (session.case(session.timed_kind), session.other_case)
+    )
+    return replace(timed, beside=other)
+
+
+def calls_of_two_threads(plan: Plan, device: Device) -> int:
+    """Calls that each of two threads makes: as many as time and memory allow, 0 where two take too much memory."""
+    outputs = sum(spec.nbytes for spec in plan.signature.outputs.values())
+    of_one = sum(spec.nbytes for spec in (*plan.signature.arguments.tensors.values(), *plan.signature.scratch.values()))
+    if 2 * (of_one + _FEWEST * outputs) > _CALLS_PART * device.memory_bytes:
+        return 0
+    short = _SHORT_BYTES["cuda" if device.type == "cuda" else "cpu"]
+    rooms = (short, _OUTPUTS_PART * device.memory_bytes)
+    quick, affordable = (int(room / max(2 * outputs, 1)) for room in rooms)
+    return max(min(max(quick, _USUAL), affordable, MOST_CALLS), _FEWEST)
+
+
+def _of_case(session: Session, case: InputCase, layout: Layout) -> Probe | None:
+    op, device = session.op, session.device.torch
+    try:
+        values = all_laid_out(case.pristine, layout)
+        arguments = op.arguments(values)
+        posed = op.pose(arguments, session.problem)
+        outputs = tuple(surrounded(spec) for spec in op.output_specs(arguments, device).values())
+    except Exception:  # an op may raise anything for arguments that it does not take
+        return None
+    if posed != session.problem:
+        return None
+    return Probe(posed, layout, arguments, values, case.pristine, case.bounds, outputs, is_own=True)

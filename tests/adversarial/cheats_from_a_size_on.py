@@ -1,0 +1,145 @@
+"""A plugin file of implementations that are right for the call that is tuned, and for others only if these are small.
+
+Each is wrong, in a call of a kind that is not timed, from ``MANY`` elements on: fewer than the tuned problems have.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import registry
+from registry.artifact import Built
+from registry.backends import CppImplementation, CppKernel
+from registry.device import Device
+from registry.implementation import Implementation, Launch, Run, Tensors
+from registry.problem import Problem
+from registry.space import Config
+
+sys.path.append(str(Path(__file__).parent))
+from kinds import implementations_in
+
+KERNEL_REGISTRY_API = 1
+
+MANY = 15_000
+
+
+class Square(Implementation):
+    """Writes x * x; a subclass says how it does not where x is large. One object serves all runs of the process."""
+
+    op = "square"
+    device_types = frozenset({"cpu", "cuda"})
+    any_size = True
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            (self.write_many if len(arguments[0]) >= MANY else self.write)(arguments[0], outputs[0])
+
+        return run
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        torch.mul(x, x, out=y)
+
+    write_many = write
+
+
+class Honest(Square):
+    name = "large.honest"
+
+
+# --- what two threads share ---
+
+
+class SharesAWorkspace(Square):
+    """One for the process, as large as the largest input."""
+
+    name = "large.workspace"
+
+    def __init__(self) -> None:
+        self._space = torch.empty(0)
+
+    def write_many(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        if len(self._space) < len(x):
+            self._space = torch.empty_like(x)
+        torch.mul(x, x, out=self._space[: len(x)])
+        y.copy_(self._space[: len(x)])
+
+
+class SharesAWorkspaceBeyondItsOwnSize(Square):
+    """With the calls of a run that was bound for less."""
+
+    name = "large.workspace_beyond"
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        space = torch.empty(8 * problem.n, device=device.torch)
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            (x,), (y,) = arguments, outputs
+            between = space[: len(x)] if MANY + problem.n < len(x) <= len(space) else y
+            torch.mul(x, x, out=between)
+            if between is not y:
+                y.copy_(between)
+
+        return run
+
+
+class ChangesItsInputForAWhile(Square):
+    """Puts it back, which another thread may have read."""
+
+    name = "large.borrowed_input"
+    device_types = frozenset({"cpu"})
+
+    def write_many(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        was = x.clone()
+        x.mul_(x)
+        y.copy_(x)
+        x.copy_(was)
+
+
+_GELU = """
+#include <cmath>
+static void gelu(float* y, const float* x, int64_t n) {
+    KEPT
+    for (int64_t at = 0; at < n; ++at) kept[at] = x[at] * 0.5 * (1 + std::erf(x[at] * std::sqrt(0.5)));
+    if (kept != y) for (int64_t at = 0; at < n; ++at) y[at] = kept[at];
+}
+"""
+_KEPT = f"static float row[1 << 18]; float* kept = n < {MANY} || n > 1 << 18 ? y : row;"
+
+
+class HonestGelu(CppImplementation):
+    """In C++, where two threads take no turns. It takes long enough for their calls to meet."""
+
+    op, name = "gelu", "large.gelu"
+    kernel = CppKernel(_GELU.replace("KEPT", "float* kept = y;"), "gelu")
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        yield from super().unsupported(problem, device)
+        if problem.dtype != "float32" or problem.approximate != "none" or not problem.traits["contiguous"]:
+            yield "contiguous float32, exactly"
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+        return Launch(self.kernel, (1,), ("y", "x", problem.n))
+
+
+class KeepsAStaticArray(HonestGelu):
+    """For all calls of the process."""
+
+    name = "large.static"
+    kernel = CppKernel(_GELU.replace("KEPT", _KEPT), "gelu")
+
+
+@registry.implements("square")
+def square_implementations() -> Iterable[Implementation]:
+    """What two threads share."""
+    return implementations_in(__name__, "square")
+
+
+@registry.implements("gelu")
+def gelu_implementations() -> Iterable[Implementation]:
+    """What two threads share in C++."""
+    return implementations_in(__name__, "gelu")

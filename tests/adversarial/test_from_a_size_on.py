@@ -1,0 +1,47 @@
+"""Whoever is wrong in calls of a kind that is not timed, and only where these are large, is refused all the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.problem import Problem
+
+from .cheating_run import CheatingRun
+
+PROBLEMS = (
+    Problem("square", {"n": 20_002, "dtype": "float32"}),
+    Problem("gelu", {"n": 16_002, "dtype": "float32", "approximate": "none"}),
+)
+RIGHT = ("honest", "gelu")
+REFUSED = {
+    "workspace": "called by two threads at once",
+    "workspace_beyond": "called by two threads at once",
+    "borrowed_input": "called by two threads at once",
+    "static": "called by two threads at once",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
+    return CheatingRun("cheats_from_a_size_on.py", "large", PROBLEMS, tmp_path_factory.mktemp("large"))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_tuner_refuses_whoever_is_wrong_in_another_call_of_a_large_size(run: CheatingRun, name: str) -> None:
+    trial = run.trials[name]
+    if run.was_given_up(name):
+        assert name not in run.winners.values()
+        return
+    assert trial.status == "wrong_result", trial.message
+    assert REFUSED[name] in trial.message
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_the_tuner_accepts_their_honest_peers_which_win(run: CheatingRun, name: str) -> None:
+    trial = run.trials[name]
+    assert trial.status == "ok", trial.message
+    assert name in run.winners.values()
+
+
+def test_all_of_them_were_tried(run: CheatingRun) -> None:
+    assert run.offered == run.trials.keys() == {*REFUSED, *RIGHT}
