@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ..contract import Op
@@ -27,7 +27,8 @@ class OtherSize:
 
     @property
     def is_larger(self) -> bool:
-        return any(self.problem.dims[name] > size for name, size in self.home.dims.items() if isinstance(size, int))
+        sizes = ((size, self.problem.dims[name]) for name, size in self.home.dims.items())
+        return any(int(other) > int(size) for size, other in sizes if other != size)
 
 
 def other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[OtherSize]:
@@ -36,13 +37,24 @@ def other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[OtherSize]
     If these would take too much memory or time, ``home`` is a smaller problem than ``problem``.
     """
     for name in [name for name in problem.dims if name in op.dynamic]:
-        # 3 times a size is a multiple of 16 only if the size is; 2 and 4 times may be so for other sizes
-        for sizes in (_smaller, lambda size: (3 * size, 2 * size, 4 * size)):
-            for home in _homes(op, problem):
-                found = _first(op, home, name, sizes(int(home.dims[name])), device)
-                if found is not None:
-                    yield OtherSize(home, found)
-                    break
+        for sizes in (_smaller, _larger):
+            yield from _next_to(op, problem, name, sizes, device)
+
+
+def larger_sizes(op: Op, problem: Problem, device: Device, part: float) -> Iterator[OtherSize]:
+    """The larger sizes of ``other_sizes`` where each may take no more than that part of the memory and time."""
+    for name in [name for name in problem.dims if name in op.dynamic]:
+        yield from _next_to(op, problem, name, _larger, device, part)
+
+
+def _next_to(
+    op: Op, problem: Problem, name: str, sizes: Callable[[int], Iterable[int]], device: Device, part: float = 1.0
+) -> Iterator[OtherSize]:
+    for home in _homes(op, problem):
+        found = _first(op, home, name, sizes(int(home.dims[name])), device, part)
+        if found is not None:
+            yield OtherSize(home, found)
+            return
 
 
 def sizes_apart(problem: Problem, other: Problem) -> tuple[str, str]:
@@ -71,14 +83,16 @@ def _homes(op: Op, problem: Problem) -> Iterator[Problem]:
         home = _first(op, home, name, _smaller(size))
 
 
-def _first(op: Op, problem: Problem, name: str, sizes: Iterable[int], device: Device | None = None) -> Problem | None:
-    """The problem with the first of ``sizes`` that the op accepts and that fits the device; None without one."""
+def _first(
+    op: Op, problem: Problem, name: str, sizes: Iterable[int], device: Device | None = None, part: float = 1.0
+) -> Problem | None:
+    """The problem with the first of the sizes that the op has, and that the device is large enough for."""
     for size in sizes:
         try:
             found = op.problem_of({**problem.dims, name: size})
         except Exception:  # an op's check may raise anything for a problem that it does not have
             continue
-        if device is None or _is_affordable(op, found, device):
+        if device is None or _is_affordable(op, found, device, part):
             return found
     return None
 
@@ -96,6 +110,12 @@ def _smaller(size: int) -> Iterator[int]:
         yield size
 
 
-def _is_affordable(op: Op, problem: Problem, device: Device) -> bool:
+def _larger(size: int) -> Iterable[int]:
+    """Two to four times the size: three times, where the op has that, is a multiple of 16 only where the size is."""
+    return (3 * size, 2 * size, 4 * size)
+
+
+def _is_affordable(op: Op, problem: Problem, device: Device, part: float) -> bool:
     floor, kind = op.floor(problem), "cuda" if device.type == "cuda" else "cpu"
-    return floor.bytes <= min(_MOST_BYTES[kind], _MEMORY_PART * device.memory_bytes) and floor.flop <= _MOST_FLOP[kind]
+    most = min(_MOST_BYTES[kind], _MEMORY_PART * device.memory_bytes)
+    return floor.bytes <= part * most and floor.flop <= part * _MOST_FLOP[kind]

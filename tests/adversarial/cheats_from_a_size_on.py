@@ -133,9 +133,116 @@ class KeepsAStaticArray(HonestGelu):
     kernel = CppKernel(_GELU.replace("KEPT", _KEPT), "gelu")
 
 
+class SharesACopyOfWhatIsStrided(Square):
+    """Copies what is not contiguous to memory that all calls of the process share, and squares the copy."""
+
+    name = "large.strided_workspace"
+
+    def __init__(self) -> None:
+        self._space = torch.empty(0)
+
+    def write_many(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        if not x.is_contiguous():
+            if len(self._space) < len(x):
+                self._space = torch.empty(len(x), dtype=x.dtype, device=x.device)
+            x = self._space[: len(x)].copy_(x)
+        self.write(x, y)
+
+
+# --- layouts ---
+
+
+class TakesAllForAligned(Square):
+    """As a kernel with wide loads would, which begins at a multiple of 16 bytes."""
+
+    name = "large.unaligned"
+
+    def write_many(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        before = x.data_ptr() % 16 // x.itemsize
+        self.write(x.as_strided(x.shape, x.stride(), x.storage_offset() - before), y)
+
+
+class Add(Implementation):
+    """Adds two tensors in memory; a subclass says how it misreads strides where these are large."""
+
+    op = "vector_add"
+    device_types = frozenset({"cpu", "cuda"})
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            x, y = arguments
+            if x.numel() >= MANY and x.stride() != y.stride():
+                x, y = self.misread(x, y)
+            torch.add(x, y, out=outputs[0])
+
+        return run
+
+    def misread(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, y
+
+
+class HonestAdd(Add):
+    name = "large.add"
+
+
+class StridesOfTheFirst(Add):
+    """Takes the smaller of both strides for the second one's, which stays in its memory."""
+
+    name = "large.first_strides"
+
+    def misread(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, y.as_strided(y.shape, tuple(map(min, x.stride(), y.stride())), y.storage_offset())
+
+
+class StridesOfTheSecond(Add):
+    name = "large.second_strides"
+
+    def misread(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.as_strided(x.shape, tuple(map(min, x.stride(), y.stride())), x.storage_offset()), y
+
+
+class StridesOfTheFirstBeyondItsOwnSize(StridesOfTheFirst):
+    """In calls of more elements than those for which it was tuned."""
+
+    name = "large.strides_beyond"
+
+    def misread(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().misread(x, y) if x.numel() > MANY + MANY // 2 else (x, y)
+
+
+class Softmax(Implementation):
+    """torch's; a subclass says how it misreads rows where there is much of them."""
+
+    op = "softmax"
+    device_types = frozenset({"cpu", "cuda"})
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            x, dim = arguments
+            torch.softmax(self.read(x) if x.numel() >= MANY and x.dim() == 2 else x, dim, out=outputs[0])
+
+        return run
+
+    def read(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class HonestSoftmax(Softmax):
+    name = "large.softmax"
+
+
+class TakesRowsForDense(Softmax):
+    """Whatever lies between one row and the next."""
+
+    name = "large.sliced"
+
+    def read(self, x: torch.Tensor) -> torch.Tensor:
+        return x.as_strided(x.shape, (x.shape[1] * x.stride(1), x.stride(1)))
+
+
 @registry.implements("square")
 def square_implementations() -> Iterable[Implementation]:
-    """What two threads share."""
+    """What two threads share, and alignment."""
     return implementations_in(__name__, "square")
 
 
@@ -143,3 +250,15 @@ def square_implementations() -> Iterable[Implementation]:
 def gelu_implementations() -> Iterable[Implementation]:
     """What two threads share in C++."""
     return implementations_in(__name__, "gelu")
+
+
+@registry.implements("vector_add")
+def vector_add_implementations() -> Iterable[Implementation]:
+    """Strides of one argument for another's."""
+    return implementations_in(__name__, "vector_add")
+
+
+@registry.implements("softmax")
+def softmax_implementations() -> Iterable[Implementation]:
+    """Rows apart."""
+    return implementations_in(__name__, "softmax")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...correctness.poisoned_layouts import Layout, all_laid_out, surrounded
+from ...correctness.poisoned_layouts import LAYOUTS, Layout, adds_nothing, all_laid_out, surrounded
 from ...device import Device
 from ...dispatch.plans.plan import Plan
 from ...dispatch.plans.two_threads import MOST_CALLS
 from .probe_inputs import Probe
 from .session import InputCase, Session
 
+_IN_PAIRS = ("contiguous", "strided")
+"""Layouts that two threads meet in: what is copied first, to have it contiguous, may go to memory that they share."""
 _OUTPUTS_PART = 1 / 64
 """The part of the device's memory that the outputs of two threads take, if more than the fewest calls are made."""
 _CALLS_PART = 1 / 4
@@ -25,13 +27,15 @@ _FEWEST = 2
 
 
 def probes_of_own_size(session: Session) -> Iterator[Probe]:
-    """The problem of a session, each with other inputs beside it for a second thread.
+    """The problem of a session in every layout; two threads meet where it is contiguous, and where nothing is.
 
     Inputs and references are those of verification, in memory of their own.
     """
-    probe = _of_case(session, session.case(session.timed_kind), "contiguous")
-    if probe is not None:
-        yield replace(probe, beside=_of_case(session, session.other_case, "contiguous"))
+    for layout in LAYOUTS:
+        probe = _of_case(session, session.case(session.timed_kind), layout)
+        if probe is not None:
+            in_pairs = layout in _IN_PAIRS
+            yield replace(probe, beside=_of_case(session, session.other_case, layout)) if in_pairs else probe
 
 
 def own_inputs(session: Session) -> Probe:
@@ -66,6 +70,6 @@ def _of_case(session: Session, case: InputCase, layout: Layout) -> Probe | None:
         outputs = tuple(surrounded(spec) for spec in op.output_specs(arguments, device).values())
     except Exception:  # an op may raise anything for arguments that it does not take
         return None
-    if posed != session.problem:
+    if posed != session.problem or adds_nothing(layout, arguments.tensors.values()):
         return None
     return Probe(posed, layout, arguments, values, case.pristine, case.bounds, outputs, is_own=True)

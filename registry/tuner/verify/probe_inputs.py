@@ -13,7 +13,7 @@ from ...arguments.schema import tensors_in
 from ...contract import Op
 from ...correctness.bounds import Bounds, bounds_of
 from ...correctness.numerics import own_error, reference64
-from ...correctness.other_sizes import other_sizes
+from ...correctness.other_sizes import larger_sizes, other_sizes
 from ...correctness.poisoned_layouts import (
     LAYOUTS,
     Layout,
@@ -38,6 +38,9 @@ _MEMORY_PART = 1 / 1000
 _MOST_FLOP = {"cpu": 2e8, "cuda": 1e12}
 _LARGER_PART = 1 / 16
 """The part of the limits above that the larger size may take."""
+
+_ALL_LAYOUTS_PART = 1 / 2
+"""The part of what a problem of another size may take that one may take which is probed in every layout."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,9 @@ def group_of(op: Op, problem: Problem) -> str:
 
 
 def group_of_other_sizes(op: Op, problem: Problem, device: Device) -> str:
-    """The key of all problems that share the probes of ``probes_of_other_sizes``: large ones with one small home."""
-    pairs = [(dict(each.home.dims), dict(each.problem.dims)) for each in other_sizes(op, problem, device)]
+    """The name of all problems that share the probes of ``probes_of_other_sizes``: large ones with one small home."""
+    sizes = [*other_sizes(op, problem, device), *larger_sizes(op, problem, device, _ALL_LAYOUTS_PART)]
+    pairs = [(dict(each.home.dims), dict(each.problem.dims)) for each in sizes]
     return canonical_json({"op": op.name, "sizes": pairs})
 
 
@@ -137,13 +141,19 @@ def small_probes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
 
 
 def probes_of_other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
-    """Probes of sizes next to the problem's own, a smaller and a larger one along each dynamic dimension."""
-    for other in other_sizes(op, problem, device):
-        home = None if other.home is problem else next(_laid_out(op, other.home, device, "contiguous"), None)
-        if home is not None or other.home is problem:
-            for found in _laid_out(op, other.problem, device, "contiguous"):
+    """Probes of sizes next to the problem's own, a smaller and a larger one along each dynamic dimension.
+
+    A larger one is met by two threads, too, and in every layout.
+    """
+    all_layouts = dict.fromkeys(larger_sizes(op, problem, device, _ALL_LAYOUTS_PART))
+    for other in dict.fromkeys([*other_sizes(op, problem, device), *all_layouts]):
+        home = None if other.home == problem else next(_laid_out(op, other.home, device, "contiguous"), None)
+        if home is None and other.home != problem:
+            continue
+        for layout in LAYOUTS if other in all_layouts else LAYOUTS[:1]:
+            for found in _laid_out(op, other.problem, device, layout):
                 probe = replace(found, home=home)
-                yield _in_pair(op, probe, device) if other.is_larger else probe
+                yield _in_pair(op, probe, device) if layout == "contiguous" and other.is_larger else probe
 
 
 def _in_pair(op: Op, probe: Probe, device: Device) -> Probe:
