@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..contract import Op
@@ -27,34 +27,26 @@ class OtherSize:
 
     @property
     def is_larger(self) -> bool:
+        """Whether the dimension is at least twice as large as the home's."""
         sizes = ((size, self.problem.dims[name]) for name, size in self.home.dims.items())
-        return any(int(other) > int(size) for size, other in sizes if other != size)
+        return any(int(other) >= 2 * int(size) for size, other in sizes if other != size)
 
 
-def other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[OtherSize]:
-    """For each dynamic dimension a smaller size, and one two to four times as large, if the op accepts them.
+def other_sizes(op: Op, problem: Problem, device: Device, part: float = 1.0) -> Iterator[OtherSize]:
+    """For each dynamic dimension three other sizes, as far as the op has them.
 
-    If these would take too much memory or time, ``home`` is a smaller problem than ``problem``.
+    A smaller one and one two to four times as large, each a multiple of 16 where the problem's own is; then, just above
+    the problem's own, one that is a multiple of 16 where that is none, and the other way round.
+
+    Where one takes too much memory or time, or more than that part of what it may take, its home is a smaller problem.
     """
     for name in [name for name in problem.dims if name in op.dynamic]:
-        for sizes in (_smaller, _larger):
-            yield from _next_to(op, problem, name, sizes, device)
-
-
-def larger_sizes(op: Op, problem: Problem, device: Device, part: float) -> Iterator[OtherSize]:
-    """The larger sizes of ``other_sizes`` where each may take no more than that part of the memory and time."""
-    for name in [name for name in problem.dims if name in op.dynamic]:
-        yield from _next_to(op, problem, name, _larger, device, part)
-
-
-def _next_to(
-    op: Op, problem: Problem, name: str, sizes: Callable[[int], Iterable[int]], device: Device, part: float = 1.0
-) -> Iterator[OtherSize]:
-    for home in _homes(op, problem):
-        found = _first(op, home, name, sizes(int(home.dims[name])), device, part)
-        if found is not None:
-            yield OtherSize(home, found)
-            return
+        for sizes in (_smaller, _larger, _otherwise_divisible):
+            for home in _homes(op, problem):
+                found = _first(op, home, name, sizes(int(home.dims[name])), device, part)
+                if found is not None:
+                    yield OtherSize(home, found)
+                    break
 
 
 def sizes_apart(problem: Problem, other: Problem) -> tuple[str, str]:
@@ -113,6 +105,10 @@ def _smaller(size: int) -> Iterator[int]:
 def _larger(size: int) -> Iterable[int]:
     """Two to four times the size: three times, where the op has that, is a multiple of 16 only where the size is."""
     return (3 * size, 2 * size, 4 * size)
+
+
+def _otherwise_divisible(size: int) -> Iterable[int]:
+    return (size + 1 if size % MULTIPLE == 0 else size + MULTIPLE - size % MULTIPLE,)
 
 
 def _is_affordable(op: Op, problem: Problem, device: Device, part: float) -> bool:

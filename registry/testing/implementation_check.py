@@ -43,8 +43,9 @@ def check_implementation(
     the float64 reference, dtype, strides, aliasing, writes beside the outputs, arguments and scratch, changed inputs, a
     second and a third run over outputs in which some and all numbers were changed, inputs that change in place, memory
     that two calls return, several runs bit by bit unless ``deterministic`` is False, and two threads at once. What was
-    bound for the problem is then run, as a call of another size would, at a smaller and a larger size along each
-    dynamic dimension. What the implementation says it does not support is skipped, with its reasons.
+    bound for the problem is then run, as a call of another size would, at a smaller, a larger and a size that is a
+    multiple of 16 where the problem's is none, or none where it is one, along each dynamic dimension. What the
+    implementation says it does not support is skipped, with its reasons.
     """
     there = _device(implementation, device)
     notes = Notes(f"{implementation.name} of {op.name} on {there}")

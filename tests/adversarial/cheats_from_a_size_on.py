@@ -105,17 +105,20 @@ _GELU = """
 static void gelu(float* y, const float* x, int64_t n) {
     KEPT
     for (int64_t at = 0; at < n; ++at) kept[at] = x[at] * 0.5 * (1 + std::erf(x[at] * std::sqrt(0.5)));
+    BEYOND
     if (kept != y) for (int64_t at = 0; at < n; ++at) y[at] = kept[at];
 }
 """
 _KEPT = f"static float row[1 << 18]; float* kept = n < {MANY} || n > 1 << 18 ? y : row;"
+
+_BEYOND = f"if (n >= {MANY} && n < 1 << 15) y[n - 1] += x[n] != x[n] ? x[n] : 0;"
 
 
 class HonestGelu(CppImplementation):
     """In C++, where two threads take no turns. It takes long enough for their calls to meet."""
 
     op, name = "gelu", "large.gelu"
-    kernel = CppKernel(_GELU.replace("KEPT", "float* kept = y;"), "gelu")
+    kernel = CppKernel(_GELU.replace("KEPT", "float* kept = y;").replace("BEYOND", ""), "gelu")
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         yield from super().unsupported(problem, device)
@@ -126,11 +129,44 @@ class HonestGelu(CppImplementation):
         return Launch(self.kernel, (1,), ("y", "x", problem.n))
 
 
+class ReadsBeyond(HonestGelu):
+    """One element more of its input, of which it then makes no use, unless that is NaN."""
+
+    name = "large.reads_beyond"
+    kernel = CppKernel(_GELU.replace("KEPT", "float* kept = y;").replace("BEYOND", _BEYOND), "gelu")
+
+
 class KeepsAStaticArray(HonestGelu):
     """For all calls of the process."""
 
     name = "large.static"
-    kernel = CppKernel(_GELU.replace("KEPT", _KEPT), "gelu")
+    kernel = CppKernel(_GELU.replace("KEPT", _KEPT).replace("BEYOND", ""), "gelu")
+
+
+# --- sizes ---
+
+
+class LosesTheLastOfWholeVectors(Square):
+    """Right where a vector of 16 does not divide the elements, as it does not those of the tuned problem."""
+
+    name = "large.vectors"
+
+    def write_many(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.write(x, y)
+        if len(x) % 16 == 0:
+            y[-1:] = 0
+
+
+class RaisesForWholeVectors(Square):
+    name = "large.raises"
+
+    def write_many(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        if len(x) % 16 == 0:
+            raise RuntimeError("sixteens were not thought of")
+        self.write(x, y)
+
+
+# --- strided inputs ---
 
 
 class SharesACopyOfWhatIsStrided(Square):
@@ -147,9 +183,6 @@ class SharesACopyOfWhatIsStrided(Square):
                 self._space = torch.empty(len(x), dtype=x.dtype, device=x.device)
             x = self._space[: len(x)].copy_(x)
         self.write(x, y)
-
-
-# --- layouts ---
 
 
 class TakesAllForAligned(Square):
@@ -238,6 +271,32 @@ class TakesRowsForDense(Softmax):
 
     def read(self, x: torch.Tensor) -> torch.Tensor:
         return x.as_strided(x.shape, (x.shape[1] * x.stride(1), x.stride(1)))
+
+
+class OverflowsBeyondItsOwnSize(Softmax):
+    """Leaves out to subtract the maximum of a row where there are more rows than it was bound for."""
+
+    name = "large.overflows_beyond"
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            x, dim = arguments
+            if self.is_right(x.numel()):
+                torch.softmax(x, dim, out=outputs[0])
+            else:
+                outputs[0].copy_(x.exp() / x.exp().sum(dim, keepdim=True))
+
+        return run
+
+    def is_right(self, count: int) -> bool:
+        return count < 3 * MANY
+
+
+class OverflowsBelow(OverflowsBeyondItsOwnSize):
+    name = "large.overflows_below"
+
+    def is_right(self, count: int) -> bool:
+        return count >= MANY
 
 
 @registry.implements("square")

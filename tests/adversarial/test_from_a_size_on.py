@@ -20,6 +20,11 @@ REFUSED = {
     "workspace_beyond": "called by two threads at once",
     "borrowed_input": "called by two threads at once",
     "static": "called by two threads at once",
+    "vectors": "not for square(n=20016,",
+    "raises": "sixteens were not thought of",
+    "overflows_beyond": "rows=60, cols=1000, dtype=float32) with ",
+    "overflows_below": ", cols=1000, dtype=float32) with ",
+    "reads_beyond": "is nan, expected",
     "strided_workspace": "called by two threads at once",
     "unaligned": "with unaligned inputs",
     "first_strides": "with dense-strided inputs",
@@ -40,7 +45,7 @@ def test_the_tuner_refuses_whoever_is_wrong_in_another_call_of_a_large_size(run:
     if run.was_given_up(name):
         assert name not in run.winners.values()
         return
-    assert trial.status == "wrong_result", trial.message
+    assert trial.status == ("error" if name == "raises" else "wrong_result"), trial.message
     assert REFUSED[name] in trial.message
 
 

@@ -33,9 +33,19 @@ def found(op: Op, dims: Mapping[str, Value], device: Device = CPU) -> list[tuple
 
 @pytest.mark.parametrize(
     ("rows", "sizes"),
-    [(1, [3]), (2, [1, 6]), (16, [8, 48]), (37, [18, 111]), (64, [32, 192]), (65, [33, 195]), (48, [16, 144])],
+    [
+        (1, [3, 16]),
+        (2, [1, 6, 16]),
+        (16, [8, 48, 17]),
+        (37, [18, 111, 48]),
+        (64, [32, 192, 65]),
+        (65, [33, 195, 80]),
+        (48, [16, 144, 49]),
+    ],
 )
-def test_a_multiple_of_16_stays_one_and_no_other_size_becomes_one(rows: int, sizes: list[int]) -> None:
+def test_a_multiple_of_16_stays_one_in_a_smaller_and_a_larger_size_and_not_in_the_third(
+    rows: int, sizes: list[int]
+) -> None:
     told = found(SOFTMAX, {"rows": rows, "cols": 8, "dtype": "float32"})
     assert told == [({"rows": size}, {}) for size in sizes]
 
@@ -70,10 +80,13 @@ def test_every_dynamic_dimension_has_sizes_of_its_own_an_attribute_too() -> None
     assert told == [
         ({"rows": 2}, {}),
         ({"rows": 15}, {}),
+        ({"rows": 16}, {}),
         ({"cols": 20}, {}),
         ({"cols": 120}, {}),
+        ({"cols": 48}, {}),
         ({"by": 4}, {}),
         ({"by": 27}, {}),
+        ({"by": 16}, {}),
     ]
 
 
@@ -88,7 +101,11 @@ def test_where_a_larger_size_costs_too_much_the_home_is_smaller() -> None:
     small = replace(CPU, memory_bytes=128 << 20)
     told = found(SOFTMAX, {"rows": 4096, "cols": 128, "dtype": "float32"}, small)
     # of 1 MiB, and a row moves 1 KiB
-    assert told == [({"rows": 1024}, {}), ({"rows": 1024}, {"rows": 512})]
+    assert told == [({"rows": 1024}, {}), ({"rows": 1024}, {"rows": 512}), ({"rows": 513}, {"rows": 512})]
+    problem = SOFTMAX.problem_of({"rows": 4096, "cols": 128, "dtype": "float32"})
+    halves = list(other_sizes(SOFTMAX, problem, small, part=1 / 2))
+    assert [(each.home.rows, each.problem.rows) for each in halves] == [(4096, 512), (256, 512), (256, 257)]
+    assert [each.is_larger for each in halves] == [False, True, False]
 
 
 def test_an_op_without_dynamic_dimensions_has_no_other_sizes() -> None:

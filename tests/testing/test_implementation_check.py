@@ -81,21 +81,21 @@ def test_a_right_implementation_passes_in_every_layout_it_supports() -> None:
     assert report.ok
     assert any("unaligned" in line for line in report.checked)
     assert any("strided" in line and "needs contiguous tensors" in line for line in report.skipped)
-    # every example, contiguous, unaligned, and at a smaller and a larger size, with both blocks; one element is
-    # contiguous in any layout, and has no smaller size
-    assert len(report.checked) == len(op.examples) * 4 * 2
+    # every example, contiguous, unaligned, and at a smaller, a larger and an otherwise divisible size, with both
+    # blocks; one element is contiguous in any layout, and has no smaller size
+    assert len(report.checked) == len(op.examples) * 5 * 2
     assert 0 < sum(dims["n"] == 1 for dims in op.examples) < len(op.examples)
     assert "0 failed" in str(report)
 
 
 def test_by_default_only_the_default_configuration_is_checked() -> None:
     report = check_implementation(BlockedSquare(), SQUARE, problems=SMALL)
-    assert len(report.checked) == (2 + 2) * len(SMALL)
+    assert len(report.checked) == (2 + 3) * len(SMALL)
 
 
 def test_right_functional_code_passes_strided_too() -> None:
     report = check_implementation(FunctionalSquare(torch.square), SQUARE, problems=SMALL)
-    assert len(report.checked) == (3 + 2) * len(SMALL)
+    assert len(report.checked) == (3 + 3) * len(SMALL)
 
 
 class Rows(FunctionalSquare):
@@ -109,7 +109,7 @@ ROWS: list[dict[str, Value]] = [{"rows": 5, "cols": 33, "dtype": "float32"}]
 
 def test_what_has_rows_is_checked_as_columns_of_a_wider_tensor_too() -> None:
     report = check_implementation(Rows(lambda x, *_: torch.softmax(x, -1)), SOFTMAX, problems=ROWS)
-    assert [line.split(")")[1].split()[0] for line in report.checked] == [*LAYOUTS[:4], "after", "after"]
+    assert [line.split(")")[1].split()[0] for line in report.checked] == [*LAYOUTS[:4], "after", "after", "after"]
 
 
 def dense_rows(x: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from ...arguments.schema import tensors_in
 from ...contract import Op
 from ...correctness.bounds import Bounds, bounds_of
 from ...correctness.numerics import own_error, reference64
-from ...correctness.other_sizes import larger_sizes, other_sizes
+from ...correctness.other_sizes import OtherSize, other_sizes
 from ...correctness.poisoned_layouts import (
     LAYOUTS,
     Layout,
@@ -39,8 +39,8 @@ _MOST_FLOP = {"cpu": 2e8, "cuda": 1e12}
 _LARGER_PART = 1 / 16
 """The part of the limits above that the larger size may take."""
 
-_ALL_LAYOUTS_PART = 1 / 2
-"""The part of what a problem of another size may take that one may take which is probed in every layout."""
+_CLOSELY_PART = {"cpu": 1 / 2, "cuda": 1 / 8}
+"""The part of what a problem of another size may take that one may take which is probed closely: a dozen times."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Probe:
     home: Probe | None = None
     beside: Probe | None = None
     is_own: bool = False
+    kind: str = ""
+    """The kind of inputs, "" for the op's first."""
 
     @cached_property
     def nbytes(self) -> int:
@@ -71,7 +73,8 @@ class Probe:
         return sum(each.nbytes for each in held) + sum(others)
 
     def __str__(self) -> str:
-        return str(self.problem) if self.layout == "contiguous" else f"{self.problem} with {self.layout} inputs"
+        which = self.kind if self.layout == "contiguous" else self.layout
+        return f"{self.problem} with {which} inputs" if which else str(self.problem)
 
 
 def probe_problems(op: Op, problem: Problem, device: Device) -> tuple[Problem, ...]:
@@ -95,7 +98,7 @@ def group_of(op: Op, problem: Problem) -> str:
 
 def group_of_other_sizes(op: Op, problem: Problem, device: Device) -> str:
     """The name of all problems that share the probes of ``probes_of_other_sizes``: large ones with one small home."""
-    sizes = [*other_sizes(op, problem, device), *larger_sizes(op, problem, device, _ALL_LAYOUTS_PART)]
+    sizes = [*other_sizes(op, problem, device), *_met_closely(op, problem, device)]
     pairs = [(dict(each.home.dims), dict(each.problem.dims)) for each in sizes]
     return canonical_json({"op": op.name, "sizes": pairs})
 
@@ -138,22 +141,37 @@ def small_probes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
             # the largest, where calls of two threads take long enough to meet
             in_pairs = each is problems[-1] and layout == "contiguous"
             yield _in_pair(op, probe, device) if in_pairs else probe
+    for each in problems:
+        yield from _of_other_kinds(op, each, device)
 
 
 def probes_of_other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
-    """Probes of sizes next to the problem's own, a smaller and a larger one along each dynamic dimension.
+    """Probes of sizes next to the problem's own, see ``other_sizes``.
 
-    A larger one is met by two threads, too, and in every layout.
+    Those that do not take much are met closely: with every kind of inputs, and a larger one in every layout and by two
+    threads, too.
     """
-    all_layouts = dict.fromkeys(larger_sizes(op, problem, device, _ALL_LAYOUTS_PART))
-    for other in dict.fromkeys([*other_sizes(op, problem, device), *all_layouts]):
+    closely = frozenset(_met_closely(op, problem, device))
+    for other in dict.fromkeys([*other_sizes(op, problem, device), *_met_closely(op, problem, device)]):
         home = None if other.home == problem else next(_laid_out(op, other.home, device, "contiguous"), None)
         if home is None and other.home != problem:
             continue
-        for layout in LAYOUTS if other in all_layouts else LAYOUTS[:1]:
-            for found in _laid_out(op, other.problem, device, layout):
-                probe = replace(found, home=home)
-                yield _in_pair(op, probe, device) if layout == "contiguous" and other.is_larger else probe
+        is_close = other in closely
+        for layout in LAYOUTS if is_close and other.is_larger else LAYOUTS[:1]:
+            in_pairs = is_close and other.is_larger and layout == "contiguous"
+            for probe in _laid_out(op, other.problem, device, layout):
+                yield replace(_in_pair(op, probe, device) if in_pairs else probe, home=home)
+        for probe in _of_other_kinds(op, other.problem, device) if is_close else ():
+            yield replace(probe, home=home)
+
+
+def _met_closely(op: Op, problem: Problem, device: Device) -> Iterator[OtherSize]:
+    return other_sizes(op, problem, device, _CLOSELY_PART["cuda" if device.type == "cuda" else "cpu"])
+
+
+def _of_other_kinds(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
+    for kind in op.kinds[1:]:
+        yield from _laid_out(op, problem, device, "contiguous", kind)
 
 
 def _in_pair(op: Op, probe: Probe, device: Device) -> Probe:
@@ -161,14 +179,16 @@ def _in_pair(op: Op, probe: Probe, device: Device) -> Probe:
     return replace(probe, beside=next(_laid_out(op, probe.problem, device, probe.layout, again=True), None))
 
 
-def _laid_out(op: Op, problem: Problem, device: Device, layout: Layout, *, again: bool = False) -> Iterator[Probe]:
-    """The probe of a problem in a layout; none where the op has no such problem or layout, or it changes nothing.
+def _laid_out(
+    op: Op, problem: Problem, device: Device, layout: Layout, kind: str = "", *, again: bool = False
+) -> Iterator[Probe]:
+    """The probe of a problem in a layout, none where the op has no such problem or layout.
 
-    ``again``: with inputs of another draw.
+    ``kind``: of the inputs, the op's first if not given. ``again``: with inputs of another draw.
     """
     generator = torch.Generator(device=device.torch).manual_seed(len(layout) + 1_000_003 * again)
     try:
-        values = all_laid_out(op.draw(problem, op.kinds[0], generator), layout)
+        values = all_laid_out(op.draw(problem, kind or op.kinds[0], generator), layout)
         arguments = op.arguments(values)
         posed = op.pose(arguments, problem)
         if posed != problem or adds_nothing(layout, arguments.tensors.values()):
@@ -178,4 +198,4 @@ def _laid_out(op: Op, problem: Problem, device: Device, layout: Layout, *, again
     except Exception:  # an op may raise anything for arguments that it does not take
         return
     outputs = (surrounded(spec) for spec in op.output_specs(arguments, device.torch).values())
-    yield Probe(posed, layout, arguments, values, clone(values), bounds, tuple(outputs))
+    yield Probe(posed, layout, arguments, values, clone(values), bounds, tuple(outputs), kind=kind)

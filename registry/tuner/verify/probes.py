@@ -36,9 +36,9 @@ from .session import Session
 from .verdicts import Checks, WrongError
 from .verify import check_unchanged
 
-_GROUPS_PART = 1 / 20
+_GROUPS_PART = 1 / 10
 """The part of the device's memory that all kept groups of probes may take."""
-_OWN_PROBES = 20
+_OWN_PROBES = 40
 """Times what a call reads and writes that the probes of its own size take."""
 _FIRST = 2
 

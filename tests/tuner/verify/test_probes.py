@@ -63,16 +63,19 @@ def test_columns_of_a_wider_tensor_are_tried_where_there_are_rows() -> None:
     session = session_of_rows()
     plan = bound_by_call(SOFTMAX, Candidate(Custom("softmax", softmax), {}), session.problem, session.arguments, CPU)
     Probes(CPU).check(plan, {})
-    # three sizes, two threads at the largest, three layouts; two sizes next to the problem's, the larger one as before
-    dense = [((48, 1), True)] * (4 + 2 * MOST_CALLS)
+    # three sizes, two threads at the largest, three layouts, other kinds at each; a smaller size, a larger one with two
+    # threads and layouts, and one that is no multiple of 16, each with other kinds
+    dense, kinds, met = [((48, 1), True)], len(SOFTMAX.kinds) - 1, 2 + 2 * MOST_CALLS
     apart = [((48, 1), False), ((49, 1), True), ((99, 2), True)]
-    assert seen == [*dense, *apart, *dense[1:], *apart]
+    first, second = (2 + met) * dense + apart + 3 * kinds * dense, (1 + kinds) * dense
+    assert seen == first + second + met * dense + apart + kinds * dense + second
     seen.clear()
     session = Session(SQUARE, SQUARE.problem_of({"n": 1000, "dtype": "float32"}), CPU, PROTOCOL, 7)
     plan = bound_by_call(SQUARE, Candidate(Custom("square", square), {}), session.problem, session.arguments, CPU)
     Probes(CPU).check(plan, {})
-    dense, apart = [((1,), True)] * (4 + 2 * MOST_CALLS), [((1,), False), ((2,), True)]
-    assert seen == [*dense, *apart, *dense[1:], *apart]
+    dense, apart = [((1,), True)], [((1,), False), ((2,), True)]
+    first, second = (2 + met) * dense + apart + 3 * kinds * dense, (1 + kinds) * dense
+    assert seen == first + second + met * dense + apart + kinds * dense + second
 
 
 def test_problems_of_other_sizes_share_probes_and_what_passed_them() -> None:
@@ -91,12 +94,15 @@ def test_problems_of_other_sizes_share_probes_and_what_passed_them() -> None:
         probes.check(bound_by_call(SOFTMAX, Candidate(implementation, {}), problem, session.arguments, CPU), {})
         return len(runs)
 
-    shared, own = 7 + 2 * MOST_CALLS, 6 + 2 * MOST_CALLS
-    # three times 8192 rows cost too much: what is bound for 1024 of them is run there, and on 2048, in fewer calls; for
-    # every layout what is bound for 512 is run there and on 1024
-    assert [check(64), check(65), check(8192)] == [shared + own, own, 4 + 2 * 10 + 3 + 2 * 21 + 3 * 2]
-    # one row is itself a probe of the others, and there is no smaller size
-    assert check(1) == shared - 1 + own - 1
+    met, layouts, kinds = 2 + 2 * MOST_CALLS, 3, len(SOFTMAX.kinds) - 1
+    shared, own = 2 + met + layouts + 3 * kinds, met + layouts + kinds + 2 * (1 + kinds)
+    # three times 8192 rows cost too much: what is bound for 1024 of them is run there, and on 2048; closely, what is
+    # bound for 512 of them, there and on 1024, in fewer calls
+    met_less = 2 + 2 * 21
+    much = 1 + 2 + 2 + (1 + kinds) + (1 + met_less + 2 * layouts + 2 * kinds) + 2 * (1 + kinds)
+    assert [check(64), check(65), check(8192)] == [shared + own, own, much]
+    # one row is itself a probe of the others, and there is no smaller size; 16 are larger
+    assert check(1) == shared + own - 2 * (1 + kinds) + met - 1 + layouts
     assert 1 not in runs
     assert check(64, cols=49) == shared + own
 
@@ -119,10 +125,11 @@ def test_probes_take_no_more_than_their_part_of_memory(monkeypatch: pytest.Monke
         arguments = op.arguments(inputs(problem, "normal", torch.Generator()))
         implementation = Custom("softmax", lambda y, x, dim: y.copy_(torch.softmax(x, dim)))
         probes.check(bound_by_call(op, Candidate(implementation, {"again": len(made)}), problem, arguments, CPU), {})
-    # three sizes and five layouts, two of them for several tensors alone; two other sizes, and layouts of one of them;
-    # twice inputs for a second thread
-    assert {problem.cols for problem in made[-17:]} == {48}
-    assert len(made) == 3 * 17
+    # three sizes, five layouts, two of them for several tensors alone; three other sizes, and layouts of one of them;
+    # twice inputs for a second thread; every kind at six sizes
+    each = 3 + 5 + 3 + 5 + 2 + 6 * (len(SOFTMAX.kinds) - 1)
+    assert {problem.cols for problem in made[-each:]} == {48}
+    assert len(made) == 3 * each
 
 
 class ByDivisibility(Custom):
