@@ -22,7 +22,7 @@ from .errors import (
     UnreachableDatabaseError,
 )
 from .identities import CandidateKey, Environment, ProblemKey, Protocol
-from .records import Decision, Final, Interval, Run, Statistics, Transfer, Trial
+from .records import Decision, Final, Interval, Run, Statistics, Transfer, Trial, is_noise
 
 if TYPE_CHECKING:
     from .store import Store
@@ -52,6 +52,7 @@ __all__ = [
     "Trial",
     "TuningDBError",
     "UnreachableDatabaseError",
+    "is_noise",
 ]
 
 

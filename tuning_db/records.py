@@ -137,6 +137,14 @@ class Final(Exchanged):
         set_fields(self, us=finite(self.us, "final.us"))
 
 
+_WIDE = 4.0
+
+
+def is_noise(low: float | None, high: float | None) -> bool:
+    """Whether a ratio's interval is so wide that the ratio says nothing: its upper end over four times its lower."""
+    return low is not None and high is not None and high > _WIDE * low
+
+
 @dataclass(frozen=True)
 class Interval(Exchanged):
     """A value and the ``low`` and ``high`` end of its interval."""
@@ -224,6 +232,12 @@ class Decision(Exchanged):
     def fraction_of_floor(self) -> float | None:
         """The floor's time over the candidate's; None where one of them is not known."""
         return self.floor_us / self.median_us if self.floor_us and self.median_us > 0 else None
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether other work disturbed its finals so much that no ratio of them tells by how much it is faster."""
+        default = self.default_ratio
+        return is_noise(self.lo, self.hi) or (default is not None and is_noise(default.low, default.high))
 
     def time_over(self, implementation: str) -> float | None:
         """An implementation's time over the candidate's; None where it did not enter the finals."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuning_db import Store
+from tuning_db import Store, is_noise
 
 from ..errors import RegistryError, UnknownNameError
 from .collecting import seldom_collecting
@@ -136,8 +136,7 @@ def figures(winner: Decision, baseline: str) -> list[str]:
         text.microseconds(winner.median_us),
         text.of_floor(winner.fraction_of_floor),
         _interval(winner.default_ratio),
-        text.ratio(winner.time_over(baseline)),
-        text.ratio(winner.time_over(COMPILED)),
+        *(text.ratio_unless(winner.is_noise, winner.time_over(name)) for name in (baseline, COMPILED)),
     ]
 
 
@@ -220,8 +219,11 @@ def _trial_data(trial: Trial) -> dict[str, object]:
 
 
 def _interval(ratio: Interval | None) -> str:
-    """``1.40 (1.36 to 1.44)``: a value and its interval; a dash where it is not known."""
-    return "-" if ratio is None else f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+    """``1.40 (1.36 to 1.44)``: a value and its interval, ``noise`` for the value in a wide one; a dash for none."""
+    if ratio is None:
+        return text.NOTHING
+    told = "noise" if is_noise(ratio.low, ratio.high) else f"{ratio.value:.3f}"
+    return f"{told} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
 def _name(record: Decision | Trial) -> str:

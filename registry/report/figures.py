@@ -21,7 +21,10 @@ _MOST_MESSAGES = 3
 
 @dataclass(frozen=True)
 class Overview:
-    """The aggregates of a section. Ratios are geometric means over the problems where both implementations ran."""
+    """The aggregates of a section. Ratios are geometric means over the problems where both implementations ran.
+
+    Problems whose ratios are noise are left out of these.
+    """
 
     section: Section
     wins: list[tuple[str, int]]
@@ -34,13 +37,14 @@ class Overview:
 def overview(section: Section) -> Overview:
     """The overview of a section: wins, ratios, the median fraction of the floor, the median and largest A/A noise."""
     decisions = [facts.decision for facts in section.decided if facts.decision is not None]
+    told = [facts for facts in section.decided if facts.decision is None or not facts.decision.is_noise]
     noise = [decision.aa for decision in decisions if decision.aa is not None]
     fractions = [fraction for facts in section.decided if (fraction := facts.fraction_of_floor) is not None]
     return Overview(
         section,
         Counter(decision.candidate.implementation for decision in decisions).most_common(),
-        geometric_mean(facts.speedup(section.baseline) for facts in section.decided),
-        geometric_mean(facts.speedup(COMPILED) for facts in section.decided),
+        geometric_mean(facts.speedup(section.baseline) for facts in told),
+        geometric_mean(facts.speedup(COMPILED) for facts in told),
         statistics.median(fractions) if fractions else None,
         (statistics.median(noise), max(noise)) if noise else None,
     )

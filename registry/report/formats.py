@@ -32,6 +32,11 @@ def ratio(value: float | None) -> str:
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
 
 
+def ratio_unless(value: float | None, noise: bool) -> str:
+    """A ratio, or ``noise`` where the finals that it is of do not tell it; an implementation's to itself is 1."""
+    return "noise" if noise and value not in {None, 1.0} else ratio(value)
+
+
 def percent(value: float | None) -> str:
     """``1.3%`` of 0.013."""
     if value is None:

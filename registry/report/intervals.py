@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tuning_db import Decision
+from tuning_db import Decision, is_noise
 
 from .facts import Section
 from .formats import ratio
@@ -44,5 +44,6 @@ def _drawn(decision: Decision, scale: LogScale) -> Drawn:
     low = value if decision.lo is None else decision.lo
     high = value if decision.hi is None else decision.hi
     band = (scale(1 / (1 + noise)), scale(1 + noise))
-    text = f"{ratio(value)} ({ratio(low)} to {ratio(high)})"
+    told = "noise" if is_noise(decision.lo, decision.hi) else ratio(value)
+    text = f"{told} ({ratio(low)} to {ratio(high)})"
     return Drawn(scale(low), scale(value), scale(high), scale(1.0), band, text, low > 1 and value > 1 + noise)

@@ -26,7 +26,19 @@ PALETTE = 10
 SHOWN_CHARTS = 6
 """Number of charts that are open at first, those with the most points; the others are folded."""
 
-_FILTERS = ("microseconds", "ratio", "percent", "dimension", "pairs", "plain", "duration", "named", "device", "excess")
+_FILTERS = (
+    "microseconds",
+    "ratio",
+    "ratio_unless",
+    "percent",
+    "dimension",
+    "pairs",
+    "plain",
+    "duration",
+    "named",
+    "device",
+    "excess",
+)
 
 _FIXED = {TORCH: 0, figures.COMPILED: 1}
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tuning_db import Interval
+from tuning_db import Interval, is_noise
 
 from ..problem import Problem
 from ..space import Config
@@ -77,8 +77,9 @@ class Result:
     ``verdict`` is ``new``, ``replaced``, ``kept``, ``tie`` or ``none``; ``reason`` says why there is none, or which
     stored winner was out before a ``new`` one could beat it. ``ratio`` is the ``incumbent``'s time over the winner's,
     with its interval ``low`` to ``high``; ``noise`` is relative. ``ties`` are the candidates that could not be told
-    from the winner. ``default_ratio`` is the default's time over the winner's. ``baseline`` is the name of the op's
-    baseline. ``hardware`` is the name of the device, or of the equal devices, that the result holds for.
+    from the winner. ``default_ratio`` is the default's time over the winner's. ``noisy`` are the implementations whose
+    ``speedup`` says nothing, as far as the finals tell: see ``is_noise``. ``baseline`` is the op's. ``hardware``
+    is the name of the device, or of the equal devices, that it holds for.
     """
 
     problem: Problem
@@ -99,6 +100,13 @@ class Result:
     reason: str = ""
     baseline: str = "torch.native"
     hardware: str = ""
+    noisy: frozenset[str] = frozenset()
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether other work disturbed the finals so much that no ratio of them tells by how much it is faster."""
+        default = self.default_ratio
+        return is_noise(self.low, self.high) or (default is not None and is_noise(default.low, default.high))
 
     @property
     def fraction_of_floor(self) -> float | None:

@@ -56,6 +56,23 @@ def database(tmp_path: Path) -> Path:
     return path
 
 
+def test_ratios_of_disturbed_finals_are_told_as_noise(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "disturbed.db"
+    wild = Decision(
+        problem(4096), ENVIRONMENT, PROTOCOL, candidate(1), 5.0, 4.5, verdict="new", ratio=29.7, lo=5.1, hi=12922.33,
+        baselines={"torch.native": 1258.31, "torch.compile": 4529.84}, default_ratio=Interval(29.7, 5.1, 12922.33),
+    )  # fmt: skip
+    with Store.open(path) as store:
+        store.publish(store.start_run(ENVIRONMENT), wild)
+    out = command("registry", "results", "--db", path).out
+    assert "noise (5.100 to 12922.330)" in out
+    assert not any(ratio in out for ratio in ("29.7", "1258", "4529"))
+    page = tmp_path / "page.html"
+    command("registry", "report", "--db", path, "--out", page)
+    assert "noise (5.10 to 12922" in page.read_text()
+    assert not any(ratio in page.read_text() for ratio in (">29.7", ">1258", ">4529"))
+
+
 def test_the_winners_of_an_op_are_shown_without_reading_its_trials(command: Command, database: Path) -> None:
     with closing(sqlite3.connect(database)) as raw:  # whoever reads these meets it
         raw.execute("UPDATE trial SET samples = '{half' WHERE id < (SELECT max(id) FROM trial)")

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from tuning_db import is_noise
+
 from . import text
 
 if TYPE_CHECKING:
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
 TORCH_COMPILE = "inductor"
 """The backend whose compile time is shown separately: it is spent in torch.compile."""
 
-_WIDE = 4.0
 _CALLED = {"new": "new", "replaced": "replaced", "kept": "kept", "tie": "tied"}
 
 
@@ -28,12 +29,7 @@ def interval(result: Result) -> str:
     if result.low is None or result.high is None:
         return text.ratio(result.ratio)
     between = f"{text.ratio(result.low)} to {text.ratio(result.high)}"
-    return f"noise ({between})" if _is_noise(result) else f"{text.ratio(result.ratio)} ({between})"
-
-
-def _is_noise(result: Result) -> bool:
-    """True if the interval is too wide for its ratio to be meaningful."""
-    return result.low is not None and result.high is not None and result.high > _WIDE * result.low
+    return f"noise ({between})" if is_noise(result.low, result.high) else f"{text.ratio(result.ratio)} ({between})"
 
 
 def stays(result: Result) -> bool:
@@ -49,7 +45,7 @@ def summary(decided: Sequence[Result]) -> str:
     beaten = [result for result in decided if not stays(result) and result.ratio is not None]
     if not beaten:
         return f"{told}; every incumbent stays"
-    gains = sorted(result.ratio or 0.0 for result in beaten if not _is_noise(result))
+    gains = sorted(result.ratio or 0.0 for result in beaten if not is_noise(result.low, result.high))
     told += f"; {len(beaten)} of {text.plural(len(decided), 'incumbent')} beaten"
     if not gains:
         return f"{told}, by how much is noise"

@@ -113,6 +113,11 @@ def ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
+def ratio_unless(noise: bool, value: float | None) -> str:
+    """A ratio, or ``noise`` where the finals that it is of do not tell it; an implementation's to itself is 1."""
+    return "noise" if noise and value not in {None, 1.0} else ratio(value)
+
+
 def of_floor(value: float | None) -> str:
     """The fraction of a device copy's speed, or ``noise`` if no kernel can be so fast.
 

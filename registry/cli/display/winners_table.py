@@ -43,8 +43,9 @@ _COLUMNS = (
 def print_results(results: Sequence[Result]) -> None:
     """Prints the problems with winner, config, median µs, fraction of the floor, speedups, verdict and incumbent.
 
-    ``× incumbent`` is the incumbent's time over the winner's, with its interval. A line with the counts of verdicts
-    follows. If there are results for several kinds of hardware, each row names its hardware.
+    ``× incumbent`` is the incumbent's time over the winner's, with its interval. Ratios that the finals do not tell,
+    because other work disturbed them, are ``noise``. A line follows that counts verdicts.
+    Of results on several kinds of hardware each says on which.
     """
     several = len({result.hardware for result in results}) > 1
     rows = [(result.problem, [*_row(result), result.hardware if several else ""]) for result in results]
@@ -71,13 +72,17 @@ def _row(result: Result) -> list[str]:
         text.pairs(result.config),
         text.microseconds(result.median_us),
         text.of_floor(result.fraction_of_floor),
-        text.ratio(speedup_over(result, result.baseline)),
-        text.ratio(speedup_over(result, COMPILED)),
+        *(_over(result, name) for name in (result.baseline, COMPILED)),
         interval(result) if result.incumbent else "",
         "" if result.noise is None else f"{100 * result.noise:.1f}%",
         with_reason(verdict(result.verdict, result.implementation, result.ties), result.reason),
         _incumbent(result),
     ]
+
+
+def _over(result: Result, implementation: str) -> str:
+    is_noise = result.is_noise or implementation in result.noisy
+    return text.ratio_unless(is_noise, speedup_over(result, implementation))
 
 
 def _incumbent(result: Result) -> str:

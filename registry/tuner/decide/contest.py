@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tuning_db import Decision, Final, Interval
+from tuning_db import Decision, Final, Interval, is_noise
 
 from ...dispatch.plans.plan import Candidate
 from ..events import Incumbent
@@ -239,6 +239,17 @@ class Contest:
             if name != winner.implementation.name and ratio is not None:
                 ratios[name] = min(ratio, ratios.get(name, ratio))
         return ratios
+
+    def noisy(self, winner: Candidate, noise: Noise) -> frozenset[str]:
+        """The other implementations in the blocks or the pre-final whose ratio to the winner is noise."""
+        alpha, found = ALPHA / max(1, len(self.challengers)), set[str]()
+        for blocks in (self.blocks, [self.early]):
+            for key, candidate in self.candidates.items():
+                if any({key, winner.key} <= block.keys() for block in blocks) and key != winner.key:
+                    ratio = time_ratio(key, winner.key, blocks, alpha, noise)
+                    if is_noise(ratio.low, ratio.high):
+                        found.add(candidate.implementation.name)
+        return frozenset(found - {winner.implementation.name})
 
     def default_ratio(self, winner: Candidate, noise: Noise) -> Interval | None:
         """The default's time over the winner's, with the interval of a remeasurement; None if the default did not run.

@@ -220,7 +220,8 @@ class Finals:
             if why_out:
                 self._observe(Note(f"{findings.plan.problem}: {why_out}"))
                 met = replace(met, stored=False)
-            return result_of(findings.plan, decision, decision.verdict, findings.statuses, met, why_out)
+            noisy = contest.noisy(contest.candidates[verdict.winner], noise)
+            return result_of(findings.plan, decision, decision.verdict, findings.statuses, met, why_out, noisy)
         return self._overtaken(contest, decision, contest.candidates[verdict.winner], last=last)
 
     def _refuse_too_fast(self, contest: Contest) -> None:

@@ -25,8 +25,12 @@ def result_of(
     statuses: Counter[str] | None = None,
     met: Incumbent | None = None,
     reason: str = "",
+    noisy: frozenset[str] = frozenset(),
 ) -> Result:
-    """A stored decision as the closing table shows it; ``met`` is the incumbent of finals that were held now."""
+    """A stored decision as the closing table shows it.
+
+    ``met`` is the incumbent of finals that were held now, ``noisy`` the implementations whose ratios these do not tell.
+    """
     result = Result(
         plan.problem,
         decision.candidate.implementation,
@@ -42,6 +46,7 @@ def result_of(
         reason=reason,
         baseline=plan.op.baseline,
         hardware=plan.device.name,
+        noisy=noisy,
     )
     if met is None:
         return result

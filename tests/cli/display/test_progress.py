@@ -268,10 +268,19 @@ def test_what_nobody_can_believe_is_told_as_noise(capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out
     assert " noise  " in shown, "a part of the floor that no kernel reaches"
     assert "noise (0.80 to 282.00)" in shown
-    assert "29.7" not in shown
+    assert not any(ratio in shown for ratio in ("29.7", "2.50", "3.25")), "the others are of the same disturbed rounds"
     assert "1 of 1 incumbent beaten, by how much is noise" in shown
     print_results([FASTER, wild])
     assert "times as fast (1 of them noise)" in capsys.readouterr().out
+
+
+def test_a_ratio_of_which_its_own_rounds_tell_nothing_is_noise(capsys: pytest.CaptureFixture[str]) -> None:
+    print_results([replace(FASTER, noisy=frozenset({"torch.compile"}))])
+    shown = capsys.readouterr().out
+    assert "2.50" in shown
+    assert "3.25" not in shown
+    print_results([replace(FASTER, implementation="torch.native", low=0.8, high=282.0)])
+    assert " 1.00 " in capsys.readouterr().out, "an implementation is as fast as itself"
 
 
 TWO = (DeviceUse("cuda:0", "aa", 1600, 21.0, 0.70, 0.54), DeviceUse("cuda:1", "bb", 1583, 20.0, None, None))
