@@ -12,6 +12,9 @@ from benchmarks.sizes import ROOT, TREES, files_per_folder, layers
 
 MOST_FILES = 20
 PACKAGES = [path.parent for path in sorted((ROOT / "registry").rglob("__init__.py"))]
+ALL_PACKAGES = [
+    path.parent for tree in ("registry", "tuning_db") for path in sorted((ROOT / tree).rglob("__init__.py"))
+]
 MIRRORED = {"tuning_db", "plugins", "benchmarks"}
 """Folders of tests/ that mirror a folder of the repository other than registry/."""
 OTHER = {"gpu", "adversarial"}
@@ -43,17 +46,20 @@ def test_a_package_says_what_it_holds(package: Path) -> None:
     assert said.splitlines()[0].endswith(".")
 
 
-def test_every_sub_package_of_tuner_and_dispatch_has_a_layer() -> None:
+def test_every_sub_package_has_a_layer() -> None:
     placed = set()
     for contract in layers():
         for container in contract.get("containers", [""]):
             for layer in contract["layers"]:
                 names = (part.strip(" ()") for part in re.split("[|:]", layer))
                 placed |= {f"{container}.{name}" if container else name for name in names}
-    parents = (ROOT / "registry" / "tuner", ROOT / "registry" / "dispatch")
-    found = {_name(package).replace("/", ".") for package in PACKAGES if package.parent in parents}
-    assert len(found) > len(parents)
-    assert found - placed == set()
+    found = {_name(package).replace("/", ".") for package in ALL_PACKAGES if package.parent in ALL_PACKAGES}
+    assert {"registry.backends.triton", "registry.contracts.decoder", "tuning_db.database"} <= found
+    # a package may be placed by its modules
+    assert {name for name in found if not any(f"{each}.".startswith(f"{name}.") for each in placed)} == set()
+    assert {each["containers"][0] for each in layers() if each.get("exhaustive")} >= {
+        f"registry.{name}" for name in ("backends", "contracts", "dispatch", "discovery", "tuner", "tuner.search")
+    }
 
 
 def test_every_folder_of_tests_mirrors_a_package() -> None:
