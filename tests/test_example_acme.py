@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +223,16 @@ def test_the_module_alone_imports_nothing_heavy(package: Path) -> None:
     path = os.pathsep.join([str(package), str(ROOT), str(ROOT / "plugins")])
     done = fresh.run("-c", code, env={**os.environ, "PYTHONPATH": path})
     assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")
+def test_its_kernels_are_compiled_for_a_gpu_and_for_this_host(package: Path, tmp_path: Path) -> None:
+    path = os.pathsep.join([str(package), str(ROOT), str(ROOT / "plugins")])
+    command = ["-m", "registry.cli.main", "compile", "--arch", "sm_90", "--op", "acme::layer_norm", "--json"]
+    environment = {**os.environ, "PYTHONPATH": path, "KERNEL_REGISTRY_PLUGINS": "acme"}
+    done = fresh.run(*command, "--shapes", EXAMPLE / "shapes.yaml", env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {(one["implementation"], one["architecture"]): one for one in json.loads(done.stdout)["variants"]}
+    assert found.keys() == {("acme.triton", "sm_90"), ("acme.rows", "this host")}
+    assert found["acme.triton", "sm_90"]["resources"]["registers"] > 0
+    assert not any(one["fault"] for one in found.values())
