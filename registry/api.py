@@ -7,7 +7,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .api_checks import Wanted, check_limit, database_of, name_of_op, names_of, problems_of
+from .api_checks import WantedProblems, check_limit, database_of, name_of_op, names_of, problems_of
 from .contract import Op
 from .device import Device, DeviceNames, devices_of
 from .discovery.plugin import PluginReport
@@ -55,7 +55,9 @@ def plugins() -> tuple[PluginReport, ...]:
     return dispatcher.catalog.plugins()
 
 
-def warmup(shapes: str | Path | Mapping[str, Wanted], *, device: Device | str | None = None) -> tuple[Warmed, ...]:
+def warmup(
+    shapes: str | Path | Mapping[str, WantedProblems], *, device: Device | str | None = None
+) -> tuple[Warmed, ...]:
     """Build, load and run the plans of problems once, so that later calls and CUDA graph captures find them in memory.
 
     ``shapes``: a shapes file, or op -> problems (mappings of dimensions, or Problems). ``device``: the current GPU if
@@ -82,7 +84,7 @@ def warmup(shapes: str | Path | Mapping[str, Wanted], *, device: Device | str | 
 
 def tune(  # noqa: PLR0913  (an option each)
     op: str,
-    problems: Wanted | str | Path,
+    problems: WantedProblems | str | Path,
     *,
     device: DeviceNames | None = None,
     budget: float | None = None,
@@ -128,7 +130,7 @@ def tune(  # noqa: PLR0913  (an option each)
     return results
 
 
-def _told(op: Op, problems: Wanted | str | Path) -> Shapes:
+def _told(op: Op, problems: WantedProblems | str | Path) -> Shapes:
     """The problems of ``op`` in ``problems``, and the calls of each by a program where a shapes file counts them."""
     from .tuner.shapes.shapes import Shapes, read_shapes
 

@@ -78,5 +78,5 @@ def _problem_of(what: str, op: Op, given: Mapping[str, Value] | Problem) -> Prob
 
 _LIST = "expected a list of mappings of dimensions, or a file"
 
-Wanted = Sequence[Mapping[str, Value] | Problem]
+WantedProblems = Sequence[Mapping[str, Value] | Problem]
 """Problems as a user writes them."""

@@ -21,7 +21,7 @@ from .problem import Value, exact
 if TYPE_CHECKING:
     from .space import Config, Space
 
-Numbers = NDArray[np.int64]
+PointNumbers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 _KEPT = 8
@@ -86,13 +86,13 @@ class Points(Sequence["Config"]):
         found = self._rows([known]) if len(known) == len(places) else []
         return found[0] if found else None
 
-    def places(self, rows: NDArray[np.integer[Any]] | slice) -> Numbers:
+    def places(self, rows: NDArray[np.integer[Any]] | slice) -> PointNumbers:
         """Array ``[i, p]``: the place of row i's value of parameter p in the domain of p."""
         numbers = self.numbers[rows].astype(np.int64)
         columns = [numbers // stride % size for stride, size in zip(self._strides, self.sizes, strict=True)]
         return np.stack(columns, axis=1) if columns else np.zeros((len(numbers), 0), dtype=np.int64)
 
-    def distances(self, places: Sequence[int] | Numbers) -> Numbers:
+    def distances(self, places: Sequence[int] | PointNumbers) -> PointNumbers:
         """The L1 distance of every row from the point with these places."""
         numbers = self.numbers
         total = np.zeros(len(numbers), dtype=np.int64)
@@ -100,7 +100,7 @@ class Points(Sequence["Config"]):
             total += np.abs((numbers // stride % size).astype(np.int64) - int(place))
         return total
 
-    def near(self, places: Sequence[int] | Numbers, distance: int) -> list[int]:
+    def near(self, places: Sequence[int] | PointNumbers, distance: int) -> list[int]:
         """The rows at exactly this L1 distance from the point with these places, ascending."""
         return sorted(self._rows(_around([int(place) for place in places], self.sizes, distance)))
 

@@ -22,7 +22,7 @@ from .errors import (
     UnreachableDatabaseError,
 )
 from .identities import CandidateKey, Environment, ProblemKey, Protocol
-from .records import Decision, Final, Interval, Run, Statistics, Transfer, Trial, is_noise
+from .records import Decision, Final, Interval, Statistics, StoredRun, Transfer, Trial, is_noise
 
 if TYPE_CHECKING:
     from .store import Store
@@ -45,9 +45,9 @@ __all__ = [
     "ProblemKey",
     "Protocol",
     "ReadOnlyDatabaseError",
-    "Run",
     "Statistics",
     "Store",
+    "StoredRun",
     "Transfer",
     "Trial",
     "TuningDBError",

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from .errors import InvalidRecordError
 from .keys import canonical_json, digest, plain_mapping
 
-Value = int | float | str | bool
+StoredValue = int | float | str | bool
 """The types that a dimension's value may have."""
 
 
@@ -87,7 +87,7 @@ class ProblemKey(_Identity):
 
     op: str
     op_version: int
-    dims: Mapping[str, Value]
+    dims: Mapping[str, StoredValue]
     static: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ from .models import (
 from .records import Decision, Final, PlainTrial, Trial
 from .rows import Ids, add_new, chunks, numbers_of
 
-Known = dict[tuple[str, str], int]
+KnownIds = dict[tuple[str, str], int]
 """(table, key) of an identity -> its row number, which never changes once it is committed."""
 
 
@@ -58,7 +58,7 @@ class Identities:
         known: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
         self._session, self._known = session, known or {}
-        self.found: Known = {}
+        self.found: KnownIds = {}
         self._held: list[object] = []
         self._environments: dict[int, tuple[int, int]] = {}
         self._protocols: dict[int, int] = {}

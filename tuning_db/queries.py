@@ -27,7 +27,7 @@ from .models import (
     TrialRow,
     WinnerRow,
 )
-from .records import Decision, Final, Run, Statistics, Trial
+from .records import Decision, Final, Statistics, StoredRun, Trial
 from .searches import Search, searches_of
 
 _NEWEST = (DecisionRow.created.desc(), DecisionRow.id.desc())
@@ -178,7 +178,7 @@ class Queries:
             newest, count = session.execute(query).one()
         return newest or after, count > 0
 
-    def runs(self, limit: int | None = None) -> list[Run]:
+    def runs(self, limit: int | None = None) -> list[StoredRun]:
         """Tuning runs, newest first."""
         query = reading.select_runs().order_by(RunRow.started.desc(), RunRow.id).limit(limit)
         with self._opened.reading() as session:

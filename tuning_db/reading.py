@@ -30,7 +30,7 @@ from .models import (
     TrialRow,
     WinnerRow,
 )
-from .records import Decision, Final, Interval, Run, Trial, times, transfers_of
+from .records import Decision, Final, Interval, StoredRun, Trial, times, transfers_of
 from .referred import TOGETHER, Referred
 from .schema import LATEST
 
@@ -122,10 +122,10 @@ def finals_of(session: Session, decision_uid: str) -> list[Final]:
     return [_final(*row) for row in session.execute(query)]
 
 
-def runs_of(session: Session, query: Select[Any]) -> Iterator[Run]:
+def runs_of(session: Session, query: Select[Any]) -> Iterator[StoredRun]:
     """The run of each row of a :func:`select_runs` query."""
     for row, hardware, software in session.execute(query):
-        yield Run(row.id, _environment(hardware, software), row.started, row.ended, row.details, row.summary)
+        yield StoredRun(row.id, _environment(hardware, software), row.started, row.ended, row.details, row.summary)
 
 
 def select_runs() -> Select[Any]:

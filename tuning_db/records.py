@@ -29,7 +29,7 @@ def now() -> datetime:
 
 
 @dataclass(frozen=True)
-class Run(Exchanged):
+class StoredRun(Exchanged):
     """One tuning run. ``details`` are known when it starts, ``summary`` when it ends (A/A noise, power, clocks)."""
 
     uid: str

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .database.answering import Ask, Row, answered
+from .database.answering import AnsweredRow, Ask, answered
 from .database.location import locate
 from .errors import InvalidRecordError
 from .identities import CandidateKey, Environment, ProblemKey
@@ -84,7 +84,7 @@ _MOST_NUMBERS = 500
 """Row numbers in one IN list."""
 
 
-_Found = tuple[list[Row], dict[int, Row], dict[int, Row], Any]
+_Found = tuple[list[AnsweredRow], dict[int, AnsweredRow], dict[int, AnsweredRow], Any]
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,9 @@ class Snapshot:
     url: str = ""
     op: str = ""
     hardware: Mapping[str, Any] = field(default_factory=dict)
-    rows: Sequence[Row] = ()
-    candidates: Mapping[int, Row] = field(default_factory=dict)
-    software: Mapping[int, Row] = field(default_factory=dict)
+    rows: Sequence[AnsweredRow] = ()
+    candidates: Mapping[int, AnsweredRow] = field(default_factory=dict)
+    software: Mapping[int, AnsweredRow] = field(default_factory=dict)
     learnt: Any = None
     """The rule for the op from the latest run that knows the op, as stored in its summary under ``LEARNT``."""
     _decoded: dict[tuple[str, int], Any] = field(default_factory=dict, repr=False, compare=False)
@@ -197,7 +197,7 @@ def runners(ask: Ask, uid: str) -> dict[str, CandidateKey]:
     return best_of_each(ask(_TRIALS, wanted)) | best_of_each(ask(_FINALS, wanted))
 
 
-def best_of_each(rows: Iterable[Row]) -> dict[str, CandidateKey]:
+def best_of_each(rows: Iterable[AnsweredRow]) -> dict[str, CandidateKey]:
     """The fastest of rows of (implementation, fingerprint, config as JSON, time), by implementation."""
     fastest = sorted((row for row in rows if row[3] is not None), key=lambda row: float(row[3]), reverse=True)
     return {name: CandidateKey(name, fingerprint, json.loads(config)) for name, fingerprint, config, _ in fastest}
@@ -220,7 +220,7 @@ def _learnt(ask: Ask, wanted: Mapping[str, Any]) -> Any:
     return None
 
 
-def _numbered(ask: Ask, query: str, numbers: Iterable[Any]) -> Iterator[Row]:
+def _numbered(ask: Ask, query: str, numbers: Iterable[Any]) -> Iterator[AnsweredRow]:
     wanted = sorted({number for number in set(numbers) if type(number) is int})
     for start in range(0, len(wanted), _MOST_NUMBERS):
         yield from ask(query.format(", ".join(map(str, wanted[start : start + _MOST_NUMBERS]))), {})

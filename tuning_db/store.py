@@ -12,14 +12,14 @@ from . import reading, writing
 from .database.engine import Opened, open_database, upgrade_database
 from .database.location import locate
 from .identities import Environment
-from .identity_rows import Identities, Known
+from .identity_rows import Identities, KnownIds
 from .keys import plain_mapping
 from .models import RunRow, TrialRow
 from .queries import Queries
-from .records import Decision, Final, PlainTrial, Run, Trial, new_uid, now
+from .records import Decision, Final, PlainTrial, StoredRun, Trial, new_uid, now
 
 if TYPE_CHECKING:
-    from .exchange import Line
+    from .exchange import ExchangeLine
 
 
 class Store(Queries):
@@ -30,7 +30,7 @@ class Store(Queries):
 
     def __init__(self, opened: Opened) -> None:
         super().__init__(opened)
-        self._known: Known = {}
+        self._known: KnownIds = {}
 
     @classmethod
     def open(cls, url: str | Path | None = None, *, create: bool = True, migrate: bool = True) -> Store:
@@ -77,7 +77,7 @@ class Store(Queries):
 
     def start_run(self, environment: Environment, details: Mapping[str, Any] | None = None) -> str:
         """Stores the start of a tuning run; returns the run's uid."""
-        run = Run(new_uid(), environment, now(), details=details or {})
+        run = StoredRun(new_uid(), environment, now(), details=details or {})
         with self._opened.writing() as session:
             writing.add_runs(session, Identities(session, [], environments=[environment]), [run])
         return run.uid
@@ -150,7 +150,7 @@ class Store(Queries):
 
         return self.add_lines(lines(stream))
 
-    def add_lines(self, lines: Iterable[tuple[int, Line]]) -> int:
+    def add_lines(self, lines: Iterable[tuple[int, ExchangeLine]]) -> int:
         """Imports lines, each beside its number, as ``exchange.lines`` reads them; returns the number of new records.
 
         One transaction, whose write lock is held meanwhile.

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from .errors import InvalidRecordError
 from .identity_rows import MEASURED_IDS, Identities
 from .models import DECISION_FIELDS, FINAL_FIELDS, DecisionRow, FinalRow, RunRow, TrialRow, WinnerRow
-from .records import Decision, Final, PlainTrial, Run, Trial
+from .records import Decision, Final, PlainTrial, StoredRun, Trial
 from .rows import add_new, add_rows, insert_new, numbers_of
 
 _OWN = PlainTrial._fields[PlainTrial._fields.index("uid") : -1]
@@ -24,7 +24,7 @@ _OWN = PlainTrial._fields[PlainTrial._fields.index("uid") : -1]
 _final_fields = attrgetter(*FINAL_FIELDS)
 
 
-def add_runs(session: Session, identities: Identities, runs: Iterable[Run]) -> None:
+def add_runs(session: Session, identities: Identities, runs: Iterable[StoredRun]) -> None:
     """Adds the runs that are not stored yet."""
     add_new(session, RunRow, [_run_values(run, identities) for run in runs])
 
@@ -122,7 +122,7 @@ def _took(session: Session, statement: Any) -> bool:
     return session.execute(statement, execution_options={"synchronize_session": False}).first() is not None
 
 
-def _run_values(run: Run, identities: Identities) -> dict[str, Any]:
+def _run_values(run: StoredRun, identities: Identities) -> dict[str, Any]:
     values = {"id": run.uid, **identities.environment(run.environment)}
     return values | {name: getattr(run, name) for name in ("started", "ended", "details", "summary")}
 

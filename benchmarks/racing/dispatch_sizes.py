@@ -21,9 +21,8 @@ from registry.implementation import Run
 from registry.problem import Arguments
 from registry.space import Config
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store
-from tuning_db.exchange import DecisionLine, RunLine, WinnerLine
-from tuning_db.exchange import Line as ExchangeLine
-from tuning_db.records import Run as TuningRun
+from tuning_db.exchange import DecisionLine, ExchangeLine, RunLine, WinnerLine
+from tuning_db.records import StoredRun as TuningRun
 from tuning_db.records import now
 
 WIDTHS = 20

@@ -18,7 +18,7 @@ Value = int | float | str | bool
 
 _Kind = TypeVar("_Kind")
 
-Layout = Literal["row-major", "transposed", "other"]
+MatrixLayout = Literal["row-major", "transposed", "other"]
 """Class of a tensor's strides. Transposed: row-major with the last two dimensions exchanged."""
 
 _CPU = torch.device("cpu")
@@ -104,7 +104,7 @@ class TensorSpec:
         return True
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> MatrixLayout:
         """The class of the tensor's strides; if both row-major and transposed, row-major."""
         if self.is_contiguous:
             return "row-major"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..errors import UnknownNameError
-from .specs import FULL_ALIGNMENT, Argument, Arguments, Layout, TensorSpec, Value, dtype_name, specs_in
+from .specs import FULL_ALIGNMENT, Argument, Arguments, MatrixLayout, TensorSpec, Value, dtype_name, specs_in
 
 
 class Traits:
@@ -43,7 +43,7 @@ class Traits:
         """Whether a tensor, or every one of a list, starts at a multiple of 16 bytes; True for one that is left out."""
         return self._each(name, "aligned")
 
-    def layout(self, name: str) -> Layout:
+    def layout(self, name: str) -> MatrixLayout:
         """The class of a tensor's strides; of a list's tensors where all are of one class, otherwise "other"."""
         if (specs := self._of(name)) is None:
             return "row-major" if self._told.get("contiguous", True) else "other"
@@ -140,7 +140,7 @@ class OrdinaryTraits(Traits):
         """False."""
         return False
 
-    def layout(self, name: str) -> Layout:
+    def layout(self, name: str) -> MatrixLayout:
         """Row-major."""
         self._of(name)
         return "row-major"

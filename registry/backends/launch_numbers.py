@@ -9,7 +9,7 @@ from ..generated_code import function
 from ..implementation import Launch
 from ..problem import FULL_ALIGNMENT, exact_items, fits_int32
 
-Numbers = Callable[[tuple[Launch, ...]], tuple[Any, ...] | None]
+LaunchNumbers = Callable[[tuple[Launch, ...]], tuple[Any, ...] | None]
 """``numbers(launches)``: their extents and numbers; None for launches that may need other compiled code."""
 
 _PLAIN = frozenset({int, str, bool})
@@ -22,7 +22,7 @@ def numbers_of(
     names: Mapping[str, Any] | None = None,
     narrow: Sequence[Collection[int]] | None = None,
     most: tuple[int, int] | None = None,
-) -> Numbers:
+) -> LaunchNumbers:
     """A function that returns the values of ``texts`` for launches of the form of ``launches``.
 
     Its argument is a tuple of launches. It returns None unless these clearly have equal ``launch_forms.launch_key``.

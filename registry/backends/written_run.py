@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from ..errors import NotReadyError
 from ..generated_code import function
 from ..implementation import Launch, Run
-from .launch_numbers import Numbers
+from .launch_numbers import LaunchNumbers
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class WrittenForm(ABC):
 
     names: Mapping[str, Any]
     sized: Collection[str]
-    numbers: Numbers
+    numbers: LaunchNumbers
 
     def run(self, launches: tuple[Launch, ...], make_twin: Callable[[], Run] | None = None) -> WrittenRun:
         """The run of the launches that the form was made of."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import RegistryError, UnknownNameError
-from .options import Json, Ops, Plugins, catalog_with, split
+from .options import Json, Plugins, SeveralOps, catalog_with, split
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -34,7 +34,7 @@ Names = Annotated[
         help="Only these, e.g. triton.row. Repeatable, or with commas. Default: those of the --plugin files, else all.",
     ),
 ]
-Shapes = Annotated[
+ShapesOrExamples = Annotated[
     Path | None,
     typer.Option("--shapes", metavar="FILE", help="The problems, as for tune. Default: each op's examples."),
 ]
@@ -43,10 +43,10 @@ All = Annotated[bool, typer.Option("--all", help="Every configuration, instead o
 
 def compile_(
     arch: Architectures,
-    op: Ops = None,
+    op: SeveralOps = None,
     implementations: Names = None,
     plugin: Plugins = None,
-    shapes: Shapes = None,
+    shapes: ShapesOrExamples = None,
     all_: All = False,
     json: Json = False,
 ) -> None:

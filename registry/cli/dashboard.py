@@ -9,14 +9,14 @@ import typer
 from tuning_db import Store
 
 from .display import text
-from .options import Database, Ops, split
+from .options import Database, SeveralOps, split
 from .stored import stored_facts
 
 _HIGHEST_PORT = 65535
 
 
 def dashboard(
-    op: Ops = None,
+    op: SeveralOps = None,
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", metavar="PORT", help="The port to listen on; 0 takes a free one.")

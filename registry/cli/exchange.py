@@ -15,7 +15,7 @@ from tuning_db import ExchangeError, Store
 from ..errors import RegistryError, UnknownNameError
 from .collecting import seldom_collecting
 from .display import text
-from .options import Database, Op, check_stored_op
+from .options import Database, OneOp, check_stored_op
 
 _CHECKED_FIRST = 1000
 """The number of lines that are checked before a new database is made."""
@@ -25,7 +25,7 @@ _BUFFER_BYTES = 2**20
 
 def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write; - is stdout. Never overwritten.")],
-    op: Op = None,
+    op: OneOp = None,
     hardware: Annotated[
         str | None,
         typer.Option("--hardware", metavar="NAME", help="Only what was measured on this, e.g. 'NVIDIA H200'."),

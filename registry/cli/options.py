@@ -35,8 +35,10 @@ DeviceName = Annotated[
     str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:INDEX. Default: the GPU, if any.")
 ]
 SEVERAL = "Repeatable, or separated by commas."
-Op = Annotated[str | None, typer.Option("--op", metavar="OP", help="Only this op.")]
-Ops = Annotated[list[str] | None, typer.Option("--op", metavar="OP", help=f"Only this op. {SEVERAL} Default: all.")]
+OneOp = Annotated[str | None, typer.Option("--op", metavar="OP", help="Only this op.")]
+SeveralOps = Annotated[
+    list[str] | None, typer.Option("--op", metavar="OP", help=f"Only this op. {SEVERAL} Default: all.")
+]
 
 
 def whole_number(text: str) -> int:

@@ -16,14 +16,14 @@ from ..errors import RegistryError
 from ..paths import write_whole
 from .collecting import seldom_collecting
 from .display import text
-from .options import Database, Ops, split
+from .options import Database, SeveralOps, split
 from .stored import stored_facts
 
 _HEAD_BYTES = 2048
 
 
 def report(
-    op: Ops = None,
+    op: SeveralOps = None,
     db: Database = None,
     out: Annotated[
         Path, typer.Option("--out", metavar="FILE", help="Where to write; - is stdout. An older report is replaced.")

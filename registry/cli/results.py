@@ -17,7 +17,7 @@ from .collecting import seldom_collecting
 from .display import text
 from .display.table import Column, print_long_table, print_problems
 from .display.winners_table import COMPILED, verdict, with_reason
-from .options import SEVERAL, Database, Json, Ops, check_stored_op, device_of, split
+from .options import SEVERAL, Database, Json, SeveralOps, check_stored_op, device_of, split
 from .stored import baselines_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _COLUMNS = (
 
 
 def results(
-    op: Ops = None,
+    op: SeveralOps = None,
     device: Annotated[
         str | None,
         typer.Option(

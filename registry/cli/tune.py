@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 UNDECIDED = 1
 
-Shapes = Annotated[
+ShapesFile = Annotated[
     Path,
     typer.Option(
         "--shapes", metavar="FILE", help="The problems, e.g. configs/llm.yaml; docs/shapes.md has the grammar."
     ),
 ]
-Ops = Annotated[
+TunedOps = Annotated[
     list[str] | None, typer.Option("--op", metavar="OP", help=f"Only this op. {SEVERAL} Default: all in the file.")
 ]
 Devices = Annotated[
@@ -83,7 +83,7 @@ AllSizes = Annotated[
     typer.Option("--all-sizes", help="Tune each of many sizes to which winners transfer, not one for a range of them."),
 ]
 
-Sampler = Annotated[
+SamplerName = Annotated[
     str,
     typer.Option(
         "--sampler", metavar="NAME",
@@ -100,8 +100,8 @@ Storage = Annotated[
 
 
 def tune(  # noqa: PLR0913, PLR0917  (an option each)
-    shapes: Shapes,
-    op: Ops = None,
+    shapes: ShapesFile,
+    op: TunedOps = None,
     implementations: Implementations = None,
     device: Devices = None,
     db: Database = None,
@@ -113,7 +113,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     retune: Retune = False,
     all_sizes: AllSizes = False,
     regime: Regime = "cold",
-    sampler: Sampler = "registry",
+    sampler: SamplerName = "registry",
     storage: Storage = "",
     json: Json = False,
 ) -> None:

@@ -13,7 +13,7 @@ from tuning_db import MissingDatabaseError, Store
 from ..errors import RegistryError
 from .display import text
 from .display.table import Column, print_problems
-from .options import Database, DeviceName, Json, Ops, Plugins, catalog_with, device_of, split
+from .options import Database, DeviceName, Json, Plugins, SeveralOps, catalog_with, device_of, split
 from .results import FIGURES, figures, winner_data
 from .stored import baselines_of, prepared_by, prepared_limit
 
@@ -63,7 +63,7 @@ class Answer:
 
 
 def winners(
-    op: Ops = None, device: DeviceName = None, plugin: Plugins = None, db: Database = None, json: Json = False
+    op: SeveralOps = None, device: DeviceName = None, plugin: Plugins = None, db: Database = None, json: Json = False
 ) -> None:
     """List the candidates that calls run on this device.
 

@@ -44,9 +44,9 @@ class Tolerance:
         return sum(one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD} for one in parameters) > 2
 
 
-Tensors = Mapping[str, torch.Tensor]
+NamedTensors = Mapping[str, torch.Tensor]
 
-Comparator = Callable[[Problem, Mapping[str, Any], Tensors, Tensors], Iterable[str] | None]
+Comparator = Callable[[Problem, Mapping[str, Any], NamedTensors, NamedTensors], Iterable[str] | None]
 """``compare(problem, values, results, references)``: every fault of one result, in words; none or None if it is right.
 
 All mappings are by the schema's names; ``references`` are float64 where they are floating. For results that may rightly

@@ -13,8 +13,8 @@ from ..arguments.schema import with_tensors
 from ..problem import TensorSpec
 from .bits import WORD, as_bits
 
-Layout = Literal["contiguous", "unaligned", "sliced", "strided", "strided-dense", "dense-strided"]
-LAYOUTS: tuple[Layout, ...] = ("contiguous", "unaligned", "sliced", "strided", "strided-dense", "dense-strided")
+PoisonedLayout = Literal["contiguous", "unaligned", "sliced", "strided", "strided-dense", "dense-strided"]
+LAYOUTS: tuple[PoisonedLayout, ...] = ("contiguous", "unaligned", "sliced", "strided", "strided-dense", "dense-strided")
 """contiguous: row-major, at a multiple of 16 bytes. unaligned: row-major, one element further. sliced: the first
 columns of a wider tensor, so that rows are not aligned. strided: one unused element after each, rows still further
 apart. strided-dense and dense-strided, for several tensors: every other one is strided, from the first or from the
@@ -23,10 +23,10 @@ second on; the rest are row-major."""
 MARGIN = 64
 """Elements before and after: a multiple of 16 bytes for every dtype, and more than a vector load."""
 
-_GAPS: dict[Layout, tuple[int, int]] = {"sliced": (1, 1), "strided": (2, 3)}
+_GAPS: dict[PoisonedLayout, tuple[int, int]] = {"sliced": (1, 1), "strided": (2, 3)}
 """The stride within a row, and the number of elements added to the other strides; (1, 0) for other layouts."""
 
-_STRIDED_FROM: dict[Layout, int] = {"strided-dense": 0, "dense-strided": 1}
+_STRIDED_FROM: dict[PoisonedLayout, int] = {"strided-dense": 0, "dense-strided": 1}
 """Layouts in which every other tensor is strided, with the index of the first strided tensor."""
 
 _INTEGERS = {
@@ -122,7 +122,7 @@ def surrounded(spec: TensorSpec, offset: int = MARGIN, *, nan_beside: bool = Fal
     return found
 
 
-def laid_out(tensor: torch.Tensor, layout: Layout, place: int = 0) -> torch.Tensor:
+def laid_out(tensor: torch.Tensor, layout: PoisonedLayout, place: int = 0) -> torch.Tensor:
     """A copy of a tensor in that layout, inside a poisoned allocation that reveals reads outside of it.
 
     ``place`` is its index among the tensors of a call.
@@ -130,7 +130,9 @@ def laid_out(tensor: torch.Tensor, layout: Layout, place: int = 0) -> torch.Tens
     return laid_out_within(tensor, layout, place, nan_beside=True).tensor
 
 
-def laid_out_within(tensor: torch.Tensor, layout: Layout, place: int = 0, *, nan_beside: bool = False) -> Surrounded:
+def laid_out_within(
+    tensor: torch.Tensor, layout: PoisonedLayout, place: int = 0, *, nan_beside: bool = False
+) -> Surrounded:
     """A copy of a tensor in that layout, with its poisoned allocation, which reveals reads, changes and writes."""
     strides = _strides(tensor.shape, *_gaps(layout, place))
     spec = TensorSpec(tuple(tensor.shape), tensor.dtype, strides, tensor.device)
@@ -139,13 +141,13 @@ def laid_out_within(tensor: torch.Tensor, layout: Layout, place: int = 0, *, nan
     return copy
 
 
-def all_laid_out(values: tuple[Any, ...], layout: Layout) -> tuple[Any, ...]:
+def all_laid_out(values: tuple[Any, ...], layout: PoisonedLayout) -> tuple[Any, ...]:
     """A call's values with every tensor as ``laid_out`` makes it."""
     place = count()
     return with_tensors(values, lambda tensor: laid_out(tensor, layout, next(place)))
 
 
-def adds_nothing(layout: Layout, tensors: Collection[TensorSpec]) -> bool:
+def adds_nothing(layout: PoisonedLayout, tensors: Collection[TensorSpec]) -> bool:
     """True if the layout gives these tensors the strides that another layout gives them.
 
     Tensors without rows have no distance between rows, and a single tensor has no others to differ from.
@@ -155,7 +157,7 @@ def adds_nothing(layout: Layout, tensors: Collection[TensorSpec]) -> bool:
     return layout == "sliced" and all(len(tensor.shape) < 2 for tensor in tensors)
 
 
-def _gaps(layout: Layout, place: int) -> tuple[int, int]:
+def _gaps(layout: PoisonedLayout, place: int) -> tuple[int, int]:
     if layout not in _STRIDED_FROM:
         return _GAPS.get(layout, (1, 0))
     return (1, 0) if (place - _STRIDED_FROM[layout]) % 2 else (2 + place, 3)

@@ -17,7 +17,7 @@ CONSTANT = "an all-constant output"
 PREVIOUS = "the output of a previous call with other inputs"
 UNCHANGED = "what was there before"
 
-Range = tuple[torch.Tensor, torch.Tensor]
+ErrorRange = tuple[torch.Tensor, torch.Tensor]
 """The lowest and the highest accepted value of each element."""
 
 
@@ -29,8 +29,8 @@ class Case:
     drawn  True if the inputs differ from draw to draw
     """
 
-    by_tolerance: Range
-    by_rounding: Range
+    by_tolerance: ErrorRange
+    by_rounding: ErrorRange
     old: torch.Tensor | None
     drawn: bool
 
@@ -70,7 +70,7 @@ class Accepted:
     low: float = -math.inf
     high: float = math.inf
 
-    def take_in(self, interval: Range, old: torch.Tensor | None) -> None:
+    def take_in(self, interval: ErrorRange, old: torch.Tensor | None) -> None:
         low, high = interval
         self.cases += 1
         self.numbers += low.numel()

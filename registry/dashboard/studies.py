@@ -21,7 +21,7 @@ from tuning_db import Store, Trial
 from ..problem import canonical_json
 from ..report import formats
 from ..report.facts import Facts, ProblemFacts, Section
-from ..tuner.search.parameters import IMPLEMENTATION, Choice, choices, distributions, parameter, state_of
+from ..tuner.search.parameters import IMPLEMENTATION, ParameterChoice, choices, distributions, parameter, state_of
 
 Offered = Mapping[str, CategoricalDistribution]
 
@@ -111,9 +111,11 @@ def _ordered(values: Sequence[Any]) -> list[Any]:
     return sorted(values, key=None if numbers else str)
 
 
-def _frozen(number: int, trial: Trial, encoded: Mapping[str, Mapping[str, Choice]], offered: Offered) -> FrozenTrial:
+def _frozen(
+    number: int, trial: Trial, encoded: Mapping[str, Mapping[str, ParameterChoice]], offered: Offered
+) -> FrozenTrial:
     candidate = trial.candidate
-    parameters: dict[str, Choice] = {IMPLEMENTATION: candidate.implementation}
+    parameters: dict[str, ParameterChoice] = {IMPLEMENTATION: candidate.implementation}
     for name, value in candidate.config.items():
         own = parameter(candidate.implementation, name)
         parameters[own] = encoded[own][canonical_json(value)]

@@ -14,7 +14,7 @@ from .forcing import Forced
 from .mode import REFERENCE_MODE, Mode
 from .resolve.candidates import Call, Plans, place_of
 from .resolve.resolved import Resolved, reference
-from .torch_side.gradients import Gradients
+from .torch_side.gradients import CallGradients
 from .torch_side.situation import capturing, gradient_needed, nothing_to_launch, unusual
 from .warning import tell_caller
 
@@ -54,7 +54,7 @@ class Asked:
 class Answers:
     """The possible answers to a call of one op: its plans, best first, and its reference."""
 
-    def __init__(self, plans: Plans, gradients: Gradients, mode: Callable[[], Mode]) -> None:
+    def __init__(self, plans: Plans, gradients: CallGradients, mode: Callable[[], Mode]) -> None:
         self.plans = plans
         self._op = plans.op
         self._gradients = gradients

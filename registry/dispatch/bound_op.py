@@ -25,7 +25,7 @@ from .recording import recorder
 from .resolve.candidates import Plans
 from .resolve.winners import Winners
 from .torch_side import operators as torch_ops
-from .torch_side.gradients import NO_BACKWARD_HINT, Gradients, no_backward
+from .torch_side.gradients import NO_BACKWARD_HINT, CallGradients, no_backward
 from .torch_side.situation import gradient_needed, keeping_dtype, unusual
 from .torch_side.torch_private import unseen_by_modes
 
@@ -45,7 +45,7 @@ class BoundOp:
         mode: Callable[[], Mode],
     ) -> None:
         self.op = op
-        self.gradients = Gradients(op, find, forcing)
+        self.gradients = CallGradients(op, find, forcing)
         self.torch_op: OpOverload[..., Any] | None = None
         """torch's operator of the op; None until torch.compile traces a call."""
         self.ready_to_trace = _definer(self)

@@ -23,8 +23,8 @@ from ..problem import Problem
 from ..tracing import constant_while_tracing, let_through
 from .bound_op import BoundOp
 from .explain import Explanation, explained_problem
-from .forcing import Forced, Forcing, Wanted
-from .hit.hot_path import Answer
+from .forcing import Forced, ForcedChoice, Forcing
+from .hit.hot_path import CallAnswer
 from .mode import Mode, checked_mode, mode_of
 from .plans.prepared import BUDGET, forget_prepared
 from .plans.prepared_budget import checked_bytes
@@ -53,7 +53,7 @@ class Dispatcher:
         self._reloading = renewed_in_child(self, "_reloading", threading.Lock)
         self._winners = Winners(database)
         self._bound: dict[str, BoundOp] = {}
-        self._calls: dict[str, Answer] = {}
+        self._calls: dict[str, CallAnswer] = {}
         self._seen = self.catalog.generation
         self._lock = renewed_in_child(self, "_lock", threading.RLock)
         self._ensure = _finder(self)
@@ -114,7 +114,7 @@ class Dispatcher:
         situation = bound.plans.situation(problem, device or Device.best())
         return explained_problem(situation, self.forcing.of(problem.op), self.mode())
 
-    def using(self, **choices: Wanted) -> AbstractContextManager[None]:
+    def using(self, **choices: ForcedChoice) -> AbstractContextManager[None]:
         """Force implementations in a with block of this thread: ``using(softmax="triton.row")``.
 
         A value is a name, or a name with a config; an op of a plugin is written ``**{"acme::row_sum": ...}``. Raises

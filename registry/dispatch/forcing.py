@@ -13,7 +13,7 @@ from ..errors import InvalidArgumentError
 from ..forking import renewed_in_child
 from ..space import Config, config_key
 
-Wanted = str | tuple[str, Mapping[str, Any]]
+ForcedChoice = str | tuple[str, Mapping[str, Any]]
 """``"triton.row"``, or ``("triton.row", {"num_warps": 8})``."""
 
 

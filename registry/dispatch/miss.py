@@ -25,7 +25,7 @@ from .resolve.resolved import Attempt, Resolved
 from .shared_memory import check_apart
 from .torch_side import operators as torch_ops
 from .torch_side.distributed import with_weights_replicated
-from .torch_side.gradients import Gradients
+from .torch_side.gradients import CallGradients
 from .torch_side.profiles import Profiles
 from .torch_side.situation import (
     counting_writes,
@@ -59,7 +59,7 @@ class Miss:
         plans: Plans,
         forcing: Forcing,
         follow: Callable[[], None],
-        gradients: Gradients,
+        gradients: CallGradients,
         watch: recorder.Recorder,
         mode: Callable[[], Mode],
         serves: Callable[[], bool],

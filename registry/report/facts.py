@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tuning_db import Decision, Environment, ProblemKey, Protocol, Run, Store
+from tuning_db import Decision, Environment, ProblemKey, Protocol, Store, StoredRun
 
 from .tally import Tally, tally
 
@@ -127,7 +127,7 @@ class Facts:
 
     database: str
     sections: tuple[Section, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[StoredRun, ...]
 
 
 BaselinesOf = Callable[[Iterable[str]], Mapping[str, str]]

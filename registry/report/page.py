@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from tuning_db import Run
+from tuning_db import StoredRun
 
 from . import charts, figures, formats, intervals
 from .charts import Chart
@@ -122,7 +122,7 @@ def _identities(facts: Facts) -> list[tuple[str, Mapping[str, Any]]]:
     ]
 
 
-def _run_details(run: Run) -> list[tuple[str, Any]]:
+def _run_details(run: StoredRun) -> list[tuple[str, Any]]:
     """A run's details and summary, without the entries that repeat its start and end."""
     stored = {**run.details, **run.summary}
     return [(name.replace("_", " "), value) for name, value in stored.items() if name != "seconds"]

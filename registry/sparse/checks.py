@@ -5,14 +5,11 @@ from __future__ import annotations
 import torch
 
 from ..errors import InvalidArgumentError
-from ..packed.checks import check_tensor
-from ..problem import TensorSpec, dtype_name
+from ..packed.checks import Shaped, check_tensor
+from ..problem import dtype_name
 from .layout import meta_words
 
 VALUE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-Shaped = torch.Tensor | TensorSpec
-"""A tensor or its spec."""
 
 
 def check_parts(what: str, values: Shaped, meta: Shaped) -> None:

@@ -11,7 +11,7 @@ import torch
 from ..arguments.schema import Parameter, tensors_in, with_tensors
 from ..contract import Op
 from ..correctness.bits import as_bits
-from ..correctness.poisoned_layouts import Layout, Surrounded, laid_out_within
+from ..correctness.poisoned_layouts import PoisonedLayout, Surrounded, laid_out_within
 from ..device import Device
 from ..problem import Problem
 
@@ -22,7 +22,7 @@ class GivenInputs:
     """Inputs of a kind in a layout, inside poisoned allocations. ``values`` are the schema's in order."""
 
     def __init__(
-        self, op: Op, problem: Problem, kind: str, device: Device, layout: Layout, *, nan_beside: bool = False
+        self, op: Op, problem: Problem, kind: str, device: Device, layout: PoisonedLayout, *, nan_beside: bool = False
     ) -> None:
         self._draw = partial(_drawn, op, problem, kind, device)
         self._tensors: list[tuple[Parameter, Surrounded, torch.Tensor]] = []
@@ -31,7 +31,9 @@ class GivenInputs:
             for parameter, value in zip(op.parsed.parameters, self._draw(SEED), strict=True)
         )
 
-    def _lay_out(self, parameter: Parameter, layout: Layout, nan_beside: bool, tensor: torch.Tensor) -> torch.Tensor:
+    def _lay_out(
+        self, parameter: Parameter, layout: PoisonedLayout, nan_beside: bool, tensor: torch.Tensor
+    ) -> torch.Tensor:
         # NaN beside an input reveals reads; beside a mutated tensor a number also reveals changes
         beside = nan_beside or not parameter.mutated
         found = laid_out_within(tensor, layout, len(self._tensors), nan_beside=beside)

@@ -9,7 +9,7 @@ import torch
 
 from ..contract import Op
 from ..correctness.other_sizes import OtherSize, false_claim, other_sizes, sizes_apart
-from ..correctness.poisoned_layouts import LAYOUTS, Layout, adds_nothing
+from ..correctness.poisoned_layouts import LAYOUTS, PoisonedLayout, adds_nothing
 from ..device import Device
 from ..discovery import answers
 from ..dispatch.plans.other_size import at_other_size, bound_by_call
@@ -100,7 +100,9 @@ def _configs(
     return configs
 
 
-def _check_layout(notes: Notes, op: Op, candidate: Candidate, problem: Problem, device: Device, layout: Layout) -> None:
+def _check_layout(
+    notes: Notes, op: Op, candidate: Candidate, problem: Problem, device: Device, layout: PoisonedLayout
+) -> None:
     kinds = op.kinds if layout == "contiguous" else op.kinds[:1]
     arguments = op.arguments(GivenInputs(op, problem, kinds[0], device, layout).values)
     if adds_nothing(layout, arguments.tensors.values()):
@@ -125,7 +127,7 @@ def _is_supported(notes: Notes, place: Place, candidate: Candidate, problem: Pro
 
 
 def _layout_faults(
-    op: Op, candidate: Candidate, problem: Problem, device: Device, layout: Layout, kinds: tuple[str, ...]
+    op: Op, candidate: Candidate, problem: Problem, device: Device, layout: PoisonedLayout, kinds: tuple[str, ...]
 ) -> Iterator[str]:
     given = GivenInputs(op, problem, kinds[0], device, layout)
     plan = build(op, candidate, problem, op.arguments(given.values), device)

@@ -122,7 +122,7 @@ class TimedBlock:
     seconds: float
 
 
-Answer = Outcome | TimedBlock
+JobAnswer = Outcome | TimedBlock
 
 
 def to_json(job: DeviceJob | CompileJob) -> dict[str, Any]:

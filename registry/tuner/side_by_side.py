@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 
 from .events import Event, Observer, Result, RunEnded, SecondsLeft
 
-Run = Callable[[Observer, threading.Event], tuple[Result, ...]]
+DeviceRun = Callable[[Observer, threading.Event], tuple[Result, ...]]
 """Tunes on some devices; tells the observer, and ends soon after the event is set."""
 
 
-def side_by_side(runs: Sequence[Run], observer: Observer) -> tuple[Result, ...]:
+def side_by_side(runs: Sequence[DeviceRun], observer: Observer) -> tuple[Result, ...]:
     """The results of all runs, in their order. The observer is called by one thread at a time, with one RunEnded.
 
     Raises the first fault, when all runs have ended. One run alone stays in this thread.

@@ -12,7 +12,7 @@ from yaml.resolver import Resolver
 
 from ..errors import ShapesFileError
 
-Place = tuple[Hashable, ...]
+NodePlace = tuple[Hashable, ...]
 """Path of a value in a document, keys and indices from the top: ``("softmax", 0, "rows")``."""
 
 MOST_CHARACTERS = 2**24
@@ -57,22 +57,22 @@ class Document:
 
     def __init__(self, name: str | Path, text: str) -> None:
         self._name = name
-        self._lines: dict[Place, int] = {}
+        self._lines: dict[NodePlace, int] = {}
         self._values = 0
         self.data = self._read(text)
 
-    def line(self, place: Place) -> int:
+    def line(self, place: NodePlace) -> int:
         """The line of a value; if it has none, that of the innermost value around it."""
         return self._lines.get(self._written(place), 1)
 
-    def fault(self, place: Place, message: str, hint: str) -> ShapesFileError:
+    def fault(self, place: NodePlace, message: str, hint: str) -> ShapesFileError:
         """The error ``FILE, line N, KEY: MESSAGE`` with a hint."""
         parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in self._written(place))
         key = "".join(parts).removeprefix(".")
         where = f"{self._name}, line {self.line(place)}" + (f", {key}" if key else "")
         return ShapesFileError(f"{where}: {message}", hint=hint)
 
-    def _written(self, place: Place) -> Place:
+    def _written(self, place: NodePlace) -> NodePlace:
         """The longest start of ``place`` that has a line in the file: a single value has no index in it."""
         while place and place not in self._lines:
             place = place[:-1]
@@ -98,7 +98,7 @@ class Document:
             problem = " ".join(part for part in (fault.context, fault.problem) if part)
         return ShapesFileError(f"{self._name}{where}: not YAML: {problem}", hint="see docs/shapes.md")
 
-    def _plain(self, loader: _Loader, node: yaml.Node, place: Place, above: tuple[yaml.Node, ...]) -> object:
+    def _plain(self, loader: _Loader, node: yaml.Node, place: NodePlace, above: tuple[yaml.Node, ...]) -> object:
         """The node's value; remembers its line, refuses repeated keys and aliases of a node within itself."""
         self._lines.setdefault(place, node.start_mark.line + 1)
         self._values += 1
@@ -129,7 +129,7 @@ class Document:
             found[key] = self._plain(loader, value_node, inner, above)
         return found
 
-    def _key(self, loader: _Loader, node: yaml.Node, place: Place) -> str:
+    def _key(self, loader: _Loader, node: yaml.Node, place: NodePlace) -> str:
         if node.tag == _MERGE_TAG:
             raise self.fault(place, "<< has no meaning here", "write the dimensions out")
         # a list or mapping is not shown: an alias in it may stand for billions of values
@@ -140,7 +140,7 @@ class Document:
                 return key
         raise self.fault(place, f"{shown} is not a name", "expected the name of an op or dimension")
 
-    def _scalar(self, loader: _Loader, node: yaml.ScalarNode, place: Place) -> object:
+    def _scalar(self, loader: _Loader, node: yaml.ScalarNode, place: NodePlace) -> object:
         try:
             return loader.construct_object(node)
         except (ValueError, ArithmeticError) as fault:

@@ -12,8 +12,8 @@ from registry.correctness.bits import as_bits
 from registry.correctness.poisoned_layouts import (
     LAYOUTS,
     MARGIN,
-    Layout,
     Poison,
+    PoisonedLayout,
     Surrounded,
     adds_nothing,
     all_laid_out,
@@ -96,7 +96,7 @@ def test_two_elements_of_poison_fill_a_word() -> None:
             assert bytes(word[element : element + poison.itemsize]) == expected.to_bytes(poison.itemsize, "little")
 
 
-STRIDES: dict[Layout, tuple[int, ...]] = {
+STRIDES: dict[PoisonedLayout, tuple[int, ...]] = {
     "contiguous": (12, 4, 1),
     "unaligned": (12, 4, 1),
     "sliced": (16, 5, 1),
@@ -120,7 +120,7 @@ def test_layouts_are_what_they_are_called() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (0,), (3, 0), (0, 3), (1, 5), (5, 1), (2, 1, 3)])
-def test_any_shape_can_be_laid_out(layout: Layout, shape: tuple[int, ...]) -> None:
+def test_any_shape_can_be_laid_out(layout: PoisonedLayout, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     found = laid_out_within(x, layout)
     assert torch.equal(found.tensor, x)

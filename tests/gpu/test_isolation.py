@@ -19,7 +19,7 @@ import torch
 
 from registry.device import Device
 from registry.problem import Value
-from registry.tuner.jobs import Answer, BlockJob, Entrant, Outcome, TrialJob
+from registry.tuner.jobs import BlockJob, Entrant, JobAnswer, Outcome, TrialJob
 from registry.tuner.limits import Limits
 from registry.tuner.measure import nvml
 from registry.tuner.measure.clocks import Clocks
@@ -70,7 +70,7 @@ def attempt(device: Device) -> Iterator[Try]:
     def run(*faults: str, limits: Limits = LIMITS) -> tuple[list[Outcome], DeviceWorker]:
         answers: dict[int, Outcome] = {}
 
-        def answered(job: TrialJob | BlockJob, answer: Answer) -> None:
+        def answered(job: TrialJob | BlockJob, answer: JobAnswer) -> None:
             assert isinstance(answer, Outcome)
             assert job.id not in answers
             answers[job.id] = answer

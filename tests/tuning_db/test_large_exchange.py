@@ -16,7 +16,7 @@ import pytest
 from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Protocol, Store, Trial, identity_rows
 from tuning_db.exchange import format as exchange_format
 from tuning_db.exchange import parts
-from tuning_db.exchange.format import Line, TrialLine, line, lines
+from tuning_db.exchange.format import ExchangeLine, TrialLine, line, lines
 from tuning_db.exchange.quick_lines import KnownIdentities
 from tuning_db.records import PlainTrial
 
@@ -87,7 +87,7 @@ def test_stored_details_of_any_form_make_one_line(tmp_path: Path, stored: str) -
     assert json.loads(told)["trial"]["details"] == json.loads(stored)
 
 
-def records(text: str) -> list[tuple[int, Line]]:
+def records(text: str) -> list[tuple[int, ExchangeLine]]:
     """The lines with each plain trial as the record that it stands for."""
     return [
         (number, TrialLine(run=content.run, trial=content.trial()) if isinstance(content, PlainTrial) else content)
@@ -95,7 +95,7 @@ def records(text: str) -> list[tuple[int, Line]]:
     ]
 
 
-def thoroughly(monkeypatch: pytest.MonkeyPatch, text: str) -> list[tuple[int, Line]]:
+def thoroughly(monkeypatch: pytest.MonkeyPatch, text: str) -> list[tuple[int, ExchangeLine]]:
     with monkeypatch.context() as patch:
         patch.setattr(KnownIdentities, "trial", lambda self, text: None)
         patch.setattr(KnownIdentities, "without_finals", lambda self, text: None)
@@ -129,7 +129,7 @@ def test_only_lines_that_name_something_new_are_read_thoroughly(exported: str, m
     read: list[int] = []
     ours = exchange_format._thoroughly
 
-    def counted(number: int, text: str, known: KnownIdentities) -> Line:
+    def counted(number: int, text: str, known: KnownIdentities) -> ExchangeLine:
         read.append(number)
         return ours(number, text, known)
 

@@ -13,7 +13,7 @@ from tuning_db import ExchangeError, Store, TuningDBError
 from tuning_db.exchange import parts
 from tuning_db.exchange.format import RunLine, WinnerLine, line
 from tuning_db.exchange.parts import ahead
-from tuning_db.records import Run, now
+from tuning_db.records import StoredRun, now
 
 
 def test_items_come_in_order_one_ahead_from_one_other_thread() -> None:
@@ -58,7 +58,7 @@ def test_a_bad_line_behind_many_parts_leaves_the_database_as_it_was(
 ) -> None:
     monkeypatch.setattr(parts, "TOGETHER", 4)
     before, threads = store.statistics(), threading.active_count()
-    runs = [line(RunLine(run=Run(f"{number:032x}", make.environment, now()))) for number in range(30)]
+    runs = [line(RunLine(run=StoredRun(f"{number:032x}", make.environment, now()))) for number in range(30)]
     header = line(parts.HeaderLine())
     with pytest.raises(ExchangeError, match="line 32"):
         store.load(io.StringIO("".join([header, *runs, "{}\n"])))

@@ -20,17 +20,17 @@ from .faults import sqlite_code, told_of, translated
 from .files import Access, check_file, connect, second_access
 from .location import Location, locate
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
-Row = tuple[Any, ...]
+AnsweredRow = tuple[Any, ...]
 
-Ask = Callable[[str, Mapping[str, Any]], list[Row]]
+Ask = Callable[[str, Mapping[str, Any]], list[AnsweredRow]]
 """``ask(query, values)``: the rows of a query with named values."""
 
 _TABLES = frozenset({"candidate", "decision", "hardware", "implementation", "problem", "run", "software", "winner"})
 
 
-def answered(database: str | Path | None, seconds: float, question: Callable[[Ask], Result]) -> Result:
+def answered(database: str | Path | None, seconds: float, question: Callable[[Ask], _Result]) -> _Result:
     """The result of ``question``, which asks queries of the database at ``database``, see ``Store.open``.
 
     Raises MissingDatabaseError where there is none, UnreachableDatabaseError where it does not answer within
@@ -40,19 +40,19 @@ def answered(database: str | Path | None, seconds: float, question: Callable[[As
     if place.server is not None:
         import sqlalchemy.orm  # noqa: F401  not on the clock
 
-    def read() -> Result:
+    def read() -> _Result:
         ask = _of_server if place.server is not None else _of_file
         return ask(place, question, time.monotonic() + seconds)
 
     return within(seconds, place.shown, read)
 
 
-def within(seconds: float, shown: str, work: Callable[[], Result]) -> Result:
+def within(seconds: float, shown: str, work: Callable[[], _Result]) -> _Result:
     """The result or exception of ``work``, which runs in a thread and is abandoned after ``seconds``.
 
     Raises UnreachableDatabaseError then: no timeout of a driver covers a dead file system or server.
     """
-    done: queue.SimpleQueue[tuple[Result | None, BaseException | None]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[_Result | None, BaseException | None]] = queue.SimpleQueue()
 
     def run() -> None:
         try:
@@ -72,7 +72,7 @@ def within(seconds: float, shown: str, work: Callable[[], Result]) -> Result:
     return result  # type: ignore[return-value]
 
 
-def _of_file(place: Location, question: Callable[[Ask], Result], deadline: float) -> Result:
+def _of_file(place: Location, question: Callable[[Ask], _Result], deadline: float) -> _Result:
     path, shown = place.path, place.shown
     assert path is not None
     check_file(path, shown, create=False)
@@ -88,13 +88,13 @@ def _of_file(place: Location, question: Callable[[Ask], Result], deadline: float
         raise translated(shown, fault) from fault
 
 
-def _of_access(access: Access, shown: str, question: Callable[[Ask], Result], deadline: float) -> Result:
+def _of_access(access: Access, shown: str, question: Callable[[Ask], _Result], deadline: float) -> _Result:
     with closing(connect(access, seconds=max(deadline - time.monotonic(), 0))) as connection:
         connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
         connection.execute("BEGIN")
         _check_tables(connection, shown)
 
-        def ask(query: str, values: Mapping[str, Any]) -> list[Row]:
+        def ask(query: str, values: Mapping[str, Any]) -> list[AnsweredRow]:
             return connection.execute(query, values).fetchall()
 
         try:
@@ -118,7 +118,7 @@ def _check_tables(connection: sqlite3.Connection, shown: str) -> None:
     check_readable(version_of([stamp for (stamp,) in connection.execute(STAMPS)], shown), shown)
 
 
-def _of_server(place: Location, question: Callable[[Ask], Result], deadline: float) -> Result:
+def _of_server(place: Location, question: Callable[[Ask], _Result], deadline: float) -> _Result:
     from sqlalchemy import create_engine, text
     from sqlalchemy.exc import NoSuchModuleError
     from sqlalchemy.pool import NullPool

@@ -21,7 +21,7 @@ from .files import BUSY_SECONDS, Access, connect, journal_of, network_file_syste
 WRITES = "tuning_db_writes"
 """Execution option of an engine whose transactions take the write lock when they begin."""
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 _log = logging.getLogger("tuning_db")
 
@@ -82,7 +82,7 @@ def set_journal(access: Access, shown: str) -> None:
         connection.close()
 
 
-def patiently(action: Callable[[], Result]) -> Result:
+def patiently(action: Callable[[], _Result]) -> _Result:
     """Repeats ``action`` while it raises SQLite's "locked", since some locks do not wait for the busy timeout."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:

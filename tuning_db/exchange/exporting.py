@@ -10,7 +10,7 @@ from sqlalchemy import Select, select, text
 from sqlalchemy.orm import Session
 
 from .. import reading
-from ..database.answering import Row
+from ..database.answering import AnsweredRow
 from ..models import DecisionRow, HardwareRow, ProblemRow, RunRow, TrialRow
 from ..records import Decision, Final
 from ..referred import Referred
@@ -74,7 +74,7 @@ def exported_winners(session: Session, op: str | None, hardware_keys: Collection
 def _summary(session: Session, decision: Decision) -> Iterator[Final]:
     """A time for the best candidate of each implementation that a winner was measured against."""
 
-    def ask(query: str, values: Mapping[str, Any]) -> list[Row]:
+    def ask(query: str, values: Mapping[str, Any]) -> list[AnsweredRow]:
         return [tuple(row) for row in session.execute(text(query), dict(values))]
 
     found = runners(ask, decision.uid)

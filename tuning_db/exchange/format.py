@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ..errors import ExchangeError
 from ..keys import canonical_json
-from ..records import Decision, Final, PlainTrial, Run, Trial
+from ..records import Decision, Final, PlainTrial, StoredRun, Trial
 from .quick_lines import KnownIdentities
 
 FORMAT = "kernel-registry tuning results"
@@ -39,7 +39,7 @@ class RunLine(_Line):
     """A tuning run."""
 
     kind: Literal["run"] = "run"
-    run: Run
+    run: StoredRun
 
 
 class TrialLine(_Line):
@@ -67,7 +67,7 @@ class WinnerLine(_Line):
 
 
 Written = HeaderLine | RunLine | TrialLine | DecisionLine | WinnerLine
-Line = Written | PlainTrial
+ExchangeLine = Written | PlainTrial
 """A line as it is read; a trial in the usual form is a PlainTrial."""
 
 _LINES: TypeAdapter[Written] = TypeAdapter(Annotated[Written, Field(discriminator="kind")])
@@ -78,7 +78,7 @@ def line(content: Written) -> str:
     return canonical_json(dict(content), _plain) + "\n"
 
 
-def lines(stream: Iterable[str]) -> Iterator[tuple[int, Line]]:
+def lines(stream: Iterable[str]) -> Iterator[tuple[int, ExchangeLine]]:
     """(number, content) of each line behind the header, as it is read.
 
     Raises ExchangeError with the number and the fault of the first bad line.
@@ -96,7 +96,7 @@ def lines(stream: Iterable[str]) -> Iterator[tuple[int, Line]]:
         yield number, content
 
 
-def _numbered(stream: Iterable[str]) -> Iterator[tuple[int, Line]]:
+def _numbered(stream: Iterable[str]) -> Iterator[tuple[int, ExchangeLine]]:
     number, known = 0, KnownIdentities()
     try:
         for number, text in enumerate(stream, 1):
@@ -110,7 +110,7 @@ def _numbered(stream: Iterable[str]) -> Iterator[tuple[int, Line]]:
         ) from invalid
 
 
-def _thoroughly(number: int, text: str, known: KnownIdentities) -> Line:
+def _thoroughly(number: int, text: str, known: KnownIdentities) -> ExchangeLine:
     split = known.without_finals(text) if '"finals":[{' in text else None
     content = _LINES.validate_json(text if split is None else split[0], strict=True)
     if fault := next(_faults(content), ""):

@@ -14,14 +14,14 @@ from ..identity_rows import Identities
 from ..models import DecisionRow, FinalRow, RunRow
 from ..records import PlainTrial
 from ..rows import chunks, numbers_of
-from .format import DecisionLine, Line
+from .format import DecisionLine, ExchangeLine
 from .parts import Part, ahead, parts
 
 _CACHE_KIB = 65_536
 """SQLite's cache for an import: uids are random, and the pages of their index come back again and again."""
 
 
-def add_lines(session: Session, lines: Iterable[tuple[int, Line]]) -> int:
+def add_lines(session: Session, lines: Iterable[tuple[int, ExchangeLine]]) -> int:
     """Adds the records that are new; returns their number. Raises ExchangeError for a reference to a missing record.
 
     ``lines`` are taken in another thread: to insert what was read and to read what follows takes about as long.

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TypeVar
 
 from ..records import PlainTrial
-from .format import DecisionLine, HeaderLine, Line, RunLine, TrialLine, WinnerLine
+from .format import DecisionLine, ExchangeLine, HeaderLine, RunLine, TrialLine, WinnerLine
 
 TOGETHER = 4096
 """Lines that are added together: an import holds twice as many in memory, however long the file."""
@@ -33,7 +33,7 @@ class Part:
     decisions: list[tuple[int, DecisionLine]] = field(default_factory=list)
     winners: dict[str, int] = field(default_factory=dict)
 
-    def add(self, number: int, content: Line) -> None:
+    def add(self, number: int, content: ExchangeLine) -> None:
         """Takes in a line."""
         match content:
             case TrialLine():
@@ -61,7 +61,7 @@ class Part:
         return lines >= TOGETHER
 
 
-def parts(lines: Iterable[tuple[int, Line]]) -> Iterator[Part]:
+def parts(lines: Iterable[tuple[int, ExchangeLine]]) -> Iterator[Part]:
     """All lines, each beside its number, in parts."""
     part = Part()
     for number, content in lines:

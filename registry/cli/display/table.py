@@ -55,11 +55,11 @@ class Group:
     rows: Sequence[Sequence[str]]
 
 
-ProblemRow = tuple["Problem | ProblemKey", Sequence[str]]
+TableRow = tuple["Problem | ProblemKey", Sequence[str]]
 """A problem, and its cells."""
 
 
-def print_problems(columns: Sequence[Column], rows: Iterable[ProblemRow]) -> None:
+def print_problems(columns: Sequence[Column], rows: Iterable[TableRow]) -> None:
     """Print a table of problems, sorted by op and dimensions. In a pipe each row is a line with its whole problem."""
     found = list(rows)
     ops = list(dict.fromkeys(problem.op for problem, _ in found))
@@ -127,7 +127,7 @@ def _order(problem: Problem | ProblemKey) -> tuple[list[str], list[float]]:
     return _kind(problem), sizes
 
 
-def _group(rows: Sequence[ProblemRow]) -> Group:
+def _group(rows: Sequence[TableRow]) -> Group:
     """The rows of one op; its name and the dimensions that all share are the title."""
     shared = shared_dims(problem for problem, _ in rows)
     dims = [{name: value for name, value in problem.dims.items() if name not in shared} for problem, _ in rows]

@@ -14,7 +14,7 @@ from ...generated_code import function
 from ...problem import FULL_ALIGNMENT
 from ..shared_memory import share_memory, span_bytes
 from ..torch_side.situation import capturing
-from ..torch_side.torch_private import Check, tensor_guard
+from ..torch_side.torch_private import TorchCheck, tensor_guard
 
 Condition = Callable[..., bool]
 """A function of a call's tensors that must return True for the entry to hold."""
@@ -25,7 +25,7 @@ _NONE = type(None)
 
 def matcher(
     given: Sequence[torch.Tensor | None], conditions: Sequence[Condition] = (), written: tuple[int, ...] = ()
-) -> Check:
+) -> TorchCheck:
     """``match(*tensors)``: True if the tensors match ``given``, of the same number; None is a missing tensor.
 
     Tensors must agree in all properties that ``torch_private.native_guard`` checks. Nested tensors must not be passed.
@@ -43,14 +43,14 @@ def matcher(
     make = _maker(tuple(value is not None for value in given), twice, aligned in conditions, len(others), written)
     # beyond the longer of two nothing is shared, and sizes and strides are the same at every hit
     reach = max([span_bytes(one) for place in written if (one := given[place]) is not None], default=0)
-    match: Check = make(reach, *checks, *others)
+    match: TorchCheck = make(reach, *checks, *others)
     return match
 
 
 @lru_cache(maxsize=256)
 def _maker(
     present: tuple[bool, ...], twice: bool, in_line: bool, conditions: int, written: tuple[int, ...]
-) -> Callable[..., Check]:
+) -> Callable[..., TorchCheck]:
     """``make(*checks, *conditions)``, which returns ``match``: flat, since a loop would cost more than the guard.
 
     ``in_line``: the function checks alignment, too.

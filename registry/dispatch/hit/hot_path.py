@@ -30,7 +30,7 @@ MISSING: Final = _Missing()
 _FOUND_IN: Final = "registry.calls"
 """The module in which pickle finds the callables of the process's dispatcher."""
 
-Answer = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+CallAnswer = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
 """``answer(args, attributes)``: the outputs of a call with these positional and named arguments."""
 
 
@@ -45,7 +45,7 @@ class HotPath:
     """
 
     call: Callable[..., Any]
-    taken: Answer
+    taken: CallAnswer
     flat: Callable[..., Any]
 
 
@@ -62,10 +62,10 @@ class Around:
 
     table: Any
     watchers: tuple[Any, Any]
-    slow: Answer
+    slow: CallAnswer
     another_size: Callable[[tuple[Any, ...]], tuple[Any] | None]
-    generic: Answer
-    traced: Answer
+    generic: CallAnswer
+    traced: CallAnswer
     may_retry: Callable[[Exception, Any], bool]
     profiled: Callable[..., Any]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 from ...forking import renewed_in_child
-from ..torch_side.torch_private import Check
+from ..torch_side.torch_private import TorchCheck
 from .free import same
 
 MOST_SHAPES = 4096
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     resolved  the Resolved that it was made from, for explain
     """
 
-    check: Check
+    check: TorchCheck
     plain: tuple[Any, ...]
     grad: bool | None
     run: Callable[..., Any]
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
     resolved: Any
 
 
-Unpacked = tuple[Check, tuple[Any, ...], bool | None, Callable[..., Any], Callable[[], int], Any]
+Unpacked = tuple[TorchCheck, tuple[Any, ...], bool | None, Callable[..., Any], Callable[[], int], Any]
 """An entry as a plain tuple, which CPython unpacks three times as fast as a NamedTuple."""
 
 

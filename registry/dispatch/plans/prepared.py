@@ -16,7 +16,7 @@ from ...space import Config, config_key
 from ..torch_side.torch_private import stream_capturing, unseen_by_modes
 from .own_thread import made_apart
 from .prepared_budget import PreparedBudget
-from .prepared_cache import Place, PreparedCache, PreparedEntry, Versions
+from .prepared_cache import PreparedCache, PreparedEntry, StoragePlace, Versions
 from .prepared_hit import Hit, Sources, hit, unremembered
 
 BUDGET = PreparedBudget()
@@ -174,7 +174,7 @@ class PreparedTensors:
                 total += 0 if found is None else found.nbytes
         return total
 
-    def _identity(self, name: str, sources: tuple[Any, ...]) -> tuple[Place, Versions, tuple[torch.Tensor, ...]]:
+    def _identity(self, name: str, sources: tuple[Any, ...]) -> tuple[StoragePlace, Versions, tuple[torch.Tensor, ...]]:
         tensors = tuple(source for source in sources if isinstance(source, torch.Tensor))
         known = tuple(_memory(source) if isinstance(source, torch.Tensor) else source for source in sources)
         return (*self._key, name, known), tuple(source._version for source in tensors), tensors
@@ -196,7 +196,7 @@ class PreparedTensors:
 
     def _looked_up(
         self, name: str, sources: tuple[Any, ...]
-    ) -> tuple[Place, Versions, tuple[torch.Tensor, ...], PreparedEntry | None]:
+    ) -> tuple[StoragePlace, Versions, tuple[torch.Tensor, ...], PreparedEntry | None]:
         """The key of the sources, and their entry, if any. Raises NotReadyError if one is needed but cannot be made."""
         try:
             place, versions, tensors = self._identity(name, sources)
@@ -219,7 +219,7 @@ class PreparedTensors:
     def _make(
         self,
         name: str,
-        place: Place,
+        place: StoragePlace,
         sources: tuple[Any, ...],
         lengths: Lengths,
         first: torch.Tensor,

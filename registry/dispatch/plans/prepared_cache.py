@@ -21,7 +21,7 @@ from ..warning import tell_caller
 from .own_thread import made_apart
 from .source_tensor import SourceTensor
 
-Place = tuple[Hashable, ...]
+StoragePlace = tuple[Hashable, ...]
 """Key of a prepared tensor: the implementation, the tensor's name and its sources' memory."""
 
 Versions = tuple[int, ...]
@@ -113,8 +113,8 @@ class PreparedCache:
         # in a forked child no other thread changes entries
         self._depth = renewed_in_child(self, "_depth", int)
         self._burying = renewed_in_child(self, "_burying", bool)
-        self._entries: dict[Place, PreparedEntry] = {}
-        self._places: dict[int, set[Place]] = {}
+        self._entries: dict[StoragePlace, PreparedEntry] = {}
+        self._places: dict[int, set[StoragePlace]] = {}
         self.dead: deque[int] = deque()
         """Ids of dead storages whose entries are not dropped yet."""
         self._records: weakref.WeakValueDictionary[int, Records] = weakref.WeakValueDictionary()
@@ -124,7 +124,7 @@ class PreparedCache:
         with self._held():
             self._records[id(records)] = records
 
-    def find(self, place: Place, versions: Versions) -> PreparedEntry | None:
+    def find(self, place: StoragePlace, versions: Versions) -> PreparedEntry | None:
         """The entry of that place, if it was made from those versions; else None."""
         # first, since the id of a storage in dead may already be another storage's
         if self.dead:
@@ -134,7 +134,7 @@ class PreparedCache:
         return self._holding(place, versions)
 
     def put(
-        self, place: Place, make: Make, made: torch.Tensor, sources: tuple[Any, ...], versions: Versions
+        self, place: StoragePlace, make: Make, made: torch.Tensor, sources: tuple[Any, ...], versions: Versions
     ) -> PreparedEntry:
         """Add the tensor that ``make`` made from ``sources``, or return the entry that another thread has added first.
 
@@ -180,7 +180,7 @@ class PreparedCache:
                     return True
         return False
 
-    def pin(self, place: Place, entry: PreparedEntry, sources: tuple[torch.Tensor, ...]) -> None:
+    def pin(self, place: StoragePlace, entry: PreparedEntry, sources: tuple[torch.Tensor, ...]) -> None:
         """Keep the entry's tensor as long as its sources live: a graph is being captured with it."""
         with self._held():
             entry.captured = True
@@ -207,7 +207,7 @@ class PreparedCache:
             entries = list(self._entries.values())
             return sum(entry.nbytes for entry in entries if device is None or entry.tensor.device == device)
 
-    def _holding(self, place: Place, versions: Versions) -> PreparedEntry | None:
+    def _holding(self, place: StoragePlace, versions: Versions) -> PreparedEntry | None:
         entry = self._entries.get(place)
         if entry is None or entry.versions != versions:
             return None
@@ -245,7 +245,7 @@ class PreparedCache:
             " registry.configure(prepared_bytes=...) sets the budget",
         )
 
-    def _hold(self, place: Place, entry: PreparedEntry, sources: tuple[torch.Tensor, ...]) -> None:
+    def _hold(self, place: StoragePlace, entry: PreparedEntry, sources: tuple[torch.Tensor, ...]) -> None:
         for source in sources:
             storage = source.untyped_storage()
             token = id(storage)

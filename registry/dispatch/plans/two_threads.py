@@ -49,7 +49,7 @@ def results_of_two_threads(
     On a GPU each thread has its own stream, and the current stream waits for both. Raises any exception of a call.
     """
     turns = _Turns()
-    works = [_Work(plan, inputs, device, turns, me, calls) for me in range(len(inputs))]
+    works = [_ThreadWork(plan, inputs, device, turns, me, calls) for me in range(len(inputs))]
     threads = [threading.Thread(target=work.run, name="registry-two-threads") for work in works]
     for thread in threads:
         thread.start()
@@ -107,7 +107,7 @@ class _InTurns(TorchFunctionMode):
         return made
 
 
-class _Work:
+class _ThreadWork:
     """The calls of one thread."""
 
     def __init__(

@@ -32,7 +32,7 @@ _LEFT_OUT_LINE = re.compile(rf"{_LEFT_OUT}(\d+) ")
 
 _MOST_BITS = 256
 
-Row = tuple[Mapping[str, Any], int]
+RecordedRow = tuple[Mapping[str, Any], int]
 """The dimensions of a problem, and the number of its calls."""
 
 
@@ -40,7 +40,7 @@ Row = tuple[Mapping[str, Any], int]
 class Recorded:
     """A file's content: rows by op and canonical dimensions, the places of recording, the number of left out calls."""
 
-    rows: dict[str, dict[str, Row]] = field(default_factory=dict)
+    rows: dict[str, dict[str, RecordedRow]] = field(default_factory=dict)
     origins: list[str] = field(default_factory=list)
     left_out: int = 0
 
@@ -137,8 +137,8 @@ def text(recorded: Recorded, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rows(path: Path, op: object, entries: object) -> dict[str, Row]:
-    rows: dict[str, Row] = {}
+def _rows(path: Path, op: object, entries: object) -> dict[str, RecordedRow]:
+    rows: dict[str, RecordedRow] = {}
     for number, entry in enumerate(entries if isinstance(entries, list) else [None]):
         count = entry.get(COUNT, 1) if isinstance(entry, dict) else None
         if type(count) is not int or count < 1 or not all(map(_writable, entry.values())):

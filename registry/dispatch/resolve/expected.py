@@ -18,7 +18,7 @@ from tuning_db import Decision
 from ...implementation import Implementation
 from ...problem import Problem, Value
 from ..plans.plan import Candidate
-from .op_winners import Near, Source, Winner, source_of
+from .op_winners import Near, Winner, WinnerSource, source_of
 from .questions import asked, default_of
 from .situation import Situation, moved_along, shown_near, standing_of
 
@@ -43,7 +43,7 @@ class Expectation:
 
 
 def expected(
-    situation: Situation, misses: list[str], spent: set[Source], *, own: bool = False
+    situation: Situation, misses: list[str], spent: set[WinnerSource], *, own: bool = False
 ) -> Iterator[Expectation]:
     """Candidates for the problem from winners of other problems with the same static dimensions, best first.
 
@@ -73,7 +73,7 @@ def expected_elsewhere(situation: Situation) -> Iterator[tuple[Expectation, Mapp
     """
     op, problem = situation.op, situation.problem
     waiting: list[tuple[float, int, Expectation, Mapping[str, Value]]] = []
-    count, spent = itertools.count(), set[Source]()
+    count, spent = itertools.count(), set[WinnerSource]()
     for similar in () if situation.verified else situation.winners.similar(op, problem):
         # winners of these and of later dimensions are at least as far away as the dimensions
         while waiting and waiting[0][0] < similar.octaves:
@@ -87,7 +87,7 @@ def expected_elsewhere(situation: Situation) -> Iterator[tuple[Expectation, Mapp
         yield heapq.heappop(waiting)[2:]
 
 
-def _of_static(situation: Situation, like: Situation, spent: set[Source]) -> list[tuple[float, Expectation]]:
+def _of_static(situation: Situation, like: Situation, spent: set[WinnerSource]) -> list[tuple[float, Expectation]]:
     """Expectations at the static dimensions of ``like``, each with the distance of its winner along the others.
 
     Adds to ``spent`` the sources that hold for no size.

@@ -19,7 +19,7 @@ from tuning_db import Transfer
 from ...contract import Op, checked_range
 from ...problem import Value, exact
 
-Numbers = NDArray[np.float64]
+SizeNumbers = NDArray[np.float64]
 
 
 class Neighbours:
@@ -58,7 +58,7 @@ class Neighbours:
         shape = len(self.places), len(op.near_along)
         self._array = np.array(self._sizes, dtype=np.float64).reshape(shape)
         self._columns = [np.ascontiguousarray(column) for column in self._array.T]
-        self._reach: list[Numbers] | None = None
+        self._reach: list[SizeNumbers] | None = None
         """For each dimension the least and the greatest size at which each winner may answer; None if no limits."""
         if op.transfers:
             ends = np.array(reach, dtype=np.float64).reshape(*shape, 2)
@@ -70,11 +70,13 @@ class Neighbours:
         """The places of winners of these sizes."""
         return self._of_sizes.get(sizes, [])
 
-    def octaves(self, sizes: tuple[float, ...]) -> Numbers:
+    def octaves(self, sizes: tuple[float, ...]) -> SizeNumbers:
         """The distance of each winner, except for rounding errors; infinite if it does not transfer to these sizes."""
         # by columns, since a reduction over a short axis is slow
         logarithms = [np.log2(size / column) for size, column in zip(sizes, self._columns, strict=True)]
-        found: Numbers = np.abs(logarithms[0]) if len(sizes) == 1 else np.sqrt(sum(each * each for each in logarithms))
+        found: SizeNumbers = (
+            np.abs(logarithms[0]) if len(sizes) == 1 else np.sqrt(sum(each * each for each in logarithms))
+        )
         return found if self._reach is None else np.where(self._reached(sizes), found, np.inf)
 
     def _reached(self, sizes: tuple[float, ...]) -> NDArray[np.bool_]:
@@ -90,7 +92,7 @@ class Neighbours:
                 moved += ~own
         return reached & (moved <= 1)
 
-    def _bounds_along(self, column: int) -> Numbers:
+    def _bounds_along(self, column: int) -> SizeNumbers:
         """The sizes, along one dimension, at which the set of winners that transfer changes."""
         assert self._reach is not None
         (low, high), own = self._reach[column], self._columns[column]
@@ -101,7 +103,7 @@ class Neighbours:
         further = self._bounds[column].searchsorted(size, "right")
         return float(self._bounds[column][further]) - 1 if further < len(self._bounds[column]) else math.inf
 
-    def across(self, sizes: tuple[float, ...], there: tuple[float, ...]) -> Numbers:
+    def across(self, sizes: tuple[float, ...], there: tuple[float, ...]) -> SizeNumbers:
         """The distance of each winner on the other side of ``sizes`` than ``there``, infinite for all others.
 
         On the other side: in each dimension ``sizes`` is between the winner's and ``there``.

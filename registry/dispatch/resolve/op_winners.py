@@ -26,7 +26,7 @@ from .similar import Similar, SimilarStatics
 Winner = Decision | StoredWinner
 """A shipped decision, or a winner of the user's database without its figures."""
 
-Source = tuple[int, str, str]
+WinnerSource = tuple[int, str, str]
 """Version of the op, name and fingerprint of an implementation: either all winners of a source hold, or none."""
 
 SECONDS = 2.0
@@ -86,7 +86,9 @@ class OpWinners:
         known = map(self._at, self._in_rank(op, group.same(sizes_of(op, problem.dims))))
         return tuple([one.winner for one in known if one is not None and one.key == key])
 
-    def nearest(self, op: Op, problem: Problem, spent: Collection[Source] = (), *, own: bool = False) -> Iterator[Near]:
+    def nearest(
+        self, op: Op, problem: Problem, spent: Collection[WinnerSource] = (), *, own: bool = False
+    ) -> Iterator[Near]:
         """Winners with the problem's static dimensions, or that transfer to them, the nearest first.
 
         Each candidate is yielded once among the user's winners, and once among the shipped. ``own``: with winners of
@@ -311,6 +313,6 @@ def _history(database: str | None, winner: StoredWinner) -> list[Decision]:
         return store.history(winner.problem, winner.environment.hardware)
 
 
-def source_of(winner: Winner) -> Source:
+def source_of(winner: Winner) -> WinnerSource:
     """The source of a winner: all winners of one source hold, or none does."""
     return winner.problem.op_version, winner.candidate.implementation, winner.candidate.fingerprint

@@ -17,7 +17,7 @@ from ..forcing import Forced
 from ..plans.plan import Candidate
 from .expected import Expectation, expected, expected_elsewhere
 from .learnt import LearntDefault
-from .op_winners import Source, Winner, source_of
+from .op_winners import Winner, WinnerSource, source_of
 from .questions import asked, default_of, preference_of, refusals
 from .situation import Situation, shown_exact, shown_near, usable, violations
 
@@ -110,7 +110,7 @@ def nearest_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]
     For an implementation that cannot run the problem only its nearest winner is added to ``misses``.
     """
     seen: set[str] = set()
-    spent: set[Source] = set()
+    spent: set[WinnerSource] = set()
     refused: set[str] = set()
     for one in expected(situation, misses, spent):
         candidate, decision = one.candidate, one.near.decision

@@ -17,7 +17,7 @@ from ..plans.plan import Candidate, changed
 from .best_default import BestDefault, Found, demand
 from .expected import Expectation, expected, expected_elsewhere
 from .neighbours import octaves_between, sizes_of
-from .op_winners import Source, Winner
+from .op_winners import Winner, WinnerSource
 from .remembered import Remembered
 from .resolution import Choice, exact_choice, nearest_choice, similar_choice
 from .situation import Situation, shown_exact, standing_of
@@ -131,7 +131,7 @@ class Undoubted:
 
         Appends to ``misses`` why nearer winners do not apply; these are the same for all sizes of a span.
         """
-        told, stale = list[str](), set[Source]()
+        told, stale = list[str](), set[WinnerSource]()
         one = next(expected(situation, told, stale), None)
         misses += told
         if one is None:

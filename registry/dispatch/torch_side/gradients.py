@@ -35,7 +35,7 @@ class Bound(Protocol):
     """The part of a BoundOp that gradients use; see ``registry.dispatch.bound_op``."""
 
     op: Op
-    gradients: Gradients
+    gradients: CallGradients
 
     def flat(self, *args: Any, **attributes: Any) -> Any:
         """Run the op on the schema's arguments."""
@@ -56,7 +56,7 @@ class Recipe:
     silent: tuple[int, ...]
 
 
-class Gradients:
+class CallGradients:
     """Makes autograd record the calls of one op; ``find`` gives the bound op of a name."""
 
     def __init__(self, op: Op, find: Callable[[str], Bound], forcing: Forcing) -> None:
@@ -181,7 +181,9 @@ class _Recorded(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, gradients: Gradients, run: Callable[..., Any], lengths: Lengths | None, *items: Any) -> Any:
+    def forward(
+        ctx: Any, gradients: CallGradients, run: Callable[..., Any], lengths: Lengths | None, *items: Any
+    ) -> Any:
         values = items if lengths is None else grouped(items, lengths)
         output = run(*values)
         outputs = as_tuple(output)
@@ -202,7 +204,7 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        gradients: Gradients = ctx.gradients
+        gradients: CallGradients = ctx.gradients
         choices: Mapping[str, Forced] = ctx.choices
         saved = [as_memory(one) for one in ctx.saved_tensors]
         grads = tuple([None if one is None else as_memory(one) for one in grads])

@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from ...problem import TensorSpec
 from ...tracing import constant_while_tracing
 
-Check = Callable[..., bool]
+TorchCheck = Callable[..., bool]
 
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _functorch: Any = getattr(torch._C, "_functorch", None)
@@ -31,7 +31,7 @@ _functorch: Any = getattr(torch._C, "_functorch", None)
 _shape = attrgetter("shape")
 
 
-def native_guard(*tensors: torch.Tensor) -> Check:
+def native_guard(*tensors: torch.Tensor) -> TorchCheck:
     """``check(*tensors)`` in C, about 0.1 µs: class, dtype, shape, strides, device, requires_grad and dispatch state.
 
     The state covers inference mode, autocast of that device, vmap, func.grad and jit tracing; not dispatch modes,
@@ -39,20 +39,20 @@ def native_guard(*tensors: torch.Tensor) -> Check:
     """
     # not a comprehension, which is another Python call: each new size of a call makes a guard
     sizes, strides = [*map(list, map(_shape, tensors))], [*map(list, map(torch.Tensor.stride, tensors))]
-    check: Check = _guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    check: TorchCheck = _guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check
 
 
-def kind_guard(tensors: Sequence[torch.Tensor]) -> Check | None:
+def kind_guard(tensors: Sequence[torch.Tensor]) -> TorchCheck | None:
     """``native_guard`` for tensors with these numbers of dimensions, any sizes and strides; None if torch has none."""
     if not NATIVE_GUARD:
         return None
     anything = [[None] * tensor.dim() for tensor in tensors]
-    check: Check = _guards.TensorGuards(*tensors, dynamic_dims_sizes=anything, dynamic_dims_strides=anything).check
+    check: TorchCheck = _guards.TensorGuards(*tensors, dynamic_dims_sizes=anything, dynamic_dims_strides=anything).check
     return check
 
 
-def public_guard(*tensors: torch.Tensor) -> Check:
+def public_guard(*tensors: torch.Tensor) -> TorchCheck:
     """``native_guard`` through torch's public functions, about 2 µs a tensor."""
     expected = [_observed(tensor) for tensor in tensors]
 
@@ -230,7 +230,7 @@ NATIVE_GUARD = _in_clean_thread(_native_guard_works)
 NATIVE_ALLOCATOR = _in_clean_thread(_native_allocator_works)
 
 
-tensor_guard: Callable[..., Check] = native_guard if NATIVE_GUARD else public_guard
+tensor_guard: Callable[..., TorchCheck] = native_guard if NATIVE_GUARD else public_guard
 """The fastest guard of this torch that passes the tests; see ``native_guard``."""
 
 

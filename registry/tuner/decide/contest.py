@@ -12,7 +12,7 @@ from tuning_db import Decision, Final, Interval, is_noise
 
 from ...dispatch.plans.plan import Candidate
 from ..events import Incumbent
-from ..jobs import Answer, Entrant, TimedBlock
+from ..jobs import Entrant, JobAnswer, TimedBlock
 from ..limits import PRE_FINALISTS
 from ..planning.twin import LARGE_BYTES
 from ..search.findings import Findings
@@ -117,7 +117,7 @@ class Contest:
     def _us_of(self, entrants: Sequence[Candidate]) -> float:
         return sum(self.findings.median_us(one.key) or self.incumbent_us for one in entrants)
 
-    def meet_early(self, answer: Answer | None) -> None:
+    def meet_early(self, answer: JobAnswer | None) -> None:
         """Take in the pre-final: its fastest challengers go on.
 
         Where it was lost, or not held (None), the search's fastest go on, without those that were far behind.

@@ -11,7 +11,7 @@ from tuning_db import Decision, Final, Transfer
 from ...dispatch.plans.plan import Candidate
 from ...problem import Problem
 from ..events import BlockStarted, FinalsStarted, Note, Observer, Result
-from ..jobs import Answer, BlockJob, Entrant, TimedBlock, TransferJob
+from ..jobs import BlockJob, Entrant, JobAnswer, TimedBlock, TransferJob
 from ..measure.protocol import TimingProtocol
 from ..search.findings import Findings
 from ..storing import RunStore
@@ -36,7 +36,7 @@ CHANGED = "source or space changed, or gone"
 class BlockRunner(TransferRunner, Typed):
     """Runs blocks of the finals on a worker for each device; ``workers.crew.Crew`` is one."""
 
-    def run_blocks(self, jobs: Sequence[BlockJob | TransferJob]) -> Sequence[Answer]:
+    def run_blocks(self, jobs: Sequence[BlockJob | TransferJob]) -> Sequence[JobAnswer]:
         """The answers of the jobs, in order, each from a present worker."""
 
     def replace_workers(self, *, last: bool) -> None:

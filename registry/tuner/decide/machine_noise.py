@@ -12,7 +12,7 @@ import numpy as np
 
 from tuning_db import Environment, Store
 
-from ..jobs import Answer, BlockJob, Entrant, TimedBlock
+from ..jobs import BlockJob, Entrant, JobAnswer, TimedBlock
 from ..measure.protocol import TimingProtocol
 from ..planning.problems import ProblemPlan
 from ..search.findings import Findings
@@ -67,7 +67,7 @@ def earlier_noise(store: Store, environment: Environment) -> Noise:
     return sum((Noise.of_details(run.summary.get("noise", {})) for run in latest[:_SAME]), Noise())
 
 
-def aa_of(answer: Answer) -> Noise:
+def aa_of(answer: JobAnswer) -> Noise:
     """The noise of a block of twin entrants: one pair for ten rounds of two entrants. Empty for a lost block."""
     if not isinstance(answer, TimedBlock):
         return Noise()

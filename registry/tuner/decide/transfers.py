@@ -13,7 +13,7 @@ from ...dispatch.plans.plan import Candidate
 from ...implementation import Implementation
 from ...problem import Problem
 from ..events import Note, Observer, TransfersStarted
-from ..jobs import Answer, Outcome, TransferJob
+from ..jobs import JobAnswer, Outcome, TransferJob
 from ..measure.protocol import TimingProtocol
 from ..planning.transfer_codes import TransferCode, transfer_codes
 from ..search.findings import Findings
@@ -21,7 +21,7 @@ from ..search.findings import Findings
 _SAYS_NOTHING = frozenset({"out_of_memory", "unsupported", "compile_error", "out_of_resources"})
 """Statuses that show no wrong result: dispatch would not run the candidate either, or memory was too small."""
 
-Check = tuple[str, Problem]
+TransferCheck = tuple[str, Problem]
 """The key of a candidate and a problem to verify it on: one check serves all winners that ask for it."""
 
 
@@ -31,7 +31,7 @@ class TransferRunner(Typed):
     def built(self, wanted: Sequence[tuple[Implementation, Variant]]) -> Mapping[str, Artifact]:
         """The artifacts of variants by key; variants that do not compile are left out."""
 
-    def run_blocks(self, jobs: Sequence[TransferJob]) -> Sequence[Answer]:
+    def run_blocks(self, jobs: Sequence[TransferJob]) -> Sequence[JobAnswer]:
         """The answers of the jobs, in order."""
 
 
@@ -45,7 +45,7 @@ class _Question:
     codes: Sequence[TransferCode]
 
     @property
-    def checks(self) -> list[Check]:
+    def checks(self) -> list[TransferCheck]:
         return [(self.winner.key, problem) for code in self.codes for problem in code.problems]
 
     @property
@@ -108,9 +108,9 @@ def _none(findings: Findings, winner: Candidate, why: str) -> Note:
 
 def _jobs(
     questions: Sequence[_Question], protocol: TimingProtocol, artifacts: Mapping[str, Artifact]
-) -> dict[Check, TransferJob]:
+) -> dict[TransferCheck, TransferJob]:
     """One job for each check; the checks of one problem follow each other, so that they share its inputs."""
-    jobs: dict[Check, TransferJob] = {}
+    jobs: dict[TransferCheck, TransferJob] = {}
     for question in questions:
         entrant = question.findings.entrant(question.winner)
         built = {variant.key for variant in question.variants} & artifacts.keys()
@@ -122,7 +122,7 @@ def _jobs(
     return dict(sorted(jobs.items(), key=lambda job: job[0][1].key))
 
 
-def _answered(question: _Question, answers: Mapping[Check, Answer]) -> tuple[Transfer | None, str]:
+def _answered(question: _Question, answers: Mapping[TransferCheck, JobAnswer]) -> tuple[Transfer | None, str]:
     """The transfer of a winner, None if nothing is known of it; and why it does not transfer, "" if it does."""
     right: list[TransferCode] = []
     unseen = ""

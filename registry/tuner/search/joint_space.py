@@ -11,7 +11,7 @@ import numpy as np
 import optuna
 from numpy.typing import NDArray
 
-from ...points import Numbers, Points
+from ...points import PointNumbers, Points
 from ...space import Config, Space
 from ..planning.problems import ProblemPlan
 from .parameters import IMPLEMENTATION, distributions, parameter
@@ -49,14 +49,14 @@ class Block:
         found: list[int] = self.points.places(slice(row, row + 1))[0].tolist()
         return found
 
-    def owners(self) -> Numbers:
+    def owners(self) -> PointNumbers:
         """The number of the parameter to which each column of ``features`` belongs."""
         owners: list[int] = []
         for number, values in enumerate(self.space.domains.values()):
             owners += [number] * (0 if len(values) < 2 else 1 if _ordered(values) else len(values))
         return np.array(owners, dtype=np.int64)
 
-    def features(self, rows: Numbers) -> Reals:
+    def features(self, rows: PointNumbers) -> Reals:
         """Coordinates for a model, of the candidates in these rows.
 
         An ordered parameter is one column from 0 to 1; one that has no order is a corner of a simplex with edges of 1.
@@ -105,7 +105,7 @@ class JointSpace:
     def block_of(self, number: int) -> Block:
         return self._list[bisect.bisect_right(self._stops, number)]
 
-    def distances(self, block: Block, places: Sequence[int] | Numbers) -> Numbers:
+    def distances(self, block: Block, places: Sequence[int] | PointNumbers) -> PointNumbers:
         """L1 distances of the block's candidates from a point with these places."""
         return block.points.distances(places)
 

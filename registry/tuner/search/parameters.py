@@ -13,7 +13,7 @@ from ...problem import canonical_json
 
 IMPLEMENTATION = "implementation"
 
-Choice = None | bool | int | float | str
+ParameterChoice = None | bool | int | float | str
 Domains = Mapping[str, Mapping[str, Sequence[Any]]]
 """The values of each parameter of each implementation."""
 
@@ -23,7 +23,7 @@ def parameter(implementation: str, name: str) -> str:
     return f"{implementation}.{name}"
 
 
-def choices(values: Sequence[Any]) -> tuple[Choice, ...]:
+def choices(values: Sequence[Any]) -> tuple[ParameterChoice, ...]:
     """The values as Optuna's choices, in their order.
 
     All values become texts where one is no plain value, or where Optuna takes two for equal, as True and 1.

@@ -37,7 +37,7 @@ _LATE_OR_OVERWRITTEN = f"{_LATE}; or calls return the same memory: the second ov
 Judge = Callable[[Sequence[int]], Flags]
 """Returns flags: whether the outputs of these copies are right for the inputs that are shown."""
 
-Keep = Callable[[int], Callable[[], Flags]]
+KeepFlags = Callable[[int], Callable[[], Flags]]
 """Copies the inputs and outputs of a rotating copy; returns a function that judges them by a reference of their own."""
 
 
@@ -62,7 +62,7 @@ class BetweenSamples:
         outputs: Sequence[FlippedElements],
         looked_at: Sequence[SpreadElements],
         judge: Judge | None,
-        keep: Keep | None = None,
+        keep: KeepFlags | None = None,
         *,
         returned: bool = False,
     ) -> None:

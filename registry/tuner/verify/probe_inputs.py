@@ -16,7 +16,7 @@ from ...correctness.numerics import own_error, reference64
 from ...correctness.other_sizes import OtherSize, other_sizes
 from ...correctness.poisoned_layouts import (
     LAYOUTS,
-    Layout,
+    PoisonedLayout,
     Surrounded,
     adds_nothing,
     all_laid_out,
@@ -52,7 +52,7 @@ class Probe:
     """
 
     problem: Problem
-    layout: Layout
+    layout: PoisonedLayout
     arguments: Arguments
     values: tuple[Any, ...]
     pristine: tuple[Any, ...]
@@ -125,7 +125,7 @@ def _is_small(op: Op, problem: Problem, device: Device, part: float = 1.0) -> bo
     return floor.bytes <= part * most and floor.flop <= part * _MOST_FLOP[kind]
 
 
-def _planned(problems: Sequence[Problem]) -> Iterator[tuple[Problem, Layout]]:
+def _planned(problems: Sequence[Problem]) -> Iterator[tuple[Problem, PoisonedLayout]]:
     for problem in problems:
         yield problem, "contiguous"
     for layout in LAYOUTS[1:] if problems else ():
@@ -180,7 +180,7 @@ def _in_pair(op: Op, probe: Probe, device: Device) -> Probe:
 
 
 def _laid_out(
-    op: Op, problem: Problem, device: Device, layout: Layout, kind: str = "", *, again: bool = False
+    op: Op, problem: Problem, device: Device, layout: PoisonedLayout, kind: str = "", *, again: bool = False
 ) -> Iterator[Probe]:
     """The probe of a problem in a layout, none where the op has no such problem or layout.
 

@@ -16,7 +16,7 @@ from ...device import Device
 from ...errors import RegistryError
 from ...implementation import Implementation
 from ..events import DeviceUse
-from ..jobs import Answer, BlockJob, DeviceJob, Failed, Outcome, TransferJob, TrialJob
+from ..jobs import BlockJob, DeviceJob, Failed, JobAnswer, Outcome, TransferJob, TrialJob
 from ..limits import Limits
 from ..processes.cores import compiling_cores
 from .compile_pool import CompilePool
@@ -63,7 +63,7 @@ class Crew:
         self.blocks: list[tuple[float, float]] = []
         """For every series of blocks: its seconds, and the seconds that the workers measured."""
         self._queued: collections.deque[BlockJob | TransferJob] = collections.deque()
-        self._blocks: dict[int, Answer] = {}
+        self._blocks: dict[int, JobAnswer] = {}
         self._jobs = 0
         self._began = time.monotonic()
 
@@ -105,7 +105,7 @@ class Crew:
         assert on.worker is not None
         on.worker.submit(job)
 
-    def run_blocks(self, jobs: Sequence[BlockJob | TransferJob]) -> list[Answer]:
+    def run_blocks(self, jobs: Sequence[BlockJob | TransferJob]) -> list[JobAnswer]:
         """Run blocks and transfer checks on the present workers; answers in the jobs' order. A crash costs a job.
 
         A worker that has nothing to do takes the next job.
@@ -129,7 +129,7 @@ class Crew:
             one.worker.submit(replace(job, id=numbers[-1]))
         return numbers
 
-    def end_block(self, number: int) -> Answer:
+    def end_block(self, number: int) -> JobAnswer:
         """Wait for a block's answer."""
         while number not in self._blocks:
             self._feed_blocks()
@@ -225,7 +225,7 @@ class Crew:
         take = functools.partial(self._take, on)
         return DeviceWorker(self._selector, on.device, self._files, take, self._note, self._limits)
 
-    def _take(self, by: TunedDevice, job: DeviceJob, answer: Answer) -> None:
+    def _take(self, by: TunedDevice, job: DeviceJob, answer: JobAnswer) -> None:
         if not isinstance(job, TrialJob):
             self._blocks[job.id] = answer
             return

@@ -15,7 +15,7 @@ import msgspec
 
 from ...device import Device
 from ...errors import RegistryError
-from ..jobs import Answer, BlockJob, DeviceJob, Outcome, TimedBlock, to_json
+from ..jobs import BlockJob, DeviceJob, JobAnswer, Outcome, TimedBlock, to_json
 from ..limits import Limits
 from ..measure import nvml
 from ..processes.channels import MOST_FAILED_STARTS, forget, send, settle
@@ -39,7 +39,7 @@ class DeviceWorker:
         selector: selectors.BaseSelector,
         device: Device,
         files: Sequence[str],
-        answered: Callable[[DeviceJob, Answer], None],
+        answered: Callable[[DeviceJob, JobAnswer], None],
         note: Callable[[str], None],
         limits: Limits | None = None,
     ) -> None:
@@ -164,7 +164,7 @@ class DeviceWorker:
             return True
         try:
             if "timed" in message:
-                answer: Answer = msgspec.convert(message["timed"], TimedBlock)
+                answer: JobAnswer = msgspec.convert(message["timed"], TimedBlock)
             else:
                 answer = msgspec.convert(message["outcome"], Outcome)
         except (KeyError, ValueError):

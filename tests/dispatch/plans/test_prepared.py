@@ -435,11 +435,11 @@ def test_a_thread_may_come_to_the_cache_from_within(dispatcher: Dispatcher, doub
     assert doubled.made == 2
 
 
-class Interrupted(dict[prepared_cache.Place, prepared_cache.PreparedEntry]):
+class Interrupted(dict[prepared_cache.StoragePlace, prepared_cache.PreparedEntry]):
     """A cache's entries; whoever drops one is interrupted by ``then``, before it and after it."""
 
     def __init__(
-        self, entries: Mapping[prepared_cache.Place, prepared_cache.PreparedEntry], then: Callable[[], None]
+        self, entries: Mapping[prepared_cache.StoragePlace, prepared_cache.PreparedEntry], then: Callable[[], None]
     ) -> None:
         super().__init__(entries)
         self._then: Callable[[], None] | None = then

@@ -16,7 +16,7 @@ import pytest
 
 from registry.device import Device
 from registry.problem import Value
-from registry.tuner.jobs import Answer, BlockJob, Entrant, Outcome, TrialJob
+from registry.tuner.jobs import BlockJob, Entrant, JobAnswer, Outcome, TrialJob
 from registry.tuner.limits import Limits
 from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.processes import spawning
@@ -54,9 +54,9 @@ def attempt() -> Iterator[Try]:
     selector = selectors.DefaultSelector()
 
     def run(*faults: str, limits: Limits = LIMITS, notes: list[str] | None = None) -> list[Outcome]:
-        answers: dict[int, Answer] = {}
+        answers: dict[int, JobAnswer] = {}
 
-        def answered(job: TrialJob | BlockJob, answer: Answer) -> None:
+        def answered(job: TrialJob | BlockJob, answer: JobAnswer) -> None:
             assert job.id not in answers
             answers[job.id] = answer
 

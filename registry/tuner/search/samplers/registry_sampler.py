@@ -9,7 +9,7 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial
 
-from ....points import Numbers
+from ....points import PointNumbers
 from ....space import Space
 from ..joint_space import JointSpace
 from .distinct import DistinctSampler
@@ -81,7 +81,7 @@ class RegistrySampler(DistinctSampler):
         newest = [number for number in reversed(logs) if number not in set(fastest)][: _MOST_LEARNT // 2]
         return {number: logs[number] for number in (*fastest, *newest)}
 
-    def _scored(self) -> Numbers:
+    def _scored(self) -> PointNumbers:
         """The untried candidates; of more than 2500 a random part, and the neighbours of the fastest."""
         untried = np.flatnonzero(self.tried.untried)
         if len(untried) <= _MOST_SCORED:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ....points import Numbers
+from ....points import PointNumbers
 from ..joint_space import Block, JointSpace, Reals
 
 _PARTICLES = 16
@@ -36,10 +36,10 @@ class GaussianProcess:
         self._parameters = len(block.space.domains)
         self._particles = self._drawn(_PARTICLES)
         self._logs = self._prior(self._particles)
-        self._seen: Numbers = np.zeros(0, dtype=np.int64)
+        self._seen: PointNumbers = np.zeros(0, dtype=np.int64)
         self._values: Reals = np.zeros(0)
 
-    def fit(self, seen: Numbers, values: Reals) -> None:
+    def fit(self, seen: PointNumbers, values: Reals) -> None:
         """Move the particles towards values that explain the data. ``seen`` are rows of the block."""
         self._seen, self._values = seen, values
         if len(seen) < 3 or not len(self._owners):
@@ -54,7 +54,7 @@ class GaussianProcess:
         self._particles = np.where(accepted[:, None], moved, self._particles)
         self._logs = np.where(accepted, logs, self._logs)
 
-    def improvements(self, rows: Numbers, pending: Numbers, best: float) -> Reals:
+    def improvements(self, rows: PointNumbers, pending: PointNumbers, best: float) -> Reals:
         """Expected improvement of each of ``rows`` on ``best``, averaged over the likeliest particles.
 
         ``pending`` candidates are assumed to take their expected time.
@@ -99,10 +99,10 @@ class GaussianProcess:
         chosen = np.searchsorted(np.cumsum(weights / weights.sum()), ladder).clip(0, _PARTICLES - 1)
         self._particles, self._logs = self._particles[chosen], self._logs[chosen]
 
-    def _features(self, rows: Numbers) -> Reals:
+    def _features(self, rows: PointNumbers) -> Reals:
         return self._block.features(rows) if self._table is None else self._table[rows]
 
-    def _covariance(self, particles: Reals, left: Numbers, right: Numbers, *, noisy: bool) -> Reals:
+    def _covariance(self, particles: Reals, left: PointNumbers, right: PointNumbers, *, noisy: bool) -> Reals:
         inverse = np.exp(-particles[:, self._owners])
         one = self._features(left)[None] * inverse[:, None, :]
         two = self._features(right)[None] * inverse[:, None, :]
@@ -118,7 +118,7 @@ class GaussianProcess:
             covariance += noise[:, None, None] * np.eye(len(left))
         return covariance
 
-    def _solve(self, particles: Reals, seen: Numbers, values: Reals, rows: Numbers) -> tuple[Reals, Reals]:
+    def _solve(self, particles: Reals, seen: PointNumbers, values: Reals, rows: PointNumbers) -> tuple[Reals, Reals]:
         spread = np.exp(2.0 * particles[:, -2]) + _OFFSET_VARIANCE + np.exp(2.0 * particles[:, -1])
         if not len(seen):
             shape = (len(particles), len(rows))
@@ -163,7 +163,7 @@ class Surrogate:
             values = np.array([logs[number] - self._centre for number in seen])
             process.fit(np.array(seen, dtype=np.int64) - block.start, values)
 
-    def improvements(self, untried: Sequence[int] | Numbers, pending: Sequence[int], best: float) -> Reals:
+    def improvements(self, untried: Sequence[int] | PointNumbers, pending: Sequence[int], best: float) -> Reals:
         """Expected improvement of each untried candidate on the best log time."""
         numbers = np.asarray(untried, dtype=np.int64)
         found = np.zeros(len(numbers))
