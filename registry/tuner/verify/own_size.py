@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...correctness.poisoned_layouts import LAYOUTS, Layout, adds_nothing, all_laid_out, surrounded
+from ...correctness.poisoned_layouts import LAYOUTS, PoisonedLayout, adds_nothing, all_laid_out, surrounded
 from ...device import Device
 from ...dispatch.plans.plan import Plan
 from ...dispatch.plans.two_threads import MOST_CALLS
@@ -61,7 +61,7 @@ def calls_of_two_threads(plan: Plan, device: Device) -> int:
     return max(min(max(quick, _USUAL), affordable, MOST_CALLS), _FEWEST)
 
 
-def _of_case(session: Session, case: InputCase, layout: Layout) -> Probe | None:
+def _of_case(session: Session, case: InputCase, layout: PoisonedLayout) -> Probe | None:
     op, device = session.op, session.device.torch
     try:
         values = all_laid_out(case.pristine, layout)
