@@ -22,7 +22,7 @@ class Softmax(Implementation):
 
     op = "softmax"
     name = "columns.plain"
-    device_types = frozenset({"cpu"})
+    device_types = frozenset({"cpu", "cuda"})
     rows: ClassVar[int | None] = None
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:

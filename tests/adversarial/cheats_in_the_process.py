@@ -36,10 +36,13 @@ class Square(Implementation):
     """Writes x * x, after ``prepares`` has changed the process; a subclass says how, and what it writes instead."""
 
     op = "square"
-    device_types = frozenset({"cpu"})
+    device_types = frozenset({"cpu", "cuda"})
+    device = "cpu"
+    """The type of the device that a run is bound for."""
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         work = type(self)()
+        work.device = device.type
         work.changes()
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
@@ -98,13 +101,13 @@ class LeavesAFunctionMode(Square):
 
 
 class ReplacesAnOperator(Square):
-    """Below Python: torch's own all() of a CPU."""
+    """Below Python: torch's own all() of the device."""
 
     name = "process.operator"
 
     def changes(self) -> None:
         library = torch.library.Library("aten", "IMPL")
-        library.impl("all", lambda x: torch.ones((), dtype=torch.bool), "CPU")
+        library.impl("all", lambda x: torch.ones((), dtype=torch.bool), self.device.upper())
         _KEPT.append(library)
 
     def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -115,6 +118,7 @@ class ReplacesAnOperatorAboveTheDevice(ReplacesAnOperator):
     """Where autograd comes first."""
 
     name = "process.autograd_operator"
+    device_types = frozenset({"cpu"})
 
     def changes(self) -> None:
         library = torch.library.Library("aten", "IMPL")
@@ -126,6 +130,7 @@ class ReplacesAnOperatorAsCodeInCDoes(ReplacesAnOperator):
     """Python's list of what was replaced does not have it."""
 
     name = "process.native_operator"
+    device_types = frozenset({"cpu"})
 
     def changes(self) -> None:
         library = torch._C._dispatch_library("IMPL", "aten", "", __file__, 1)
@@ -137,6 +142,7 @@ class ReplacesTheFallback(ReplacesAnOperator):
     """What runs where a device has no code of its own for an operator."""
 
     name = "process.fallback"
+    device_types = frozenset({"cpu"})
 
     def changes(self) -> None:
         library = torch.library.Library("_", "IMPL")
@@ -192,6 +198,8 @@ class LooksIntoItsCallers(Square):
     """Works only where a caller is going to judge a sample, or there is none that takes samples."""
 
     name = "process.frames"
+    # a graph replays launches without a caller
+    device_types = frozenset({"cpu"})
 
     def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
         frame = sys._getframe()
@@ -259,11 +267,12 @@ class LeavesAutocast(Square):
     name = "process.autocast"
 
     def changes(self) -> None:
-        torch.set_autocast_enabled("cpu", True)
+        torch.set_autocast_enabled(self.device, True)
 
 
 class LeavesInferenceMode(Square):
     name = "process.inference"
+    device_types = frozenset({"cpu"})
 
     def changes(self) -> None:
         mode = torch.inference_mode()
@@ -285,7 +294,7 @@ class Gelu(Implementation):
     """torch's own."""
 
     op, name = "gelu", "process.gelu"
-    device_types = frozenset({"cpu"})
+    device_types = frozenset({"cpu", "cuda"})
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         work = type(self)()

@@ -34,7 +34,7 @@ class Gelu(Implementation):
     """Computes in double precision, which takes several times as long as to compare."""
 
     op = "gelu"
-    device_types = frozenset({"cpu"})
+    device_types = frozenset({"cpu", "cuda"})
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         if problem.approximate == "none":
@@ -72,6 +72,7 @@ class Incremental(Gelu):
     """Remembers the last input and output of each address."""
 
     name = "timing.incremental"
+    device_types = frozenset({"cpu"})
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[Any, Any]] = {}
