@@ -39,8 +39,9 @@ _TILE_ROWS = 16
 
 
 class WgmmaInt4(CudaImplementation):
-    """Warpgroup products (wgmma) of a weight that is expanded in registers, straight from memory, and tokens that
-    other warps copy to shared memory; the weight is the 64-row operand, as in Marlin's and Machete's swapped products.
+    """Warpgroup products (wgmma): the weight, expanded in registers, is the 64-row operand, the tokens are the other.
+
+    A first launch puts the tokens in the products' order; the copy engine brings tokens and weight to shared memory.
 
     It reads the prepared weight of ``decode``, ``cuda.mma``: both together hold one copy.
 

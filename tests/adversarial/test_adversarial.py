@@ -71,10 +71,14 @@ def test_each_cheat_is_refused_with_its_status_and_the_reason(run: CheatingRun, 
     assert words in trial.message
 
 
-def test_a_checksum_of_inputs_that_change_is_refused_or_gains_nothing(run: CheatingRun) -> None:
+def test_a_checksum_is_refused_unless_it_was_too_slow_to_be_timed_to_the_end(run: CheatingRun) -> None:
     trial = run.trials["checksum"]
-    assert trial.status in {"ok", "wrong_result"}, trial.message
     assert "checksum" not in run.winners.values()
+    if run.was_given_up("checksum"):
+        assert trial.status == "ok", trial.message
+    else:
+        assert trial.status == "wrong_result", trial.message
+        assert trial.message
 
 
 def test_a_clock_that_is_patched_at_import_is_put_back_and_held_against_its_plugin(run: CheatingRun) -> None:
