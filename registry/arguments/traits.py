@@ -108,17 +108,18 @@ class Traits:
         return arguments.values[name]
 
 
-class OrdinaryTraits(Traits):
-    """Traits of arguments whose tensors are all row-major, aligned and without gradient.
+class FamilyTraits(Traits):
+    """Traits of a call that is like an earlier one in the layout and alignment of each tensor and in the gradient.
 
-    They answer without reading sizes; those of ``misaligned()`` say that no tensor is aligned. ``taken`` counts the
-    reads of ``arguments``, through which anything may be read; ``looked`` counts these and the reads of alignment.
+    Reads of these are not counted, since they are the same for every call of the family. ``taken`` counts the reads of
+    ``arguments``, through which anything may be read; ``looked`` counts these and the reads of alignment. The traits of
+    ``misaligned()``, given as ``aligned``, count their reads here.
     """
 
     __slots__ = ("_aligned", "looked", "taken")
 
     def __init__(
-        self, source: Arguments, told: Mapping[str, Value] | None = None, aligned: OrdinaryTraits | None = None
+        self, source: Arguments, told: Mapping[str, Value] | None = None, aligned: FamilyTraits | None = None
     ) -> None:
         # without the base's __init__, for speed: a new size of a call makes these
         self._source, self._told = source, dict(told) if told else {}
@@ -127,34 +128,61 @@ class OrdinaryTraits(Traits):
     @property
     def arguments(self) -> Arguments | None:
         """Specs of the arguments as the problem sees them."""
-        given = self._given
-        if self._aligned is None or given is None:
-            self.taken += 1
-            self.looked += 1
-            return given
-        self._aligned.taken += 1
-        return given.mapped(TensorSpec.misaligned)
+        if self._aligned is not None:
+            self._aligned.taken += 1
+            return self._misaligned()
+        self.taken += 1
+        self.looked += 1
+        return self._given
 
     @property
     def gradient(self) -> bool:
-        """False."""
-        return False
+        """Whether autograd records the call."""
+        return self._known.gradient
+
+    def misaligned(self) -> Traits:
+        """These traits for a call none of whose tensors starts at a multiple of 16 bytes."""
+        return type(self)(self._known, self._told, self)
+
+    def __getitem__(self, trait: str) -> bool:
+        if trait != "aligned":
+            return super().__getitem__(trait) if trait not in _AGGREGATES else self._all(trait)
+        self.looked += 1
+        return self._aligned is None and self._all(trait)
+
+    @property
+    def _known(self) -> Arguments:
+        assert isinstance(self._source, Arguments)
+        return self._source
+
+    def _misaligned(self) -> Arguments:
+        return self._known.mapped(TensorSpec.misaligned)
+
+    def _all(self, trait: str) -> bool:
+        holds = _AGGREGATES[trait]
+        return all(holds(spec) for value in self._known.all.values() for spec in specs_in(value))
+
+    def _each(self, name: str, trait: str) -> bool:
+        specs = self._of(name)
+        if trait == "aligned":
+            self.looked += 1
+            if self._aligned is not None:
+                return not specs
+        return specs is None or all(map(_AGGREGATES[trait], specs))
+
+
+class OrdinaryTraits(FamilyTraits):
+    """Traits of a family whose tensors are all row-major and aligned: they answer without reading sizes."""
+
+    __slots__ = ()
 
     def layout(self, name: str) -> MatrixLayout:
         """Row-major."""
         self._of(name)
         return "row-major"
 
-    def misaligned(self) -> Traits:
-        """These traits for a call none of whose tensors starts at a multiple of 16 bytes."""
-        assert isinstance(self._source, Arguments)
-        return OrdinaryTraits(self._source, self._told, self)
-
-    def __getitem__(self, trait: str) -> bool:
-        if trait == "aligned":
-            self.looked += 1
-            return self._aligned is None
-        return trait == "contiguous" or super().__getitem__(trait)
+    def _all(self, trait: str) -> bool:
+        return True
 
     def _each(self, name: str, trait: str) -> bool:
         there = bool(self._of(name))

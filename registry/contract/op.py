@@ -13,8 +13,8 @@ import torch
 from ..arguments.inputs import posed_by_inputs
 from ..arguments.loaded_parameters import loaded_parameters
 from ..arguments.schema import Schema, tensors_in
-from ..arguments.specs import aligned_spec
-from ..arguments.traits import OrdinaryTraits
+from ..arguments.specs import quick_spec
+from ..arguments.traits import FamilyTraits
 from ..author_code import at
 from ..errors import InvalidArgumentError, InvalidDefinitionError, UnknownNameError
 from ..problem import (
@@ -258,7 +258,7 @@ class Op:
             told = f"its fake returned {', '.join(type(tensor).__name__ for tensor in outputs) or None}"
             raise self._fault(fake, told, f"expected a tensor for each of its outputs: {', '.join(names) or 'none'}")
         return {
-            name: aligned_spec(tensor.shape, tensor.dtype, tensor.stride(), device)
+            name: quick_spec(tensor.shape, tensor.dtype, tensor.stride(), device)
             for name, tensor in zip(names, outputs, strict=True)
         }
 
@@ -279,14 +279,16 @@ class Op:
         """``inputs`` as the values of a bound call: the schema's in order, coerced."""
         return self.parsed.coerced(self.inputs(problem, kind, generator))
 
-    def pose(self, arguments: Arguments, like: Problem | None = None, *, ordinary: bool = False) -> Problem:
+    def pose(
+        self, arguments: Arguments, like: Problem | None = None, *, family: type[FamilyTraits] | None = None
+    ) -> Problem:
         """The problem that a call's arguments pose, with its traits. ``like`` gives the distributions of its data.
 
-        ``ordinary``: all tensors are row-major and aligned and need no gradient.
+        ``family``: the traits of a call that differs from a checked one in its numbers alone.
         """
         posed: Any = self.problem(arguments)
         given = posed.dims if isinstance(posed, Problem) else posed
-        if not ordinary:  # an ordinary call is like one that was checked before, except for its numbers
+        if family is None:
             self._check_dims(given)
         dims = dict(given)
         for name, texts in self.distributions.items():
@@ -295,8 +297,8 @@ class Op:
             check_choice(self.name, name, dims.get(name), values)
         told = {"mixed": True} if self.alike and self._is_mixed(arguments) else None
         view = self.view
-        if ordinary and (view is None or view(arguments) is arguments):
-            return Problem(self.name, dims, OrdinaryTraits(arguments, told))
+        if family is not None and (view is None or view(arguments) is arguments):
+            return Problem(self.name, dims, family(arguments, told))
         return Problem(self.name, dims, Traits(arguments if view is None else partial(view, arguments), told))
 
     def _check_dims(self, dims: Any) -> None:

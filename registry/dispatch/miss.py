@@ -68,7 +68,7 @@ class Miss:
         self.plans = plans
         self.entries = EntryMaker(op.parsed)
         self.table = Table(len(self.entries.parts.plain))
-        self.families = Families(plans, op.parsed, self.entries)
+        self.families = Families(plans, op.parsed, self.entries, gradients)
         self.profiles = Profiles(torch_ops.qualified_name(op))
         self._op = op
         self._forcing = forcing
@@ -177,9 +177,8 @@ class Miss:
     def _add_family(self, asked: Asked, resolved: Resolved) -> None:
         """Let calls of other sizes be answered like this one, if it is an ordinary call."""
         plain = resolved.plan is not None and not resolved.makeshift and self._mode() == "tuned"
-        plain = plain and not gradient_needed(asked.tensors)
         if plain and keeping_class(keeping_dtype(resolved.run, asked.tensors), asked.tensors) is resolved.run:
-            self.families.add(asked.values, Device.of(asked.tensors[0].device))
+            self.families.add(asked.values, Device.of(asked.tensors[0].device), gradient_needed(asked.tensors))
 
     def traced_by_fx(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> bool:
         """True if torch.fx.symbolic_trace is to record this call, as a call of torch's operator of the op."""

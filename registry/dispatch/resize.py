@@ -1,9 +1,9 @@
 """Answers to another size of an earlier call, without the steps of a miss that do not depend on sizes.
 
-A family is all calls that differ in sizes alone: their tensors have equal kinds and dtypes, are row-major and aligned
-and need no gradient; their attributes are equal except for integers. For a call of a family the problem is posed, the
-choice made, ``unsupported`` and the space asked, and launch and outputs evaluated with its own plain integers, as in a
-miss; the run is bound to loaded kernels. Every other call is left to the miss.
+A family is all calls that differ in sizes alone: their tensors have equal kinds, dtypes, layouts and alignments,
+autograd records all of them or none, and their attributes are equal except for integers. For a call of a family the
+problem is posed, the choice made, ``unsupported`` and the space asked, and launch and outputs evaluated with its own
+plain integers, as in a miss; the run is bound to loaded kernels. Every other call is left to the miss.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any
 
 from ..arguments.schema import Schema
 from ..arguments.specs import Argument, Arguments
+from ..arguments.traits import FamilyTraits, OrdinaryTraits
 from ..contract import Op
 from ..device import Device
 from ..problem import Problem
 from .hit.entries import EntryMaker, FreeValue
-from .hit.family import Specs, family_of
-from .hit.guards import Condition, aligned
+from .hit.family import FamilyGuard, family_of
+from .hit.guards import AlignedLike, Condition, aligned
 from .hit.table import Table
 from .plans.plan import Candidate, Draft, Plan
 from .resolve.candidates import Plans
@@ -27,24 +28,36 @@ from .resolve.resolved import Resolved, resized
 from .resolve.situation import moved_along, runs_verified_code
 from .resolve.undoubted import Undoubted
 from .shared_memory import is_apart
+from .torch_side.gradients import CallGradients
 from .torch_side.situation import counting_writes
 from .torch_side.torch_private import stream_capturing
 
 MOST_FAMILIES = 32
 """The most families per op; they differ in dtypes, devices, attributes and in which optional tensors are given."""
 
+_MOST_STRIDED = 8
+"""The most families of an op that demand equal strides of a tensor: where strides change, each call makes another."""
+
 _ALIGNED: tuple[Condition, ...] = (aligned,)
 
 
 class _Family:
-    """One family. ``plans`` holds a plan of each candidate that has answered a call of it, by the candidate's id."""
+    """One family. ``plans`` holds a plan of each candidate that has answered a call of it, by the candidate's id.
 
-    __slots__ = ("device", "free", "grad", "plans", "specs", "undoubted")
+    ``gradient``: autograd records its calls.
+    """
 
-    def __init__(self, specs: Specs, device: Device, grad: bool | None) -> None:
-        self.specs = specs
+    __slots__ = ("aligned", "device", "free", "grad", "gradient", "plans", "specs", "strided", "traits", "undoubted")
+
+    def __init__(self, guard: FamilyGuard, device: Device, gradient: bool) -> None:
+        self.specs = guard.specs
+        self.aligned = guard.aligned
+        self.strided = guard.strided
+        self.traits = OrdinaryTraits if guard.aligned and guard.row_major else FamilyTraits
         self.device = device
-        self.grad = grad
+        self.gradient = gradient
+        self.grad = gradient if guard.requires_grad else None
+        """The grad mode that the calls need, None for both."""
         self.plans: dict[int, Plan] = {}
         self.undoubted: Undoubted | None = None
         self.free: dict[frozenset[str], Sequence[FreeValue]] = {}
@@ -59,31 +72,29 @@ placeholders for attributes, and the grad mode."""
 class Families:
     """The families of one op whose calls were answered by a plan, in ``known``, the latest first."""
 
-    def __init__(self, plans: Plans, schema: Schema, entries: EntryMaker) -> None:
+    def __init__(self, plans: Plans, schema: Schema, entries: EntryMaker, gradients: CallGradients) -> None:
         self.known: tuple[_Family, ...] = ()
         self._plans = plans
         self._op: Op = plans.op
         self._schema = schema
         self._entries = entries
+        self._gradients = gradients
         self._mutates = schema.mutates
 
     def clear(self) -> None:
         """Forget every family."""
         self.known = ()
 
-    def add(self, values: tuple[Any, ...], device: Device) -> None:
-        """Add the family of this call, whose tensors need no gradient."""
+    def add(self, values: tuple[Any, ...], device: Device, gradient: bool) -> None:
+        """Add the family of this call. ``gradient``: autograd records it."""
         if any(family.specs(*values) is not None for family in self.known):
             return
-        specs = family_of(self._schema, values)
-        if specs is not None:
-            # a family with a tensor that requires a gradient has no call in grad mode
-            grad = (
-                False
-                if any(one is not None and one.requires_grad for one in self._entries.parts.tensors(values))
-                else None
-            )
-            self.known = (_Family(specs, device, grad), *self.known)[:MOST_FAMILIES]
+        guard = family_of(self._schema, values, gradient)
+        if guard is None:
+            return
+        known = (_Family(guard, device, gradient), *self.known)
+        oldest = {id(family) for family in [one for one in known if one.strided][_MOST_STRIDED:]}
+        self.known = tuple([family for family in known if id(family) not in oldest])[:MOST_FAMILIES]
 
     def member(self, values: tuple[Any, ...], table: Table) -> Member | None:
         """The answer to a call of these values; None if the miss must answer, or raise.
@@ -109,8 +120,11 @@ class Families:
             return None
         shape = self._entries.parts.shape(values)
         entries = table.now.shapes.get(shape)
-        known = next((one[-1] for one in entries if _answers(one[-1], specs)), None) if entries else None
-        arguments = Arguments(self._op.name, specs, False, set()) if known is None else known.plan.signature.arguments
+        known = next((one[-1] for one in entries if _answers(one[-1], specs, family)), None) if entries else None
+        if known is None:
+            arguments = Arguments(self._op.name, specs, family.gradient, set())
+        else:
+            arguments = known.plan.signature.arguments
         resolved = known or self._resized(family, arguments)
         if resolved is None:
             return None
@@ -118,12 +132,17 @@ class Families:
         free = family.free.get(read)
         if free is None:
             free = family.free[read] = self._entries.free(values, read | self._op.fake_reads)
-        run = counting_writes(resolved.run, self._schema) if self._mutates else resolved.run
-        return run, resolved, shape, free, family.grad
+        return self._as_operation(resolved.run, family), resolved, shape, free, family.grad
+
+    def _as_operation(self, run: Callable[..., Any], family: _Family) -> Callable[..., Any]:
+        """``run`` with torch's version counters and gradient."""
+        if self._mutates:
+            run = counting_writes(run, self._schema)
+        return self._gradients.recording(run) if family.gradient else run
 
     def _resized(self, family: _Family, arguments: Arguments) -> Resolved | None:
         op, plans, device = self._op, self._plans, family.device
-        problem = op.pose(arguments, ordinary=True)
+        problem = op.pose(arguments, family=family.traits)
         if family.undoubted is None:
             family.undoubted = Undoubted(plans.situation(problem, device))
         found = family.undoubted.choice(problem)
@@ -133,7 +152,10 @@ class Families:
         if not implementation.deterministic or not implementation.capturable:
             return None
         plan = self._plan(family, found.choice, candidate, problem, arguments)
-        return None if plan is None else resized(found.choice, plan, found.misses, _ALIGNED if found.narrow else ())
+        if plan is None:
+            return None
+        conditions = (_ALIGNED if found.narrow else ()) if family.aligned else (AlignedLike.of(arguments),)
+        return resized(found.choice, plan, found.misses, conditions)
 
     def _plan(
         self, family: _Family, choice: Choice, candidate: Candidate, problem: Problem, arguments: Arguments
@@ -160,10 +182,12 @@ class Families:
         return plan
 
 
-def _answers(known: Resolved, specs: Mapping[str, Argument]) -> bool:
-    """True if ``known`` was resolved for a call of these specs without a gradient, with no other condition."""
+def _answers(known: Resolved, specs: Mapping[str, Argument], family: _Family) -> bool:
+    """True if ``known`` was resolved for a call of these specs and gradient, with no condition but alignment."""
     plan = known.plan
-    if plan is None or known.makeshift or not {aligned}.issuperset(known.conditions):
+    if plan is None or known.makeshift:
+        return False
+    if not all(condition is aligned or isinstance(condition, AlignedLike) for condition in known.conditions):
         return False
     arguments = plan.signature.arguments
-    return not arguments.gradient and arguments.all == specs
+    return arguments.gradient is family.gradient and arguments.all == specs

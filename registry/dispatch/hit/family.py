@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ...arguments.schema import Parameter, Schema, tensors_in
-from ...arguments.specs import FULL_ALIGNMENT, Argument, aligned_spec, fits_int32
+from ...arguments.specs import FULL_ALIGNMENT, Argument, MatrixLayout, TensorSpec, fits_int32, quick_spec
 from ...generated_code import function
 from ..torch_side.tensor_classes import KINDS
 from ..torch_side.torch_private import kind_guard
@@ -19,11 +19,53 @@ Specs = Callable[..., dict[str, Argument] | None]
 """``specs(*values)``: a call's values by schema name, tensors as specs; None for a call outside of the family."""
 
 
-def family_of(schema: Schema, values: Sequence[Any]) -> Specs | None:
+class Form(NamedTuple):
+    """What the calls of a family share of a tensor: layout, alignment in bytes, ``requires_grad``, its dimensions.
+
+    Row-major and transposed tensors have the strides that their sizes give; any other layout has equal strides.
+    """
+
+    layout: MatrixLayout
+    alignment: int
+    requires_grad: bool
+    dimensions: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, spec: TensorSpec) -> Form:
+        return cls(spec.layout, spec.alignment, tensor.requires_grad, len(spec.shape))
+
+
+class FamilyGuard(NamedTuple):
+    """The guard of a family, and the forms of its tensors in the schema's order."""
+
+    specs: Specs
+    forms: tuple[Form, ...]
+
+    @property
+    def aligned(self) -> bool:
+        """Whether every tensor starts at a multiple of 16 bytes."""
+        return all(form.alignment == FULL_ALIGNMENT for form in self.forms)
+
+    @property
+    def row_major(self) -> bool:
+        return all(form.layout == "row-major" for form in self.forms)
+
+    @property
+    def strided(self) -> bool:
+        """Whether a tensor has strides that its sizes do not give, which are equal in all calls of the family."""
+        return any(form.layout == "other" for form in self.forms)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a tensor requires a gradient, which autograd records in grad mode alone."""
+        return any(form.requires_grad for form in self.forms)
+
+
+def family_of(schema: Schema, values: Sequence[Any], gradient: bool) -> FamilyGuard | None:
     """The guard of the family of calls that differ from this call only in the sizes of tensors and in integers.
 
-    In the family tensors have elements and memory, are row-major and start at a multiple of 16 bytes, and autograd
-    records nothing. None without a tensor, or if torch has no guard for it.
+    In the family tensors have elements and memory, and this call's layout and alignment. ``gradient``: autograd records
+    the calls of the family. None without a tensor, or if torch has no guard for it.
     """
     kinds = tuple([_kind(parameter, value) for parameter, value in zip(schema.parameters, values, strict=True)])
     tensors = tensors_in(values)
@@ -31,15 +73,17 @@ def family_of(schema: Schema, values: Sequence[Any]) -> Specs | None:
     if check is None:
         return None
     names: dict[str, Any] = {"check": check, "device": tensors[0].device}
+    forms = []
     for number, tensor in enumerate(tensors):
-        known = aligned_spec(tensor.shape, tensor.dtype, tensor.stride(), tensor.device)
+        known = TensorSpec.of(tensor)
+        forms.append(Form.of(tensor, known))
         names |= {f"dtype{number}": tensor.dtype, f"known{number}": known}
         names |= {f"shape{number}": tensor.shape, f"strides{number}": tensor.stride()}
     for place, (value, kind) in enumerate(zip(values, kinds, strict=True)):
         if kind in {"free", "same"}:
             names[f"e{place}"] = free_integer(value) or value
-    made: Specs = _maker(schema.names, kinds, any(tensor.requires_grad for tensor in tensors))(**names)
-    return made
+    specs: Specs = _maker(schema.names, kinds, tuple(forms), gradient)(**names)
+    return FamilyGuard(specs, tuple(forms))
 
 
 _Kind = str | int
@@ -58,13 +102,14 @@ def _kind(parameter: Parameter, value: Any) -> _Kind:
 
 
 @lru_cache(maxsize=1024)
-def _maker(names: tuple[str, ...], kinds: tuple[_Kind, ...], grad: bool) -> Callable[..., Specs]:
-    """``make(check=..., device=..., dtype0=..., e1=...)``, which returns ``specs``, 3 times as fast as a loop.
-
-    ``grad``: a tensor requires a gradient, so that no call in grad mode is in the family.
-    """
+def _maker(
+    names: tuple[str, ...], kinds: tuple[_Kind, ...], forms: tuple[Form, ...], gradient: bool
+) -> Callable[..., Specs]:
+    """``make(check=..., device=..., dtype0=..., e1=...)``, which returns ``specs``, 3 times as fast as a loop."""
     lines, items, known, tensors = [], [], ["check", "device"], list[str]()
-    strange = ["grad_enabled()"] if grad else []
+    strange = []
+    if any(form.requires_grad for form in forms):
+        strange.append("not grad_enabled()" if gradient else "grad_enabled()")
 
     def spec(tensor: str) -> str:
         number = len(tensors)
@@ -72,7 +117,9 @@ def _maker(names: tuple[str, ...], kinds: tuple[_Kind, ...], grad: bool) -> Call
         known.extend(f"{name}{number}" for name in ("dtype", "known", "shape", "strides"))
         # a weight mostly has the shape of the first call
         again = f"{tensor}.shape == shape{number} and {tensor}.stride() == strides{number}"
-        return f"known{number} if {again} else spec({tensor}.shape, dtype{number}, {tensor}.stride(), device)"
+        less = "" if forms[number].alignment == FULL_ALIGNMENT else f", {forms[number].alignment}"
+        made = f"spec({tensor}.shape, dtype{number}, {tensor}.stride(), device{less})"
+        return f"known{number} if {again} else {made}"
 
     for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
         given = item = f"a{place}"
@@ -93,16 +140,30 @@ def _maker(names: tuple[str, ...], kinds: tuple[_Kind, ...], grad: bool) -> Call
     # torch's guard ends the process when it is given a nested tensor
     strange += [f"kinds[type({one})] != 'memory' or {one}.is_nested" for one in tensors]
     strange.append(f"not check({', '.join(tensors)})")
-    apart = "not (p := {0}.data_ptr()) or p & {1} or not {0}.is_contiguous()"
-    strange += [apart.format(one, FULL_ALIGNMENT - 1) for one in tensors]
+    strange += [_other_form(one, number, form) for number, (one, form) in enumerate(zip(tensors, forms, strict=True))]
     lines += [*(f"if {demand}: return None" for demand in strange), f"return {{{', '.join(items)}}}"]
     lines = [f"def specs({', '.join(f'a{place}' for place in range(len(names)))}):", *(f"    {line}" for line in lines)]
     return function(
         "make",
         ", ".join(known),
         [*lines, "return specs"],
-        {"kinds": KINDS, "spec": aligned_spec, "same": same, "grad_enabled": torch.is_grad_enabled, **_BUILT_IN},
+        {"kinds": KINDS, "spec": quick_spec, "same": same, "grad_enabled": torch.is_grad_enabled, **_BUILT_IN},
     )
+
+
+def _other_form(tensor: str, number: int, form: Form) -> str:
+    """Text of a condition: the tensor of this name has no memory, or another layout or alignment than ``form``."""
+    bytes_ = form.alignment
+    # the lowest bit of an address that is set tells the alignment
+    low = f"p & {FULL_ALIGNMENT - 1}" if bytes_ == FULL_ALIGNMENT else f"p & {2 * bytes_ - 1} != {bytes_}"
+    demands = [f"not (p := {tensor}.data_ptr())", low]
+    if form.layout == "row-major":
+        return " or ".join([*demands, f"not {tensor}.is_contiguous()"])
+    demands.append(f"{tensor}.is_contiguous()")
+    if form.layout == "transposed":
+        return " or ".join([*demands, f"not {tensor}.mT.is_contiguous()"])
+    demands.append(f"{tensor}.stride() != strides{number}")
+    return " or ".join([*demands, *([f"{tensor}.mT.is_contiguous()"] if form.dimensions >= 2 else [])])
 
 
 _BUILT_IN = {"type": type, "len": len, "tuple": tuple, "int": int}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from ...arguments.schema import tensors_in
+from ...arguments.specs import FULL_ALIGNMENT, Arguments, alignment_of, specs_in
 from ...generated_code import function
-from ...problem import FULL_ALIGNMENT
 from ..shared_memory import share_memory, span_bytes
 from ..torch_side.situation import capturing
 from ..torch_side.torch_private import TorchCheck, tensor_guard
@@ -81,6 +82,21 @@ def aligned(*given: Any) -> bool:
 def misaligned(*given: Any) -> bool:
     """True if a tensor starts elsewhere than at a multiple of 16 bytes."""
     return not aligned(*given)
+
+
+@dataclass(frozen=True)
+class AlignedLike:
+    """The condition that each tensor has an alignment of so many bytes, at most 16: an implementation may ask for 8."""
+
+    alignments: tuple[int, ...]
+
+    @classmethod
+    def of(cls, arguments: Arguments) -> AlignedLike:
+        """The condition of calls whose tensors are aligned as those of ``arguments``."""
+        return cls(tuple([spec.alignment for value in arguments.all.values() for spec in specs_in(value)]))
+
+    def __call__(self, *given: Any) -> bool:
+        return tuple([alignment_of(tensor.data_ptr()) for tensor in tensors_in(given)]) == self.alignments
 
 
 def not_capturing(*given: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from ...arguments.traits import OrdinaryTraits
+from ...arguments.traits import FamilyTraits
 from ...contract import Op
 from ...device import Device
 from ...discovery import answers
@@ -185,13 +185,13 @@ def demand(implementation: Implementation, problem: Problem, device: Device) -> 
     It is asked only once if it does not read alignment.
     """
     traits = problem.traits
-    looked = traits.looked if type(traits) is OrdinaryTraits else -1
+    looked = traits.looked if isinstance(traits, FamilyTraits) else -1
     try:
         reasons: Sequence[str] = answers.refusals(implementation, problem, device)
     except Exception:  # ask again by questions.refusals, which warns of the fault and returns it as a reason
         reasons = refusals(implementation, problem, device)
     if reasons:
         return None
-    if type(traits) is OrdinaryTraits and traits.looked == looked:
+    if isinstance(traits, FamilyTraits) and traits.looked == looked:
         return False
     return bool(answers.refusals(implementation, problem.misaligned(), device))

@@ -20,7 +20,15 @@ from ...forking import renewed_in_child
 from ...implementation import Implementation
 from ...problem import Arguments, Problem
 from ..forcing import Forced
-from ..hit.guards import Condition, aligned, determinism_asked, determinism_not_asked, misaligned, not_capturing
+from ..hit.guards import (
+    AlignedLike,
+    Condition,
+    aligned,
+    determinism_asked,
+    determinism_not_asked,
+    misaligned,
+    not_capturing,
+)
 from ..mode import Mode
 from ..plans.plan import Candidate, Draft, Plan
 from ..plans.sizeless import SizelessRuns
@@ -165,7 +173,7 @@ class Plans:
                 return
             plan = None if self._passed_over(way, candidate) else self._tried(way, situation, choice, candidate)
             if plan is not None:
-                conditions = conditions_of(candidate, call.problem, call.device)
+                conditions = conditions_of(candidate, call)
                 yield way.answer(choice, plan.call, plan, conditions, untuned=choice.step == "default" and not tuned)
 
     def _passed_over(self, way: _Way, candidate: Candidate) -> bool:
@@ -270,13 +278,13 @@ def place_of(arguments: Arguments) -> Hashable:
     return values, arguments.gradient, torch.are_deterministic_algorithms_enabled()
 
 
-def conditions_of(candidate: Candidate, problem: Problem, device: Device) -> tuple[Condition, ...]:
-    """The conditions of a candidate that torch's guards do not check."""
-    implementation = candidate.implementation
+def conditions_of(candidate: Candidate, call: Call) -> tuple[Condition, ...]:
+    """The conditions of a candidate's answer to a call that torch's guards do not check."""
+    implementation, problem, device = candidate.implementation, call.problem, call.device
     conditions: list[Condition] = []
     if not problem.traits["aligned"]:
         # a plan for unaligned tensors may be slower: it must not answer calls with aligned ones
-        conditions.append(misaligned)
+        conditions.append(AlignedLike.of(call.arguments))
     elif refusals(implementation, problem.misaligned(), device):
         conditions.append(aligned)
     if not implementation.capturable and device.type == "cuda":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from ...arguments.specs import WatchedValues
-from ...arguments.traits import OrdinaryTraits
+from ...arguments.traits import FamilyTraits
 from ...problem import Problem, getter
 
 _MOST_ANSWERS = 1024
@@ -44,14 +44,14 @@ class Remembered(Generic[_Answer]):
     def of(self, problem: Problem) -> _Answer:
         """The answer for a problem. Raises any exception of ``ask``."""
         known = self._known
-        if known is None or type(problem.traits) is not OrdinaryTraits:
+        if known is None or not isinstance(problem.traits, FamilyTraits):
             return self._ask(problem)
         values = known.values(problem.dims) if known.names else ()
         # with types, since 1, 1.0 and True are equal
         key = *values, *map(type, values)
         return known.answers[key] if key in known.answers else self._asked(problem, problem.traits, known)
 
-    def _asked(self, problem: Problem, traits: OrdinaryTraits, known: _AnswersByDimensions[_Answer]) -> _Answer:
+    def _asked(self, problem: Problem, traits: FamilyTraits, known: _AnswersByDimensions[_Answer]) -> _Answer:
         dims, taken = WatchedValues(problem.dims), traits.taken
         answer = self._ask(problem.watched(dims))
         if traits.taken != taken or dims.read >= self._dynamic:

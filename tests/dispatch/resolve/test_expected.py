@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from registry import Device, DispatchWarning, shipped
+from registry.arguments.traits import OrdinaryTraits
 from registry.backends.inductor import InductorImplementation
 from registry.dispatch import asking
 from registry.dispatch.dispatcher import Dispatcher
@@ -198,7 +199,7 @@ def test_the_short_way_finds_what_the_long_way_finds(
     op = plans.op
 
     def posed(rows: int) -> Any:
-        return op.pose(op.specs((torch.empty(rows, 16), -1)), ordinary=True)
+        return op.pose(op.specs((torch.empty(rows, 16), -1)), family=OrdinaryTraits)
 
     undoubted = Undoubted(plans.situation(posed(1), device))
     steps = set()

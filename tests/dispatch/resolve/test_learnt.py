@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from registry import Device, DispatchWarning, shipped
+from registry.arguments.traits import OrdinaryTraits
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.resolve.learnt import Leaf, LearntDefault, Split, WinningConfig, learnt_from
 from registry.dispatch.resolve.resolution import choices
@@ -90,7 +91,9 @@ def test_the_short_way_follows_the_rule(three: Dispatcher, store: Store) -> None
     learn(store, RULE.plain())
     plans, device = three.bound("softmax").plans, Device.of("cpu")
     op = plans.op
-    posed = [op.pose(op.specs((torch.empty(rows, 48), -1)), ordinary=True) for rows in (1, 3, 64, 65, 66, 200, 64, 2)]
+    posed = [
+        op.pose(op.specs((torch.empty(rows, 48), -1)), family=OrdinaryTraits) for rows in (1, 3, 64, 65, 66, 200, 64, 2)
+    ]
     undoubted = Undoubted(plans.situation(posed[0], device))
     for problem in posed:
         found = undoubted.choice(problem)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from registry import Device, NotTunedError, Op, Problem
+from registry.arguments.traits import OrdinaryTraits
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.resolve.expected import expected_elsewhere
 from registry.dispatch.resolve.neighbours import Neighbours
@@ -115,7 +116,7 @@ def test_the_short_way_finds_what_the_long_way_finds(
     plans, op = dispatcher.bound("softmax").plans, dispatcher.bound("softmax").op
 
     def posed(rows: int) -> Any:
-        return op.pose(op.specs((torch.empty(rows, 16), -1)), ordinary=True)
+        return op.pose(op.specs((torch.empty(rows, 16), -1)), family=OrdinaryTraits)
 
     undoubted = Undoubted(plans.situation(posed(1), Device.of("cpu")))
     for rows in draw.sample(range(1, 300), 200):
@@ -139,7 +140,7 @@ def test_sizes_that_grow_one_by_one_look_for_similar_winners_a_few_times(
         return similar(self, op, problem)
 
     monkeypatch.setattr(OpWinners, "similar", counted)
-    problems = [op.pose(op.specs((torch.empty(rows, 16), -1)), ordinary=True) for rows in range(100, 400)]
+    problems = [op.pose(op.specs((torch.empty(rows, 16), -1)), family=OrdinaryTraits) for rows in range(100, 400)]
     undoubted = Undoubted(plans.situation(problems[0], Device.of("cpu")))
     found = [undoubted.choice(problem) for problem in problems]
     assert all(one is not None and dict(one.choice.candidate.config) == {"block": 1} for one in found)
@@ -161,7 +162,7 @@ def test_static_dimensions_of_one_size_look_for_similar_winners_once(
         return similar(self, op, problem)
 
     monkeypatch.setattr(OpWinners, "similar", counted)
-    problems = [op.pose(op.specs((torch.empty(8, cols), -1)), ordinary=True) for cols in range(25, 40)]
+    problems = [op.pose(op.specs((torch.empty(8, cols), -1)), family=OrdinaryTraits) for cols in range(25, 40)]
     undoubted = Undoubted(plans.situation(problems[0], Device.of("cpu")))
     found = [undoubted.choice(problem) for problem in problems]
     assert all(one is not None and dict(one.choice.candidate.config) == {"block": 1} for one in found)
@@ -175,7 +176,7 @@ def test_nearer_static_dimensions_answer_without_a_look_at_those_beyond(
     for cols, block in ((24, 1), (48, 2), (96, 1)):
         publish({"rows": 8, "cols": cols, "dtype": "float32"}, "a.tuned", {"block": block})
     bound = dispatcher.bound("softmax")
-    posed = bound.op.pose(bound.op.specs((torch.empty(8, 25), -1)), ordinary=True)
+    posed = bound.op.pose(bound.op.specs((torch.empty(8, 25), -1)), family=OrdinaryTraits)
     situation = bound.plans.situation(posed, Device.of("cpu"))
     asked: list[int] = []
     nearest = OpWinners.nearest
@@ -198,7 +199,7 @@ def test_a_source_that_holds_nowhere_is_looked_at_once(
     for cols in (24, 48, 96, 192):
         publish({"rows": 8, "cols": cols, "dtype": "float32"}, "a.tuned", {"block": 1}, fingerprint="of another text")
     bound = dispatcher.bound("softmax")
-    posed = bound.op.pose(bound.op.specs((torch.empty(8, 40), -1)), ordinary=True)
+    posed = bound.op.pose(bound.op.specs((torch.empty(8, 40), -1)), family=OrdinaryTraits)
     measured: list[tuple[float, ...]] = []
     octaves = Neighbours.octaves
 

@@ -18,7 +18,7 @@ from registry.dispatch.resolve.undoubted import Undoubted
 
 def posed(dispatcher: Dispatcher, rows: int) -> Problem:
     op = dispatcher.bound("softmax").op
-    found = op.pose(op.specs((torch.empty(rows, 16), -1)), ordinary=True)
+    found = op.pose(op.specs((torch.empty(rows, 16), -1)), family=OrdinaryTraits)
     assert type(found.traits) is OrdinaryTraits
     return found
 
