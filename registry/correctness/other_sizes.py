@@ -56,13 +56,17 @@ def sizes_apart(problem: Problem, other: Problem) -> tuple[str, str]:
     return first, second
 
 
-def false_claim(name: str, home: Problem, problem: Problem, fault: str) -> str:
-    """The message for an implementation that says ``any_size``, but whose run is wrong at another size."""
+def false_claim(name: str, home: Problem, problem: Problem, which: str, fault: str) -> str:
+    """The message for an implementation that says ``any_size``, but whose run is wrong at another size.
+
+    ``which``: the inputs, e.g. "strided"; "" for row-major ones of the op's first kind.
+    """
     size, other = sizes_apart(home, problem)
+    other += f" with {which} inputs" if which else ""
     return (
         f"{name} says any_size = True, but the run that bind() returned for {size} is wrong for {other}, where one that"
-        f" is bound for {other} is right: {fault}. Take sizes from the tensors that the run is given, or say"
-        " any_size = False"
+        f" is bound for {other} is right: {fault}. Take sizes and strides from the tensors that the run is given,"
+        " or say any_size = False"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -13,11 +13,12 @@ from ..arguments.schema import with_tensors
 from ..problem import TensorSpec
 from .bits import WORD, as_bits
 
-PoisonedLayout = Literal["contiguous", "unaligned", "sliced", "strided", "strided-dense", "dense-strided"]
-LAYOUTS: tuple[PoisonedLayout, ...] = ("contiguous", "unaligned", "sliced", "strided", "strided-dense", "dense-strided")
+PoisonedLayout = Literal["contiguous", "unaligned", "sliced", "transposed", "strided", "strided-dense", "dense-strided"]
+LAYOUTS: tuple[PoisonedLayout, ...] = get_args(PoisonedLayout)
 """contiguous: row-major, at a multiple of 16 bytes. unaligned: row-major, one element further. sliced: the first
-columns of a wider tensor, so that rows are not aligned. strided: one unused element after each, rows still further
-apart. strided-dense and dense-strided, for several tensors: every other one is strided, from the first or from the
+columns of a wider tensor, so that rows are not aligned. transposed: row-major with the last two dimensions exchanged.
+strided: one unused element after each, rows still further apart.
+strided-dense and dense-strided, for several tensors: every other one is strided, from the first or from the
 second on; the rest are row-major."""
 
 MARGIN = 64
@@ -134,7 +135,7 @@ def laid_out_within(
     tensor: torch.Tensor, layout: PoisonedLayout, place: int = 0, *, nan_beside: bool = False
 ) -> Surrounded:
     """A copy of a tensor in that layout, with its poisoned allocation, which reveals reads, changes and writes."""
-    strides = _strides(tensor.shape, *_gaps(layout, place))
+    strides = _strides(tuple(tensor.shape), layout, place)
     spec = TensorSpec(tuple(tensor.shape), tensor.dtype, strides, tensor.device)
     copy = surrounded(spec, MARGIN + 1 if layout == "unaligned" else MARGIN, nan_beside=nan_beside)
     copy.tensor.copy_(tensor)
@@ -154,7 +155,7 @@ def adds_nothing(layout: PoisonedLayout, tensors: Collection[TensorSpec]) -> boo
     """
     if layout in _STRIDED_FROM:
         return len(tensors) < 2
-    return layout == "sliced" and all(len(tensor.shape) < 2 for tensor in tensors)
+    return layout in {"sliced", "transposed"} and all(len(tensor.shape) < 2 for tensor in tensors)
 
 
 def _gaps(layout: PoisonedLayout, place: int) -> tuple[int, int]:
@@ -163,7 +164,11 @@ def _gaps(layout: PoisonedLayout, place: int) -> tuple[int, int]:
     return (1, 0) if (place - _STRIDED_FROM[layout]) % 2 else (2 + place, 3)
 
 
-def _strides(shape: torch.Size, step: int, more: int) -> tuple[int, ...]:
+def _strides(shape: tuple[int, ...], layout: PoisonedLayout, place: int) -> tuple[int, ...]:
+    if layout == "transposed" and len(shape) >= 2:
+        *outer, last, first = _strides((*shape[:-2], shape[-1], shape[-2]), "contiguous", place)
+        return (*outer, first, last)
+    step, more = _gaps(layout, place)
     strides = [step]
     for size in reversed(shape[1:]):
         strides.append(max(size, 1) * strides[-1] + more)

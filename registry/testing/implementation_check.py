@@ -44,8 +44,8 @@ def check_implementation(
     second and a third run over outputs in which some and all numbers were changed, inputs that change in place, memory
     that two calls return, several runs bit by bit unless ``deterministic`` is False, and two threads at once. What was
     bound for the problem is then run, as a call of another size would, at a smaller, a larger and a size that is a
-    multiple of 16 where the problem's is none, or none where it is one, along each dynamic dimension. What the
-    implementation says it does not support is skipped, with its reasons.
+    multiple of 16 where the problem's is none, or none where it is one, along each dynamic dimension; at the larger one
+    after a call of the same layout, too. What the implementation says it does not support is skipped, with its reasons.
     """
     there = _device(implementation, device)
     notes = Notes(f"{implementation.name} of {op.name} on {there}")
@@ -57,7 +57,8 @@ def check_implementation(
             for layout in LAYOUTS:
                 _check_layout(notes, op, candidate, problem, there, layout)
             for other in other_sizes(op, problem, there):
-                _check_other_size(notes, op, candidate, other, there)
+                for layout in LAYOUTS if other.is_larger else LAYOUTS[:1]:
+                    _check_other_size(notes, op, candidate, other, there, layout)
     return notes.report()
 
 
@@ -142,18 +143,30 @@ def _layout_faults(
         yield from concurrent_faults(plan, device)
 
 
-def _check_other_size(notes: Notes, op: Op, candidate: Candidate, other: OtherSize, device: Device) -> None:
+def _check_other_size(
+    notes: Notes, op: Op, candidate: Candidate, other: OtherSize, device: Device, layout: PoisonedLayout
+) -> None:
     size, _ = sizes_apart(other.home, other.problem)
-    place = Place(f"{other.problem} after {size} {candidate}", str(other.problem), str(candidate))
-    if all(_is_supported(notes, place, candidate, each, device) for each in (other.home, other.problem)):
-        notes.add(place, guarded(_faults_of_other_size(op, candidate, other, device), candidate.implementation))
+    pair = [GivenInputs(op, each, op.kinds[0], device, layout) for each in (other.home, other.problem)]
+    arguments = [op.arguments(each.values) for each in pair]
+    if adds_nothing(layout, arguments[1].tensors.values()):
+        return
+    home, problem = (op.pose(each, like) for each, like in zip(arguments, (other.home, other.problem), strict=True))
+    which = "" if layout == "contiguous" else f" {layout}"
+    place = Place(f"{problem}{which} after {size} {candidate}", str(problem), str(candidate), layout)
+    if all(_is_supported(notes, place, candidate, each, device) for each in (home, problem)):
+        faults = _faults_of_other_size(op, candidate, OtherSize(home, problem), device, layout)
+        notes.add(place, guarded(faults, candidate.implementation))
 
 
-def _faults_of_other_size(op: Op, candidate: Candidate, other: OtherSize, device: Device) -> Iterator[str]:
+def _faults_of_other_size(
+    op: Op, candidate: Candidate, other: OtherSize, device: Device, layout: PoisonedLayout
+) -> Iterator[str]:
     """Faults of the plan that a call of ``other.problem`` gets after a call of ``other.home``."""
+    which = "" if layout == "contiguous" else layout
 
     def inputs(problem: Problem) -> GivenInputs:
-        return GivenInputs(op, problem, op.kinds[0], device, "contiguous")
+        return GivenInputs(op, problem, op.kinds[0], device, layout)
 
     def faults(plan: Plan) -> list[str]:
         return list(guarded(run_faults(plan, inputs(other.problem), 0))) or list(
@@ -172,6 +185,6 @@ def _faults_of_other_size(op: Op, candidate: Candidate, other: OtherSize, device
         and there.run is home.run
         and not faults(build(op, candidate, problem, arguments, device))
     ):
-        yield false_claim(candidate.implementation.name, other.home, other.problem, found[0])
+        yield false_claim(candidate.implementation.name, other.home, other.problem, which, found[0])
     else:
         yield from found

@@ -221,6 +221,72 @@ def _within(tensor: torch.Tensor, strides: tuple[int, ...]) -> tuple[int, ...]:
     return strides if last < room else tuple(0 for _ in strides)
 
 
+# --- layouts at another size ---
+
+
+class Softmax(Implementation):
+    """torch's; a subclass says what it keeps from the call that it was bound for."""
+
+    op = "softmax"
+    device_types = frozenset({"cpu", "cuda"})
+    any_size = True
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        arguments = problem.traits.arguments
+        assert arguments is not None
+        bound = arguments.tensor("x")
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            x, dim = arguments
+            self.write(x if x.is_contiguous() else self.read(x, bound), dim, outputs[0])
+
+        return run
+
+    def read(self, x: torch.Tensor, bound: TensorSpec) -> torch.Tensor:
+        return x
+
+    def write(self, x: torch.Tensor, dim: int, y: torch.Tensor) -> None:
+        y[: len(x)] = torch.softmax(x, dim)
+
+
+class HonestSoftmax(Softmax):
+    name = "other.softmax"
+
+
+class KeepsStridesWhereTheyFollowFromSizes(Softmax):
+    """Those of a transposed tensor that it was bound for."""
+
+    name = "other.kept_strides"
+
+    def read(self, x: torch.Tensor, bound: TensorSpec) -> torch.Tensor:
+        return x.as_strided(x.shape, bound.strides) if bound.layout == "transposed" else x
+
+
+class KeepsTheRowsOfViews(Softmax):
+    """As many rows of a view as it was bound for."""
+
+    name = "other.kept_rows"
+
+    def read(self, x: torch.Tensor, bound: TensorSpec) -> torch.Tensor:
+        return x[: bound.shape[0]]
+
+
+class TakesTransposedForRowMajor(Softmax):
+    name = "other.transposed"
+
+    def read(self, x: torch.Tensor, bound: TensorSpec) -> torch.Tensor:
+        return x.as_strided(x.shape, x.mT.contiguous().mT.stride()[::-1]) if x.mT.is_contiguous() else x
+
+
+class KeepsStridesThatNothingGives(Softmax):
+    """Right: tensors with other such strides are bound for anew."""
+
+    name = "other.own_strides"
+
+    def read(self, x: torch.Tensor, bound: TensorSpec) -> torch.Tensor:
+        return x.as_strided(x.shape, bound.strides) if bound.layout == "other" else x
+
+
 @registry.implements("square")
 def square_implementations() -> Iterable[Implementation]:
     """One run for all sizes, and a shared workspace."""
@@ -237,3 +303,9 @@ def rms_norm_implementations() -> Iterable[Implementation]:
 def vector_add_implementations() -> Iterable[Implementation]:
     """Strides."""
     return implementations_in(__name__, "vector_add")
+
+
+@registry.implements("softmax")
+def softmax_implementations() -> Iterable[Implementation]:
+    """Layouts at another size."""
+    return implementations_in(__name__, "softmax")

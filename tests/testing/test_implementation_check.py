@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -68,6 +69,12 @@ class FunctionalSquare(Implementation):
 SMALL: tuple[dict[str, Value], ...] = ({"n": 7, "dtype": "float32"}, {"n": 1000, "dtype": "bfloat16"})
 
 
+def told(line: str) -> str:
+    """The layout of a line, and "after" where the problem follows upon another size."""
+    words = line.split(")")[1].split()
+    return " ".join([*words[: words.index("after")], "after"]) if "after" in words else words[0]
+
+
 def failure(implementation: Implementation, problems: Iterable[Mapping[str, Any]] = SMALL) -> str:
     with pytest.raises(CheckError) as raised:
         check_implementation(implementation, SQUARE, problems=tuple(problems), configs="all")
@@ -81,21 +88,25 @@ def test_a_right_implementation_passes_in_every_layout_it_supports() -> None:
     assert report.ok
     assert any("unaligned" in line for line in report.checked)
     assert any("strided" in line and "needs contiguous tensors" in line for line in report.skipped)
-    # every example, contiguous, unaligned, and at a smaller, a larger and an otherwise divisible size, with both
-    # blocks; one element is contiguous in any layout, and has no smaller size
-    assert len(report.checked) == len(op.examples) * 5 * 2
+    # 13 examples with two blocks, at a smaller, a larger and an otherwise divisible size; those of at least twice as
+    # many elements unaligned, too; one element, in 3 examples, is contiguous in any layout, and has no smaller size
+    assert Counter(map(told, report.checked)) == {
+        "contiguous": 26, "unaligned": 26, "strided": 6, "after": 2 * (3 * 13 - 3), "unaligned after": 2 * (13 + 6)
+    }  # fmt: skip
     assert 0 < sum(dims["n"] == 1 for dims in op.examples) < len(op.examples)
     assert "0 failed" in str(report)
 
 
 def test_by_default_only_the_default_configuration_is_checked() -> None:
     report = check_implementation(BlockedSquare(), SQUARE, problems=SMALL)
-    assert len(report.checked) == (2 + 3) * len(SMALL)
+    assert Counter(map(told, report.checked)) == {"contiguous": 2, "unaligned": 2, "after": 6, "unaligned after": 3}
 
 
 def test_right_functional_code_passes_strided_too() -> None:
     report = check_implementation(FunctionalSquare(torch.square), SQUARE, problems=SMALL)
-    assert len(report.checked) == (3 + 3) * len(SMALL)
+    assert Counter(map(told, report.checked)) == {
+        "contiguous": 2, "unaligned": 2, "strided": 2, "after": 6, "unaligned after": 3, "strided after": 3
+    }  # fmt: skip
 
 
 class Rows(FunctionalSquare):
@@ -109,7 +120,9 @@ ROWS: list[dict[str, Value]] = [{"rows": 5, "cols": 33, "dtype": "float32"}]
 
 def test_what_has_rows_is_checked_as_columns_of_a_wider_tensor_too() -> None:
     report = check_implementation(Rows(lambda x, *_: torch.softmax(x, -1)), SOFTMAX, problems=ROWS)
-    assert [line.split(")")[1].split()[0] for line in report.checked] == [*LAYOUTS[:4], "after", "after", "after"]
+    larger = [f"{layout} after" for layout in LAYOUTS[1:5]]
+    at_other_sizes = ["after", "after", *larger, "after", *larger]
+    assert [*map(told, report.checked)] == [*LAYOUTS[:5], *at_other_sizes]
 
 
 def dense_rows(x: torch.Tensor) -> torch.Tensor:
@@ -123,7 +136,9 @@ def one_gap(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided(x.shape, (x.stride(0), 1))
 
 
-@pytest.mark.parametrize(("read", "layouts"), [(dense_rows, {"sliced", "strided"}), (one_gap, {"strided"})])
+@pytest.mark.parametrize(
+    ("read", "layouts"), [(dense_rows, {"sliced", "transposed", "strided"}), (one_gap, {"transposed", "strided"})]
+)
 def test_who_misreads_a_layout_is_refused(read: Callable[[torch.Tensor], torch.Tensor], layouts: set[str]) -> None:
     with pytest.raises(CheckError) as raised:
         check_implementation(Rows(lambda x, *_: torch.softmax(read(x), -1)), SOFTMAX, problems=ROWS)

@@ -34,9 +34,18 @@ def at_other_size(plan: Plan, problem: Problem, arguments: Arguments, device: De
     if plan.candidate.implementation.any_size:
         home = Draft(plan.op, plan.candidate, plan.problem, device, plan.signature, plan.prepared)
         runs.put(home, plan)
-    alike = Signature(arguments, {}).form == Signature(plan.signature.arguments, {}).form
-    if alike and all(each.traits[trait] for each in (plan.problem, problem) for trait in ("contiguous", "aligned")):
+    if _alike(arguments, plan.signature.arguments):
         resized = plan.resized(problem, arguments, device, runs)
         if resized is not None:
             return resized
     return Draft.of(plan.op, plan.candidate, problem, arguments, device).from_memory(runs)
+
+
+def _alike(arguments: Arguments, others: Arguments) -> bool:
+    """True if calls of these arguments are of one family."""
+    if Signature(arguments, {}).form != Signature(others, {}).form or arguments.gradient is not others.gradient:
+        return False
+    pairs = zip(arguments.tensors.values(), others.tensors.values(), strict=True)
+    return all(
+        one.layout == other.layout and (one.layout != "other" or one.strides == other.strides) for one, other in pairs
+    )

@@ -87,9 +87,10 @@ class SizelessRuns:
 
 
 def _kind(value: Argument) -> Hashable:
-    """A key of all of an argument that a trait may depend on."""
+    """A key of an argument for everything but sizes, and for the strides that its sizes do not give."""
     if isinstance(value, TensorSpec):
-        return value.dtype, len(value.shape), value.layout, value.alignment
+        layout = value.layout
+        return value.dtype, len(value.shape), layout, value.alignment, value.strides if layout == "other" else ()
     return tuple(map(_kind, value)) if isinstance(value, tuple) else type(value).__name__
 
 

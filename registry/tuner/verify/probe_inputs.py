@@ -72,9 +72,13 @@ class Probe:
         others = [other.nbytes for other in (self.home, self.beside) if other is not None]
         return sum(each.nbytes for each in held) + sum(others)
 
+    @property
+    def which(self) -> str:
+        """The layout or the kind of the inputs; "" for row-major ones of the op's first kind."""
+        return self.kind if self.layout == "contiguous" else self.layout
+
     def __str__(self) -> str:
-        which = self.kind if self.layout == "contiguous" else self.layout
-        return f"{self.problem} with {which} inputs" if which else str(self.problem)
+        return f"{self.problem} with {self.which} inputs" if self.which else str(self.problem)
 
 
 def probe_problems(op: Op, problem: Problem, device: Device) -> tuple[Problem, ...]:
@@ -148,8 +152,8 @@ def small_probes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
 def probes_of_other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
     """Probes of sizes next to the problem's own, see ``other_sizes``.
 
-    Those that do not take much are met closely: with every kind of inputs, and a larger one in every layout and by two
-    threads, too.
+    Those that do not take much are met closely: with every kind of inputs, and a larger one in every layout, after its
+    home in that layout, and by two threads, too.
     """
     closely = frozenset(_met_closely(op, problem, device))
     for other in dict.fromkeys([*other_sizes(op, problem, device), *_met_closely(op, problem, device)]):
@@ -157,10 +161,11 @@ def probes_of_other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[
         if home is None and other.home != problem:
             continue
         is_close = other in closely
-        for layout in LAYOUTS if is_close and other.is_larger else LAYOUTS[:1]:
-            in_pairs = is_close and other.is_larger and layout == "contiguous"
+        for probe in _laid_out(op, other.problem, device, "contiguous"):
+            yield replace(_in_pair(op, probe, device) if is_close and other.is_larger else probe, home=home)
+        for layout in LAYOUTS[1:] if is_close and other.is_larger else ():
             for probe in _laid_out(op, other.problem, device, layout):
-                yield replace(_in_pair(op, probe, device) if in_pairs else probe, home=home)
+                yield replace(probe, home=next(_laid_out(op, other.home, device, layout), home))
         for probe in _of_other_kinds(op, other.problem, device) if is_close else ():
             yield replace(probe, home=home)
 

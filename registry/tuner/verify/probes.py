@@ -199,8 +199,9 @@ class Probes:
 
         def told(fault: str, remedy: str = "") -> str:
             right = self._is_right_anew(plan, probe, artifacts)
-            name = plan.candidate.implementation.name
-            return false_claim(name, plan.problem, probe.problem, fault) if right else _told(probe, fault, remedy)
+            if not right:
+                return _told(probe, fault, remedy)
+            return false_claim(plan.candidate.implementation.name, plan.problem, probe.problem, probe.which, fault)
 
         return _ForProbe(reused, told)
 

@@ -168,4 +168,6 @@ def test_wrong_at_another_size_along_any_dimension_is_refused(implementation: Im
 @pytest.mark.parametrize("implementation", [Adding(), Multiplying()])
 def test_right_at_all_sizes_is_accepted(implementation: Implementation) -> None:
     report = check_implementation(implementation, REPEAT, problems=[DIMS])
-    assert sum(" after " in line for line in report.checked) == 6
+    after = [line for line in report.checked if " after " in line]
+    assert sum(") after " in line for line in after) == 6
+    assert {line.split(")")[1].split()[0] for line in after} >= {"after", "unaligned"}
