@@ -141,8 +141,28 @@ def sizes(device: str, rounds: int) -> Iterator[Line]:
         call(torch.randn(8, 4096, device=device))
         rows = [(torch.randn(each, 4096, device=device),) for each in range(9, 9 + count)]
         yield "softmax", f"{name}: a new size of a known variant, beyond a hit", first_calls(call, rows), "µs"
+    yield from views(device, count)
     cols = [(torch.randn(2, each, device=device),) for each in range(64, 64 + count)]
     yield "softmax", "null: a miss, beyond a hit", first_calls(kinds["null"].op("softmax"), cols), "µs"
+
+
+def views(device: str, count: int) -> Iterator[Line]:
+    """New sizes of tensors that are not row-major, not aligned, or recorded by autograd."""
+    wide = torch.randn(10 + count, 4096 + 64, device=device)
+    makers: dict[str, Callable[[int], torch.Tensor]] = {
+        "a cache's columns": lambda rows: wide[:rows, :4096],
+        "a transposed tensor": lambda rows: torch.randn(4096, rows, device=device).t(),
+        "tensors at a multiple of 4 bytes": lambda rows: torch.randn(1 + rows * 4096, device=device)[1:].view(rows, -1),
+    }
+    call = one("softmax").op("softmax")
+    for what, made in makers.items():
+        call(made(8))
+        calls = [(made(rows),) for rows in range(9, 9 + count)]
+        yield "softmax", f"null: a new size of {what}, beyond a hit", first_calls(call, calls), "µs"
+    with torch.enable_grad():
+        calls = [(torch.randn(rows, 4096, device=device, requires_grad=True),) for rows in range(8, 9 + count)]
+        call(*calls[0])
+        yield "softmax", "null: a new size that is recorded, beyond a hit", first_calls(call, calls[1:]), "µs"
 
 
 def attributes(device: str, rounds: int) -> Iterator[Line]:
