@@ -75,7 +75,11 @@ def test_the_tuner_accepts_their_honest_peers_which_win(run: CheatingRun, name: 
     trial = run.trials[name]
     assert trial.status == "ok", trial.message
     assert name in run.winners.values() or not RIGHT[name]
-    assert run.winners["softmax"] in RIGHT
+
+
+def test_none_of_them_wins(run: CheatingRun) -> None:
+    # a busy machine may disturb finals, which then decide nothing
+    assert {result.implementation.partition(".")[2] for result in run.results if not result.reason} <= RIGHT.keys()
 
 
 def test_all_of_them_were_tried(run: CheatingRun) -> None:

@@ -19,7 +19,7 @@ Specs = Callable[..., dict[str, Argument] | None]
 """``specs(*values)``: a call's values by schema name, tensors as specs; None for a call outside of the family."""
 
 
-class Form(NamedTuple):
+class TensorForm(NamedTuple):
     """What the calls of a family share of a tensor: layout, alignment in bytes, ``requires_grad``, its dimensions.
 
     Row-major and transposed tensors have the strides that their sizes give; any other layout has equal strides.
@@ -31,7 +31,7 @@ class Form(NamedTuple):
     dimensions: int
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, spec: TensorSpec) -> Form:
+    def of(cls, tensor: torch.Tensor, spec: TensorSpec) -> TensorForm:
         return cls(spec.layout, spec.alignment, tensor.requires_grad, len(spec.shape))
 
 
@@ -39,7 +39,7 @@ class FamilyGuard(NamedTuple):
     """The guard of a family, and the forms of its tensors in the schema's order."""
 
     specs: Specs
-    forms: tuple[Form, ...]
+    forms: tuple[TensorForm, ...]
 
     @property
     def aligned(self) -> bool:
@@ -76,7 +76,7 @@ def family_of(schema: Schema, values: Sequence[Any], gradient: bool) -> FamilyGu
     forms = []
     for number, tensor in enumerate(tensors):
         known = TensorSpec.of(tensor)
-        forms.append(Form.of(tensor, known))
+        forms.append(TensorForm.of(tensor, known))
         names |= {f"dtype{number}": tensor.dtype, f"known{number}": known}
         names |= {f"shape{number}": tensor.shape, f"strides{number}": tensor.stride()}
     for place, (value, kind) in enumerate(zip(values, kinds, strict=True)):
@@ -103,7 +103,7 @@ def _kind(parameter: Parameter, value: Any) -> _Kind:
 
 @lru_cache(maxsize=1024)
 def _maker(
-    names: tuple[str, ...], kinds: tuple[_Kind, ...], forms: tuple[Form, ...], gradient: bool
+    names: tuple[str, ...], kinds: tuple[_Kind, ...], forms: tuple[TensorForm, ...], gradient: bool
 ) -> Callable[..., Specs]:
     """``make(check=..., device=..., dtype0=..., e1=...)``, which returns ``specs``, 3 times as fast as a loop."""
     lines, items, known, tensors = [], [], ["check", "device"], list[str]()
@@ -151,7 +151,7 @@ def _maker(
     )
 
 
-def _other_form(tensor: str, number: int, form: Form) -> str:
+def _other_form(tensor: str, number: int, form: TensorForm) -> str:
     """Text of a condition: the tensor of this name has no memory, or another layout or alignment than ``form``."""
     bytes_ = form.alignment
     # the lowest bit of an address that is set tells the alignment

@@ -30,17 +30,22 @@ def session_of_rows() -> Session:
 
 
 def dense_rows(x: torch.Tensor) -> torch.Tensor:
-    """Takes the gap between elements into account, and no other."""
+    """Takes the gap between elements into account, and no other, but for transposed ones."""
     step = x.stride(-1)
-    return x.as_strided(x.shape, (x.shape[-1] * step, step))
+    return x if x.mT.is_contiguous() else x.as_strided(x.shape, (x.shape[-1] * step, step))
 
 
 def one_gap(x: torch.Tensor) -> torch.Tensor:
-    """Right for dense rows, however far apart they are."""
-    return x.as_strided(x.shape, (x.stride(0), 1))
+    """Right for dense rows, however far apart they are, and for transposed ones."""
+    return x if x.mT.is_contiguous() else x.as_strided(x.shape, (x.stride(0), 1))
 
 
-@pytest.mark.parametrize(("read", "layout"), [(dense_rows, "sliced"), (one_gap, "strided")])
+def row_major(x: torch.Tensor) -> torch.Tensor:
+    """Takes transposed rows for row-major ones."""
+    return x.as_strided(x.shape, (x.shape[1], 1)) if x.mT.is_contiguous() else x
+
+
+@pytest.mark.parametrize(("read", "layout"), [(dense_rows, "sliced"), (one_gap, "strided"), (row_major, "transposed")])
 def test_who_misreads_a_layout_is_refused(read: Callable[[torch.Tensor], torch.Tensor], layout: str) -> None:
     def softmax(y: torch.Tensor, x: torch.Tensor, *_: Any) -> None:
         y.copy_(torch.softmax(read(x), -1))
@@ -63,19 +68,23 @@ def test_columns_of_a_wider_tensor_are_tried_where_there_are_rows() -> None:
     session = session_of_rows()
     plan = bound_by_call(SOFTMAX, Candidate(Custom("softmax", softmax), {}), session.problem, session.arguments, CPU)
     Probes(CPU).check(plan, {})
-    # three sizes, two threads at the largest, three layouts, other kinds at each; a smaller size, a larger one with two
-    # threads and layouts, and one that is no multiple of 16, each with other kinds
+    # three sizes, two threads at the largest, four layouts, other kinds at each; a smaller size, a larger one with two
+    # threads and layouts, each after its own size in that layout, and one that is no multiple of 16, each with other
+    # kinds
     dense, kinds, met = [((48, 1), True)], len(SOFTMAX.kinds) - 1, 2 + 2 * MOST_CALLS
-    apart = [((48, 1), False), ((49, 1), True), ((99, 2), True)]
+    unaligned, sliced, strided = ((48, 1), False), ((49, 1), True), ((99, 2), True)
+    apart = [unaligned, sliced, ((1, 37), True), strided]
+    pairs = [unaligned, unaligned, sliced, sliced, ((1, 64), True), ((1, 192), True), strided, strided]
     first, second = (2 + met) * dense + apart + 3 * kinds * dense, (1 + kinds) * dense
-    assert seen == first + second + met * dense + apart + kinds * dense + second
+    assert seen == first + second + met * dense + pairs + kinds * dense + second
     seen.clear()
     session = Session(SQUARE, SQUARE.problem_of({"n": 1000, "dtype": "float32"}), CPU, PROTOCOL, 7)
     plan = bound_by_call(SQUARE, Candidate(Custom("square", square), {}), session.problem, session.arguments, CPU)
     Probes(CPU).check(plan, {})
     dense, apart = [((1,), True)], [((1,), False), ((2,), True)]
     first, second = (2 + met) * dense + apart + 3 * kinds * dense, (1 + kinds) * dense
-    assert seen == first + second + met * dense + apart + kinds * dense + second
+    pairs = [each for each in apart for _ in range(2)]
+    assert seen == first + second + met * dense + pairs + kinds * dense + second
 
 
 def test_problems_of_other_sizes_share_probes_and_what_passed_them() -> None:
@@ -94,16 +103,16 @@ def test_problems_of_other_sizes_share_probes_and_what_passed_them() -> None:
         probes.check(bound_by_call(SOFTMAX, Candidate(implementation, {}), problem, session.arguments, CPU), {})
         return len(runs)
 
-    met, layouts, kinds = 2 + 2 * MOST_CALLS, 3, len(SOFTMAX.kinds) - 1
-    shared, own = 2 + met + layouts + 3 * kinds, met + layouts + kinds + 2 * (1 + kinds)
+    met, layouts, kinds = 2 + 2 * MOST_CALLS, 4, len(SOFTMAX.kinds) - 1
+    shared, own = 2 + met + layouts + 3 * kinds, met + 2 * layouts + kinds + 2 * (1 + kinds)
     # three times 8192 rows cost too much: what is bound for 1024 of them is run there, and on 2048; closely, what is
     # bound for 512 of them, there and on 1024, in fewer calls
     met_less = 2 + 2 * 21
     much = 1 + 2 + 2 + (1 + kinds) + (1 + met_less + 2 * layouts + 2 * kinds) + 2 * (1 + kinds)
     assert [check(64), check(65), check(8192)] == [shared + own, own, much]
     # one row is itself a probe of the others, and there is no smaller size; 16 are larger
-    assert check(1) == shared + own - 2 * (1 + kinds) + met - 1 + layouts
-    assert 1 not in runs
+    assert check(1) == shared + own - 2 * (1 + kinds) + met - 1 + 2 * layouts
+    assert runs.count(1) == 2 * layouts, "before each layout of the two larger sizes, and not as a probe of its own"
     assert check(64, cols=49) == shared + own
 
 
@@ -125,9 +134,9 @@ def test_probes_take_no_more_than_their_part_of_memory(monkeypatch: pytest.Monke
         arguments = op.arguments(inputs(problem, "normal", torch.Generator()))
         implementation = Custom("softmax", lambda y, x, dim: y.copy_(torch.softmax(x, dim)))
         probes.check(bound_by_call(op, Candidate(implementation, {"again": len(made)}), problem, arguments, CPU), {})
-    # three sizes, five layouts, two of them for several tensors alone; three other sizes, and layouts of one of them;
-    # twice inputs for a second thread; every kind at six sizes
-    each = 3 + 5 + 3 + 5 + 2 + 6 * (len(SOFTMAX.kinds) - 1)
+    # three sizes, six layouts, two of them for several tensors alone; three other sizes, and layouts of one of them,
+    # the four for one tensor at its own size, too; twice inputs for a second thread; every kind at six sizes
+    each = 3 + 6 + 3 + 6 + 4 + 2 + 6 * (len(SOFTMAX.kinds) - 1)
     assert {problem.cols for problem in made[-each:]} == {48}
     assert len(made) == 3 * each
 
