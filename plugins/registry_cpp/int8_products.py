@@ -20,7 +20,9 @@ from .base import ELEMENT_TYPES, kernel, thread_counts
 from .cpu_features import amx_refusal, cpu_features, missing, require_amx
 from .panels import byte_shifts, fields_of, padded_group, panels_of
 
-INT8_AMX = kernel("int8_amx", "panels.hpp", "amx.hpp", "int8_product.hpp", "int8_amx.cpp")
+INT8_AMX = kernel(
+    "int8_amx", "panels.hpp", "amx.hpp", "int8_product.hpp", "int8_levels.hpp", "amx_block.hpp", "int8_amx.cpp"
+)
 INT8_DOT = kernel("int8_dot", "panels.hpp", "int8_product.hpp", "int8_dot.cpp")
 
 _STEP = 64
@@ -30,8 +32,10 @@ _LONGEST = 2**16
 _SCALE_BLOCK = 128
 BLOCKS = (64, 128, 256)
 """Tokens that pass over a piece of the weight before the next piece."""
-CHUNKS = (2, 4, 8)
-"""Tiles along K of a weight of 4 bits that are expanded before they are multiplied, for up to 32 tokens."""
+CHUNKS = (4, 8, 16)
+"""Tiles along K of a weight that are expanded, and multiplied with all tokens of a block, before the next ones."""
+WIDTHS = (1, 2, 4, 8)
+"""Pairs of panels, 32 columns each, that a chunk of the tokens meets before the next chunk."""
 TILES = (1, 2, 4, 8)
 """Tokens that share the levels in a vector register."""
 PANELS = (1, 2, 4)
@@ -179,12 +183,11 @@ class AmxInt8Product(_Int8Product):
             yield refusal
 
     def space(self, problem: Problem, device: Device) -> Space:
-        return _amx_space(problem.m > min(BLOCKS), self.weight.bits == 4 and problem.m <= 32, device)
+        return _amx_space(problem.m > 32, problem.m > min(BLOCKS), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
-        return {
-            "block": 128 if problem.m > min(BLOCKS) else min(BLOCKS), "chunk": 4, "threads": max(thread_counts(device)),
-        }  # fmt: skip
+        many, threads = problem.m > min(BLOCKS), max(thread_counts(device))
+        return {"block": 256 if many else 64, "chunk": 8, "wide": 4 if problem.m > 32 else 1, "threads": threads}
 
     def preference(self, problem: Problem, device: Device) -> float:
         # twice as fast as the dot products from 8 tokens on, and as fast as memory allows below
@@ -194,18 +197,17 @@ class AmxInt8Product(_Int8Product):
         return -(-problem.m // 16) * 16
 
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
-        threads, expanded = config["threads"], 32 * self.weight.padded(problem)
+        threads, block = config["threads"], config["block"]
+        expanded = config["chunk"] * 2 * 16 * self.weight.depth(problem) if self.weight.bits == 4 else 0
         return {
             **super().scratch(problem, config, device),
-            "totals": TensorSpec.contiguous((threads, config["block"], 32), torch.float32),
-            "expanded": TensorSpec.contiguous((threads, expanded if self.weight.bits == 4 else 1), torch.int8),
+            "totals": TensorSpec.contiguous((threads * config["wide"], block, 32), torch.float32),
+            "kept": TensorSpec.contiguous((threads * config["wide"], block, 32), torch.int32),
+            "expanded": TensorSpec.contiguous((threads, max(expanded, 1)), torch.int8),
         }
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        return self._launch(problem, config, ("totals", "expanded"), (config["block"],))
-
-    def own_constants(self, config: Config) -> dict[str, int]:
-        return {"CHUNK": config["chunk"]}
+        return self._launch(problem, config, ("totals", "kept", "expanded"), (config["block"], config["chunk"], config["wide"]))
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """The run, after the kernel has permitted tiles to this process."""
@@ -264,9 +266,13 @@ class DotInt8Product(_Int8Product):
         return ISAS[self.isa]
 
 @lru_cache(maxsize=16)
-def _amx_space(many: bool, chunked: bool, device: Device) -> Space:
+def _amx_space(wide: bool, many: bool, device: Device) -> Space:
+    """The space for more than 32 tokens, or for more than 64; fewer keep their sums in tiles, and pass one pair."""
     return Space(
-        block=BLOCKS if many else BLOCKS[:1], chunk=CHUNKS if chunked else [4], threads=thread_counts(device)
+        block=BLOCKS if many else BLOCKS[:1],
+        chunk=CHUNKS,
+        wide=WIDTHS if wide else WIDTHS[:1],
+        threads=thread_counts(device),
     )
 
 

@@ -1,4 +1,6 @@
-"""Prepared weights: panels of 16 columns, whose words stand one after another along K, groups padded with zeros."""
+"""Prepared weights: panels of 16 columns, whose words stand one after another along K.
+
+An even number of panels; columns, and K at the end of each group, are filled with zeros."""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 PANEL = 16
+_PAIR = 2 * PANEL
 
 
 def padded_group(group_size: int, k: int, depth: int) -> int:
@@ -43,7 +46,7 @@ def padded_rows(fields: torch.Tensor, group_size: int, padded: int) -> torch.Ten
 def panels_of(fields: torch.Tensor, group_size: int, padded: int, shifts: Sequence[int]) -> torch.Tensor:
     """Unsigned elements ``[k, n]`` as int32 ``[panels, words of K, 16]``; ``shifts`` places a word's elements."""
     rows = padded_rows(fields, group_size, padded)
-    columns = torch.nn.functional.pad(rows, (0, -rows.shape[1] % PANEL))
+    columns = torch.nn.functional.pad(rows, (0, -rows.shape[1] % _PAIR))
     placed = columns.view(-1, len(shifts), columns.shape[1] // PANEL, PANEL)
     words = torch.zeros(
         (placed.shape[2], placed.shape[0], PANEL), dtype=torch.int32, device=fields.device
@@ -56,5 +59,5 @@ def panels_of(fields: torch.Tensor, group_size: int, padded: int, shifts: Sequen
 def pair_panels(weight: torch.Tensor, padded: int) -> torch.Tensor:
     """A bfloat16 weight ``[n, k]`` as int32 ``[panels, padded / 2, 16]``: a word is two neighbours along K."""
     n, k = weight.shape
-    whole = torch.nn.functional.pad(weight, (0, padded - k, 0, -n % PANEL))
+    whole = torch.nn.functional.pad(weight, (0, padded - k, 0, -n % _PAIR))
     return whole.contiguous().view(torch.int32).view(-1, PANEL, padded // 2).transpose(1, 2).contiguous()

@@ -18,11 +18,11 @@ struct alignas(64) TileShapes {
     uint16_t bytes[16] = {};
     uint8_t rows[16] = {};
 
-    // activations of 16 tokens and `depth` bytes of K, weights of as much of K (4 bytes a row) and 16 columns
-    explicit TileShapes(int64_t depth) {
+    // activations of up to 16 tokens and `depth` bytes of K, weights of as much of K (4 bytes a row) and 16 columns
+    TileShapes(int64_t depth, int64_t tokens) {
         for (int tile = 0; tile < 8; ++tile) {
             bytes[tile] = static_cast<uint16_t>(tile == 4 || tile == 5 ? depth : 64);
-            rows[tile] = static_cast<uint8_t>(tile >= 6 ? depth / 4 : 16);
+            rows[tile] = static_cast<uint8_t>(tile >= 6 ? depth / 4 : tokens);
         }
     }
 };
@@ -40,17 +40,6 @@ inline void clear_sums() {
     TILE_ZERO(1);
     TILE_ZERO(2);
     TILE_ZERO(3);
-}
-
-// sums[0] to sums[3]: tokens 0 to 15 of both panels, then tokens 16 to 31
-template <int M_TILES, int N_TILES, class Sum> inline void store_sums(Sum (*sums)[256]) {
-    TILE_STORE(0, sums[0], 64);
-    if constexpr (N_TILES > 1)
-        TILE_STORE(1, sums[1], 64);
-    if constexpr (M_TILES > 1)
-        TILE_STORE(2, sums[2], 64);
-    if constexpr (M_TILES > 1 && N_TILES > 1)
-        TILE_STORE(3, sums[3], 64);
 }
 
 } // namespace

@@ -85,14 +85,18 @@ template <int64_t COUNT> inline void multiply_panels(const Product &product, int
     for (int64_t group = 0; group < product.groups; ++group) {
         alignas(64) Vector sums[M_TILE][COUNT];
         dot_group<M_TILE, COUNT>(sums, product.panels + first * panel + group * words * PANEL, panel,
-                                 product.packed + product.place(row, group * product.padded), product.width(), words);
+                                 product.place(row, group, 0), product.width(), words);
         for (int64_t p = 0; p < COUNT / PIECES; ++p) {
             const int64_t column = (first + p) * PANEL;
             const Floats scale = product.scale(column, group), offset = product.offset(column, group);
             for (int64_t t = 0; t < M_TILE; ++t) {
                 Ints levels;
                 std::memcpy(&levels, &sums[t][p * PIECES], sizeof levels);
-                totals[t][p] += product.part(levels, row + t, group, scale, offset);
+                const int32_t sum = product.sums[group * product.rows + row + t];
+                Floats v = centred(levels, sum);
+                if (HAS_ZEROS)
+                    v -= offset * static_cast<float>(sum);
+                totals[t][p] += v * (scale * product.token_scale(row + t, group));
             }
         }
     }
@@ -105,7 +109,8 @@ inline void int8_dot(T *y, const int8_t *a, const float *scale_a, const int32_t 
                      const Z *zeros, const T *bias, int8_t *packed, int32_t *sums, int64_t m, int64_t n, int64_t k,
                      int64_t group_size, int64_t padded, int64_t threads) {
     const int64_t groups = parts_of(k, group_size), rows = parts_of(m, M_TILE) * M_TILE;
-    const Product product{y, panels, scales, HAS_ZEROS ? zeros : nullptr, bias, scale_a, packed, sums, m, n, k, group_size, groups, padded};
+    const Product product{y, panels, scales, zeros,      bias,   scale_a, packed,
+                          sums, m,  n,      k, group_size, groups, padded,  rows, 1};
     share_items(parts_of(rows, 8), threads, [&](int64_t item, int64_t) {
         for (int64_t row = item * 8; row < rows && row < item * 8 + 8; ++row)
             product.pack_row(a, row);

@@ -16,18 +16,19 @@ struct Product {
     const Z *zeros;       // null: the zero point is in the middle
     const T *bias;        // null: there is none
     const float *scale_a; // one a token, or for all, or of each group of each token
-    int8_t *packed;       // a, each group padded with zeros; tiles or rows
-    int32_t *sums;        // of each group of each row
-    int64_t m, n, k, group_size, groups, padded;
+    int8_t *packed;       // a, each group padded with zeros: rows, or tiles of 16 tokens (tile_of)
+    int32_t *sums;        // of each row, group after group
+    int64_t m, n, k, group_size, groups, padded, rows, chunk;
 
     int64_t width() const { return groups * padded; }
 
-    // where element `at` of a padded row stands in `packed`
-    int64_t place(int64_t row, int64_t at) const {
-        if constexpr (TILED)
-            return ((row / 16 * width() + at / DEPTH * DEPTH) * 16) + row % 16 * DEPTH + at % DEPTH;
-        else
-            return row * width() + at;
+    // the element `at` of a group of a row in `packed`; of tiles, the first of a step
+    int8_t *place(int64_t row, int64_t group, int64_t at) const {
+        if (!TILED)
+            return packed + row * width() + group * padded + at;
+        const int64_t steps = padded / DEPTH;
+        const int64_t tile = tile_of(row / 16, group * steps, at / DEPTH, steps, chunk, rows / 16);
+        return packed + (tile * 16 + row % 16) * DEPTH;
     }
 
     void pack_row(const int8_t *a, int64_t row) const {
@@ -36,7 +37,7 @@ struct Product {
             int32_t sum = 0;
             const int64_t first = group * group_size, rest = k - first, size = rest < group_size ? rest : group_size;
             for (int64_t at = 0; at < padded; at += run) {
-                int8_t *to = packed + place(row, group * padded + at);
+                int8_t *to = place(row, group, at);
                 const int64_t left = row < m ? size - at : 0, count = left < 0 ? 0 : left < run ? left : run;
                 const int8_t *from = a + row * k + first + at;
                 for (int64_t i = 0; i < count; ++i) {
@@ -45,7 +46,7 @@ struct Product {
                 }
                 std::memset(to + count, 0, run - count);
             }
-            sums[row * groups + group] = sum;
+            sums[group * rows + row] = sum;
         }
     }
 
@@ -60,20 +61,14 @@ struct Product {
 
     // zero point less the middle
     Floats offset(int64_t column, int64_t group) const {
-        if (!zeros)
+        if (!HAS_ZEROS)
             return Floats{};
         return load_columns(zeros + group * n + column, n - column) - static_cast<float>(MIDDLE);
     }
 
-    // one group's part of an output. The middle is taken off in int32, modulo 2^32: only the difference has to fit.
-    Floats part(Ints levels, int64_t row, int64_t group, Floats scale, Floats offset) const {
-        const uint32_t sum = static_cast<uint32_t>(sums[row * groups + group]);
-        Floats v = __builtin_convertvector(bits_as<Ints>(bits_as<Words>(levels) - MIDDLE * sum), Floats);
-        if (zeros)
-            v -= offset * static_cast<float>(static_cast<int32_t>(sum));
-        if constexpr (SCALES == BLOCKS)
-            v *= scale_a[row * groups + group];
-        return v * scale;
+    // what each token's parts of a group are multiplied with, beside the weight's scale
+    float token_scale(int64_t row, int64_t group) const {
+        return SCALES == BLOCKS && row < m ? scale_a[row * groups + group] : 1.0f;
     }
 
     void finish(Floats total, int64_t row, int64_t column) const {
@@ -84,5 +79,11 @@ struct Product {
         store_columns(y + row * n + column, total, n - column);
     }
 };
+
+// The middle is taken off in int32, modulo 2^32: only the difference has to fit.
+inline Floats centred(Ints levels, int32_t sum) {
+    const Words taken = bits_as<Words>(levels) - MIDDLE * static_cast<uint32_t>(sum);
+    return __builtin_convertvector(bits_as<Ints>(taken), Floats);
+}
 
 } // namespace

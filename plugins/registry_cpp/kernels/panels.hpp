@@ -28,4 +28,10 @@ template <class Work> inline void share_items(int64_t items, int64_t threads, Wo
 
 inline int64_t parts_of(int64_t size, int64_t part) { return (size + part - 1) / part; }
 
+// The place of a tile of 16 tokens and one step of K: the steps of a chunk stand together, then the next 16 tokens'.
+inline int64_t tile_of(int64_t stripe, int64_t before, int64_t step, int64_t steps, int64_t chunk, int64_t stripes) {
+    const int64_t start = step / chunk * chunk, left = steps - start, count = left < chunk ? left : chunk;
+    return (before + start) * stripes + stripe * count + step - start;
+}
+
 } // namespace
