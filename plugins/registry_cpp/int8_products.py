@@ -34,8 +34,6 @@ BLOCKS = (64, 128, 256)
 """Tokens that pass over a piece of the weight before the next piece."""
 CHUNKS = (4, 8, 16)
 """Tiles along K of a weight that are expanded, and multiplied with all tokens of a block, before the next ones."""
-WIDTHS = (1, 2, 4, 8)
-"""Pairs of panels, 32 columns each, that a chunk of the tokens meets before the next chunk."""
 TILES = (1, 2, 4, 8)
 """Tokens that share the levels in a vector register."""
 PANELS = (1, 2, 4)
@@ -183,11 +181,11 @@ class AmxInt8Product(_Int8Product):
             yield refusal
 
     def space(self, problem: Problem, device: Device) -> Space:
-        return _amx_space(problem.m > 32, problem.m > min(BLOCKS), device)
+        return _amx_space(problem.m > min(BLOCKS), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         many, threads = problem.m > min(BLOCKS), max(thread_counts(device))
-        return {"block": 256 if many else 64, "chunk": 8, "wide": 4 if problem.m > 32 else 1, "threads": threads}
+        return {"block": 128 if many else 64, "chunk": 8, "threads": threads}
 
     def preference(self, problem: Problem, device: Device) -> float:
         # twice as fast as the dot products from 8 tokens on, and as fast as memory allows below
@@ -201,13 +199,13 @@ class AmxInt8Product(_Int8Product):
         expanded = config["chunk"] * 2 * 16 * self.weight.depth(problem) if self.weight.bits == 4 else 0
         return {
             **super().scratch(problem, config, device),
-            "totals": TensorSpec.contiguous((threads * config["wide"], block, 32), torch.float32),
-            "kept": TensorSpec.contiguous((threads * config["wide"], block, 32), torch.int32),
+            "totals": TensorSpec.contiguous((threads, block, 32), torch.float32),
+            "kept": TensorSpec.contiguous((threads, block, 32), torch.int32),
             "expanded": TensorSpec.contiguous((threads, max(expanded, 1)), torch.int8),
         }
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        return self._launch(problem, config, ("totals", "kept", "expanded"), (config["block"], config["chunk"], config["wide"]))
+        return self._launch(problem, config, ("totals", "kept", "expanded"), (config["block"], config["chunk"]))
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """The run, after the kernel has permitted tiles to this process."""
@@ -266,14 +264,8 @@ class DotInt8Product(_Int8Product):
         return ISAS[self.isa]
 
 @lru_cache(maxsize=16)
-def _amx_space(wide: bool, many: bool, device: Device) -> Space:
-    """The space for more than 32 tokens, or for more than 64; fewer keep their sums in tiles, and pass one pair."""
-    return Space(
-        block=BLOCKS if many else BLOCKS[:1],
-        chunk=CHUNKS,
-        wide=WIDTHS if wide else WIDTHS[:1],
-        threads=thread_counts(device),
-    )
+def _amx_space(many: bool, device: Device) -> Space:
+    return Space(block=BLOCKS if many else BLOCKS[:1], chunk=CHUNKS, threads=thread_counts(device))
 
 
 @lru_cache(maxsize=64)

@@ -32,8 +32,6 @@ BLOCKS = (64, 128, 256)
 """Tokens that pass over a piece of the weight before the next piece."""
 CHUNKS = (4, 8, 16)
 """Tiles along K of a weight that are expanded, and multiplied with all tokens of a block, before the next ones."""
-WIDTHS = (1, 2, 4, 8)
-"""Pairs of panels, 32 columns each, that a chunk of the tokens meets before the next chunk."""
 TILES = (1, 2, 4, 8)
 """Tokens that share the levels in a vector register."""
 PANELS = (1, 2, 4)
@@ -186,11 +184,11 @@ class AmxWeightProduct(_WeightProduct):
             yield refusal
 
     def space(self, problem: Problem, device: Device) -> Space:
-        return _amx_space(problem.m > 32, problem.m > min(BLOCKS), device)
+        return _amx_space(problem.m > min(BLOCKS), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         many, threads = problem.m > min(BLOCKS), max(thread_counts(device))
-        return {"block": 256 if many else 64, "chunk": 8, "wide": 4 if problem.m > 32 else 1, "threads": threads}
+        return {"block": 128 if many else 64, "chunk": 8, "threads": threads}
 
     def preference(self, problem: Problem, device: Device) -> float:
         return 4.0 if problem.m >= 8 else 2.5
@@ -203,13 +201,13 @@ class AmxWeightProduct(_WeightProduct):
         expanded = config["chunk"] * 2 * 32 * self.weight.step(problem) if self.weight.packed else 1
         return {
             **super().scratch(problem, config, device),
-            "totals": TensorSpec.contiguous((threads * config["wide"], block, 32), torch.float32),
-            "kept": TensorSpec.contiguous((threads * config["wide"], block, 32), torch.float32),
+            "totals": TensorSpec.contiguous((threads, block, 32), torch.float32),
+            "kept": TensorSpec.contiguous((threads, block, 32), torch.float32),
             "expanded": TensorSpec.contiguous((threads, expanded), torch.int8),
         }
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        return self._launch(problem, config, ("totals", "kept", "expanded"), (config["block"], config["chunk"], config["wide"]))
+        return self._launch(problem, config, ("totals", "kept", "expanded"), (config["block"], config["chunk"]))
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """The run, after the kernel has permitted tiles to this process."""
@@ -256,14 +254,8 @@ class DotWeightProduct(_WeightProduct):
 
 
 @lru_cache(maxsize=16)
-def _amx_space(wide: bool, many: bool, device: Device) -> Space:
-    """The space for more than 32 tokens, or for more than 64; fewer keep their sums in tiles, and pass one pair."""
-    return Space(
-        block=BLOCKS if many else BLOCKS[:1],
-        chunk=CHUNKS,
-        wide=WIDTHS if wide else WIDTHS[:1],
-        threads=thread_counts(device),
-    )
+def _amx_space(many: bool, device: Device) -> Space:
+    return Space(block=BLOCKS if many else BLOCKS[:1], chunk=CHUNKS, threads=thread_counts(device))
 
 
 @lru_cache(maxsize=64)

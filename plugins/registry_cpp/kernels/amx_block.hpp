@@ -47,22 +47,22 @@ template <int M_TILES, class Sum> inline void store_sums(Sum *to) {
     }
 }
 
-// The outputs of a block of tokens and of some pairs of panels.
+// The outputs of a block of tokens and of a pair of panels.
 struct Block {
     const Product &product;
-    float *totals;    // [pairs, tokens of the block, 32]
+    float *totals;    // [tokens of the block, 32]
     Sum *sums;        // the same places: sums of a group that is not complete
     int8_t *expanded; // two panels, the tiles of a chunk each
-    int64_t room, row, rows, first, pairs;
+    int64_t row, rows, pair;
     // sums of a group that are not in the totals yet
     struct {
         const Sum *sums;
-        int64_t pair, from, group, count;
+        int64_t from, group, count;
     } complete{};
 
     int64_t steps() const { return product.padded / STEP; }
     int64_t next_panel() const { return product.groups * steps() * WORDS; }
-    int64_t place(int64_t pair, int64_t from) const { return (pair * room + from - row) * PLACES; }
+    int64_t place(int64_t from) const { return (from - row) * PLACES; }
 
     int64_t chunk_at(int64_t step) const {
         const int64_t left = steps() - step;
@@ -74,16 +74,17 @@ struct Block {
         return reinterpret_cast<const int8_t *>(product.packed) + tile * PIECES * TILE;
     }
 
-    const int32_t *panel(int64_t pair, int64_t group, int64_t step) const {
-        return product.panels + (first + pair) * 2 * next_panel() + (group * steps() + step) * WORDS;
+    const int32_t *panel(int64_t group, int64_t step) const {
+        return product.panels + pair * 2 * next_panel() + (group * steps() + step) * WORDS;
     }
 
     // totals (+)= scale * (sums - offset * the tokens' sum) of one group; rows after m have sums of 0
-    template <bool FIRST> void add() const {
-        const int64_t group = complete.group, count = complete.count, at = place(complete.pair, complete.from);
+    // COUNT: tokens, or 0 where only `complete` knows
+    template <bool FIRST, int COUNT> void add() const {
+        const int64_t group = complete.group, count = COUNT ? COUNT : complete.count, at = place(complete.from);
         const auto *token_sums = product.sums + group * product.rows + complete.from;
         for (int64_t p = 0; p < 2; ++p) {
-            const int64_t column = ((first + complete.pair) * 2 + p) * PANEL;
+            const int64_t column = (pair * 2 + p) * PANEL;
             if (column >= product.n)
                 break;
             const Floats scale = product.scale(column, group), offset = product.offset(column, group) * scale;
@@ -102,25 +103,32 @@ struct Block {
         }
     }
 
+    template <bool FIRST> void add_any() const {
+        if (complete.count == 32)
+            add<FIRST, 32>();
+        else
+            add<FIRST, 0>();
+    }
+
     // The vector unit adds a group's sums while the tiles are busy with the next ones.
     void add_complete() {
         if (complete.count && complete.group)
-            add<false>();
+            add_any<false>();
         else if (complete.count)
-            add<true>();
+            add_any<true>();
         complete.count = 0;
     }
 
-    template <int M_TILES> void keep(Sum *to, int64_t pair, int64_t from, int64_t group) {
+    template <int M_TILES> void keep(Sum *to, int64_t from, int64_t group) {
         add_complete();
         store_sums<M_TILES>(to);
-        complete = {to, pair, from, group, rows < 16 ? rows : 16 * M_TILES};
+        complete = {to, from, group, rows < 16 ? rows : 16 * M_TILES};
     }
 
     int64_t panel_bytes() const { return DIRECT ? next_panel() * 4 : product.chunk * TILE; }
 
-    const int8_t *weights(int64_t pair, int64_t group, int64_t step, int64_t count) const {
-        const int32_t *from = panel(pair, group, step);
+    const int8_t *weights(int64_t group, int64_t step, int64_t count) const {
+        const int32_t *from = panel(group, step);
         if constexpr (DIRECT)
             return reinterpret_cast<const int8_t *>(from);
         for (int64_t p = 0; p < 2; ++p)
@@ -129,22 +137,22 @@ struct Block {
     }
 
     // Few tokens: their sums stay in the tiles while the weight is expanded and passes by.
-    template <int M_TILES> void stay(int64_t pair) {
+    template <int M_TILES> void stay() {
         for (int64_t group = 0; group < product.groups; ++group) {
             clear_sums();
             for (int64_t step = 0; step < steps(); step += product.chunk) {
                 const int64_t count = chunk_at(step);
-                const int8_t *b = weights(pair, group, step, count);
+                const int8_t *b = weights(group, step, count);
                 multiply<M_TILES>(tokens(row, group, step), count * PIECES * TILE, b, panel_bytes(), count);
             }
-            keep<M_TILES>(sums + group % 2 * 32 * PLACES, pair, row, group);
+            keep<M_TILES>(sums + group % 2 * 32 * PLACES, row, group);
         }
         add_complete();
     }
 
     template <int M_TILES>
-    void pass(int64_t pair, int64_t from, int64_t group, int64_t step, int64_t count, const int8_t *b) {
-        Sum *kept = sums + place(pair, from);
+    void pass(int64_t from, int64_t group, int64_t step, int64_t count, const int8_t *b) {
+        Sum *kept = sums + place(from);
         if (step)
             load_sums<M_TILES>(kept);
         else
@@ -153,60 +161,44 @@ struct Block {
         if (step + count < steps())
             store_sums<M_TILES>(kept);
         else
-            keep<M_TILES>(kept, pair, from, group);
-    }
-
-    // A part of the words that come next into the second cache, while the tiles are busy.
-    void fetch_next(int64_t pair, int64_t group, int64_t step, int64_t from) const {
-        const int32_t *next = pair + 1 < pairs ? panel(pair + 1, group, step) : panel(0, group, step + product.chunk);
-        const auto share = registry::share(product.chunk * WORDS / 16, (from - row) / 32, parts_of(rows, 32));
-        for (int64_t line = share.begin; line < share.end; ++line)
-            for (int64_t p = 0; p < 2; ++p)
-                _mm_prefetch(reinterpret_cast<const char *>(next + p * next_panel() + line * 16), _MM_HINT_T1);
+            keep<M_TILES>(kept, from, group);
     }
 
     // Many tokens: a chunk of a pair of panels stays in the first cache while they pass by.
     void pass_all(int64_t group, int64_t step) {
         const int64_t count = chunk_at(step), end = row + rows;
-        for (int64_t pair = 0; pair < pairs; ++pair) {
-            const int8_t *b = weights(pair, group, step, count);
-            for (int64_t from = row; from < end; from += 32) {
-                fetch_next(pair, group, step, from);
-                if (from + 16 < end)
-                    pass<2>(pair, from, group, step, count, b);
-                else
-                    pass<1>(pair, from, group, step, count, b);
-            }
-        }
+        const int8_t *b = weights(group, step, count);
+        for (int64_t from = row; from < end; from += 32)
+            if (from + 16 < end)
+                pass<2>(from, group, step, count, b);
+            else
+                pass<1>(from, group, step, count, b);
     }
 
     void run() {
         if (rows <= 32)
-            for (int64_t pair = 0; pair < pairs; ++pair)
-                rows <= 16 ? stay<1>(pair) : stay<2>(pair);
+            rows <= 16 ? stay<1>() : stay<2>();
         else
             for (int64_t group = 0; group < product.groups; ++group)
                 for (int64_t step = 0; step < steps(); step += product.chunk)
                     pass_all(group, step);
         add_complete();
-        for (int64_t pair = 0; pair < pairs; ++pair)
-            for (int64_t t = row; t < row + rows; ++t)
-                for (int64_t column = (first + pair) * PLACES, p = 0; p < 2 && column + p * 16 < product.n; ++p)
-                    product.finish(load(totals + place(pair, t) + p * 16), t, column + p * 16);
+        for (int64_t t = row; t < row + rows; ++t)
+            for (int64_t column = pair * PLACES, p = 0; p < 2 && column + p * 16 < product.n; ++p)
+                product.finish(load(totals + place(t) + p * 16), t, column + p * 16);
     }
 };
 
-// All outputs, by blocks of `block` tokens, a multiple of 32, and `wide` pairs of panels.
+// All outputs, by blocks of `block` tokens, a multiple of 32, and pairs of panels.
 inline void multiply_blocks(const Product &product, float *totals, Sum *sums, int8_t *expanded, int64_t block,
-                            int64_t wide, int64_t threads) {
-    const int64_t pairs = parts_of(product.n, PLACES), across = parts_of(pairs, wide);
+                            int64_t threads) {
+    const int64_t pairs = parts_of(product.n, PLACES);
     const TileShapes shapes(DEPTH, product.m < 16 ? product.m : 16);
-    share_items(across * parts_of(product.m, block), threads, [&](int64_t item, int64_t thread) {
+    share_items(pairs * parts_of(product.m, block), threads, [&](int64_t item, int64_t thread) {
         const Tiles tiles(shapes);
-        const int64_t row = item / across * block, first = item % across * wide, room = thread * wide * block * PLACES;
-        const int64_t left = product.m - row, more = pairs - first;
-        Block one{product, totals + room, sums + room, expanded + thread * product.chunk * 2 * TILE, block, row,
-                  left < block ? left : block, first, more < wide ? more : wide, {}};
+        const int64_t row = item / pairs * block, room = thread * block * PLACES, left = product.m - row;
+        Block one{product, totals + room, sums + room, expanded + thread * product.chunk * 2 * TILE, row,
+                  left < block ? left : block, item % pairs, {}};
         one.run();
     });
 }

@@ -40,11 +40,10 @@ struct Product {
                 int8_t *to = place(row, group, at);
                 const int64_t left = row < m ? size - at : 0, count = left < 0 ? 0 : left < run ? left : run;
                 const int8_t *from = a + row * k + first + at;
-                for (int64_t i = 0; i < count; ++i) {
-                    to[i] = from[i];
-                    sum += from[i];
-                }
+                std::memcpy(to, from, count);
                 std::memset(to + count, 0, run - count);
+                for (int64_t i = 0; i < count; ++i)
+                    sum += from[i];
             }
             sums[group * rows + row] = sum;
         }

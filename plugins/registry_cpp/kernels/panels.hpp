@@ -11,6 +11,13 @@ template <class E> inline Floats load_columns(const E *from, int64_t count) {
 }
 
 template <class E> inline void store_columns(E *to, Floats v, int64_t count) {
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<E, bfloat16>) {
+        const __mmask16 which = count < LANES ? (1 << count) - 1 : 0xffff;
+        _mm256_mask_storeu_epi16(to, which, (__m256i)_mm512_cvtneps_pbh(bits_as<__m512>(v)));
+        return;
+    }
+#endif
     if (count < LANES)
         store_some(to, v, count);
     else
