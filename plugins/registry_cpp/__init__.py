@@ -55,39 +55,53 @@ def rms_norm_implementations() -> Iterable[Implementation]:
 
 @implements("gemm_int4")
 def gemm_int4_implementations() -> Iterable[Implementation]:
-    """A form for one row of activations and one for up to 64."""
+    """A form for one row of activations, one for up to 64, and those of bfloat16."""
     from .gemm_int4 import CppGemmInt4, CppGemvInt4
 
-    return [CppGemvInt4(), CppGemmInt4()]
+    return [CppGemvInt4(), CppGemmInt4(), *_bfloat16_products("gemm_int4", 4)]
 
 
 def _packed_gemm(op: str, bits: int, nf4: bool = False) -> Iterable[Implementation]:
     from .packed_gemm import CppGemm, CppGemv
 
-    return [CppGemv(op, bits, nf4), CppGemm(op, bits, nf4)]
+    return [CppGemv(op, bits, nf4), CppGemm(op, bits, nf4), *_bfloat16_products(op, bits, nf4)]
+
+
+def _bfloat16_products(op: str, bits: int, nf4: bool = False) -> Iterable[Implementation]:
+    from .weight_products import AmxWeightProduct, DotWeightProduct, PairedWeight
+
+    weight = PairedWeight(op, bits, nf4)
+    return [AmxWeightProduct(weight), DotWeightProduct(weight)]
+
+
+def _int8_products(op: str, bits: int) -> Iterable[Implementation]:
+    from .int8_products import AmxInt8Product, DotInt8Product, Int8Weight
+
+    weight = Int8Weight(op, bits)
+    return [AmxInt8Product(weight), DotInt8Product(weight)]
 
 
 @implements("gemm_int8")
 def gemm_int8_implementations() -> Iterable[Implementation]:
-    """A form for one row of activations and one for up to 64."""
+    """A form for one row of activations, one for up to 64, and those of bfloat16."""
     return _packed_gemm("gemm_int8", 8)
 
 
 @implements("gemm_int2")
 def gemm_int2_implementations() -> Iterable[Implementation]:
-    """A form for one row of activations and one for up to 64."""
+    """A form for one row of activations, one for up to 64, and those of bfloat16."""
     return _packed_gemm("gemm_int2", 2)
 
 
 @implements("gemm_int1")
 def gemm_int1_implementations() -> Iterable[Implementation]:
-    """A form for one row of activations and one for up to 64."""
+    """A form for one row of activations, one for up to 64, and those of bfloat16."""
     return _packed_gemm("gemm_int1", 1)
 
 
 @implements("gemm_nf4")
 def gemm_nf4_implementations() -> Iterable[Implementation]:
-    """A form for one row of activations and one for up to 64."""
+    """A form for one row of activations, one for up to 64, and those of bfloat16."""
     return _packed_gemm("gemm_nf4", 4, nf4=True)
 
 
@@ -97,3 +111,27 @@ def fused_add_rms_norm_implementations() -> Iterable[Implementation]:
     from .decoder import CppFusedAddRmsNorm
 
     return [CppFusedAddRmsNorm()]
+
+
+@implements("linear")
+def linear_implementations() -> Iterable[Implementation]:
+    """AMX tiles, and dot products of pairs, of bfloat16."""
+    return _bfloat16_products("linear", 16)
+
+
+@implements("gemm_w8a8")
+def gemm_w8a8_implementations() -> Iterable[Implementation]:
+    """AMX tiles and dot products, for int8 activations."""
+    return _int8_products("gemm_w8a8", 8)
+
+
+@implements("gemm_w4a8")
+def gemm_w4a8_implementations() -> Iterable[Implementation]:
+    """AMX tiles and dot products, for int8 activations."""
+    return _int8_products("gemm_w4a8", 4)
+
+
+@implements("scaled_mm")
+def scaled_mm_implementations() -> Iterable[Implementation]:
+    """AMX tiles and dot products, for int8 operands."""
+    return _int8_products("scaled_mm", 8)

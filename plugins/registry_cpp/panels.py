@@ -48,9 +48,7 @@ def panels_of(fields: torch.Tensor, group_size: int, padded: int, shifts: Sequen
     rows = padded_rows(fields, group_size, padded)
     columns = torch.nn.functional.pad(rows, (0, -rows.shape[1] % _PAIR))
     placed = columns.view(-1, len(shifts), columns.shape[1] // PANEL, PANEL)
-    words = torch.zeros(
-        (placed.shape[2], placed.shape[0], PANEL), dtype=torch.int32, device=fields.device
-    )
+    words = torch.zeros((placed.shape[2], placed.shape[0], PANEL), dtype=torch.int32, device=fields.device)
     for place, shift in enumerate(shifts):
         words |= placed[:, place].permute(1, 0, 2).to(torch.int32) << shift
     return words
