@@ -18,13 +18,16 @@ inline __m512i pairs_of_bytes(__m512i raw) {
     return _mm512_or_si512(_mm512_srli_epi32(first, 16), second);
 }
 
+// The tiles of `steps` steps of a panel. The words of as many more are fetched meanwhile: the CPU itself stops at a page.
 inline void expand(const Product &product, int8_t *to, const int32_t *from, int64_t steps) {
     const __m512i table = _mm512_load_si512(product.table.entries);
-    for (int64_t row = 0; row < steps * STEP / PER_WORD; ++row) {
+    const int64_t words = steps * STEP / PER_WORD;
+    for (int64_t row = 0; row < words; ++row) {
         const __m512i raw = _mm512_loadu_si512(from + row * PANEL);
+        _mm_prefetch(reinterpret_cast<const char *>(from + (row + words) * PANEL), _MM_HINT_T0);
 #pragma GCC unroll 16
         for (int pair = 0; pair < PER_WORD / 2; ++pair, to += 64) {
-            const __m512i moved = _mm512_srli_epi32(raw, BITS * pair);
+            const __m512i moved = _mm512_srli_epi32(raw, BITS % 16 * pair);
             _mm512_storeu_si512(to, BITS == 8 ? pairs_of_bytes(moved) : _mm512_permutexvar_epi16(moved, table));
         }
     }
