@@ -14,7 +14,7 @@ typedef int32_t Sum;
 constexpr int64_t STEP = DEPTH, PIECES = 1;
 constexpr bool DIRECT = BITS == 8;
 
-// The tiles of `steps` steps of a panel. The words of as many more are fetched meanwhile: the CPU itself stops at a page.
+// The tiles of `steps` steps of a panel. As many words more are fetched: the CPU itself stops at a page.
 inline void expand(const Product &, int8_t *to, const int32_t *from, int64_t steps) {
     const __m512i mask = _mm512_set1_epi8(15), middle = _mm512_set1_epi8(8);
     const int64_t words = steps * STEP / PER_WORD;

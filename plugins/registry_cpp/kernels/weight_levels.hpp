@@ -18,7 +18,7 @@ inline __m512i pairs_of_bytes(__m512i raw) {
     return _mm512_or_si512(_mm512_srli_epi32(first, 16), second);
 }
 
-// The tiles of `steps` steps of a panel. The words of as many more are fetched meanwhile: the CPU itself stops at a page.
+// The tiles of `steps` steps of a panel. As many words more are fetched: the CPU itself stops at a page.
 inline void expand(const Product &product, int8_t *to, const int32_t *from, int64_t steps) {
     const __m512i table = _mm512_load_si512(product.table.entries);
     const int64_t words = steps * STEP / PER_WORD;
