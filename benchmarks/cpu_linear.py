@@ -106,7 +106,7 @@ def qlinear(a: torch.Tensor, weight: torch.Tensor) -> Call:
     n = weight.shape[0]
     packed = torch.ops.onednn.qlinear_prepack(weight.T, list(a.shape))
     scales, zeros = torch.rand(n), torch.zeros(n, dtype=torch.int32)
-    last = (None, 1.0, 0, torch.bfloat16, "none", [], "")
+    last: tuple[Any, ...] = (None, 1.0, 0, torch.bfloat16, "none", [], "")
     return lambda: torch.ops.onednn.qlinear_pointwise(a, 0.01, 0, packed, scales, zeros, *last)
 
 
