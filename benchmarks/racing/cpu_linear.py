@@ -1,6 +1,6 @@
 """The linear layer on a CPU: registry_cpp's products at their defaults against what torch offers.
 
-    python -m benchmarks.cpu_linear [--threads 1] [--op gemm_int4] [--write benchmarks/results/cpu]
+    python -m benchmarks.racing.cpu_linear [--threads 1] [--op gemm_int4] [--write benchmarks/results/cpu]
 
 Square weights of 2048 and 4096 and 1 to 256 tokens. Rivals: a bfloat16 linear layer with the whole weight, and torch's
 own operators for the format. All are timed in turns in one run, and medians are printed: a slow moment of the machine
@@ -36,8 +36,8 @@ from registry_cpp.int8_products import AmxInt8Product, DotInt8Product, Int8Weigh
 from registry_cpp.packed_gemm import CppGemm, CppGemv
 from registry_cpp.weight_products import AmxWeightProduct, DotWeightProduct, PairedWeight
 
-from .arguments import output_folder
-from .cpu_kernels import Call, Clock, bound_call, interleaved_us
+from ..arguments import output_folder
+from ..cpu_kernels import Call, Clock, bound_call, interleaved_us
 
 SIZES = (4096, 2048)
 TOKENS = (1, 4, 16, 64, 256)
