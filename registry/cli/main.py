@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from . import app as application
+from .authors.new import new_op, new_plugin
 from .compile import compile_
 from .dashboard import dashboard
 from .db import upgrade
@@ -32,6 +33,10 @@ def new_registry_app() -> typer.Typer:
     database.command(name="upgrade")(upgrade)
     database.callback()(_several)
     program.add_typer(database, name="db")
+    new = application.new_app("A package to begin with.")
+    new.command(name="plugin")(new_plugin)
+    new.command(name="op")(new_op)
+    program.add_typer(new, name="new")
     return program
 
 

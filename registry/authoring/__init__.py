@@ -1,0 +1,1 @@
+"""New packages of plugins, made from the templates beside this file."""
