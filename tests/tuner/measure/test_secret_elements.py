@@ -143,7 +143,7 @@ def test_moved_elements_are_others_in_each_copy_and_go_back(
         rotation.move([1], {0: value})
     assert all(sorted(copy.double().flatten().tolist()) == before for copy in copies)
     # few elements may come back to where they were
-    assert value.numel() < 20 or any(moved())
+    assert len({*before}) < 20 or any(moved())
     there = [copy.clone() for copy in copies]
     rotation.change([0])
     rotation.rewrite([0, 1], {0: value})
