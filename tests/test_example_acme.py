@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 import registry
 from registry.contract import as_tuple
@@ -75,8 +76,17 @@ def catalog(package: Path) -> Iterator[Catalog]:
 
 @pytest.fixture(scope="module")
 def database(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Winners of every problem of the package's shapes file."""
-    file = tmp_path_factory.mktemp("tuned") / "tuning.db"
+    """Winners of every problem of the package's shapes file, tuned once for all processes of a test run."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with FileLock(shared / "acme.lock"):
+        file = shared / "acme.db"
+        if not file.exists():
+            _tune(package, tmp_path_factory.mktemp("tuned") / "tuning.db").rename(file)
+    return file
+
+
+def _tune(package: Path, file: Path) -> Path:
     path = os.pathsep.join([str(package), str(ROOT), str(ROOT / "plugins")])
     environment = {**os.environ, "PYTHONPATH": path, "KERNEL_REGISTRY_PLUGINS": "acme", "OMP_NUM_THREADS": "1"}
     command = ["-m", "registry.cli.main", "tune", "--shapes", EXAMPLE / "shapes.yaml", "--device", "cpu"]

@@ -23,6 +23,9 @@ from .given_inputs import GivenInputs
 from .reports import Notes, Report, guarded
 from .run_faults import call_faults, changed_faults, concurrent_faults, repeating_faults, run_faults
 
+_AT_OTHER_SIZES: tuple[PoisonedLayout, ...] = ("contiguous", "sliced", "transposed")
+"""Layouts in which another size may get what was bound for the first: with other layouts it is bound anew."""
+
 
 def check_implementation(
     implementation: Implementation,
@@ -44,8 +47,9 @@ def check_implementation(
     second and a third run over outputs in which some and all numbers were changed, inputs that change in place, memory
     that two calls return, several runs bit by bit unless ``deterministic`` is False, and two threads at once. What was
     bound for the problem is then run, as a call of another size would, at a smaller, a larger and a size that is a
-    multiple of 16 where the problem's is none, or none where it is one, along each dynamic dimension; at the larger one
-    after a call of the same layout, too. What the implementation says it does not support is skipped, with its reasons.
+    multiple of 16 where the problem's is none, or none where it is one, along each dynamic dimension; where it is twice
+    as large, also columns of a wider tensor, and transposed tensors. What the implementation says it does not support
+    is skipped, with its reasons.
     """
     there = _device(implementation, device)
     notes = Notes(f"{implementation.name} of {op.name} on {there}")
@@ -57,7 +61,7 @@ def check_implementation(
             for layout in LAYOUTS:
                 _check_layout(notes, op, candidate, problem, there, layout)
             for other in other_sizes(op, problem, there):
-                for layout in LAYOUTS if other.is_larger else LAYOUTS[:1]:
+                for layout in _AT_OTHER_SIZES if other.is_larger else LAYOUTS[:1]:
                     _check_other_size(notes, op, candidate, other, there, layout)
     return notes.report()
 

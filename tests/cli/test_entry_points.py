@@ -31,6 +31,7 @@ COMMANDS = {
     "compile": ["--arch", "sm_90", "--op", "square", "--implementations", "cuda.vector"],
     "import": ["none.jsonl", "--db", "tuning.db"],
     "db": ["upgrade", "--db", "tuning.db"],
+    "new": ["op", "acme::thing", "--folder", "made"],
 }
 """Words after each command, of what costs it the least."""
 
