@@ -142,6 +142,7 @@ def test_a_call_poses_the_usual_distribution_and_a_file_names_others(catalog: Ca
         load_shapes(file, catalog)
 
 
+@pytest.mark.usefixtures("own_lock")
 def test_winners_are_filed_by_distribution_and_those_of_another_one_answer(catalog: Catalog, tmp_path: Path) -> None:
     database = str(tmp_path / "top.db")
     skewed = TOP.problem_of({**DIMS, "skew": "one_hot"})
