@@ -15,9 +15,7 @@ against unpacking and multiplying 50 for one row and 10 for sixteen; against tor
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +33,7 @@ from registry_cpp.elementwise import CppGelu, CppSquare, CppVectorAdd
 from registry_cpp.gemm_int4 import CppGemmInt4, CppGemvInt4
 from registry_cpp.rows import CppRmsNorm, SoftmaxColumns, SoftmaxRows
 
-from .arguments import output_folder
+from .racing.cpu_run import Clock, CpuRun
 
 IMPLEMENTATIONS = [
     CppVectorAdd(),
@@ -48,7 +46,6 @@ IMPLEMENTATIONS = [
     CppGemmInt4(),
 ]
 Call = Callable[[], object]
-Clock = Callable[[], int]
 SECONDS = 6.0
 
 PROBLEMS: list[tuple[str, dict[str, Any]]] = [
@@ -193,30 +190,14 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Measure, print, and keep the results when asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--write", type=output_folder, help="folder for the table and its JSON")
-    parser.add_argument("--threads", type=int, help="for torch and for the kernels; all usable cores when not given")
-    parser.add_argument("--op", help="only this op")
-    options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    # a team that asks for more threads than torch may use gets as many as torch
-    ops, device, threads = {op.name: op for op in BOX}, Device.of("cpu"), torch.get_num_threads()
-    clock = time.process_time_ns if threads == 1 else time.perf_counter_ns
-    load = os.getloadavg()[0]
-    environment = {**device.hardware(), **device.software(), "threads": threads, "clock": clock.__name__, "load": load}
+    run, ops = CpuRun(__doc__ or "", {name for name, _ in PROBLEMS}), {op.name: op for op in BOX}
     results = []
     for name, dims in PROBLEMS:
-        if options.op in (None, name):
-            results.append(measure(ops[name], ops[name].problem_of(dims), device, clock))
+        if run.wants(name):
+            results.append(measure(ops[name], ops[name].problem_of(dims), run.device, run.clock))
             print("\n".join(table(results[-1:]).splitlines()[2:]), flush=True)
-    text = f"{json.dumps(environment)}\n\n{table(results)}"
-    print(text)
-    if options.write:
-        name = f"cpu_kernels_{threads}_threads"
-        (options.write / f"{name}.md").write_text(f"# C++ kernels on a CPU against torch\n\n{text}")
-        kept = {"environment": environment, "results": results}
-        (options.write / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+    print(f"{json.dumps(run.environment)}\n\n{table(results)}")
+    run.keep("cpu_kernels", "C++ kernels on a CPU against torch", table(results), results)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,6 @@ multiplying 16 tokens.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,8 +32,8 @@ from registry_cpp.int8_products import AmxInt8Product, DotInt8Product, Int8Weigh
 from registry_cpp.packed_gemm import CppGemm, CppGemv
 from registry_cpp.weight_products import AmxWeightProduct, DotWeightProduct, PairedWeight
 
-from ..arguments import output_folder
-from ..cpu_kernels import Call, Clock, bound_call, interleaved_us
+from ..cpu_kernels import Call, bound_call, interleaved_us
+from .cpu_run import Clock, CpuRun
 
 SIZES = (4096, 2048)
 TOKENS = (1, 4, 16, 64, 256)
@@ -146,29 +142,14 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Measure, print, and keep the results when asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--write", type=output_folder, help="folder for the table and its JSON")
-    parser.add_argument("--threads", type=int, help="for torch and for the kernels; all usable cores when not given")
-    parser.add_argument("--op", choices=sorted(FORMATS), help="only this op")
-    options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    ops, device, threads = {op.name: op for op in BOX}, Device.of("cpu"), torch.get_num_threads()
-    clock = time.process_time_ns if threads == 1 else time.perf_counter_ns
-    load = os.getloadavg()[0]
-    environment = {**device.hardware(), **device.software(), "threads": threads, "clock": clock.__name__, "load": load}
+    run, ops = CpuRun(__doc__ or "", FORMATS), {op.name: op for op in BOX}
     results = []
-    for name in FORMATS:
-        for size in SIZES if options.op in (None, name) else ():
+    for name in filter(run.wants, FORMATS):
+        for size in SIZES:
             for m in TOKENS:
-                results.append(measure(ops[name], m, size, device, clock))
+                results.append(measure(ops[name], m, size, run.device, run.clock))
                 print(line(results[-1]), flush=True)
-    if options.write:
-        name = f"cpu_linear_{threads}_threads"
-        text = f"# The linear layer on a CPU\n\n{json.dumps(environment)}\n\n{table(results)}"
-        (options.write / f"{name}.md").write_text(text)
-        kept = {"environment": environment, "results": results}
-        (options.write / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+    run.keep("cpu_linear", "The linear layer on a CPU", table(results), results)
 
 
 if __name__ == "__main__":

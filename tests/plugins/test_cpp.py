@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -68,15 +67,6 @@ class Posed:
         y = call(self.op, implementation, config, self.problem, self.values)
         verdict = compare(self.op, self.problem, y, self.reference, self.own)
         assert verdict.ok, f"{self.problem} {self.kind} {dict(config)}: {verdict.message}"
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Many small calls: a team of threads on a busy machine waits for its last one at each."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @EACH

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -21,15 +21,6 @@ from registry_cpp.weight_products import AmxWeightProduct, DotWeightProduct, Pai
 OPS = {op.name: op for op in BOX}
 CPU = Device.of("cpu")
 Dims = Mapping[str, Value]
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Many small calls: a team of threads on a busy machine waits for its last one at each."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 BITS = {"gemm_int4": 4, "gemm_int8": 8, "gemm_int2": 2, "gemm_int1": 1, "gemm_nf4": 4, "linear": 16}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -19,15 +19,6 @@ OPS = {op.name: op for op in BOX}
 CPU = Device.of("cpu")
 FORMS = ("amx", *ISAS)
 Dims = Mapping[str, Value]
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Many small calls: a team of threads on a busy machine waits for its last one at each."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def form(name: str, op: str) -> _Int8Product:
@@ -120,7 +111,7 @@ def test_forms_of_an_op_share_the_panels() -> None:
     assert AmxInt8Product(weight).prepared_by is DotInt8Product(weight).prepared_by
     problem = OPS["gemm_w8a8"].problem_of(COLUMNS[3])
     values = OPS["gemm_w8a8"].inputs(problem, "normal", torch.Generator().manual_seed(3))
-    panels = weight.prepare((values[2],), problem)
+    panels = weight.prepare("panels", (values[2],), problem)
     # as many bytes as the weight, but for 72 columns filled to 96 and 1100 elements to 1152
     assert panels.nbytes == 96 * 1152
 
