@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from ..errors import InvalidArgumentError, RegistryError
 from ..problem import Arguments, Problem
+from .on_meta import META, OnMeta
 
 if TYPE_CHECKING:
     from ..contract import Op
 
 _CPU = torch.device("cpu")
-_META = torch.device("meta")
-_RANDOM = (torch.randn, torch.rand)
 
 
 _SMALL_BYTES = 64 << 20
@@ -47,7 +44,7 @@ def arguments_of(op: Op, problem: Problem) -> Arguments:
     """Specs of ``op.inputs`` on the CPU, without making the inputs if that is possible."""
     kind = op.kinds[0]
     try:
-        with _META, _OnMeta():
+        with META, OnMeta():
             arguments = op.arguments(op.draw(problem, kind, torch.Generator()))
         return arguments.mapped(lambda spec: replace(spec, device=_CPU))
     except (RuntimeError, TypeError, ValueError) as fault:
@@ -68,20 +65,3 @@ def _of_fakes(op: Op, problem: Problem) -> Arguments:
 
     with FakeTensorMode():
         return op.arguments(op.draw(problem, op.kinds[0], torch.Generator()))
-
-
-class _OnMeta(TorchFunctionMode):
-    """A mode in which all tensors are made on the meta device, and random ones without their generator."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        given = {name: value for name, value in (kwargs or {}).items() if name != "generator"}
-        if given.get("device") is not None:
-            given["device"] = _META
-        # not torch's random functions, which on meta tensors import torch's symbolic shapes
-        return torch.empty(*args, **given) if func in _RANDOM else func(*args, **given)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 
 from ..arguments.inputs import posed_by_inputs
 from ..arguments.loaded_parameters import loaded_parameters
+from ..arguments.on_meta import META, OnMeta
 from ..arguments.schema import Schema, tensors_in
 from ..arguments.specs import quick_spec
 from ..arguments.traits import FamilyTraits
@@ -249,11 +252,15 @@ class Op:
     def new_output_specs(self, arguments: Arguments, device: torch.device) -> dict[str, TensorSpec]:
         """``output_specs`` without the cache, for arguments that are probably new and do not return."""
         names = self.parsed.outputs
+        if not names:
+            return {}
         specs = self.fake.specs(arguments.all, device) if isinstance(self.fake, RowMajor) else None
         if specs is not None:
             return dict(zip(names, specs, strict=True))
         fake = self.fake or self.reference
-        outputs = as_tuple(fake(*map(_on_meta, arguments.all.values())))
+        # torch's compiler, once imported, makes torch's own answers for meta tensors the quicker ones
+        with OnMeta() if "torch._dynamo" not in sys.modules else nullcontext():
+            outputs = as_tuple(fake(*map(_on_meta, arguments.all.values())))
         if len(outputs) != len(names) or not all(isinstance(tensor, torch.Tensor) for tensor in outputs):
             told = f"its fake returned {', '.join(type(tensor).__name__ for tensor in outputs) or None}"
             raise self._fault(fake, told, f"expected a tensor for each of its outputs: {', '.join(names) or 'none'}")
@@ -373,10 +380,7 @@ def _spec(value: Any) -> Any:
     return tuple(map(_spec, value)) if isinstance(value, list | tuple) else value
 
 
-_META = torch.device("meta")
-
-
 def _on_meta(value: Any) -> Any:
     if isinstance(value, TensorSpec):
-        return torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device=_META)
+        return torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device=META)
     return tuple(map(_on_meta, value)) if isinstance(value, tuple) else value

@@ -45,29 +45,17 @@ def test_inputs_that_are_moved_to_the_generators_device_are_planned_too() -> Non
     assert arguments_of(op, problem) == _of_fakes(op, problem)
 
 
-COMPUTED = (
-    "gemm_sparse24",
-    "gemm_sparse24_backward",
-    "gemm_w4a8",
-    "gemm_w8a8",
-    "grouped_gemm",
-    "grouped_gemm_backward",
-    "grouped_gemm_int4",
-    "grouped_gemm_int4_backward",
-    "quantize_per_token",
-    "scaled_mm",
-)
-"""Their inputs are computed from what is drawn, and elementwise operators import the compiler for meta tensors."""
-LIGHT = f"""
+LIGHT = """
 import sys
+import torch
 from registry.discovery.catalog import Catalog
 from registry.arguments.inputs import arguments_of
-ops = [op for op in Catalog().ops().values() if op.name not in {COMPUTED}]
-assert len(ops) > 12
-for op in ops:
-    # the largest example: inputs of a column or two are kept away from 0 by operations that import it
-    arguments_of(op, op.problem_of(op.examples[-1]))
-    assert "torch._dynamo" not in sys.modules, op.name
+for op in Catalog().ops().values():
+    if op.name.startswith("gemm_sparse24"):
+        continue  # its codes are packed by shifts of strided tensors, for which torch is asked
+    for dims in op.examples:
+        op.new_output_specs(arguments_of(op, op.problem_of(dims)), torch.device("cpu"))
+        assert not {"torch._dynamo", "sympy"} & sys.modules.keys(), f"{op.name} {dims}"
 """
 
 

@@ -54,8 +54,9 @@ def draw_offsets(problem: Problem, generator: torch.Generator, gaps: int = 0) ->
     if gaps and experts > 1:
         counts[0 : experts - 1 : 2] += counts[1::2]
         counts[1::2] = 0
-    ends = counts.cumsum(0, dtype=torch.int32)
-    return torch.cat([torch.zeros_like(ends[:1]), ends]) + gaps
+    offsets = torch.zeros(experts + 1, dtype=torch.int32, device=device)
+    offsets[1:] = counts.cumsum(0, dtype=torch.int32)
+    return offsets + gaps
 
 
 def gap(rows: int) -> int:
