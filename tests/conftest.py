@@ -16,12 +16,17 @@ from registry.tuner.processes import spawning
 from registry.tuner.workers import preloading
 from tuning_db import Store
 
+from .interpreting import remember_builtins
+
 # a shell that runs the tests in the background has them ignore Ctrl-C, and their children too
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # on an empty cache Inductor compiles and runs a program for each instruction set that the CPU names, which takes 18 s
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    remember_builtins()
 
 
 _numbers = itertools.count()

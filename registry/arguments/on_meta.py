@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -11,29 +12,17 @@ from torch.overrides import TorchFunctionMode
 
 META = torch.device("meta")
 _NUMBERS = (torch.randn, torch.rand)
-_SIZES_FOLLOW = {
-    *("add", "sub", "mul", "div", "true_divide", "floor_divide", "remainder", "pow", "maximum", "minimum", "where"),
-    *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "abs", "neg", "sign", "round"),
-    *(
-        "floor",
-        "ceil",
-        "exp",
-        "log",
-        "sqrt",
-        "rsqrt",
-        "square",
-        "sigmoid",
-        "tanh",
-        "relu",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "nan_to_num",
-    ),
-    *("floordiv", "truediv", "mod", "radd", "rsub", "rmul", "rtruediv", "rpow", "rfloordiv", "rmod"),
-    *("nan_to_num", "and", "or", "xor", "invert", "lshift", "rshift", "iadd", "isub", "imul", "itruediv"),
-    *("softmax", "sum", "mean", "amax", "amin", "cumsum", "zeros_like", "ones_like", "empty_like"),
-}
+_SIZES_FOLLOW = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        add sub mul div true_divide floor_divide remainder pow maximum minimum where eq ne lt le gt ge logical_and
+        logical_or logical_not abs neg sign round floor ceil exp log sqrt rsqrt square sigmoid tanh relu clamp clamp_min
+        clamp_max nan_to_num and or xor invert lshift rshift floordiv truediv mod radd rsub rmul rtruediv rpow rfloordiv
+        rmod iadd isub imul itruediv softmax sum mean amax amin cumsum zeros_like ones_like empty_like
+        """,
+    )
+)
 """Names of functions, without underscores at their ends, whose result has sizes of their tensors and no others."""
 
 

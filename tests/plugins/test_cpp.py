@@ -23,6 +23,8 @@ from registry_cpp.gemm_int4 import CppGemmInt4, CppGemvInt4, _Decoding
 from registry_cpp.packed_gemm import CppGemm, CppGemv
 from registry_cpp.rows import CppRmsNorm, SoftmaxColumns, SoftmaxRows
 
+from ..covering import covering
+
 OPS = {op.name: op for op in BOX}
 CPU = Device.of("cpu")
 IMPLEMENTATIONS: list[CppImplementation] = [
@@ -72,13 +74,11 @@ class Posed:
 @EACH
 @pytest.mark.usefixtures("one_thread")
 def test_defaults_are_right_on_every_example_and_with_every_input_kind(implementation: CppImplementation) -> None:
-    found, kinds = problems(implementation), OPS[implementation.op].kinds
-    if len(found) > 20:
-        found = found[::3]  # every size and dtype, not each of one with each of the other
+    found, kinds = covering(problems(implementation)), OPS[implementation.op].kinds
     assert {problem.dtype for problem in found} >= {"float16", "bfloat16"}
-    for number, problem in enumerate(found):
-        for kind in {kinds[number % len(kinds)], kinds[(2 * number + 1) % len(kinds)]}:
-            Posed(problem, kind).check(implementation, implementation.default(problem, CPU))
+    for number in range(2 * max(len(found), len(kinds))):
+        problem = found[number % len(found)]
+        Posed(problem, kinds[number % len(kinds)]).check(implementation, implementation.default(problem, CPU))
 
 
 SMALL: dict[str, dict[str, Any]] = {

@@ -31,6 +31,7 @@ from registry.implementation import Implementation
 from registry.problem import Problem, Value
 from registry.space import Config
 
+from ..covering import covering
 from ..triton_forms import EACH, FORMS, OPS
 
 ONE_FORM = {"gemm_int2": 1, "gemm_int1": 0, "gemm_nf4": 2}
@@ -79,7 +80,7 @@ def problems(op: Op, implementation: Implementation, device: Device) -> list[Pro
     if implementation.name == "triton.split":
         dims = [{"rows": 2, "cols": 9001, "dtype": dtype} for dtype in ("float32", "float16", "bfloat16")]
     found = [op.problem_of(point) for point in dims]
-    return [problem for problem in found if not list(implementation.unsupported(problem, device))]
+    return covering(problem for problem in found if not list(implementation.unsupported(problem, device)))
 
 
 def _elements(dims: Mapping[str, Any]) -> int:
@@ -105,8 +106,8 @@ def test_numerics(name: str, place: int) -> None:
     tried = problems(op, implementation, device)
     dtypes = {str(value) for problem in tried for value in problem.dims.values()}
     assert dtypes >= {"float16", "bfloat16"}
-    for round_, problem in enumerate(tried):
-        kind = op.kinds[round_ % len(op.kinds)]
+    for round_ in range(max(len(tried), len(op.kinds))):
+        problem, kind = tried[round_ % len(tried)], op.kinds[round_ % len(op.kinds)]
         values = op.inputs(problem, kind, torch.Generator().manual_seed(round_))
         reference = reference64(op, values)
         errors = own_error(op, problem, values, reference)

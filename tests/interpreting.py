@@ -1,0 +1,40 @@
+"""Triton's interpreter, quicker: it goes through the whole of ``triton.language`` for each program of a launch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import triton.language as tl
+from triton.runtime import interpreter
+
+
+class _Inspect(ModuleType):
+    """The module ``inspect`` for Triton's interpreter, which replaces the functions of a module that are builtin.
+
+    The names of these functions are looked for once; the interpreter looked through all names, in a third of its time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("inspect")
+        self._names: dict[int, list[str]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(inspect, name)
+
+    def getmembers(self, holder: Any, predicate: Callable[[Any], bool] | None = None) -> list[tuple[str, Any]]:
+        """Triton's builtin functions of a module or class; ``inspect.getmembers`` with a predicate."""
+        if predicate is not None:
+            return inspect.getmembers(holder, predicate)
+        names = self._names.get(id(holder))
+        if names is None:
+            found = inspect.getmembers(holder)
+            names = self._names[id(holder)] = [name for name, member in found if tl.core.is_builtin(member)]
+        return [(name, getattr(holder, name)) for name in names]
+
+
+def remember_builtins() -> None:
+    """Have Triton's interpreter of this process look for the builtin functions of its language once."""
+    interpreter.inspect = _Inspect()
