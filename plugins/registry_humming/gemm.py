@@ -18,6 +18,10 @@ from . import kernels, order, tiles
 from .form import LIBRARY, HummingForm, has_zeros, library_version, reasons
 from .locks import Locks, locks_of
 
+_TILE = 128
+"""Rows and columns of the library's usual tile of results."""
+_MOST_PARTS = 8
+"""With parts of a sum in as many blocks, 1.25 times the allowed error was measured (an H200; m=300, n=512, k=4096)."""
 _VARIABLES = ("HUMMING_COMPILER", "HUMMING_DEBUG_KERNEL", "HUMMING_DISABLE_PATCH_CUBIN")
 
 
@@ -111,6 +115,16 @@ class HummingHeuristic(_Humming):
 
     name = "humming.heuristic"
     transfers = False
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
+        """Besides what the library has no kernel for: products of few tiles, each a sum over many blocks."""
+        yield from super().unsupported(problem, device)
+        tiles_of_results = -(-problem.m // _TILE) * -(-problem.n // _TILE)
+        if device.multiprocessors >= _MOST_PARTS * tiles_of_results:
+            yield (
+                f"{_MOST_PARTS} blocks or more would add their parts of a sum in half precision, which errs by more"
+                " than the op allows; humming.tiles has tiles without that"
+            )
 
     def choice(self, problem: Problem, config: Config) -> Mapping[str, Any]:
         """The rows for which the library is asked."""
