@@ -36,7 +36,7 @@ def test_every_form_of_the_weight_is_right(op: str, dtype: str, zeros: str) -> N
     problems = [
         dims_of(op, m, n, k, group_size, dtype=dtype, zeros=zeros)
         for m, n, k, group_size in (
-            (1, 128, 64, 32), (3, 384, 192, 64), (17, 256, 512, 128), (70, 1024, 1024, 1024), (300, 512, 4096, 32),
+            (1, 2304, 64, 32), (3, 2432, 192, 64), (17, 2176, 512, 128), (70, 2176, 1024, 1024), (300, 2048, 4096, 32),
         )
     ]  # fmt: skip
     for implementation in (HummingHeuristic(op), HummingTiles(op)):
