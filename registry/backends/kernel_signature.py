@@ -86,7 +86,7 @@ def check_kernel(implementation: Implementation, launch: Launch, signature: Sign
 
 
 def _kind(argument: Any, launch: Launch, title: str, signature: Signature) -> _Kind:
-    value = argument_of(launch, title, argument, signature).value if isinstance(argument, str) else argument
+    value = argument_of(launch, lambda: title, argument, signature).value if isinstance(argument, str) else argument
     if value is None:
         return None
     return value.dtype if isinstance(value, TensorSpec) else type(value)

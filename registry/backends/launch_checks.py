@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..artifact import RunItem, Signature
@@ -27,14 +27,14 @@ def launches_of(implementation: Implementation, given: Any) -> tuple[Launch, ...
     return launches
 
 
-def argument_of(launch: Launch, kernel: str, name: str, signature: Signature) -> RunItem:
-    """The item of a run that ``name``, an argument of a launch, refers to.
+def argument_of(launch: Launch, title: Callable[[], str], name: str, signature: Signature) -> RunItem:
+    """The item of a run that ``name``, an argument of a launch, refers to. ``title`` names the kernel in a message.
 
     Raises MisnamedError with the known names, and InvalidDefinitionError for a list.
     """
     found = signature.operands.get(name)
     if found is None:
-        raise MisnamedError("argument", name, signature.operands, f"of {kernel} in the Launch at {launch.place}")
+        raise MisnamedError("argument", name, signature.operands, f"of {title()} in the Launch at {launch.place}")
     if isinstance(found.value, tuple):
         raise InvalidDefinitionError(
             f"{signature.arguments.op}: {name} is a list, which no kernel takes",

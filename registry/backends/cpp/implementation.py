@@ -131,7 +131,7 @@ class CppImplementation(Implementation):
     def _kind(self, launch: Launch, argument: object, signature: Signature) -> str:
         value: object = argument
         if isinstance(argument, str):
-            value = argument_of(launch, f"kernel {launch.kernel.name}", argument, signature).value
+            value = argument_of(launch, lambda: f"kernel {launch.kernel.name}", argument, signature).value
         if value is None or isinstance(value, TensorSpec):
             return "p"
         if isinstance(value, int):

@@ -148,7 +148,7 @@ def kind_of(launch: Launch, argument: Any, signature: Signature) -> tuple[str, i
     """Format code (8 bytes each) and true size of an argument."""
     value = argument
     if isinstance(argument, str):
-        value = argument_of(launch, f"kernel {launch.kernel}", argument, signature).value
+        value = argument_of(launch, lambda: f"kernel {launch.kernel}", argument, signature).value
         if value is None or isinstance(value, TensorSpec):
             return "Q", 8
     if type(value) not in _NUMBERS:

@@ -136,7 +136,7 @@ def _operand(launch: Launch, parameter: str, number: int, signature: Signature) 
     argument = launch.args[number]
     if not isinstance(argument, str):
         return _number(launch, Operand(parameter, "number", "", value=argument, argument=number))
-    group, place, value = argument_of(launch, _title(launch), argument, signature)
+    group, place, value = argument_of(launch, lambda: _title(launch), argument, signature)
     if value is None:
         return Operand(parameter, "constant", "constexpr", value=None)
     if isinstance(value, TensorSpec):
