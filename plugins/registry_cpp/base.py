@@ -20,6 +20,11 @@ def kernel(name: str, *files: str) -> CppKernel:
     return CppKernel.read(name, *(_FOLDER / file for file in ("simd.hpp", *files)))
 
 
+def panel_kernel(name: str, *files: str) -> CppKernel:
+    """The function ``name`` of files that read a weight in panels of 16 columns, each a vector."""
+    return CppKernel.read(name, *(_FOLDER / file for file in ("panel_columns.hpp", "simd.hpp", "panels.hpp", *files)))
+
+
 @lru_cache(maxsize=8)
 def thread_counts(device: Device) -> tuple[int, ...]:
     """One, a quarter, a half and all of the usable cores: memory may be busy long before the last core is."""

@@ -11,15 +11,13 @@ from registry.device import Device
 from registry.problem import Problem, TensorSpec
 from registry.space import Config
 
-from .base import ELEMENT_TYPES, kernel, thread_counts
+from .base import ELEMENT_TYPES, panel_kernel, thread_counts
 from .cpu_features import cpu_features, missing
 from .panel_products import PANELS, TILES, DotProduct, PanelProduct, PanelWeight, TiledProduct
 from .panels import byte_shifts, fields_of, padded_group, panels_of
 
-INT8_AMX = kernel(
-    "int8_amx", "panels.hpp", "amx.hpp", "int8_product.hpp", "int8_levels.hpp", "amx_block.hpp", "int8_amx.cpp"
-)
-INT8_DOT = kernel("int8_dot", "panels.hpp", "int8_product.hpp", "int8_dot.cpp")
+INT8_AMX = panel_kernel("int8_amx", "amx.hpp", "int8_product.hpp", "int8_levels.hpp", "amx_block.hpp", "int8_amx.cpp")
+INT8_DOT = panel_kernel("int8_dot", "int8_product.hpp", "int8_dot.cpp")
 
 _STEP = 64
 """Elements of K in an AMX tile; groups of fewer have tiles of their own depth."""

@@ -11,14 +11,15 @@ from registry.device import Device
 from registry.problem import Problem, TensorSpec
 from registry.space import Config
 
-from .base import ELEMENT_TYPES, DenseImplementation, kernel, thread_counts
+from .base import ELEMENT_TYPES, DenseImplementation, panel_kernel, thread_counts
 from .cpu_features import missing
 from .panel_products import TILES, DotProduct, PanelProduct, PanelWeight, TiledProduct
 from .panels import fields_of, padded_group, pair_panels, pair_shifts, panels_of
 
-_SHARED = ("panels.hpp", "weight_product.hpp")
-WEIGHT_AMX = kernel("weight_amx", *_SHARED, "amx.hpp", "weight_levels.hpp", "amx_block.hpp", "weight_amx.cpp")
-WEIGHT_DOT = kernel("weight_dot", *_SHARED, "weight_dot.cpp")
+WEIGHT_AMX = panel_kernel(
+    "weight_amx", "weight_product.hpp", "amx.hpp", "weight_levels.hpp", "amx_block.hpp", "weight_amx.cpp"
+)
+WEIGHT_DOT = panel_kernel("weight_dot", "weight_product.hpp", "weight_dot.cpp")
 
 _STEP = 32
 """Elements of K in an AMX tile of bfloat16."""

@@ -1,6 +1,6 @@
 // a [m, k] times a weight of 4 bits in GPTQ's layout (int32 [k / 8, n], element 8 i + j at bit 4 j of word i).
 // y = sum over the groups of scale * (q . a - zero * sum(a)): levels stay integers, a scale is applied once a group.
-// ELEMENT is the element type; M_TILE rows of a share each decoded weight; VECTORS times 16 columns are in flight.
+// ELEMENT is the element type; M_TILE rows of a share each decoded weight; VECTORS times LANES columns are in flight.
 #include <atomic>
 
 namespace {
@@ -41,7 +41,7 @@ struct Product {
                 store(rows + t * WIDEST + i, Floats{});
     }
 
-    // part[t][column] += q . a over `depth` words of K, for `vectors` times 16 columns, the last of them `last` wide
+    // part[t][column] += q . a over `depth` words of K, for `vectors` times LANES columns, the last of them `last` wide
     template <int64_t vectors>
     void accumulate(float *part, const int32_t *words, const float *a, int64_t depth, int64_t last) const {
         Floats sum[M_TILE][vectors];

@@ -69,7 +69,7 @@ struct Product {
                 store(rows + t * WIDEST + i, Floats{});
     }
 
-    // part[t][column] += q . a over `depth` words of K, for `vectors` times 16 columns, the last of them `last` wide
+    // part[t][column] += q . a over `depth` words of K, for `vectors` times LANES columns, the last of them `last` wide
     template <int64_t vectors>
     void accumulate(float *part, const int32_t *from, const float *a, int64_t depth, int64_t last) const {
         Floats sum[M_TILE][vectors];

@@ -1,4 +1,4 @@
-// Sixteen floats at a time, and the conversions of float16 and bfloat16 (round to nearest, ties to even).
+// A vector register of floats at a time, and the conversions of float16 and bfloat16 (round to nearest, ties to even).
 #include <cstdint>
 #include <cstring>
 #if defined(__AVX512F__) || defined(__F16C__)
@@ -7,12 +7,19 @@
 
 namespace {
 
+// GCC takes vectors that are wider than the machine's apart: comparisons even into single elements
+#if defined(PANEL_COLUMNS)
+constexpr int64_t LANES = PANEL_COLUMNS;
+#elif defined(__AVX512F__)
 constexpr int64_t LANES = 16;
+#else
+constexpr int64_t LANES = 8;
+#endif
 
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));
-typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 
 struct float16 {
     uint16_t bits;
@@ -27,6 +34,11 @@ template <class To, class From> inline To bits_as(const From &from) {
     std::memcpy(&to, &from, sizeof to);
     return to;
 }
+
+// a vector of LANES elements as registers that hold eight
+template <class Register> struct Parts {
+    Register part[LANES / 8];
+};
 
 inline Floats all(float value) { return Floats{} + value; }
 
@@ -53,6 +65,12 @@ inline float max_of(Floats v) {
 inline Words extended(Halves raw) {
 #if defined(__AVX512F__)
     return bits_as<Words>(_mm512_cvtepu16_epi32(bits_as<__m256i>(raw)));
+#elif defined(__AVX2__) && defined(__F16C__)
+    const auto in = bits_as<Parts<__m128i>>(raw);
+    Parts<__m256i> out;
+    for (int64_t i = 0; i < LANES / 8; ++i)
+        out.part[i] = _mm256_cvtepu16_epi32(in.part[i]);
+    return bits_as<Words>(out);
 #else
     return __builtin_convertvector(raw, Words);
 #endif
@@ -82,14 +100,17 @@ inline Halves narrow(Floats v, float16) {
 }
 #elif defined(__F16C__)
 inline Floats widen(Halves raw, float16) {
-    struct { __m128i low, high; } in = bits_as<decltype(in)>(raw);
-    struct { __m256 low, high; } out = {_mm256_cvtph_ps(in.low), _mm256_cvtph_ps(in.high)};
+    const auto in = bits_as<Parts<__m128i>>(raw);
+    Parts<__m256> out;
+    for (int64_t i = 0; i < LANES / 8; ++i)
+        out.part[i] = _mm256_cvtph_ps(in.part[i]);
     return bits_as<Floats>(out);
 }
 inline Halves narrow(Floats v, float16) {
-    struct { __m256 low, high; } in = bits_as<decltype(in)>(v);
-    struct { __m128i low, high; } out = {_mm256_cvtps_ph(in.low, _MM_FROUND_TO_NEAREST_INT),
-                                         _mm256_cvtps_ph(in.high, _MM_FROUND_TO_NEAREST_INT)};
+    const auto in = bits_as<Parts<__m256>>(v);
+    Parts<__m128i> out;
+    for (int64_t i = 0; i < LANES / 8; ++i)
+        out.part[i] = _mm256_cvtps_ph(in.part[i], _MM_FROUND_TO_NEAREST_INT);
     return bits_as<Halves>(out);
 }
 #else
@@ -129,7 +150,7 @@ template <class T> inline void store(T *to, Floats v) {
 }
 inline void store(float *to, Floats v) { std::memcpy(to, &v, sizeof v); }
 
-// The first `count` (less than 16) elements; the others read as `fill`.
+// The first `count` (less than LANES) elements; the others read as `fill`.
 template <class T> inline Floats load_some(const T *from, int64_t count, float fill) {
     T padded[LANES];
     store(padded, all(fill));
@@ -151,13 +172,18 @@ template <class T> inline void store_past(T *to, Floats v) {
         _mm512_stream_ps(reinterpret_cast<float *>(to), bits_as<__m512>(v));
     else
         _mm256_stream_si256(reinterpret_cast<__m256i *>(to), bits_as<__m256i>(narrow(v, T())));
+#elif defined(__F16C__) && !defined(PANEL_COLUMNS)
+    if constexpr (sizeof(T) == 4)
+        _mm256_stream_ps(reinterpret_cast<float *>(to), bits_as<__m256>(v));
+    else
+        _mm_stream_si128(reinterpret_cast<__m128i *>(to), bits_as<__m128i>(narrow(v, T())));
 #else
     store(to, v);
 #endif
 }
 
 inline void fence() {
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__F16C__)
     _mm_sfence();
 #endif
 }
