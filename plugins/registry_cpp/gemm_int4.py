@@ -26,7 +26,7 @@ class _Decoding(DenseImplementation):
     """Base: decodes each packed word in registers.
 
     ``block`` columns are a thread's next piece, ``depth`` words of K are read before the next columns, ``vectors``
-    times 16 columns are in flight and ``m_tile`` rows share a decoded weight.
+    times a vector of columns are in flight and ``m_tile`` rows share a decoded weight.
     """
 
     op = "gemm_int4"

@@ -58,10 +58,8 @@ class OnMeta(TorchFunctionMode):
 
 def _integers(args: tuple[Any, ...], given: Mapping[str, Any]) -> torch.Tensor:
     """``torch.randint(low=0, high, size, *, dtype=torch.int64)`` on the meta device, uninitialised."""
-    named = {name: given[name] for name in ("dtype", "device") if given.get(name) is not None}
-    return torch.empty(
-        given["size"] if "size" in given else args[-1], **{"dtype": torch.int64, "device": META, **named}
-    )
+    size = given["size"] if "size" in given else args[-1]
+    return torch.empty(size, dtype=given.get("dtype") or torch.int64, device=META)
 
 
 def _is_lookup(table: torch.Tensor, index: Any) -> bool:
@@ -79,8 +77,11 @@ def _is_followed(func: Callable[..., Any], args: tuple[Any, ...], given: Mapping
     return bool(tensors) and not named and all(one.is_meta and one.is_contiguous() for one in tensors)
 
 
-def _follow(func: Callable[..., Any], args: tuple[Any, ...]) -> torch.Tensor:
-    """``func(*args)`` from a call with small CPU tensors: of 2, 3, ... elements for each size that the tensors have."""
+def _follow(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """``func(*args)`` from a call with small CPU tensors: of 2, 3, ... elements for each size that the tensors have.
+
+    It is torch's own answer, or error, if that call fails or returns anything but a tensor.
+    """
     sizes = sorted({size for one in _tensors(args) for size in one.shape if size > 1})
     small = {0: 0, 1: 1, **{size: number for number, size in enumerate(sizes, 2)}}
     given = [
@@ -89,9 +90,14 @@ def _follow(func: Callable[..., Any], args: tuple[Any, ...]) -> torch.Tensor:
         else one
         for one in args
     ]
-    result = func(*given)
+    try:
+        result = func(*given)
+    except Exception:  # a CPU may lack what other devices have
+        return func(*args)
+    if not isinstance(result, torch.Tensor):
+        return func(*args)
     if result is given[0]:  # in place
-        return args[0]  # type: ignore[no-any-return]
+        return args[0]
     large = {number: size for size, number in small.items()}
     return torch.empty([large[number] for number in result.shape], dtype=result.dtype, device=META)
 

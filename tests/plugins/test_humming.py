@@ -270,3 +270,11 @@ def test_the_default_has_mma_for_few_rows_and_wider_tiles_for_many() -> None:
     assert [(one["mma"], one["tokens"], one["columns"]) for one in chosen] == [
         ("mma", 8, 128), ("wgmma", 64, 128), ("wgmma", 128, 256), ("wgmma", 176, 256),
     ]  # fmt: skip
+
+
+def test_its_own_choice_is_left_out_where_many_blocks_share_a_sum() -> None:
+    narrow, wide = problem_of("gemm_int4", 300, 512, 4096), problem_of("gemm_int4", 300, 2048, 4096)
+    told = "; ".join(HummingHeuristic("gemm_int4").unsupported(narrow, H200))
+    assert "add their parts of a sum in half precision" in told
+    assert not any("half precision" in told for told in HummingHeuristic("gemm_int4").unsupported(wide, H200))
+    assert not any("half precision" in told for told in HummingTiles("gemm_int4").unsupported(narrow, H200))

@@ -47,6 +47,7 @@ def one_thread() -> Iterator[None]:
 def test_torchs_own_operator_is_right_for_every_example_and_layout(catalog: Catalog, op: str) -> None:
     # tests/gpu has all of the examples
     problems = covering(map(catalog.op(op).problem_of, catalog.op(op).examples))
+    assert {problem.dtype for problem in problems} == {problem["dtype"] for problem in catalog.op(op).examples}
     native = catalog.implementation(op, "torch.native")
     report = check_implementation(native, catalog.op(op), problems=[problem.dims for problem in problems], device="cpu")
     assert report.skipped == ()
