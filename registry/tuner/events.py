@@ -132,6 +132,13 @@ class BlockStarted:
 
 
 @dataclass(frozen=True)
+class ProbesStarted:
+    """So many ``candidates`` that may enter the finals are met with the probes that their trials left out."""
+
+    candidates: int
+
+
+@dataclass(frozen=True)
 class TransfersStarted:
     """The finals are judged; ``winners`` are verified at other sizes of static dimensions, by ``checks`` checks."""
 
@@ -222,6 +229,7 @@ Event = (
     | SecondsLeft
     | FinalsStarted
     | BlockStarted
+    | ProbesStarted
     | TransfersStarted
     | ProblemDecided
     | Note

@@ -11,6 +11,9 @@ import msgspec
 from ..artifact import Artifact, Target, Variant
 from ..problem import Value
 
+PROBED = "probed"
+"""The name of a trial's detail that is true if the candidate was met with all probes: it may enter the finals."""
+
 Status = str
 """The status of a trial.
 
@@ -64,8 +67,11 @@ class BlockJob:
 
 
 @dataclass(frozen=True)
-class TransferJob:
-    """Verify a candidate that won at another size on one problem, without timing it: ``Op.transfers``."""
+class VerificationJob:
+    """Verify a candidate on one problem with all probes, without timing it.
+
+    Either it may enter the problem's finals, or it won at another size and may answer for this one (``Op.transfers``).
+    """
 
     id: int
     op: str
@@ -75,7 +81,7 @@ class TransferJob:
     seed: int
 
 
-DeviceJob = TrialJob | BlockJob | TransferJob
+DeviceJob = TrialJob | BlockJob | VerificationJob
 """A job for the worker on the device."""
 
 
@@ -136,5 +142,5 @@ def job_from_json(message: Mapping[str, Any]) -> DeviceJob | CompileJob:
 
 
 _KINDS: Mapping[str, type[DeviceJob | CompileJob]] = {
-    kind.__name__: kind for kind in (TrialJob, BlockJob, TransferJob, CompileJob)
+    kind.__name__: kind for kind in (TrialJob, BlockJob, VerificationJob, CompileJob)
 }

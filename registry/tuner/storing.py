@@ -78,7 +78,20 @@ class RunStore:
 
     def trial(self, plan: ProblemPlan, candidate: Candidate, outcome: Outcome) -> Trial:
         """Store one trial and return it, or that of another run which tried the candidate since this run began."""
-        trial = Trial(
+        trial = self._trial(plan, candidate, outcome)
+        stored = self._patiently(lambda: self._store.add_trial(self.run, trial, since=self._began, statuses=LASTING))
+        self._seen_of(trial.problem).uids.add(stored.uid)
+        return stored
+
+    def refuted(self, plan: ProblemPlan, candidate: Candidate, outcome: Outcome) -> Trial:
+        """Store that a candidate whose trial was right is wrong after all; from now on this trial counts."""
+        trial = self._trial(plan, candidate, outcome)
+        self._patiently(lambda: self._store.add_trials(self.run, [trial]))
+        self._seen_of(trial.problem).uids.add(trial.uid)
+        return trial
+
+    def _trial(self, plan: ProblemPlan, candidate: Candidate, outcome: Outcome) -> Trial:
+        return Trial(
             problem=problem_key(plan.op, plan.problem),
             candidate=self._key(candidate),
             environment=self.environment,
@@ -86,9 +99,6 @@ class RunStore:
             artifact_hash=_artifact_hash(plan, candidate),
             **{name: value for name, value in vars(outcome).items() if name != "seconds"},
         )
-        stored = self._patiently(lambda: self._store.add_trial(self.run, trial, since=self._began, statuses=LASTING))
-        self._seen_of(trial.problem).uids.add(stored.uid)
-        return stored
 
     def known_trials(self, plan: ProblemPlan) -> list[tuple[Candidate, Trial]]:
         """Stored trials of this problem, environment and protocol whose candidates have unchanged sources.

@@ -238,6 +238,9 @@ def _line(event: events.Event) -> str:  # noqa: PLR0911  (one return an event)
             return f"finals: {text.plural(event.problems, 'problem')}, each in up to {event.blocks} fresh processes"
         case events.BlockStarted():
             return f"finals: block {event.number} of {event.blocks}, {text.plural(event.problems, 'problem')}"
+        case events.ProbesStarted():
+            asked = text.plural(event.candidates, "candidate")
+            return f"finals: {asked} verified at other sizes and layouts, in which dispatch may run them"
         case events.TransfersStarted():
             verified = f"{text.plural(event.checks, 'check')} of {text.plural(event.winners, 'winner')}"
             return f"finals: {verified} at other sizes, for which they may answer"

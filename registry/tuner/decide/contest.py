@@ -74,6 +74,8 @@ class Contest:
     early: dict[str, tuple[float, ...]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     """Name of an entrant that was found wrong in some block -> its fault."""
+    _ranking: list[Candidate] = field(default_factory=list)
+    """Who may challenge after the pre-final, fastest first."""
 
     def early_entrants(self) -> list[Candidate]:
         """Entrants of the pre-final: the challengers, the incumbent, and the best candidate of every implementation.
@@ -118,20 +120,35 @@ class Contest:
         return sum(self.findings.median_us(one.key) or self.incumbent_us for one in entrants)
 
     def meet_early(self, answer: JobAnswer | None) -> None:
-        """Take in the pre-final: its fastest challengers go on.
+        """Take in the pre-final, which ranks the challengers, and line them up.
 
-        Where it was lost, or not held (None), the search's fastest go on, without those that were far behind.
+        Where it was lost, or not held (None), the search ranks them, without those that were far behind.
         """
         if isinstance(answer, TimedBlock):
             entered = zip(self.early_entrants(), answer.times, strict=True)
             self.early = {candidate.key: times for candidate, times in entered if times}
         named = {candidate.key: candidate for candidate in self.challengers}
         if self.early:
-            self.challengers = [named[name] for name in fastest({name: self.early.get(name, ()) for name in named})]
-            return
-        limit = NEAR * (self.findings.best_us or 0.0)
-        near = [one for one in self.challengers if (self.findings.median_us(one.key) or 0.0) <= limit]
-        self.challengers = (near or self.challengers[:1])[:FINALISTS]
+            times = {name: self.early.get(name, ()) for name in named}
+            self._ranking = [named[name] for name in fastest(times, keep=len(named))]
+        else:
+            limit = NEAR * (self.findings.best_us or 0.0)
+            near = [one for one in self.challengers if (self.findings.median_us(one.key) or 0.0) <= limit]
+            self._ranking = near or self.challengers[:1]
+        self.line_up()
+
+    def line_up(self) -> None:
+        """Let the fastest two that are right challenge, and the default, if it is not the incumbent."""
+        right = [one for one in self._ranking if self.findings.is_right(one) and one.key != self.incumbent.key]
+        self.challengers = right[:FINALISTS]
+        default = self.findings.default()
+        if default is not None and default.key not in self.candidates:
+            self.challengers.append(default)
+
+    @property
+    def unprobed(self) -> list[Candidate]:
+        """The candidates that take part and that this run has not met with all probes."""
+        return [one for one in self.candidates.values() if not self.findings.is_probed(one)]
 
     def entrants(self, block: int) -> Met:
         """Entrants of a block: the incumbent twice, the challengers, and in the first block the copy floor.

@@ -10,10 +10,10 @@ from tuning_db import Decision, Final, Transfer
 
 from ...dispatch.plans.plan import Candidate
 from ...problem import Problem
-from ..events import BlockStarted, FinalsStarted, Note, Observer, Result
-from ..jobs import BlockJob, Entrant, JobAnswer, TimedBlock, TransferJob
+from ..events import BlockStarted, FinalsStarted, Note, Observer, ProbesStarted, Result
+from ..jobs import BlockJob, Entrant, JobAnswer, Outcome, TimedBlock, VerificationJob
 from ..measure.protocol import TimingProtocol
-from ..search.findings import Findings
+from ..search.findings import Finding, Findings
 from ..storing import RunStore
 from .contest import Contest, Met, challengers
 from .judge import (
@@ -27,7 +27,7 @@ from .judge import (
 )
 from .noise import Noise
 from .results import result_of, without_winner
-from .transfers import TransferRunner, verified_transfers
+from .transfers import SAYS_NOTHING, TransferRunner, verified_transfers
 
 CHANGED = "source or space changed, or gone"
 """The reason why a stored winner that could not be tried is out; ``registry results`` uses the phrase, too."""
@@ -36,7 +36,7 @@ CHANGED = "source or space changed, or gone"
 class BlockRunner(TransferRunner, Typed):
     """Runs blocks of the finals on a worker for each device; ``workers.crew.Crew`` is one."""
 
-    def run_blocks(self, jobs: Sequence[BlockJob | TransferJob]) -> Sequence[JobAnswer]:
+    def run_blocks(self, jobs: Sequence[BlockJob | VerificationJob]) -> Sequence[JobAnswer]:
         """The answers of the jobs, in order, each from a present worker."""
 
     def replace_workers(self, *, last: bool) -> None:
@@ -104,7 +104,7 @@ class Finals:
                 return
 
     def prepare(self, searched: Sequence[Findings], runner: BlockRunner) -> None:
-        """Choose incumbents and challengers, and hold the pre-final that leaves two of them."""
+        """Choose incumbents and challengers, hold the pre-final that leaves two of them, and probe who is left."""
         for findings in searched:
             plan = findings.plan
             incumbent = findings.incumbent()
@@ -127,11 +127,42 @@ class Finals:
                     problem = contest.findings.plan.problem
                     self._observe(Note(f"{problem}: {candidate} is out of the pre-final: {fault}"))
             contest.meet_early(answer)
-            default = contest.findings.default()
-            if default is not None and default.key not in contest.candidates:
-                contest.challengers.append(default)
+        self._probe(runner)
         self._fix_blocks()
         self._observe(FinalsStarted(self.contests, self.blocks))
+
+    def _probe(self, runner: BlockRunner) -> None:
+        """Verify those who take part and whose trials left out the probes.
+
+        Whoever is wrong is stored as wrong, and the next of the pre-final takes its place, or the next incumbent.
+        """
+        while asked := [(contest, one) for contest in self._contests for one in contest.unprobed]:
+            self._observe(ProbesStarted(len(asked)))
+            jobs = [self._verification(contest, one) for contest, one in asked]
+            for (contest, candidate), answer in zip(asked, runner.run_blocks(jobs), strict=True):
+                if isinstance(answer, Outcome) and answer.status not in SAYS_NOTHING | {"ok"}:
+                    self._refute(contest.findings, candidate, answer)
+                else:
+                    contest.findings.believe(candidate)
+            for contest in {id(contest): contest for contest, _ in asked}.values():
+                self._line_up(contest)
+
+    def _refute(self, findings: Findings, candidate: Candidate, answer: Outcome) -> None:
+        uid = self._store.refuted(findings.plan, candidate, answer).uid
+        findings.refute(Finding(candidate, answer.status, None, False, uid, answer.message))
+        told = f"{candidate} is out of the finals: {answer.status}: {answer.message}"
+        self._observe(Note(f"{findings.plan.problem}: {told}"))
+
+    def _line_up(self, contest: Contest) -> None:
+        findings = contest.findings
+        if findings.fault_of(contest.incumbent):
+            incumbent = findings.incumbent()
+            if incumbent is None:
+                self._contests.remove(contest)
+                self._without.append(findings)
+                return
+            contest.incumbent = incumbent
+        contest.line_up()
 
     def block(self, number: int, runner: BlockRunner) -> None:
         """Run block ``number`` of every problem that has so many blocks, on the runner's present worker."""
@@ -287,6 +318,11 @@ class Finals:
     def _pre_final(self, contest: Contest) -> BlockJob:
         entrants = [contest.findings.entrant(candidate) for candidate in contest.early_entrants()]
         return replace(self._job(contest, entrants, MOST_BLOCKS), rounds=contest.early_rounds, verify=False)
+
+    def _verification(self, contest: Contest, candidate: Candidate) -> VerificationJob:
+        plan, findings = contest.findings.plan, contest.findings
+        dims, protocol = dict(plan.problem.dims), dict(self._protocol.details)
+        return VerificationJob(0, plan.op.name, dims, findings.entrant(candidate), protocol, findings.seed)
 
     def _job(self, contest: Contest, entrants: Sequence[Entrant], seed: int) -> BlockJob:
         plan = contest.findings.plan

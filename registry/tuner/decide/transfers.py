@@ -13,12 +13,12 @@ from ...dispatch.plans.plan import Candidate
 from ...implementation import Implementation
 from ...problem import Problem
 from ..events import Note, Observer, TransfersStarted
-from ..jobs import JobAnswer, Outcome, TransferJob
+from ..jobs import JobAnswer, Outcome, VerificationJob
 from ..measure.protocol import TimingProtocol
 from ..planning.transfer_codes import TransferCode, transfer_codes
 from ..search.findings import Findings
 
-_SAYS_NOTHING = frozenset({"out_of_memory", "unsupported", "compile_error", "out_of_resources"})
+SAYS_NOTHING = frozenset({"out_of_memory", "unsupported", "compile_error", "out_of_resources"})
 """Statuses that show no wrong result: dispatch would not run the candidate either, or memory was too small."""
 
 TransferCheck = tuple[str, Problem]
@@ -31,7 +31,7 @@ class TransferRunner(Typed):
     def built(self, wanted: Sequence[tuple[Implementation, Variant]]) -> Mapping[str, Artifact]:
         """The artifacts of variants by key; variants that do not compile are left out."""
 
-    def run_blocks(self, jobs: Sequence[TransferJob]) -> Sequence[JobAnswer]:
+    def run_blocks(self, jobs: Sequence[VerificationJob]) -> Sequence[JobAnswer]:
         """The answers of the jobs, in order."""
 
 
@@ -108,9 +108,9 @@ def _none(findings: Findings, winner: Candidate, why: str) -> Note:
 
 def _jobs(
     questions: Sequence[_Question], protocol: TimingProtocol, artifacts: Mapping[str, Artifact]
-) -> dict[TransferCheck, TransferJob]:
+) -> dict[TransferCheck, VerificationJob]:
     """One job for each check; the checks of one problem follow each other, so that they share its inputs."""
-    jobs: dict[TransferCheck, TransferJob] = {}
+    jobs: dict[TransferCheck, VerificationJob] = {}
     for question in questions:
         entrant = question.findings.entrant(question.winner)
         built = {variant.key for variant in question.variants} & artifacts.keys()
@@ -118,7 +118,9 @@ def _jobs(
         entrant = replace(entrant, artifacts=tuple(known.values()))
         op = question.findings.plan.op.name
         for key, problem in question.checks:
-            jobs.setdefault((key, problem), TransferJob(0, op, dict(problem.dims), entrant, dict(protocol.details), 0))
+            jobs.setdefault(
+                (key, problem), VerificationJob(0, op, dict(problem.dims), entrant, dict(protocol.details), 0)
+            )
     return dict(sorted(jobs.items(), key=lambda job: job[0][1].key))
 
 
@@ -137,7 +139,7 @@ def _answered(question: _Question, answers: Mapping[TransferCheck, JobAnswer]) -
             right.append(code)
         for size, outcome in failed:
             told = f"{question.name}={size}: {outcome.status}: {outcome.message}"
-            if outcome.status not in _SAYS_NOTHING:
+            if outcome.status not in SAYS_NOTHING:
                 return Transfer(question.own, question.own), told
             unseen = unseen or told
     if not right:

@@ -23,6 +23,8 @@ class Finding:
     censored: bool
     uid: str
     message: str = ""
+    probed: bool = False
+    """Whether the trial met all probes; a trial of another run does not count."""
 
     @property
     def right(self) -> bool:
@@ -49,12 +51,25 @@ class Findings:
         self.statuses: Counter[str] = Counter()
         self._tried: dict[str, Finding] = {}
         self._artifacts: dict[str, tuple[Artifact, ...]] = {}
+        self._probed: set[str] = set()
 
     def learn(self, told: Finding) -> None:
         """Take in the outcome of a trial."""
         self.statuses[told.status] += 1
         self._tried.pop(told.candidate.key, None)  # the latest stands last
         self._tried[told.candidate.key] = told
+        if told.probed:
+            self._probed.add(told.candidate.key)
+
+    def believe(self, candidate: Candidate) -> None:
+        """Note that the candidate has met all probes."""
+        self._probed.add(candidate.key)
+
+    def refute(self, told: Finding) -> None:
+        """Take in that a candidate whose trial was right is wrong after all."""
+        if self.is_right(told.candidate):
+            self.statuses -= Counter({"ok": 1})
+        self.learn(told)
 
     def remember(self, candidate: Candidate, artifacts: tuple[Artifact, ...]) -> None:
         """Keep the artifacts that a candidate runs from, for the finals."""
@@ -75,6 +90,10 @@ class Findings:
     def knows(self, candidate: Candidate) -> bool:
         """Whether the outcome of a trial of the candidate is known, of this run or another."""
         return candidate.key in self._tried
+
+    def is_probed(self, candidate: Candidate) -> bool:
+        """Whether this run has met the candidate with all probes."""
+        return candidate.key in self._probed
 
     def is_right(self, candidate: Candidate) -> bool:
         return self.uid(candidate) is not None

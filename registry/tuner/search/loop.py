@@ -11,7 +11,7 @@ from ...artifact import Artifact, Variant
 from ...device import Device
 from ...dispatch.plans.plan import Candidate
 from ..events import Observer, ProblemStarted, TrialDone
-from ..jobs import Entrant, Failed, Outcome, TrialJob
+from ..jobs import PROBED, Entrant, Failed, Outcome, TrialJob
 from ..measure.protocol import TimingProtocol
 from ..planning.problems import ProblemPlan
 from ..storing import RunStore
@@ -283,7 +283,8 @@ class SearchLoop:
     ) -> None:
         plan = search.plan
         stored = self._store.trial(plan, candidate, outcome)
-        told = Finding(candidate, stored.status, stored.median_us, stored.censored, stored.uid, stored.message)
+        probed = outcome.details.get(PROBED) is True
+        told = Finding(candidate, stored.status, stored.median_us, stored.censored, stored.uid, stored.message, probed)
         search.learn(told, asked=not shared)
         self.trials += 1
         self._observe(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -156,8 +156,13 @@ def probes_of_other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[
     home in that layout, and by two threads, too.
     """
     closely = frozenset(_met_closely(op, problem, device))
+
+    @cache
+    def home_of(problem: Problem, layout: PoisonedLayout) -> Probe | None:
+        return next(_laid_out(op, problem, device, layout), None)
+
     for other in dict.fromkeys([*other_sizes(op, problem, device), *_met_closely(op, problem, device)]):
-        home = None if other.home == problem else next(_laid_out(op, other.home, device, "contiguous"), None)
+        home = None if other.home == problem else home_of(other.home, "contiguous")
         if home is None and other.home != problem:
             continue
         is_close = other in closely
@@ -165,7 +170,7 @@ def probes_of_other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[
             yield replace(_in_pair(op, probe, device) if is_close and other.is_larger else probe, home=home)
         for layout in LAYOUTS[1:] if is_close and other.is_larger else ():
             for probe in _laid_out(op, other.problem, device, layout):
-                yield replace(probe, home=next(_laid_out(op, other.home, device, layout), home))
+                yield replace(probe, home=home_of(other.home, layout) or home)
         for probe in _of_other_kinds(op, other.problem, device) if is_close else ():
             yield replace(probe, home=home)
 

@@ -72,9 +72,14 @@ class Probes:
     def come_first(self, plan: Plan) -> bool:
         """Whether the candidate is checked before it is timed: it is one of the first two of its implementation.
 
-        The first two show faults of the kernel. Of later candidates only the fast ones are checked, after timing.
+        The first two show faults of the kernel. Of later candidates those are checked that lead or enter the finals.
         """
         return self._checked[group_of(plan.op, plan.problem), plan.candidate.implementation.name] < _FIRST
+
+    def come_first_of_own_size(self, plan: Plan, twin: tuple[Plan, Session] | None = None) -> bool:
+        """Whether the candidate is the first of its implementation that may be met with the probes of its own size."""
+        problem = plan.problem if twin is None else twin[1].problem
+        return not self._checked[_own_group(problem), plan.candidate.implementation.name]
 
     def check(self, plan: Plan, artifacts: Mapping[str, Artifact]) -> None:
         """Run the plan's candidate on the probes of its problem; raises WrongError.
@@ -100,7 +105,7 @@ class Probes:
         if twin is not None:
             self._check_as_held(plan, session)
             plan, session = twin
-        group = canonical_json({"own size": session.problem.key, "op": session.op.name})
+        group = _own_group(session.problem)
         kept = _OWN_PROBES * session.working_set <= _GROUPS_PART * self._device.memory_bytes
         if not kept and self._checked[group, plan.candidate.implementation.name]:
             # to lay them out anew takes seconds: other configurations of the implementation read layouts as this one
@@ -131,12 +136,12 @@ class Probes:
         tried = group, plan.candidate.key, frozenset(artifacts)
         if tried in self._tried:
             return
-        checks, ran = Checks(), list[tuple[str, str, int]]()
+        checks, ran, at_homes = Checks(), list[tuple[str, str, int]](), dict[int, Plan]()
         try:
             probes = self._of(group, made, plan) if kept else made(plan.op, plan.problem, self._device)
             for place, probe in enumerate(probes):
                 passed = group, plan.candidate.key, place
-                if passed not in self._passed and self._run(plan, probe, artifacts, checks):
+                if passed not in self._passed and self._run(plan, probe, artifacts, checks, at_homes):
                     ran.append(passed)
                 if not kept:
                     checks.settle()
@@ -167,9 +172,17 @@ class Probes:
             largest = max(held, key=lambda group: held[group])
             del held[largest], self._groups[largest]
 
-    def _run(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks) -> bool:
+    def _run(
+        self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks, at_homes: dict[int, Plan]
+    ) -> bool:
+        """Whether the candidate has run on the probe; ``at_homes``: its plans by the identity of a probe's home."""
         try:
-            found = self._bound(plan, probe, artifacts, checks)
+            if probe.home is not None:
+                found_home = self._at_home(plan, probe.home, artifacts, checks, at_homes)
+                if found_home is None:
+                    return False
+                plan = found_home
+            found = self._bound(plan, probe, artifacts)
         except RegistryError:
             # dispatch goes on with the next candidate when a plan cannot be built
             return False
@@ -185,14 +198,22 @@ class Probes:
 
         return _guarded(meet, told)
 
-    def _bound(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks) -> _ForProbe | None:
+    def _at_home(
+        self, plan: Plan, home: Probe, artifacts: Mapping[str, Artifact], checks: Checks, at_homes: dict[int, Plan]
+    ) -> Plan | None:
+        """The candidate's plan for a probe's home, on which it has run; None if it would have to compile."""
+        if id(home) not in at_homes:
+            if not self._is_compiled(plan, home, artifacts):
+                return None
+            bound = bound_by_call(plan.op, plan.candidate, home.problem, home.arguments, self._device, artifacts)
+            _check(bound, home, checks, partial(_told, home))
+            at_homes[id(home)] = bound
+        return at_homes[id(home)]
+
+    def _bound(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact]) -> _ForProbe | None:
         """The candidate's plan for a probe as a call gets it; None if it refuses the probe or would have to compile."""
-        asked = (probe,) if probe.home is None else (probe, probe.home)
-        if not all(self._is_compiled(plan, each, artifacts) for each in asked):
+        if not self._is_compiled(plan, probe, artifacts):
             return None
-        if (home := probe.home) is not None:
-            plan = bound_by_call(plan.op, plan.candidate, home.problem, home.arguments, self._device, artifacts)
-            _check(plan, home, checks, partial(_told, home))
         reused = at_other_size(plan, probe.problem, probe.arguments, self._device)
         if reused is None or reused.run is not plan.run or probe.is_own:
             return _ForProbe(reused or self._anew(plan, probe, artifacts), partial(_told, probe))
@@ -236,6 +257,11 @@ def _guarded(meet: Callable[[], None], told: _Told) -> bool:
         remedy = "; what it cannot run, unsupported() has to say"
         raise WrongError("error", told(f"it raises {type(fault).__name__}: {fault}", remedy)) from fault
     return True
+
+
+def _own_group(problem: Problem) -> str:
+    """The key of the probes of a problem's own size."""
+    return canonical_json({"own size": problem.key, "op": problem.op})
 
 
 def _nbytes(probes: Sequence[Probe]) -> int:

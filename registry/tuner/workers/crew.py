@@ -16,7 +16,7 @@ from ...device import Device
 from ...errors import RegistryError
 from ...implementation import Implementation
 from ..events import DeviceUse
-from ..jobs import BlockJob, DeviceJob, Failed, JobAnswer, Outcome, TransferJob, TrialJob
+from ..jobs import BlockJob, DeviceJob, Failed, JobAnswer, Outcome, TrialJob, VerificationJob
 from ..limits import Limits
 from ..processes.cores import compiling_cores
 from .compile_pool import CompilePool
@@ -62,7 +62,7 @@ class Crew:
         self._returned: list[TrialJob] = []
         self.blocks: list[tuple[float, float]] = []
         """For every series of blocks: its seconds, and the seconds that the workers measured."""
-        self._queued: collections.deque[BlockJob | TransferJob] = collections.deque()
+        self._queued: collections.deque[BlockJob | VerificationJob] = collections.deque()
         self._blocks: dict[int, JobAnswer] = {}
         self._jobs = 0
         self._began = time.monotonic()
@@ -105,8 +105,8 @@ class Crew:
         assert on.worker is not None
         on.worker.submit(job)
 
-    def run_blocks(self, jobs: Sequence[BlockJob | TransferJob]) -> list[JobAnswer]:
-        """Run blocks and transfer checks on the present workers; answers in the jobs' order. A crash costs a job.
+    def run_blocks(self, jobs: Sequence[BlockJob | VerificationJob]) -> list[JobAnswer]:
+        """Run blocks and verifications on the present workers; answers in the jobs' order. A crash costs a job.
 
         A worker that has nothing to do takes the next job.
         """

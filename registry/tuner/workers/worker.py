@@ -6,7 +6,7 @@ import gc
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,7 +16,7 @@ from ...discovery.catalog import Catalog
 from ...dispatch.plans.other_size import bound_by_call
 from ...dispatch.plans.plan import Candidate, Plan
 from ...problem import Problem
-from ..jobs import BlockJob, Entrant, Outcome, TimedBlock, TransferJob, TrialJob
+from ..jobs import PROBED, BlockJob, Entrant, Outcome, TimedBlock, TrialJob, VerificationJob
 from ..measure.clocks import Clocks
 from ..measure.copy_floor import copy_sampler
 from ..measure.interleaving import interleave
@@ -78,12 +78,12 @@ class Worker:
         twin = self._on_twin(plan, session, job.seed, job.entrant.by_key)
         verify(plan, session, twin, announce.go_on)
         self._check_trust()
-        probed = self._probes.come_first(plan)
-        if probed:
+        first = self._probes.come_first(plan)
+        if first:
             self._probes.check(plan, job.entrant.by_key)
         announce("measure")
         self._clocks.warm()
-        timed = TimedPlan(plan, session)
+        timed, probed = TimedPlan(plan, session), False
         sampler = self._sampler(plan, timed, session, protocol, job.best_us)
         try:
             found = measure(sampler, protocol, job.best_us, self._clocks, announce.go_on)
@@ -94,15 +94,18 @@ class Worker:
             if _is_promising(found, job.best_us):
                 if session.twin is None:
                     timed.between.check_kept()
-                if not probed:
+                leads = job.best_us is None or (found.median_us or 0.0) <= job.best_us
+                if leads and not first:
                     self._probes.check(plan, job.entrant.by_key)
-                announce.go_on()
-                self._probes.check_own_size(plan, session, job.entrant.by_key, twin)
+                if leads or self._probes.come_first_of_own_size(plan, twin):
+                    announce.go_on()
+                    self._probes.check_own_size(plan, session, job.entrant.by_key, twin)
+                    probed = leads or first
             # while the plan lives: its end may put back what it replaced
             self._check_trust()
         finally:
             sampler.close()
-        return found
+        return replace(found, details={**found.details, PROBED: True}) if probed else found
 
     def block(self, job: BlockJob, announce: Announce) -> TimedBlock:
         """Time entrants in interleaved rounds; an entrant that cannot run, or is wrong now, is left out with its fault.
@@ -138,11 +141,11 @@ class Worker:
         places = tuple(() if fault else tuple(rounds.positions.get(place, ())) for place, fault in enumerate(faults))
         return TimedBlock(times, tuple(faults), places, time.perf_counter() - began)
 
-    def transfers(self, job: TransferJob, announce: Announce) -> Outcome:
-        """Whether the winner of another size is right on a problem: it is verified and probed, and not timed."""
+    def verification(self, job: VerificationJob, announce: Announce) -> Outcome:
+        """Whether a candidate is right on a problem and all its probes; it is not timed."""
         steps = Steps(announce)
         try:
-            outcome = self._transfers(job, steps)
+            outcome = self._verification(job, steps)
         except BaseException as fault:  # as in trial
             outcome = Outcome(*status_of(fault))
         if breach := self.trust.breach():
@@ -151,7 +154,7 @@ class Worker:
             self.start_afresh(job, outcome)
         return steps.recorded(outcome)
 
-    def _transfers(self, job: TransferJob, announce: Steps) -> Outcome:
+    def _verification(self, job: VerificationJob, announce: Steps) -> Outcome:
         announce("load")
         session = self.session(self._catalog.op(job.op).problem_of(job.dims), TimingProtocol(**job.protocol), job.seed)
         plan = self._plan(session, job.entrant)
@@ -242,7 +245,7 @@ class Worker:
         timed.keep(sampler.copies)
         return sampler
 
-    def start_afresh(self, job: TrialJob | TransferJob, outcome: Outcome) -> None:
+    def start_afresh(self, job: TrialJob | VerificationJob, outcome: Outcome) -> None:
         """Drop the session after a failed trial, which may have written to the inputs or filled the memory."""
         if outcome.status in _NEVER_RAN:
             return

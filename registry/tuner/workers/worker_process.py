@@ -22,7 +22,7 @@ from ...backends import kernel_limit
 from ...device import Device
 from ...discovery.catalog import Catalog
 from ...errors import DeviceError
-from ..jobs import BlockJob, CompileJob, DeviceJob, Outcome, TransferJob, TrialJob, job_from_json
+from ..jobs import BlockJob, CompileJob, DeviceJob, Outcome, TrialJob, VerificationJob, job_from_json
 from ..measure.nvml import identity_of
 from ..processes.process import Parent
 from .device_lock import DeviceLock
@@ -67,8 +67,8 @@ def main(arguments: Sequence[str]) -> None:
 
 def _answer(parent: Parent, worker: Worker, job: DeviceJob | CompileJob, announce: Announce, device: Device) -> None:
     """Run a job and send its answer; ends the process where nothing more can be measured in it."""
-    if isinstance(job, TrialJob | TransferJob):
-        outcome = worker.trial(job, announce) if isinstance(job, TrialJob) else worker.transfers(job, announce)
+    if isinstance(job, TrialJob | VerificationJob):
+        outcome = worker.trial(job, announce) if isinstance(job, TrialJob) else worker.verification(job, announce)
         if outcome.status not in {"ok", "unsupported"} and _is_poisoned(device):
             died = Outcome("crash", f"the CUDA context died: {outcome.message}")
             parent.send({"id": job.id, "outcome": vars(died)})

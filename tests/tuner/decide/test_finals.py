@@ -27,8 +27,8 @@ from registry.tuner.decide.judge import (
     USUAL_IS_KNOWN,
 )
 from registry.tuner.decide.noise import Noise, Pair
-from registry.tuner.events import Event, FinalsStarted, Note, Result
-from registry.tuner.jobs import BlockJob, Entrant, Outcome, TimedBlock
+from registry.tuner.events import Event, FinalsStarted, Note, ProbesStarted, Result
+from registry.tuner.jobs import BlockJob, Entrant, Outcome, TimedBlock, VerificationJob
 from registry.tuner.limits import DEFAULT_SECONDS
 from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.planning.problems import ProblemPlan, plan
@@ -65,15 +65,21 @@ class Bench:
 
     times: Mapping[str, float]
     meanwhile: Callable[[int], None] = lambda attempt: None
+    faults: Mapping[str, str] = field(default_factory=dict)
+    """Who is found wrong before the blocks, with its status."""
     jobs: list[BlockJob] = field(default_factory=list)
+    verified: list[str] = field(default_factory=list)
     workers: list[bool] = field(default_factory=list)
     dismissed: Callable[[], None] = lambda: pytest.fail("the worker was not to be dismissed")
 
-    def run_blocks(self, jobs: Sequence[BlockJob]) -> list[TimedBlock | Outcome]:
-        self.jobs += jobs
+    def run_blocks(self, jobs: Sequence[BlockJob | VerificationJob]) -> list[TimedBlock | Outcome]:
+        blocks = [job for job in jobs if isinstance(job, BlockJob)]
+        if len(blocks) < len(jobs):
+            return [self._verified(job) for job in jobs if isinstance(job, VerificationJob)]
+        self.jobs += blocks
         if self.workers and self.workers[-1]:
             self.meanwhile(len(self.workers) // MOST_BLOCKS)
-        return [self._timed(job) for job in jobs]
+        return [self._timed(job) for job in blocks]
 
     def built(self, wanted: Sequence[tuple[Implementation, Variant]]) -> Mapping[str, Artifact]:
         raise NotImplementedError
@@ -89,7 +95,12 @@ class Bench:
         """The blocks, without the pre-final."""
         return [job for job in self.jobs if any(entrant.role == "copy" for entrant in job.entrants)]
 
-    def _timed(self, job: BlockJob) -> TimedBlock:
+    def _verified(self, job: VerificationJob) -> Outcome:
+        name = label(job.entrant)
+        self.verified.append(name)
+        return Outcome(self.faults[name], "told why") if name in self.faults else Outcome("ok")
+
+    def _timed(self, job: BlockJob) -> TimedBlock | Outcome:
         us = [FLOOR_US if entrant.role == "floor" else self.times[label(entrant)] for entrant in job.entrants]
         wobble = [1 + 0.0004 * ((turn * 7) % 5 - 2) for turn in range(job.rounds)]
         times = tuple(tuple(one * wobble[(turn + place) % job.rounds] for turn in range(job.rounds))
@@ -188,6 +199,51 @@ def test_a_challenger_that_is_behind_in_the_pre_final_does_not_go_on(
     assert {label(entrant) for entrant in bench.jobs[0].entrants} == {"chatters", "honest 2", "honest 1"}
     for job in bench.finals:
         assert {label(entrant) for entrant in job.entrants if entrant.role != "floor"} == {"chatters", "honest 1"}
+
+
+def test_who_takes_part_was_met_with_all_probes_once(planned: ProblemPlan, recorders: Callable[[], RunStore]) -> None:
+    search = searched(planned, recorders(), HONEST)
+    search.believe(candidates(planned)["honest 1"])  # as after a trial that has met them
+    bench, events = Bench(HONEST), list[Event]()
+    list(Finals(recorders(), TimingProtocol.of(CPU), events.append, QUIET).run([search], bench))
+    assert bench.verified == ["chatters", "honest 2"]
+    assert [event for event in events if isinstance(event, ProbesStarted)] == [ProbesStarted(2)]
+
+
+@pytest.mark.parametrize("status", ["wrong_result", "crash"])
+def test_a_challenger_that_is_found_wrong_gives_its_place_to_the_next(
+    planned: ProblemPlan, recorders: Callable[[], RunStore], status: str
+) -> None:
+    fast = {"honest 1": 100.0, "honest 2": 82.0, "honest 40": 81.0, "chatters": 80.0}
+    recorder, bench = recorders(), Bench(fast, faults={"chatters": status})
+    result, events, _ = decide(planned, recorder, bench, fast)
+    assert bench.verified == ["honest 1", "chatters", "honest 40", "honest 2"]
+    assert {label(one) for job in bench.finals for one in job.entrants if one.role == "candidate"} == {
+        "honest 1", "honest 2", "honest 40",
+    }  # fmt: skip
+    assert winner(recorder, planned) == "honest 40"
+    notes = [event.message for event in events if isinstance(event, Note)]
+    assert notes == [f"{PROBLEM}: rogue.chatters() is out of the finals: {status}: told why"]
+    assert result.statuses == {"ok": 3, status: 1}
+    # a later run knows: of what is wrong for good as of any trial, while a crash may have been bad luck
+    known = {label(one): trial.status for one, trial in recorders().known_trials(planned)}
+    assert known == dict.fromkeys(fast, "ok") | ({"chatters": status} if status == "wrong_result" else {})
+
+
+def test_an_incumbent_that_is_found_wrong_is_replaced(planned: ProblemPlan, recorders: Callable[[], RunStore]) -> None:
+    recorder, fast = recorders(), {**HONEST, "chatters": 80.0, "honest 2": 82.0}
+    decide(planned, recorder, Bench(fast), fast)
+    assert winner(recorder, planned) == "chatters"
+    result, _, _ = decide(planned, recorder, Bench(HONEST, faults={"chatters": "wrong_result"}))
+    assert (result.verdict, winner(recorder, planned)) == ("new", "honest 1")
+    assert result.reason == "the stored winner rogue.chatters was out: wrong_result"
+
+
+def test_where_all_are_found_wrong_there_is_no_winner(planned: ProblemPlan, recorders: Callable[[], RunStore]) -> None:
+    bench = Bench(HONEST, faults=dict.fromkeys(HONEST, "wrong_result"))
+    result, _, _ = decide(planned, recorders(), bench)
+    assert (result.verdict, result.reason, bench.finals) == ("none", "none is right", [])
+    assert result.statuses == {"wrong_result": len(HONEST)}
 
 
 def test_entrants_are_set_up_in_another_order_in_every_process(
@@ -435,8 +491,8 @@ def test_lost_blocks_and_problems_without_a_right_candidate_are_told(
     held = searched(planned, recorder, {"honest 1": 100.0, "honest 2": 150.0})
 
     class Crashing(Bench):
-        def run_blocks(self, jobs: Sequence[BlockJob]) -> list[TimedBlock | Outcome]:
-            return [Outcome("crash", "the worker died") for _ in jobs]
+        def _timed(self, job: BlockJob) -> TimedBlock | Outcome:
+            return Outcome("crash", "the worker died")
 
     results = list(finals.run([lost, held], Crashing({})))
     assert [result.verdict for result in results] == ["none", "none"]

@@ -12,7 +12,7 @@ from registry.dispatch.plans.plan import Candidate
 from registry.implementation import Implementation
 from registry.tuner.decide.transfers import verified_transfers
 from registry.tuner.events import Event, Note, TransfersStarted
-from registry.tuner.jobs import Outcome, TransferJob
+from registry.tuner.jobs import Outcome, VerificationJob
 from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.planning.problems import plan
 from registry.tuner.search.findings import Findings
@@ -28,12 +28,12 @@ class Bench:
 
     def __init__(self, says: Say = lambda cols: Outcome("ok"), compiles: Callable[[Variant], bool] = lambda _: True):
         self.says, self.compiles = says, compiles
-        self.jobs: list[TransferJob] = []
+        self.jobs: list[VerificationJob] = []
 
     def built(self, wanted: Sequence[tuple[Implementation, Variant]]) -> Mapping[str, Artifact]:
         return {variant.key: Artifact(variant) for _, variant in wanted if self.compiles(variant)}
 
-    def run_blocks(self, jobs: Sequence[TransferJob]) -> list[Outcome]:
+    def run_blocks(self, jobs: Sequence[VerificationJob]) -> list[Outcome]:
         self.jobs += jobs
         return [self.says(int(job.dims["cols"])) for job in jobs]
 

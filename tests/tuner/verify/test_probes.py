@@ -108,11 +108,11 @@ def test_problems_of_other_sizes_share_probes_and_what_passed_them() -> None:
     # three times 8192 rows cost too much: what is bound for 1024 of them is run there, and on 2048; closely, what is
     # bound for 512 of them, there and on 1024, in fewer calls
     met_less = 2 + 2 * 21
-    much = 1 + 2 + 2 + (1 + kinds) + (1 + met_less + 2 * layouts + 2 * kinds) + 2 * (1 + kinds)
+    much = 1 + 2 + 2 + (1 + kinds) + (1 + met_less + 2 * layouts + kinds) + (1 + kinds)
     assert [check(64), check(65), check(8192)] == [shared + own, own, much]
     # one row is itself a probe of the others, and there is no smaller size; 16 are larger
-    assert check(1) == shared + own - 2 * (1 + kinds) + met - 1 + 2 * layouts
-    assert runs.count(1) == 2 * layouts, "before each layout of the two larger sizes, and not as a probe of its own"
+    assert check(1) == shared + own - 2 * (1 + kinds) + met - 1 + layouts
+    assert runs.count(1) == layouts, "once for the two larger sizes in each layout, and not as a probe of its own"
     assert check(64, cols=49) == shared + own
 
 
