@@ -29,18 +29,29 @@ def dims_of(op: str, m: int, n: int, k: int, group_size: int = 128, **more: Valu
     return {**dims, "zeros": zeros, "act_order": False, "bias": False, **more}
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("zeros", ["none", "integer"])
-def test_every_form_of_the_weight_is_right(op: str, dtype: str, zeros: str) -> None:
-    problems = [
-        dims_of(op, m, n, k, group_size, dtype=dtype, zeros=zeros)
-        for m, n, k, group_size in (
-            (1, 2304, 64, 32), (3, 2432, 192, 64), (17, 2176, 512, 128), (70, 2176, 1024, 1024), (300, 2048, 4096, 32),
-        )
-    ]  # fmt: skip
-    for implementation in (HummingHeuristic(op), HummingTiles(op)):
-        check_implementation(implementation, registry.ops()[op], problems=problems)
+FORMS = [
+    (op, dtype, zeros)
+    for place, op in enumerate(OPS)
+    for dtype, zeros in zip(("float16", "bfloat16"), ("none", "integer")[:: 1 if place % 2 else -1], strict=True)
+]
+"""Every dtype and kind of zero points, and each with half of the ops: a kernel is compiled for seconds."""
+
+
+def problems_of(form: tuple[str, str, str], *sizes: tuple[int, int, int, int]) -> list[dict[str, Value]]:
+    op, dtype, zeros = form
+    return [dims_of(op, m, n, k, group_size, dtype=dtype, zeros=zeros) for m, n, k, group_size in sizes]
+
+
+@pytest.mark.parametrize("form", FORMS, ids="-".join)
+def test_every_form_of_the_weight_is_right_in_tiles(form: tuple[str, str, str]) -> None:
+    problems = problems_of(form, (3, 2432, 192, 64), (70, 2176, 1024, 1024), (300, 2048, 4096, 32))
+    check_implementation(HummingTiles(form[0]), registry.ops()[form[0]], problems=problems)
+
+
+@pytest.mark.parametrize("form", FORMS, ids="-".join)
+def test_what_the_library_chooses_is_right_where_blocks_share_no_long_sums(form: tuple[str, str, str]) -> None:
+    problems = problems_of(form, (1, 2304, 64, 32), (17, 2176, 512, 128), (300, 16896, 512, 32))
+    check_implementation(HummingHeuristic(form[0]), registry.ops()[form[0]], problems=problems)
 
 
 @pytest.mark.parametrize("m", [1, 16, 64, 600])
