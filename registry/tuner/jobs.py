@@ -68,9 +68,10 @@ class BlockJob:
 
 @dataclass(frozen=True)
 class VerificationJob:
-    """Verify a candidate on one problem with all probes, without timing it.
+    """Verify a candidate on one problem and its probes, without timing it.
 
     Either it may enter the problem's finals, or it won at another size and may answer for this one (``Op.transfers``).
+    ``of_own_size``: leave out the probes of other sizes.
     """
 
     id: int
@@ -79,6 +80,7 @@ class VerificationJob:
     entrant: Entrant
     protocol: Mapping[str, Any]
     seed: int
+    of_own_size: bool = False
 
 
 DeviceJob = TrialJob | BlockJob | VerificationJob

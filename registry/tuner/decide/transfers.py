@@ -45,10 +45,6 @@ class _Question:
     codes: Sequence[TransferCode]
 
     @property
-    def checks(self) -> list[TransferCheck]:
-        return [(self.winner.key, problem) for code in self.codes for problem in code.problems]
-
-    @property
     def variants(self) -> list[Variant]:
         return [variant for code in self.codes for variant in code.variants]
 
@@ -109,7 +105,10 @@ def _none(findings: Findings, winner: Candidate, why: str) -> Note:
 def _jobs(
     questions: Sequence[_Question], protocol: TimingProtocol, artifacts: Mapping[str, Artifact]
 ) -> dict[TransferCheck, VerificationJob]:
-    """One job for each check; the checks of one problem follow each other, so that they share its inputs."""
+    """One job for each check; the checks of one problem follow each other, so that they share its inputs.
+
+    What is compiled, and has met the probes of other sizes at its own size, meets those of its layouts alone.
+    """
     jobs: dict[TransferCheck, VerificationJob] = {}
     for question in questions:
         entrant = question.findings.entrant(question.winner)
@@ -117,10 +116,11 @@ def _jobs(
         known = dict(entrant.by_key) | {key: artifacts[key] for key in built}
         entrant = replace(entrant, artifacts=tuple(known.values()))
         op = question.findings.plan.op.name
-        for key, problem in question.checks:
-            jobs.setdefault(
-                (key, problem), VerificationJob(0, op, dict(problem.dims), entrant, dict(protocol.details), 0)
-            )
+        details = dict(protocol.details)
+        for code in question.codes:
+            for problem in code.problems:
+                job = VerificationJob(0, op, dict(problem.dims), entrant, details, 0, of_own_size=bool(code.variants))
+                jobs.setdefault((question.winner.key, problem), job)
     return dict(sorted(jobs.items(), key=lambda job: job[0][1].key))
 
 

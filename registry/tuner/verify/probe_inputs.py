@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from ...correctness.poisoned_layouts import (
 )
 from ...device import Device
 from ...problem import Arguments, Problem, canonical_json
-from .session import clone
 
 _SIZES = (1, 37)
 """Sizes of a probe's last dynamic dimension: one, and a prime, which is no multiple of any block."""
@@ -65,12 +64,15 @@ class Probe:
     kind: str = ""
     """The kind of inputs, "" for the op's first."""
 
-    @cached_property
-    def nbytes(self) -> int:
-        tensors = tensors_in((*self.values, *self.pristine))
-        held: tuple[torch.Tensor | Bounds | Surrounded, ...] = (*tensors, *self.bounds, *self.outputs)
-        others = [other.nbytes for other in (self.home, self.beside) if other is not None]
-        return sum(each.nbytes for each in held) + sum(others)
+    @property
+    def held(self) -> Iterator[torch.Tensor | Bounds | Surrounded]:
+        """What takes memory; probes share some of it."""
+        yield from tensors_in((*self.values, *self.pristine))
+        yield from self.bounds
+        yield from self.outputs
+        for other in (self.home, self.beside):
+            if other is not None:
+                yield from other.held
 
     @property
     def which(self) -> str:
@@ -139,14 +141,14 @@ def _planned(problems: Sequence[Problem]) -> Iterator[tuple[Problem, PoisonedLay
 
 def small_probes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
     """Probes of small problems, which all problems with these static dimensions share."""
-    problems = probe_problems(op, problem, device)
+    problems, drawn = probe_problems(op, problem, device), _Drawn(op, device)
     for each, layout in _planned(problems):
-        for probe in _laid_out(op, each, device, layout):
+        for probe in drawn.laid_out(each, layout):
             # the largest, where calls of two threads take long enough to meet
             in_pairs = each is problems[-1] and layout == "contiguous"
-            yield _in_pair(op, probe, device) if in_pairs else probe
+            yield drawn.in_pair(probe) if in_pairs else probe
     for each in problems:
-        yield from _of_other_kinds(op, each, device)
+        yield from drawn.of_other_kinds(each)
 
 
 def probes_of_other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
@@ -155,23 +157,23 @@ def probes_of_other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[
     Those that do not take much are met closely: with every kind of inputs, and a larger one in every layout, after its
     home in that layout, and by two threads, too.
     """
-    closely = frozenset(_met_closely(op, problem, device))
+    closely, drawn = frozenset(_met_closely(op, problem, device)), _Drawn(op, device)
 
     @cache
     def home_of(problem: Problem, layout: PoisonedLayout) -> Probe | None:
-        return next(_laid_out(op, problem, device, layout), None)
+        return next(drawn.laid_out(problem, layout), None)
 
     for other in dict.fromkeys([*other_sizes(op, problem, device), *_met_closely(op, problem, device)]):
         home = None if other.home == problem else home_of(other.home, "contiguous")
         if home is None and other.home != problem:
             continue
         is_close = other in closely
-        for probe in _laid_out(op, other.problem, device, "contiguous"):
-            yield replace(_in_pair(op, probe, device) if is_close and other.is_larger else probe, home=home)
+        for probe in drawn.laid_out(other.problem, "contiguous"):
+            yield replace(drawn.in_pair(probe) if is_close and other.is_larger else probe, home=home)
         for layout in LAYOUTS[1:] if is_close and other.is_larger else ():
-            for probe in _laid_out(op, other.problem, device, layout):
+            for probe in drawn.laid_out(other.problem, layout):
                 yield replace(probe, home=home_of(other.home, layout) or home)
-        for probe in _of_other_kinds(op, other.problem, device) if is_close else ():
+        for probe in drawn.of_other_kinds(other.problem) if is_close else ():
             yield replace(probe, home=home)
 
 
@@ -179,33 +181,65 @@ def _met_closely(op: Op, problem: Problem, device: Device) -> Iterator[OtherSize
     return other_sizes(op, problem, device, _CLOSELY_PART["cuda" if device.type == "cuda" else "cpu"])
 
 
-def _of_other_kinds(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
-    for kind in op.kinds[1:]:
-        yield from _laid_out(op, problem, device, "contiguous", kind)
+@dataclass(frozen=True)
+class _Case:
+    """Inputs of a problem, row-major, with the bounds of right results."""
+
+    values: tuple[Any, ...]
+    bounds: tuple[Bounds, ...]
 
 
-def _in_pair(op: Op, probe: Probe, device: Device) -> Probe:
-    """The probe with inputs of another draw beside its own."""
-    return replace(probe, beside=next(_laid_out(op, probe.problem, device, probe.layout, again=True), None))
+class _Drawn:
+    """Probes of an op, whose inputs are drawn, and whose float64 reference is computed, once for all layouts."""
 
+    def __init__(self, op: Op, device: Device) -> None:
+        self._op = op
+        self._device = device
+        self._cases: dict[tuple[Problem, str, bool], _Case | None] = {}
 
-def _laid_out(
-    op: Op, problem: Problem, device: Device, layout: PoisonedLayout, kind: str = "", *, again: bool = False
-) -> Iterator[Probe]:
-    """The probe of a problem in a layout, none where the op has no such problem or layout.
+    def laid_out(
+        self, problem: Problem, layout: PoisonedLayout, kind: str = "", *, again: bool = False
+    ) -> Iterator[Probe]:
+        """The probe of a problem in a layout, none where the op has no such problem or layout.
 
-    ``kind``: of the inputs, the op's first if not given. ``again``: with inputs of another draw.
-    """
-    generator = torch.Generator(device=device.torch).manual_seed(len(layout) + 1_000_003 * again)
-    try:
-        values = all_laid_out(op.draw(problem, kind or op.kinds[0], generator), layout)
-        arguments = op.arguments(values)
-        posed = op.pose(arguments, problem)
+        ``kind``: of the inputs, the op's first if not given. ``again``: with inputs of another draw.
+        """
+        op, case = self._op, self._case(problem, kind or self._op.kinds[0], again)
+        if case is None:
+            return
+        try:
+            values = all_laid_out(case.values, layout)
+            arguments = op.arguments(values)
+            posed = op.pose(arguments, problem)
+            outputs = op.output_specs(arguments, self._device.torch)
+        except Exception:  # an op may raise anything for arguments that it does not take
+            return
         if posed != problem or adds_nothing(layout, arguments.tensors.values()):
             return
+        surroundings = tuple([surrounded(spec) for spec in outputs.values()])
+        yield Probe(posed, layout, arguments, values, case.values, case.bounds, surroundings, kind=kind)
+
+    def of_other_kinds(self, problem: Problem) -> Iterator[Probe]:
+        """Row-major probes of a problem with each kind of inputs but the op's first."""
+        for kind in self._op.kinds[1:]:
+            yield from self.laid_out(problem, "contiguous", kind)
+
+    def in_pair(self, probe: Probe) -> Probe:
+        """The probe with inputs of another draw beside its own."""
+        return replace(probe, beside=next(self.laid_out(probe.problem, probe.layout, again=True), None))
+
+    def _case(self, problem: Problem, kind: str, again: bool) -> _Case | None:
+        asked = problem, kind, again
+        if asked not in self._cases:
+            try:
+                self._cases[asked] = self._draw(*asked)
+            except Exception:  # as above
+                self._cases[asked] = None
+        return self._cases[asked]
+
+    def _draw(self, problem: Problem, kind: str, again: bool) -> _Case:
+        op, generator = self._op, torch.Generator(device=self._device.torch).manual_seed(1 + 1_000_003 * again)
+        values = op.draw(problem, kind, generator)
+        posed = op.pose(op.arguments(values), problem)
         reference = reference64(op, values)
-        bounds = bounds_of(op, posed, values, reference, own_error(op, posed, values, reference))
-    except Exception:  # an op may raise anything for arguments that it does not take
-        return
-    outputs = (surrounded(spec) for spec in op.output_specs(arguments, device.torch).values())
-    yield Probe(posed, layout, arguments, values, clone(values), bounds, tuple(outputs), kind=kind)
+        return _Case(values, bounds_of(op, posed, values, reference, own_error(op, posed, values, reference)))

@@ -40,8 +40,6 @@ _GROUPS_PART = 1 / 10
 """The part of the device's memory that all kept groups of probes may take."""
 _OWN_PROBES = 40
 """Times what a call reads and writes that the probes of its own size take."""
-_FIRST = 2
-
 _Made = Callable[[Op, Problem, Device], Iterable[Probe]]
 
 _Told = Callable[..., str]
@@ -70,11 +68,11 @@ class Probes:
         self._checked: collections.Counter[tuple[str, str]] = collections.Counter()
 
     def come_first(self, plan: Plan) -> bool:
-        """Whether the candidate is checked before it is timed: it is one of the first two of its implementation.
+        """Whether the candidate is checked before it is timed: it is the first of its implementation.
 
-        The first two show faults of the kernel. Of later candidates those are checked that lead or enter the finals.
+        The first shows faults of the kernel. Of later candidates those are checked that lead or enter the finals.
         """
-        return self._checked[group_of(plan.op, plan.problem), plan.candidate.implementation.name] < _FIRST
+        return not self._checked[group_of(plan.op, plan.problem), plan.candidate.implementation.name]
 
     def come_first_of_own_size(self, plan: Plan, twin: tuple[Plan, Session] | None = None) -> bool:
         """Whether the candidate is the first of its implementation that may be met with the probes of its own size."""
@@ -265,7 +263,8 @@ def _own_group(problem: Problem) -> str:
 
 
 def _nbytes(probes: Sequence[Probe]) -> int:
-    return sum(probe.nbytes for probe in probes)
+    held = {id(each): each.nbytes for probe in probes for each in probe.held}
+    return sum(held.values())
 
 
 def _check(plan: Plan, probe: Probe, checks: Checks, told: _Told) -> None:

@@ -11,6 +11,7 @@ import builtins
 import gc
 import itertools
 import math
+import operator
 import os
 import random
 import secrets
@@ -28,6 +29,9 @@ from ...contract import Op, Tolerance
 from ...implementation import Implementation
 from ..verify.verdicts import WrongError
 from .settings import SETTINGS
+
+# bound at import: a plugin may replace them later
+_all, _map, _is, _Values = all, map, operator.is_, operator.itemgetter
 
 _NOT_OURS = {"torch.manual_seed", "torch.Storage"}
 """Functions that torch.compile and torch.set_default_dtype replace; the tuner does not call them."""
@@ -97,6 +101,21 @@ class _Part:
             for part, value in vars(place).items()
             if part in names and (_is_code(value) or is_dataclass(place)) and f"{name}.{part}" not in _NOT_OURS
         }
+        # six thousand functions are looked at four times a trial
+        parts = tuple(self._callables)
+        self._values = _Values(*parts) if len(parts) > 1 else lambda now: tuple(now[part] for part in parts)
+        self._were = tuple(self._callables.values())
+
+    @property
+    def is_as_it_was(self) -> bool:
+        """Whether nothing was replaced, and no name was added or removed; False where it takes longer to tell."""
+        now = vars(self._place)
+        if len(now) != len(self._names):
+            return False
+        try:
+            return _all(_map(_is, self._values(now), self._were))
+        except KeyError:
+            return False
 
     def restore(self) -> Iterator[Replaced]:
         """Undo replacements; yields each."""
@@ -138,7 +157,7 @@ class Integrity:
 
     def restore(self) -> list[Replaced]:
         """Undo every replacement since construction; returns the replacements."""
-        return [replaced for part in self._parts for replaced in part.restore()]
+        return [replaced for part in self._parts if not part.is_as_it_was for replaced in part.restore()]
 
 
 class Trust:

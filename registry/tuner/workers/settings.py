@@ -90,9 +90,12 @@ _REPLACED_AT_FIRST = frozenset(torch.library._impls)
 _REGISTERED_AT_FIRST = _registered()
 
 
+_SIGNALS = tuple(signal.valid_signals())
+
+
 def _handlers() -> dict[int, Any]:
     """Python's own handlers of signals, by number."""
-    return {number: found for number in signal.valid_signals() if callable(found := signal.getsignal(number))}
+    return {number: found for number in _SIGNALS if callable(found := signal.getsignal(number))}
 
 
 def _set_handlers(value: Mapping[int, Any]) -> None:

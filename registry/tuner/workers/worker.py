@@ -161,7 +161,8 @@ class Worker:
         announce("verify")
         twin = self._on_twin(plan, session, job.seed, job.entrant.by_key)
         verify(plan, session, twin, announce.go_on)
-        self._probes.check(plan, job.entrant.by_key)
+        if not job.of_own_size:
+            self._probes.check(plan, job.entrant.by_key)
         self._probes.check_own_size(plan, session, job.entrant.by_key, twin)
         self._check_trust()
         return Outcome("ok")

@@ -63,6 +63,7 @@ def test_winners_of_one_candidate_share_their_checks(winners: list[tuple[Finding
     found(winners[:1], alone)
     both = found(winners, bench, events)
     assert len(bench.jobs) == len(alone.jobs) > 2
+    assert all(job.of_own_size for job in bench.jobs), "other sizes were met by the same code"
     assert both[0] == both[1]
     assert both[0] is not None
     assert (both[0].low, both[0].high) == (2049, 4096)

@@ -134,9 +134,9 @@ def test_probes_take_no_more_than_their_part_of_memory(monkeypatch: pytest.Monke
         arguments = op.arguments(inputs(problem, "normal", torch.Generator()))
         implementation = Custom("softmax", lambda y, x, dim: y.copy_(torch.softmax(x, dim)))
         probes.check(bound_by_call(op, Candidate(implementation, {"again": len(made)}), problem, arguments, CPU), {})
-    # three sizes, six layouts, two of them for several tensors alone; three other sizes, and layouts of one of them,
-    # the four for one tensor at its own size, too; twice inputs for a second thread; every kind at six sizes
-    each = 3 + 6 + 3 + 6 + 4 + 2 + 6 * (len(SOFTMAX.kinds) - 1)
+    # three sizes and three others, whose layouts are copies, and its own; twice inputs for a second thread; every other
+    # kind at six sizes
+    each = 3 + 3 + 1 + 2 + 6 * (len(SOFTMAX.kinds) - 1)
     assert {problem.cols for problem in made[-each:]} == {48}
     assert len(made) == 3 * each
 
