@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import torch
+
 from ...arguments.schema import tensors_in, with_tensors
 from ...artifact import Artifact
 from ...contract import Op, as_tuple
@@ -40,6 +42,9 @@ _GROUPS_PART = 1 / 10
 """The part of the device's memory that all kept groups of probes may take."""
 _OWN_PROBES = 40
 """Times what a call reads and writes that the probes of its own size take."""
+_STACKED_BYTES = 64 << 20
+"""Results of calls on two threads: larger ones are not copied to be compared at once."""
+
 _Made = Callable[[Op, Problem, Device], Iterable[Probe]]
 
 _Told = Callable[..., str]
@@ -319,9 +324,17 @@ def _check_two_threads(plan: Plan, probe: Probe, device: Device, checks: Checks)
         return
     found = results_of_two_threads(plan, [each.values for each in probes], device, calls)
     for each, made in zip(probes, found, strict=True):
-        for results in made:
-            checks.add(holding(each.bounds, results), "wrong_result", partial(_why, op, each, results, told))
+        for results in _together(made):
+            checks.add(holding(each.bounds, results), "wrong_result", partial(_why_any, op, each, made, told))
         check_unchanged(op, each.values, each.pristine, checks)
+
+
+def _together(calls: Sequence[Tensors]) -> Sequence[Tensors]:
+    """The results of several calls, stacked where they are small and alike: to compare dozens one by one takes ms."""
+    forms = {tuple((result.shape, result.dtype, result.device) for result in results) for results in calls}
+    if len(forms) > 1 or sum(result.nbytes for results in calls for result in results) > _STACKED_BYTES:
+        return calls
+    return [tuple(map(torch.stack, zip(*calls, strict=True)))]
 
 
 def _copies(probe: Probe, nan_beside: bool) -> list[Surrounded]:
@@ -334,6 +347,10 @@ def _copies(probe: Probe, nan_beside: bool) -> list[Surrounded]:
 def _why(op: Op, probe: Probe, results: Tensors, told: _Told) -> str:
     fault = judged(op, probe.problem, results, probe.pristine).message
     return told(fault) if fault else ""
+
+
+def _why_any(op: Op, probe: Probe, calls: Sequence[Tensors], told: _Told) -> str:
+    return next(filter(None, (_why(op, probe, results, told) for results in calls)), "")
 
 
 def _told(probe: Probe, fault: str, remedy: str = "") -> str:
