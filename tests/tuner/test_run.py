@@ -202,8 +202,8 @@ def test_slow_kernels_are_decided_within_about_their_budget(
 def test_a_time_limit_decides_what_was_begun_and_the_same_run_goes_on_later(
     rogues: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_lock: None
 ) -> None:
-    monkeypatch.setenv("ROGUE_NAPS", "0.0005")
-    problems = tuple(Problem("square", {"n": n, "dtype": "float32"}) for n in range(10_001, 10_004))
+    monkeypatch.setenv("ROGUE_NAPS", "0.001")
+    problems = tuple(Problem("square", {"n": n, "dtype": "float32"}) for n in range(10_001, 10_005))
 
     def limited(seconds: float | None) -> tuple[tuple[Result, ...], list[Event]]:
         events: list[Event] = []
