@@ -15,7 +15,7 @@ from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate
 from registry.errors import StoreError, UnknownNameError
 from registry.problem import Problem
-from registry.tuner.decide.judge import MOST_BLOCKS, ROUNDS
+from registry.tuner.decide.judge import BLOCKS, MOST_BLOCKS, ROUNDS
 from registry.tuner.decide.noise import PAIRS_PER_DECADE
 from registry.tuner.events import (
     BlockStarted,
@@ -97,6 +97,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result, list[
     catalog.load_file(ROGUES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KERNEL_REGISTRY_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr("registry.tuner.decide.judge.MOST_BLOCKS", BLOCKS)
         (result,), events = run(catalog, folder / "run.db", "honest")
     return folder, result, events
 
@@ -111,6 +112,7 @@ def statuses(events: list[Event]) -> dict[str, str]:
     return {event.implementation: event.status for event in events if isinstance(event, TrialDone)}
 
 
+@pytest.mark.usefixtures("few_blocks")
 def test_only_what_is_right_can_win_and_each_fault_has_its_status(rogues: Catalog, tmp_path: Path) -> None:
     database = tmp_path / "run.db"
     refused = ("zeros", "forgets", "mutates", "later", "buffer", "scratch")
@@ -139,6 +141,7 @@ def test_only_what_is_right_can_win_and_each_fault_has_its_status(rogues: Catalo
     assert winner.trial_uid is not None
 
 
+@pytest.mark.usefixtures("few_blocks")
 def test_what_is_known_is_not_measured_again_unless_asked(
     rogues: Catalog, tuned: tuple[Path, Result, list[Event]], database: Path
 ) -> None:
@@ -152,6 +155,7 @@ def test_what_is_known_is_not_measured_again_unless_asked(
     assert statuses(events) == {"rogue.honest": "ok"}
 
 
+@pytest.mark.usefixtures("few_blocks")
 def test_a_slower_candidate_cannot_dethrone_a_winner_that_was_not_searched(rogues: Catalog, database: Path) -> None:
     (result,), events = run(rogues, database, "chatters", retune=True)
     assert result.implementation == "rogue.honest"
@@ -162,6 +166,7 @@ def test_a_slower_candidate_cannot_dethrone_a_winner_that_was_not_searched(rogue
     assert winner.candidate.implementation == "rogue.honest"
 
 
+@pytest.mark.usefixtures("few_blocks")
 def test_a_hanging_candidate_costs_its_limit_and_nothing_else(
     rogues: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +236,7 @@ def test_a_time_limit_decides_what_was_begun_and_the_same_run_goes_on_later(
     assert [event.number for event in events if isinstance(event, BlockStarted)] == list(range(1, MOST_BLOCKS))
 
 
+@pytest.mark.usefixtures("few_blocks")
 def test_an_interrupted_run_keeps_what_it_measured_and_goes_on_later(rogues: Catalog, tmp_path: Path) -> None:
     database = tmp_path / "run.db"
     events: list[Event] = []
@@ -255,6 +261,7 @@ def test_an_interrupted_run_keeps_what_it_measured_and_goes_on_later(rogues: Cat
     assert sum(isinstance(event, TrialDone) for event in events) == 3 - len(kept)
 
 
+@pytest.mark.usefixtures("few_blocks")
 def test_stored_trials_cost_no_budget(rogues: Catalog, database: Path) -> None:
     with Store.open(database) as store:
         assert len(store.trials(op="square")) == 3
@@ -297,6 +304,7 @@ def test_the_run_says_what_it_will_do(tuned: tuple[Path, Result, list[Event]]) -
     assert events[-1].warming_up_s > 0
 
 
+@pytest.mark.usefixtures("few_blocks")
 def test_of_two_batches_the_last_dismisses_the_worker_and_the_first_times_a_default_as_two(
     rogues: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

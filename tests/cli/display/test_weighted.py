@@ -13,7 +13,7 @@ from registry.tuner.events import Saving
 from ..conftest import Command
 
 
-@pytest.mark.usefixtures("own_lock")
+@pytest.mark.usefixtures("own_lock", "few_blocks")
 def test_a_run_on_counted_problems_ends_with_their_saving(command: Command, tmp_path: Path) -> None:
     shapes = tmp_path / "shapes.yaml"
     # short enough that torch stays on one thread: two on busy cores wait for each other at every call
