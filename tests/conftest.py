@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from registry.discovery.catalog import Catalog
+from registry.tuner.decide.judge import BLOCKS
 from registry.tuner.processes import spawning
 from registry.tuner.workers import preloading
 from tuning_db import Store
@@ -81,6 +82,12 @@ def own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     With a cache of its own, in which nothing is compiled yet.
     """
     monkeypatch.setenv("KERNEL_REGISTRY_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finals are held in three processes, where a run of a problem or two holds five: each costs 0.4 s of a core."""
+    monkeypatch.setattr("registry.tuner.decide.judge.MOST_BLOCKS", BLOCKS)
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from . import fresh
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -43,7 +45,9 @@ def test_a_new_package_is_installed_checked_tuned_and_explained(python: Path, tm
         "KERNEL_REGISTRY_CACHE": str(tmp_path / "cache"),
     }
     program = (python, "-m", "registry.cli.main")
-    ran(*program, "new", "op", "acme::thing", cwd=tmp_path, **variables)
+    # which needs nothing of the new environment
+    made = fresh.run(*program[1:], "new", "op", "acme::thing", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
     folder = tmp_path / "registry-acme"
     install = ("uv", "pip", "install", "--offline", "--no-deps", "--no-build-isolation", "--python", python)
     ran(sys.executable, "-m", *install, "-e", folder, cwd=tmp_path, **variables)

@@ -63,7 +63,7 @@ def test_tune_refuses_before_it_measures() -> None:
             registry.tune("softmax", [DIMS], device=devices)
 
 
-@pytest.mark.usefixtures("own_lock")
+@pytest.mark.usefixtures("own_lock", "few_blocks")
 def test_what_was_tuned_is_called_at_once(tmp_path: Path) -> None:
     x = torch.randn(1234)
     registry.configure(database=tmp_path / "own.db")

@@ -22,7 +22,7 @@ from ..arguments.schema import with_tensors
 from ..contract import Op, Outputs, Tolerance, as_tuple
 from ..errors import InvalidDefinitionError
 from ..problem import Problem, dtype_name
-from .magnitudes import calculable, finite, in_range, largest, largest_finite, magnitude
+from .magnitudes import calculable, finite, in_range, is_float8, largest, largest_finite, magnitude
 
 CHUNK = 2**22
 """Elements compared at a time: some ten float64 temporaries of 32 MiB each."""
@@ -191,11 +191,13 @@ def _chunk(device: torch.device) -> int:
     return max(CHUNK, min(8 * CHUNK, int(wanted)))
 
 
-def _errors(output: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(absolute errors, 0 unless both are finite; a mask of wrong NaN and infinity).
+def _errors(output: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(absolute errors, 0 unless both are finite; a mask of wrong NaN and infinity, None where all is finite).
 
     For an output that is not floating the mask is where it differs: float64 does not distinguish large integers.
     """
+    if (error := _finite_errors(output, reference)) is not None:
+        return error, None
     expected = reference.to(output.dtype)
     if not output.is_floating_point():
         return (output.to(torch.float64) - expected.to(torch.float64)).abs_(), output != expected
@@ -207,6 +209,14 @@ def _errors(output: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor
     return error, ~(finite | same)
 
 
+def _finite_errors(output: torch.Tensor, reference: torch.Tensor) -> torch.Tensor | None:
+    """Absolute errors in a third of the time; None where an element is, or should be, NaN or infinite."""
+    if is_float8(output.dtype) or not magnitude([reference]) <= largest_finite(output.dtype):
+        return None
+    error = (output.to(torch.float64) - reference).abs_()
+    return error if math.isfinite(largest([error.max()])) else None
+
+
 @dataclass
 class _Worst:
     """The worst elements of one output so far."""
@@ -216,8 +226,10 @@ class _Worst:
     error: float = 0.0
     scale: float = 0.0
 
-    def add(self, piece: Piece, error: torch.Tensor, allowed: torch.Tensor, wrong: torch.Tensor) -> None:
-        ratio = torch.where(error == 0, 0.0, error / allowed).masked_fill_(wrong, math.inf)
+    def add(self, piece: Piece, error: torch.Tensor, allowed: torch.Tensor, wrong: torch.Tensor | None) -> None:
+        ratio = torch.where(error == 0, 0.0, error / allowed)
+        if wrong is not None:
+            ratio.masked_fill_(wrong, math.inf)
         place = int(ratio.argmax())
         if (worst := ratio.reshape(-1)[place].item()) > self.ratio:
             self.ratio, self.place = worst, piece.first + place

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 from typing import Any, Literal, get_args
 
 import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ..arguments.schema import with_tensors
 from ..problem import TensorSpec
@@ -23,6 +25,9 @@ second on; the rest are row-major."""
 
 MARGIN = 64
 """Elements before and after: a multiple of 16 bytes for every dtype, and more than a vector load."""
+
+_SMALL = 1 << 15
+"""The most elements of a tensor whose poison is remembered: 64 of them are 20 MB."""
 
 _GAPS: dict[PoisonedLayout, tuple[int, int]] = {"sliced": (1, 1), "strided": (2, 3)}
 """The stride within a row, and the number of elements added to the other strides; (1, 0) for other layouts."""
@@ -111,16 +116,27 @@ def surrounded(spec: TensorSpec, offset: int = MARGIN, *, nan_beside: bool = Fal
     reveals reads, changes and writes; with ``nan_beside`` they are NaN, which reveals reads.
     """
     span = max(sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True)) + 1, 0)
+    remembered = spec.device.type == "cpu" and span <= _SMALL and not is_in_torch_dispatch_mode()
+    inside, pristine = (_remembered_poison if remembered else _poison)(spec, span, offset, nan_beside)
+    base = torch.empty(inside.shape, dtype=spec.dtype, device=spec.device)
+    found = Surrounded(base.as_strided(spec.shape, spec.strides, offset), base, inside, pristine)
+    found.poison()
+    return found
+
+
+def _poison(spec: TensorSpec, span: int, offset: int, nan_beside: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """``inside`` and ``pristine`` of a surrounded tensor."""
     base = torch.empty(span + 2 * MARGIN, dtype=spec.dtype, device=spec.device)
     inside = torch.zeros(base.shape, dtype=torch.bool, device=spec.device)
     inside.as_strided(spec.shape, spec.strides, offset).fill_(True)
     is_number = (~inside).cumsum(0, dtype=torch.int32) % 2 == 0
     for beside in (offset - 1, offset + span):
         is_number[beside].fill_(not nan_beside)
-    pristine = Poison.of(spec.dtype).filled(as_bits(base), is_number & ~inside)
-    found = Surrounded(base.as_strided(spec.shape, spec.strides, offset), base, inside, pristine)
-    found.poison()
-    return found
+    return inside, Poison.of(spec.dtype).filled(as_bits(base), is_number & ~inside)
+
+
+_remembered_poison = lru_cache(maxsize=64)(_poison)
+"""A check lays out tensors of the same few shapes again and again; nobody writes to what is returned."""
 
 
 def laid_out(tensor: torch.Tensor, layout: PoisonedLayout, place: int = 0) -> torch.Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,19 @@ def measured() -> Sequence[Measured]:
     return found
 
 
+@pytest.fixture(scope="module")
+def seeded(measured: Sequence[Measured]) -> Callable[[int], World]:
+    """``World(measured, seed)``, whose sources are the same for every seed."""
+    world = World(measured, 0)
+
+    def made(seed: int) -> World:
+        found = copy(world)
+        found.draw = np.random.default_rng(seed)
+        return found
+
+    return made
+
+
 def test_the_shipped_noise_is_that_of_whole_finals(measured: Sequence[Measured]) -> None:
     assert len(measured) > 100
     for one in measured:
@@ -46,19 +60,19 @@ def test_the_shipped_noise_is_that_of_whole_finals(measured: Sequence[Measured])
 
 
 @pytest.mark.parametrize("kind", ["twin", "real"])
-def test_the_rule_keeps_its_promises_on_measured_noise(measured: Sequence[Measured], kind: str) -> None:
+def test_the_rule_keeps_its_promises_on_measured_noise(seeded: Callable[[int], World], kind: str) -> None:
     """Of 480 decisions each; benchmarks.finals_simulation prints the rates of thousands."""
-    assert simulate(World(measured, 3), TOGETHER_24, kind, 3, gain=False, runs=20).rate() <= FALSE_WINS
-    assert simulate(World(measured, 4), TOGETHER_24, kind, 3, gain=True, runs=20).rate() <= MISSED_GAINS
+    assert simulate(seeded(3), TOGETHER_24, kind, 3, gain=False, runs=20).rate() <= FALSE_WINS
+    assert simulate(seeded(4), TOGETHER_24, kind, 3, gain=True, runs=20).rate() <= MISSED_GAINS
 
 
-def test_one_problem_alone_is_decided_as_well_in_its_more_blocks(measured: Sequence[Measured]) -> None:
-    assert simulate(World(measured, 3), ALONE, "real", 3, gain=False, runs=480).rate() <= FALSE_WINS
-    assert simulate(World(measured, 4), ALONE, "real", 3, gain=True, runs=480).rate() <= MISSED_GAINS
+def test_one_problem_alone_is_decided_as_well_in_its_more_blocks(seeded: Callable[[int], World]) -> None:
+    assert simulate(seeded(3), ALONE, "real", 3, gain=False, runs=480).rate() <= FALSE_WINS
+    assert simulate(seeded(4), ALONE, "real", 3, gain=True, runs=480).rate() <= MISSED_GAINS
 
 
-def test_the_table_names_the_blocks_and_the_decisions(measured: Sequence[Measured]) -> None:
-    lines = table(World(measured, 0), 2, 1)
+def test_the_table_names_the_blocks_and_the_decisions(seeded: Callable[[int], World]) -> None:
+    lines = table(seeded(0), 2, 1)
     assert lines[0] == f"One problem alone: {MOST_BLOCKS} blocks of {ROUNDS} rounds on average; 2 decisions a figure"
     assert len(lines) == 4 + 2 * 4
 
@@ -82,15 +96,15 @@ def test_each_shift_has_six_rows_of_a_problem_noisier_than_its_batch(
 
 
 @pytest.mark.parametrize("shift", [0.01, 0.05])
-def test_a_noisy_problem_beside_usual_ones_is_decided_rightly(measured: Sequence[Measured], shift: float) -> None:
-    found = simulate_noisy(World(measured, 5), 23, 3, shift, 250)
+def test_a_noisy_problem_beside_usual_ones_is_decided_rightly(seeded: Callable[[int], World], shift: float) -> None:
+    found = simulate_noisy(seeded(5), 23, 3, shift, 250)
     assert found.false_wins <= FALSE_WINS
     assert found.holds >= 0.94
     assert found.holds_elsewhere >= 0.94
 
 
-def test_finals_have_the_blocks_of_a_run_unless_told(measured: Sequence[Measured]) -> None:
-    world = World(measured, 0)
+def test_finals_have_the_blocks_of_a_run_unless_told(seeded: Callable[[int], World]) -> None:
+    world = seeded(0)
     elsewhere = simulate(world, Setting(1, elsewhere=True), "real", 1, gain=False, runs=4)
     assert elsewhere.blocks == [MOST_BLOCKS] * 4
     assert max(elsewhere.durations) < 10
@@ -115,11 +129,11 @@ def test_noise_is_drawn_from_the_first_three_blocks_of_finals_of_more(measured: 
 
 
 def test_the_simulation_sees_a_rule_that_is_too_eager(
-    measured: Sequence[Measured], monkeypatch: pytest.MonkeyPatch
+    seeded: Callable[[int], World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("registry.tuner.decide.judge.ALPHA", 0.9)
     monkeypatch.setattr("registry.tuner.decide.noise.Noise.aa", lambda self, us: 0.0)
-    assert simulate(World(measured, 3), TOGETHER_24, "real", 3, gain=False, runs=1).rate() > 0.2
+    assert simulate(seeded(3), TOGETHER_24, "real", 3, gain=False, runs=1).rate() > 0.2
 
 
 def test_noise_is_extracted_from_a_database(tmp_path: Path) -> None:

@@ -195,20 +195,8 @@ def test_what_does_not_fit_the_device_is_skipped_with_a_reason(command: Command,
     assert "1 problem to tune" in told.out
 
 
-@pytest.mark.usefixtures("own_lock")
-def test_tune_ends_with_a_table_and_a_winner_in_the_database(command: Command, shapes: Path, tmp_path: Path) -> None:
-    told = command(
-        "tune", "--shapes", shapes, "--device", "cpu", "--implementations", "torch.native", "--db", tmp_path / "new.db"
-    )
-    assert told.code == 0, told
-    assert "torch.native" in told.out
-    assert "1 problem, 1 trial in " in told.out
-    with Store.open(tmp_path / "new.db", create=False) as store:
-        assert [winner.candidate.implementation for winner in store.winners(op="square")] == ["torch.native"]
-
-
-@pytest.mark.usefixtures("own_lock")
-def test_tune_takes_any_sampler_and_keeps_its_studies_where_it_is_told(
+@pytest.mark.usefixtures("own_lock", "few_blocks")
+def test_tune_ends_with_a_table_and_a_winner_and_keeps_studies_of_any_sampler_where_it_is_told(
     command: Command, shapes: Path, tmp_path: Path
 ) -> None:
     # from a plugin file, so that nothing is compiled
@@ -218,7 +206,10 @@ def test_tune_takes_any_sampler_and_keeps_its_studies_where_it_is_told(
         "--sampler", "tpe", "--storage", tmp_path / "studies.log",
     )  # fmt: skip
     assert told.code == 0, told
+    assert "rogue.honest" in told.out
+    assert "1 problem, 3 trials in " in told.out
     with Store.open(tmp_path / "new.db", create=False) as store:
+        assert [winner.candidate.implementation for winner in store.winners(op="square")] == ["rogue.honest"]
         stored = {trial.uid: trial.candidate.implementation for trial in store.trials(op="square")}
     (study,) = optuna.study.get_all_study_summaries(JournalStorage(JournalFileBackend(str(tmp_path / "studies.log"))))
     loaded = optuna.load_study(

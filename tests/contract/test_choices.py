@@ -21,15 +21,15 @@ from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.torch_side.operators import define
 from registry.errors import ArgumentTypeError, InvalidArgumentError, InvalidDefinitionError, UnsupportedError
 from registry.testing import check_implementation, check_op
-from registry.tuner.limits import Budget
-from registry.tuner.options import TuneOptions
-from registry.tuner.run import tune
 from registry.tuner.shapes.shapes import load_shapes
+from registry.tuner.storing import problem_key
+from tuning_db import CandidateKey, Decision, Environment, Protocol, Store
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from acme import TOP, LastOfTies
 
+from ..covering import covering
 from ..serving import serving
 
 CPU = Device.of("cpu")
@@ -64,7 +64,8 @@ def dispatcher(catalog: Catalog, tmp_path: Path) -> Iterator[Dispatcher]:
 
 def test_the_op_agrees_with_itself_and_with_an_implementation_that_breaks_ties_otherwise() -> None:
     check_op(TOP)
-    check_implementation(LastOfTies(), TOP, device="cpu")
+    few = covering(map(TOP.problem_of, TOP.examples))
+    assert check_implementation(LastOfTies(), TOP, problems=few, device="cpu").checked
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_the_op_agrees_with_itself_and_with_an_implementation_that_breaks_ties_o
 )
 def test_the_comparator_refuses_places_that_are_wrong(spoil: Any, fault: str) -> None:
     with pytest.raises(registry.RegistryError, match=fault):
-        check_implementation(Wrong(spoil), TOP, device="cpu")
+        check_implementation(Wrong(spoil), TOP, problems=TOP.examples[:1], device="cpu")
 
 
 def test_a_call_with_a_list_runs_the_implementation_every_time_on_what_it_is_given(dispatcher: Dispatcher) -> None:
@@ -142,19 +143,24 @@ def test_a_call_poses_the_usual_distribution_and_a_file_names_others(catalog: Ca
         load_shapes(file, catalog)
 
 
-@pytest.mark.usefixtures("own_lock")
-def test_winners_are_filed_by_distribution_and_those_of_another_one_answer(catalog: Catalog, tmp_path: Path) -> None:
-    database = str(tmp_path / "top.db")
-    skewed = TOP.problem_of({**DIMS, "skew": "one_hot"})
-    # tests/test_example_acme.py tunes what Inductor makes; to compile it here too took most of 36 s of a core
-    options = TuneOptions(Budget(trials=1), implementations=["acme.last"])
-    (result,) = tune((skewed,), catalog=catalog, device=CPU, database=database, options=options)
-    assert result.problem.skew == "one_hot"
-    told = Dispatcher(catalog, database=database).explain("acme::top", *given())
+def file_winner(store: Store, skew: str) -> None:
+    """As a run does, which tests/test_example_acme.py tests: under the name that it gives to a problem."""
+    environment = Environment(CPU.hardware(), CPU.software())
+    problem = problem_key(TOP, TOP.problem_of({**DIMS, "skew": skew}))
+    winner = CandidateKey("acme.last", LastOfTies().fingerprint(), {})
+    decision = Decision(problem, environment, Protocol("cold"), winner, 12.5, verdict="new")
+    assert store.publish(store.start_run(environment), decision)
+
+
+def test_winners_are_filed_by_distribution_and_those_of_another_one_answer(catalog: Catalog, store: Store) -> None:
+    file_winner(store, "one_hot")
+    (stored,) = store.winners(op=TOP.name)
+    assert stored.problem.dims["skew"] == "one_hot"
+    told = Dispatcher(catalog, database=store.url).explain("acme::top", *given())
     assert (told.step, told.implementation) == ("nearest", "acme.last")
     assert "skew=one_hot" in str(told)
-    tune((TOP.problem_of(DIMS),), catalog=catalog, device=CPU, database=database, options=options)
-    assert Dispatcher(catalog, database=database).explain("acme::top", *given()).step == "exact"
+    file_winner(store, "uniform")
+    assert Dispatcher(catalog, database=store.url).explain("acme::top", *given()).step == "exact"
 
 
 @pytest.mark.parametrize(
@@ -256,8 +262,9 @@ def test_a_tolerance_may_be_a_results_own_and_take_the_arguments() -> None:
 
             return run
 
+    op = replace(TOP, compare={"places": lambda *_: None})
     with pytest.raises(registry.RegistryError, match="scores"):
-        check_implementation(Off(), replace(TOP, compare={"places": lambda *_: None}), device="cpu")
+        check_implementation(Off(), op, problems=TOP.examples[:1], device="cpu")
     check_problem = loose.problem_of(DIMS)
     values = loose.draw(check_problem, "normal", torch.Generator().manual_seed(1))
     reference = numerics.reference64(loose, values)

@@ -188,7 +188,9 @@ def test_softmax_hands_on_nan_and_infinity_as_torch_does(implementation: CppImpl
     x[4, :-1] = -torch.inf
     problem = op.pose(op.arguments((x, -1)))
     expected = torch.softmax(x.float(), -1)
-    for config in implementation.space(problem, CPU):
+    # each compiles; those of bfloat16 are compiled by the test of every configuration, too
+    configs = implementation.space(problem, CPU) if dtype == torch.bfloat16 else [implementation.default(problem, CPU)]
+    for config in configs:
         y = call(op, implementation, config, problem, (x, -1))
         assert torch.equal(y.isnan(), expected.isnan()), dict(config)
         assert torch.equal(y[3] == 0, expected[3].to(dtype) == 0)

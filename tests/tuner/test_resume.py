@@ -222,7 +222,7 @@ def changed_at(path: Path) -> int:
 
 def test_a_run_killed_at_any_moment_goes_on_where_it_was(runs: Runs) -> None:
     print(f"to draw these moments again: RESUME_SEED={SEED}")  # noqa: T201  (a failure's report shows it)
-    size, done = 20_001, 0
+    size, done = 10_001, 0
     moments, decided = Moments(SEED, runs.imports_s), set[str]()
     for stage in moments.stages:
         run = runs.start(size, forked=stage not in (moments.making_the_database, moments.startup))
@@ -251,7 +251,7 @@ def test_a_run_killed_at_any_moment_goes_on_where_it_was(runs: Runs) -> None:
 
 
 def test_two_runs_on_the_same_problems_share_trials_and_store_one_winner_each(runs: Runs) -> None:
-    sizes = (20_001, 30_001)
+    sizes = (10_001, 5_001)
     both = [runs.start(*sizes), runs.start(*sizes)]
     results = [run.results() for run in both]
     stored = runs.stored()

@@ -35,7 +35,7 @@ ROGUES = Path(__file__).with_name("rogues.py")
 CPU = Device.of("cpu")
 SECOND = replace(CPU, index=1)
 OTHER = replace(CPU, index=1, name="another CPU")
-PROBLEMS = tuple(Problem("square", {"n": n, "dtype": "float32"}) for n in (20_001, 20_002))
+PROBLEMS = tuple(Problem("square", {"n": n, "dtype": "float32"}) for n in (10_001, 10_002))
 NAPS = "0.0005"
 """Seconds: longer than what other programs on the cores add, so that the shorter nap always wins."""
 
@@ -141,7 +141,7 @@ def test_ctrl_c_ends_all_and_the_same_command_goes_on(rogues: Catalog, tmp_path:
 
 def test_a_time_limit_holds_for_all(rogues: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("registry.tuner.search.loop._ACTIVE_PROBLEMS", 1)
-    problems = tuple(Problem("square", {"n": n, "dtype": "float32"}) for n in range(20_001, 20_005))
+    problems = tuple(Problem("square", {"n": n, "dtype": "float32"}) for n in range(10_001, 10_005))
     results, events = run(rogues, tmp_path / "run.db", CPU, SECOND, problems=problems, seconds=0.5)
     last = ended(events)
     assert last.timed_out

@@ -24,6 +24,7 @@ class _OnCpu(Implementation):
     """A kernel ``(x, y, block)`` over flat elements or rows, run by a tunable number of threads."""
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
+    preloads: ClassVar[tuple[str, ...]] = ("numba",)
     capturable = False
     kernel: ClassVar[str]
     ranks: ClassVar[tuple[int, int]]

@@ -13,11 +13,11 @@ from registry.tuner.events import Saving
 from ..conftest import Command
 
 
-@pytest.mark.usefixtures("own_lock")
+@pytest.mark.usefixtures("own_lock", "few_blocks")
 def test_a_run_on_counted_problems_ends_with_their_saving(command: Command, tmp_path: Path) -> None:
     shapes = tmp_path / "shapes.yaml"
     # short enough that torch stays on one thread: two on busy cores wait for each other at every call
-    shapes.write_text("square:\n  - {n: 20000, dtype: float32, count: 37}\n")
+    shapes.write_text("square:\n  - {n: 10000, dtype: float32, count: 37}\n")
     options = ["--shapes", shapes, "--device", "cpu", "--implementations", "torch.native", "--trials", "1"]
     lines = [json.loads(line) for line in command("tune", *options, "--json").out.splitlines()]
     (ended,) = [line for line in lines if line["event"] == "run_ended"]
