@@ -14,7 +14,7 @@ from ..contract import Op
 from ..discovery.catalog import Catalog
 from ..errors import RegistryError, UnsupportedError
 from ..tracing import constant_while_tracing, let_through, refuse
-from .asking import Asked
+from .call_answers import Asked
 from .explain import Explanation, explained
 from .forcing import Forcing
 from .hit.hot_path import Around, hot_path
@@ -26,7 +26,7 @@ from .resolve.candidates import Plans
 from .resolve.winners import Winners
 from .torch_side import operators as torch_ops
 from .torch_side.gradients import NO_BACKWARD_HINT, CallGradients, no_backward
-from .torch_side.situation import gradient_needed, keeping_dtype, unusual
+from .torch_side.states import gradient_needed, keeping_dtype, unusual
 from .torch_side.torch_private import unseen_by_modes
 
 

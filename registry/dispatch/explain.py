@@ -17,9 +17,9 @@ from ..untrusted.visible import visible
 from .forcing import Forced
 from .mode import REFERENCE_MODE, Mode
 from .plans.prepared import prepared_bytes
+from .resolve.answers_or_faults import default_of, preference_of, refusals
 from .resolve.candidates import Plans
 from .resolve.failures import told_of
-from .resolve.questions import default_of, preference_of, refusals
 from .resolve.resolution import Choice, Step, choices
 from .resolve.resolved import Resolved
 from .resolve.situation import Situation, apart_dims, changed_software

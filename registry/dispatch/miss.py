@@ -11,7 +11,7 @@ from torch.fx import Proxy
 from ..device import Device
 from ..errors import NotLaunchedError, NotReadyError
 from ..problem import Arguments
-from .asking import Answers, Asked
+from .call_answers import Answers, Asked
 from .forcing import Forced, Forcing
 from .hit.call_parts import without_lists
 from .hit.counter import Counter
@@ -27,7 +27,7 @@ from .torch_side import operators as torch_ops
 from .torch_side.distributed import with_weights_replicated
 from .torch_side.gradients import CallGradients
 from .torch_side.profiles import Profiles
-from .torch_side.situation import (
+from .torch_side.states import (
     counting_writes,
     gradient_needed,
     in_dual_level,

@@ -23,13 +23,13 @@ from .hit.guards import AlignedLike, Condition, aligned
 from .hit.table import Table
 from .plans.plan import Candidate, Draft, Plan
 from .resolve.candidates import Plans
+from .resolve.first_choice import FirstChoice
 from .resolve.resolution import Choice
 from .resolve.resolved import Resolved, resized
 from .resolve.situation import moved_along, runs_verified_code
-from .resolve.undoubted import Undoubted
 from .shared_memory import is_apart
 from .torch_side.gradients import CallGradients
-from .torch_side.situation import counting_writes
+from .torch_side.states import counting_writes
 from .torch_side.torch_private import stream_capturing
 
 MOST_FAMILIES = 32
@@ -47,7 +47,7 @@ class _Family:
     ``gradient``: autograd records its calls.
     """
 
-    __slots__ = ("aligned", "device", "free", "grad", "gradient", "plans", "specs", "strided", "traits", "undoubted")
+    __slots__ = ("aligned", "device", "first_choice", "free", "grad", "gradient", "plans", "specs", "strided", "traits")
 
     def __init__(self, guard: FamilyGuard, device: Device, gradient: bool) -> None:
         self.specs = guard.specs
@@ -59,7 +59,7 @@ class _Family:
         self.grad = gradient if guard.requires_grad else None
         """The grad mode that the calls need, None for both."""
         self.plans: dict[int, Plan] = {}
-        self.undoubted: Undoubted | None = None
+        self.first_choice: FirstChoice | None = None
         self.free: dict[frozenset[str], Sequence[FreeValue]] = {}
         """Placeholders for the attributes that an answer does not depend on, by those that it depends on."""
 
@@ -143,9 +143,9 @@ class Families:
     def _resized(self, family: _Family, arguments: Arguments) -> Resolved | None:
         op, plans, device = self._op, self._plans, family.device
         problem = op.pose(arguments, family=family.traits)
-        if family.undoubted is None:
-            family.undoubted = Undoubted(plans.situation(problem, device))
-        found = family.undoubted.choice(problem)
+        if family.first_choice is None:
+            family.first_choice = FirstChoice(plans.situation(problem, device))
+        found = family.first_choice.choice(problem)
         if found is None or (candidate := found.choice.candidate) is None:
             return None
         implementation = candidate.implementation
@@ -161,19 +161,19 @@ class Families:
         self, family: _Family, choice: Choice, candidate: Candidate, problem: Problem, arguments: Arguments
     ) -> Plan | None:
         """The plan of a choice; None if it needs something compiled or loaded, or if its code is not verified."""
-        op, device, sizeless, decision = self._op, family.device, self._plans.sizeless, choice.decision
+        op, device, any_size_runs, decision = self._op, family.device, self._plans.any_size_runs, choice.decision
         if op.transfers and decision is not None and moved_along(op, decision, problem):
             draft = Draft.of(op, candidate, problem, arguments, device)
             if not runs_verified_code(op, decision, draft):
                 return None
         like = family.plans.get(id(candidate))
-        plan = None if like is None else like.resized(problem, arguments, device, sizeless)
+        plan = None if like is None else like.resized(problem, arguments, device, any_size_runs)
         if plan is not None:
             return plan
         draft = Draft.of(op, candidate, problem, arguments, device)
-        plan = draft.from_memory(sizeless)
+        plan = draft.from_memory(any_size_runs)
         if plan is None and candidate.implementation.any_size and not draft.variants():
-            plan = draft.compiled({}, sizeless)  # static dimensions differ: a run of its own, without compiling
+            plan = draft.compiled({}, any_size_runs)  # static dimensions differ: a run of its own, without compiling
         if plan is not None:
             if len(family.plans) >= MOST_FAMILIES:
                 family.plans.clear()

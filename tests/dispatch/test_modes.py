@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from registry import CompileError, DispatchWarning, InvalidArgumentError, NotReadyError, NotTunedError, RegistryError
-from registry.dispatch import asking
+from registry.dispatch import call_answers
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.mode import mode_of
 
@@ -92,7 +92,7 @@ def test_strict_mode_captures_no_reference_instead_of_a_plan(
     publish(DIMS, "a.one", {"block": 4})
     dispatcher.configure(mode="strict")
     with monkeypatch.context() as patch:
-        patch.setattr(asking, "capturing", lambda tensors: True)
+        patch.setattr(call_answers, "capturing", lambda tensors: True)
         with pytest.raises(NotReadyError, match="capturing") as caught:
             dispatcher.call("softmax", x)
         assert "warmup" in caught.value.hint

@@ -17,7 +17,7 @@ from registry.backends.cpp import implementation as cpp_implementation
 from registry.backends.launch_forms import Forms
 from registry.contract import Floor, Tolerance
 from registry.discovery.catalog import Catalog
-from registry.dispatch import asking
+from registry.dispatch import call_answers
 from registry.dispatch.dispatcher import Dispatcher
 from registry.implementation import Run
 from registry.problem import Arguments
@@ -335,7 +335,7 @@ class Sizeless(Implementation):
     device_types = frozenset({"cpu"})
     any_size = True
 
-    def __init__(self, name: str = "a.sizeless", **behaviour: Any) -> None:
+    def __init__(self, name: str = "a.any_size_runs", **behaviour: Any) -> None:
         self.name = name
         self.ran: list[Config] = []
         self.bound = 0
@@ -381,8 +381,8 @@ def test_a_run_for_every_size_is_bound_once_for_all_that_is_no_size() -> None:
 def test_every_size_gets_the_winner_that_it_would_get_alone(publish: Callable[..., Any]) -> None:
     tuned = {4: 1, 20: 2, 24: 4, 150: 1}
     for rows, block in tuned.items():
-        publish({"rows": rows, "cols": 8, "dtype": "float32"}, "a.sizeless", {"block": block})
-    publish({"rows": 30, "cols": 9, "dtype": "float32"}, "a.sizeless", {"block": 2})
+        publish({"rows": rows, "cols": 8, "dtype": "float32"}, "a.any_size_runs", {"block": block})
+    publish({"rows": 30, "cols": 9, "dtype": "float32"}, "a.any_size_runs", {"block": 2})
     implementation = Sizeless(blocks=lambda problem: [1, 2, 4] if problem.rows < 100 else [1, 2])
     dispatcher = dispatching(implementation)
     for rows in (*range(30, 200), *range(1, 30)):
@@ -414,11 +414,11 @@ def test_a_size_at_which_the_run_fails_is_answered_by_another() -> None:
     def fault(x: torch.Tensor) -> Exception | None:
         return RuntimeError("no such launch") if x.shape[0] == 7 else None
 
-    sizeless = Sizeless(fault=fault)
-    dispatcher = dispatching(sizeless, native("softmax"))
+    any_size_runs = Sizeless(fault=fault)
+    dispatcher = dispatching(any_size_runs, native("softmax"))
     for rows in (5, 7, 6, 7):
         right(dispatcher.call("softmax", x := torch.randn(rows, 8)), x)
-    assert len(sizeless.ran) == 3
+    assert len(any_size_runs.ran) == 3
     told = dispatcher.explain("softmax", torch.randn(7, 8))
     assert told.implementation == "torch.native"
     assert "no such launch" in str(told)
@@ -444,7 +444,7 @@ def test_a_new_size_of_what_is_loaded_is_captured_and_nothing_else(work: Work, m
     implementation.capturable = True
     dispatcher = shifting(implementation)
     dispatcher.call("acme::shifted", torch.randn(6), 1)
-    monkeypatch.setattr(asking, "capturing", lambda tensors: True)
+    monkeypatch.setattr(call_answers, "capturing", lambda tensors: True)
     for count in (7, 8):
         told = dispatcher.explain("acme::shifted", torch.randn(count), 1)
         assert told.implementation == "acme.shifted"
@@ -457,7 +457,7 @@ def test_a_new_size_of_what_is_loaded_is_captured_and_nothing_else(work: Work, m
 
 def test_nothing_is_read_while_a_stream_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher = dispatching(native("softmax"))
-    monkeypatch.setattr(asking, "capturing", lambda tensors: True)
+    monkeypatch.setattr(call_answers, "capturing", lambda tensors: True)
     monkeypatch.setattr(dispatcher._winners, "of", lambda *given: pytest.fail("read"))
     with pytest.warns(DispatchWarning, match="reference is captured"):
         right(dispatcher.call("softmax", x := torch.randn(5, 8)), x)

@@ -11,7 +11,7 @@ import torch
 
 import registry
 from registry import CompileError, Device
-from registry.dispatch import asking
+from registry.dispatch import call_answers
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.warmup import warm
 
@@ -49,7 +49,7 @@ def test_a_warm_problem_is_a_hit(dispatcher: Dispatcher, told: Any, publish: Any
 def test_what_one_plan_serves_is_in_memory_for_each_shape_in_other_modes(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher = Dispatcher()
     warm(dispatcher, problems(dispatcher, 8, 9), Device.of("cpu"))
-    monkeypatch.setattr(asking, "capturing", lambda tensors: True)
+    monkeypatch.setattr(call_answers, "capturing", lambda tensors: True)
     for rows in (8, 9):
         with torch.inference_mode():
             assert dispatcher.explain("softmax", torch.randn(rows, 16)).implementation == "torch.native"

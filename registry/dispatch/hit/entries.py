@@ -9,7 +9,7 @@ from torch import is_grad_enabled
 
 from ...arguments.schema import Schema
 from .call_parts import CallParts
-from .free import Free, free_like
+from .free_attributes import Free, free_like
 from .guards import Condition, matcher
 from .table import Entry, Table
 

@@ -13,7 +13,7 @@ from ...arguments.specs import FULL_ALIGNMENT, Argument, MatrixLayout, TensorSpe
 from ...generated_code import function
 from ..torch_side.tensor_classes import KINDS
 from ..torch_side.torch_private import kind_guard
-from .free import free_integer, same
+from .free_attributes import free_integer, same
 
 Specs = Callable[..., dict[str, Argument] | None]
 """``specs(*values)``: a call's values by schema name, tensors as specs; None for a call outside of the family."""

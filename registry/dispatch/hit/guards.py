@@ -14,7 +14,7 @@ from ...arguments.schema import tensors_in
 from ...arguments.specs import FULL_ALIGNMENT, Arguments, alignment_of, specs_in
 from ...generated_code import function
 from ..shared_memory import share_memory, span_bytes
-from ..torch_side.situation import capturing
+from ..torch_side.states import capturing
 from ..torch_side.torch_private import TorchCheck, tensor_guard
 
 Condition = Callable[..., bool]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ...forking import renewed_in_child
 from ..torch_side.torch_private import TorchCheck
-from .free import same
+from .free_attributes import same
 
 MOST_SHAPES = 4096
 """The most shapes per op. An entry takes about a kilobyte, and with more shapes each is rarely used again."""

@@ -15,7 +15,7 @@ from torch import is_grad_enabled
 from ...arguments.schema import Parameter
 from ..torch_side.torch_private import dispatch_modes, forward_level, profiler
 from .call_parts import GIVEN_AS_LIST, key_parameter
-from .free import ONLY_INT, Free, same_zero
+from .free_attributes import ONLY_INT, Free, same_zero
 
 _NO_HIT = (AttributeError, TypeError, RuntimeError, ValueError)
 """Faults of checks on arguments that are no tensors, which lack attributes, or that torch.fx traces with."""

@@ -8,8 +8,8 @@ from ...artifact import Artifact, Signature
 from ...contract import Op
 from ...device import Device
 from ...problem import Arguments, Problem
+from .any_size_runs import AnySizeRuns
 from .plan import Candidate, Draft, Plan, build
-from .sizeless import SizelessRuns
 
 
 def bound_by_call(
@@ -30,7 +30,7 @@ def at_other_size(plan: Plan, problem: Problem, arguments: Arguments, device: De
 
     None if a call would compile or bind again. ``plan`` must come from ``bound_by_call``.
     """
-    runs = SizelessRuns(plan.op)
+    runs = AnySizeRuns(plan.op)
     if plan.candidate.implementation.any_size:
         home = Draft(plan.op, plan.candidate, plan.problem, device, plan.signature, plan.prepared)
         runs.put(home, plan)

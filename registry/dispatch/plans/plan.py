@@ -22,8 +22,8 @@ from ...errors import InvalidDefinitionError
 from ...implementation import Implementation, Run, Tensors, binds_loaded
 from ...problem import Arguments, Problem, TensorSpec
 from ...space import Config, config_key
+from .any_size_runs import AnySizeRuns
 from .prepared import PreparedTensors
-from .sizeless import SizelessRuns
 from .written_plan import resized_call, resized_made, written_call
 
 _Record = TypeVar("_Record")
@@ -95,7 +95,7 @@ class Plan:
             refuse_ignored=partial(refuse_ignored, implementation),
         )
 
-    def resized(self, problem: Problem, arguments: Arguments, device: Device, sizeless: SizelessRuns) -> Plan | None:
+    def resized(self, problem: Problem, arguments: Arguments, device: Device, runs: AnySizeRuns) -> Plan | None:
         """The candidate's plan for another size of arguments of the same kinds.
 
         None if that would need to compile, load or prepare something.
@@ -118,10 +118,10 @@ class Plan:
                 # the run's text does not fit outputs or scratch of other kinds
                 like = None if sizes is None else self.run
                 run = implementation.bind_loaded(problem, candidate.config, device, signature, like)
-        elif sizeless.serves(self, problem, arguments):
+        elif runs.serves(self, problem, arguments):
             run = self.run
         else:
-            run = sizeless.get(Draft(self.op, candidate, problem, device, signature, self.prepared))
+            run = runs.get(Draft(self.op, candidate, problem, device, signature, self.prepared))
         if run is None:
             return None
         plan = changed(self, problem=problem, signature=signature, artifacts=(), run=run, read=_NOTHING)
@@ -213,11 +213,11 @@ class Draft:
         """Hash of the plan's variants: equal hashes mean identical code; "" if nothing is compiled."""
         return code_of(self.variants())
 
-    def from_memory(self, sizeless: SizelessRuns) -> Plan | None:
+    def from_memory(self, runs: AnySizeRuns) -> Plan | None:
         """The plan by a run or kernels that are in memory from another size, else None. Compiles and loads nothing."""
         implementation, config = self.candidate.implementation, self.candidate.config
         if implementation.any_size:
-            run = sizeless.get(self)
+            run = runs.get(self)
         elif binds_loaded(type(implementation)):
             run = implementation.bind_loaded(self.problem, config, self.device, self.signature)
         else:
@@ -231,10 +231,10 @@ class Draft:
         run = implementation.bind_untuned(self.problem, config, self.device, self.signature, family)
         return None if run is None else self.planned(run)
 
-    def compiled(self, artifacts: Mapping[str, Artifact], sizeless: SizelessRuns | None = None) -> Plan:
+    def compiled(self, artifacts: Mapping[str, Artifact], runs: AnySizeRuns | None = None) -> Plan:
         """The plan with a newly bound run; variants that are not in ``artifacts`` (by variant key) are compiled.
 
-        An ``any_size`` run is kept in ``sizeless``. Raises CompileError or a subclass.
+        An ``any_size`` run is kept in ``runs``. Raises CompileError or a subclass.
         """
         implementation, config = self.candidate.implementation, self.candidate.config
         built = tuple(
@@ -248,8 +248,8 @@ class Draft:
         # attributes read by the problem only are in its dimensions, which are compared anyway
         run, read = self.signature.arguments.read_by(bound)
         plan = self.planned(run, built, read)
-        if implementation.any_size and sizeless is not None:
-            sizeless.put(self, plan)
+        if implementation.any_size and runs is not None:
+            runs.put(self, plan)
         return plan
 
     def planned(self, run: Run, artifacts: tuple[Artifact, ...] = (), read: frozenset[str] = frozenset()) -> Plan:

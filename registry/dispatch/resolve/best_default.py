@@ -13,9 +13,9 @@ from ...implementation import Implementation
 from ...problem import Problem, exact_items
 from ...space import Config, Space
 from ..plans.plan import Candidate
+from .answers_or_faults import refusals
 from .learnt import Leaf, WinningConfig, nearest_config
-from .questions import refusals
-from .remembered import Remembered
+from .remembered_answers import Remembered
 from .resolution import Choice, default_choice
 from .situation import Situation
 from .spans import Spans

@@ -30,10 +30,10 @@ from ..hit.guards import (
     not_capturing,
 )
 from ..mode import Mode
+from ..plans.any_size_runs import AnySizeRuns
 from ..plans.plan import Candidate, Draft, Plan
-from ..plans.sizeless import SizelessRuns
+from .answers_or_faults import refusals
 from .failures import Failures, tell_broken
-from .questions import refusals
 from .resolution import Choice, Step, choices
 from .resolved import Resolved
 from .situation import Situation, runs_verified_code, shown_near
@@ -95,7 +95,7 @@ class Plans:
         self._catalog = catalog
         self._winners = winners
         self._plans: dict[Hashable, Resolved] = {}
-        self.sizeless = SizelessRuns(op)
+        self.any_size_runs = AnySizeRuns(op)
         self._situations: dict[tuple[str, int], tuple[Winners, Situation]] = {}
         self._lock = renewed_in_child(self, "_lock", threading.Lock)
 
@@ -110,7 +110,7 @@ class Plans:
             self.failures.clear()
             self._plans = {}
             self._situations = {}
-            self.sizeless = SizelessRuns(self.op)
+            self.any_size_runs = AnySizeRuns(self.op)
 
     def remember(self, resolved: Resolved, forced: Forced | None, generation: int) -> None:
         """Keep a plan that ran and was resolved in ``generation``."""
@@ -227,12 +227,12 @@ class Plans:
 
     def _built(self, step: Step, draft: Draft, loaded_only: bool) -> Plan | None:
         """The draft's plan; None if it is not in memory and ``loaded_only``. Raises CompileError."""
-        plan = draft.from_memory(self.sizeless)
+        plan = draft.from_memory(self.any_size_runs)
         if plan is None and loaded_only and not (draft.candidate.implementation.any_size and not draft.variants()):
             return None
         if plan is None and step in {"nearest", "default"}:
             plan = draft.untuned()
-        return plan or draft.compiled({}, self.sizeless)
+        return plan or draft.compiled({}, self.any_size_runs)
 
     def failed(
         self, place: Hashable, candidate: Candidate, fault: Exception, forced: Forced | None, generation: int

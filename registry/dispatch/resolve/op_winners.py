@@ -21,7 +21,7 @@ from ...contract import Op
 from ...problem import Problem
 from .learnt import LearntDefault
 from .neighbours import Neighbours, grouped, key_of, may_differ, sizes_of, unlike, values_of
-from .similar import Similar, SimilarStatics
+from .similar_statics import Similar, SimilarStatics
 
 Winner = Decision | StoredWinner
 """A shipped decision, or a winner of the user's database without its figures."""

@@ -15,10 +15,10 @@ from ...problem import Problem, Value
 from ...space import Config
 from ..forcing import Forced
 from ..plans.plan import Candidate
-from .expected import Expectation, expected, expected_elsewhere
+from .answers_or_faults import asked, default_of, preference_of, refusals
+from .expectations import Expectation, expected, expected_elsewhere
 from .learnt import LearntDefault
 from .op_winners import Winner, WinnerSource, source_of
-from .questions import asked, default_of, preference_of, refusals
 from .situation import Situation, shown_exact, shown_near, usable, violations
 
 Step = Literal["forced", "exact", "nearest", "default", "reference"]

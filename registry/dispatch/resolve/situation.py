@@ -15,8 +15,8 @@ from ...implementation import Implementation
 from ...problem import Problem
 from ...space import Config
 from ..plans.plan import Candidate, Draft
+from .answers_or_faults import asked, refusals
 from .op_winners import OpWinners, Winner
-from .questions import asked, refusals
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ...errors import InvalidDefinitionError, RegistryError, UnknownNameError
 from ...forking import renewed_in_child
 from .gradients import Bound
 from .profiles import count_flops
-from .situation import gradient_needed, keeping_dtype, traced_by_torch
+from .states import gradient_needed, keeping_dtype, traced_by_torch
 from .torch_private import below_autograd, dispatch_modes
 
 NAMESPACE = "kernel_registry"

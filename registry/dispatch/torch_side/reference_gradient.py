@@ -10,7 +10,7 @@ import torch
 from ...arguments.lists import grouped, one_by_one
 from ...contract import Op, as_tuple
 from ...errors import UnsupportedError
-from .situation import keeping_dtype
+from .states import keeping_dtype
 
 Needed = bool | tuple[bool, ...]
 """True if the gradient of an argument is needed; for a list a bool per tensor."""

@@ -12,9 +12,9 @@ import torch
 from registry import Device, DispatchWarning, shipped
 from registry.arguments.traits import OrdinaryTraits
 from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.resolve.first_choice import FirstChoice
 from registry.dispatch.resolve.learnt import Leaf, LearntDefault, Split, WinningConfig, learnt_from
 from registry.dispatch.resolve.resolution import choices
-from registry.dispatch.resolve.undoubted import Undoubted
 from registry.errors import StoreError
 from tuning_db import Environment, Store
 from tuning_db.snapshot import LEARNT
@@ -94,9 +94,9 @@ def test_the_short_way_follows_the_rule(three: Dispatcher, store: Store) -> None
     posed = [
         op.pose(op.specs((torch.empty(rows, 48), -1)), family=OrdinaryTraits) for rows in (1, 3, 64, 65, 66, 200, 64, 2)
     ]
-    undoubted = Undoubted(plans.situation(posed[0], device))
+    first_choice = FirstChoice(plans.situation(posed[0], device))
     for problem in posed:
-        found = undoubted.choice(problem)
+        found = first_choice.choice(problem)
         assert found is not None
         assert found.choice == next(choices(plans.situation(problem, device), None, []))
 

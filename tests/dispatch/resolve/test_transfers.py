@@ -15,9 +15,9 @@ from registry.artifact import Variant
 from registry.contracts import SOFTMAX
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.miss import Miss
+from registry.dispatch.resolve.first_choice import FirstChoice
 from registry.dispatch.resolve.neighbours import Neighbours
 from registry.dispatch.resolve.resolution import choices
-from registry.dispatch.resolve.undoubted import Undoubted
 from tuning_db import Transfer
 
 from ..conftest import Told
@@ -184,12 +184,12 @@ def test_whatever_grows_the_first_of_the_choices_is_found(dispatcher: Dispatcher
         publish(dims(generator.choice([1, 8, 16]), cols), f"a.{generator.choice('abc')}", config, transfers=transfers)
     plans = dispatcher.bound("softmax").plans
     some = plans.situation(SOFTMAX.problem_of(dims(8, 16)), Device.of("cpu"))
-    undoubted = Undoubted(some)
+    first_choice = FirstChoice(some)
     start = generator.randint(200, 600)
     for step in range(400):
         problem = SOFTMAX.problem_of(dims(generator.choice([1, 4, 8, 11, 16, 40]), start + step))
         expected = next(choices(some.of(problem), None, []))
-        found = undoubted.choice(problem)
+        found = first_choice.choice(problem)
         assert found is not None
         assert (found.choice.step, found.choice.candidate, found.choice.octaves) == (
             expected.step,

@@ -13,11 +13,11 @@ import torch
 from registry import Device, DispatchWarning, shipped
 from registry.arguments.traits import OrdinaryTraits
 from registry.backends.inductor import InductorImplementation
-from registry.dispatch import asking
+from registry.dispatch import call_answers
 from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.resolve.first_choice import FirstChoice
 from registry.dispatch.resolve.op_winners import OpWinners
 from registry.dispatch.resolve.resolution import choices
-from registry.dispatch.resolve.undoubted import Undoubted
 from registry.implementation import Implementation
 from tuning_db import Store
 
@@ -201,12 +201,12 @@ def test_the_short_way_finds_what_the_long_way_finds(
     def posed(rows: int) -> Any:
         return op.pose(op.specs((torch.empty(rows, 16), -1)), family=OrdinaryTraits)
 
-    undoubted = Undoubted(plans.situation(posed(1), device))
+    first_choice = FirstChoice(plans.situation(posed(1), device))
     steps = set()
     for rows in draw.sample(range(1, 1200), 400):
         problem, misses = posed(rows), list[str]()
         first = next(choices(plans.situation(problem, device), None, misses))
-        found = undoubted.choice(problem)
+        found = first_choice.choice(problem)
         assert found is not None
         assert found.choice == first
         assert not set(found.misses) - set(misses)
@@ -230,7 +230,7 @@ def test_in_a_capture_the_best_that_is_in_memory_runs_and_nothing_is_read(
     publish({**DIMS, "rows": 9}, "a.other", {"block": 1})
     publish({**DIMS, "rows": 64}, "a.plain", {"block": 2})
     assert captured(dispatcher, 8) == "a.fast"
-    monkeypatch.setattr(asking, "capturing", lambda tensors: True)
+    monkeypatch.setattr(call_answers, "capturing", lambda tensors: True)
     monkeypatch.setattr(OpWinners, "evidence", lambda *given: (None, "not read"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -245,7 +245,7 @@ def test_a_captured_reference_is_told_once_with_the_remedy(
 ) -> None:
     dispatcher.register(told("a.tuned"))
     publish({**DIMS, "rows": 8}, "a.tuned", {"block": 1})
-    monkeypatch.setattr(asking, "capturing", lambda tensors: True)
+    monkeypatch.setattr(call_answers, "capturing", lambda tensors: True)
     with pytest.warns(DispatchWarning, match=r"reference is captured .* registry\.warmup") as warned:
         assert captured(dispatcher, 8) == captured(dispatcher, 9) == "reference"
     assert len(warned) == 1

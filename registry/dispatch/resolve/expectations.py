@@ -18,8 +18,8 @@ from tuning_db import Decision
 from ...implementation import Implementation
 from ...problem import Problem, Value
 from ..plans.plan import Candidate
+from .answers_or_faults import asked, default_of
 from .op_winners import Near, Winner, WinnerSource, source_of
-from .questions import asked, default_of
 from .situation import Situation, moved_along, shown_near, standing_of
 
 _MOST_ELSEWHERE = 8

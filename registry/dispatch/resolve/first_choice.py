@@ -15,16 +15,16 @@ from ...problem import Problem, Value, getter
 from ...space import Space
 from ..plans.plan import Candidate, changed
 from .best_default import BestDefault, Found, demand
-from .expected import Expectation, expected, expected_elsewhere
+from .expectations import Expectation, expected, expected_elsewhere
 from .neighbours import octaves_between, sizes_of
 from .op_winners import Winner, WinnerSource
-from .remembered import Remembered
+from .remembered_answers import Remembered
 from .resolution import Choice, exact_choice, nearest_choice, similar_choice
 from .situation import Situation, shown_exact, standing_of
 from .spans import Spans
 
 
-class Undoubted:
+class FirstChoice:
     """Finds the first of ``resolution.choices``, for problems of one family of calls.
 
     ``situation`` may be that of any of these problems: they differ in the problem alone.

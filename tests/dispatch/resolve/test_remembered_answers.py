@@ -10,7 +10,7 @@ import torch
 from registry.arguments.specs import Arguments, TensorSpec
 from registry.arguments.traits import OrdinaryTraits, Traits
 from registry.contracts.softmax import SOFTMAX
-from registry.dispatch.resolve.remembered import Remembered
+from registry.dispatch.resolve.remembered_answers import Remembered
 from registry.dispatch.resolve.spans import Spans
 from registry.problem import Problem, Value
 

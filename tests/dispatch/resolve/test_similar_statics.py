@@ -11,12 +11,12 @@ import torch
 from registry import Device, NotTunedError, Op, Problem
 from registry.arguments.traits import OrdinaryTraits
 from registry.dispatch.dispatcher import Dispatcher
-from registry.dispatch.resolve.expected import expected_elsewhere
+from registry.dispatch.resolve.expectations import expected_elsewhere
+from registry.dispatch.resolve.first_choice import FirstChoice
 from registry.dispatch.resolve.neighbours import Neighbours
 from registry.dispatch.resolve.op_winners import OpWinners
 from registry.dispatch.resolve.resolution import choices
-from registry.dispatch.resolve.similar import FARTHEST, Similar, SimilarStatics
-from registry.dispatch.resolve.undoubted import Undoubted
+from registry.dispatch.resolve.similar_statics import FARTHEST, Similar, SimilarStatics
 
 
 def cols(found: SimilarStatics, dims: dict[str, Any]) -> list[Any]:
@@ -118,10 +118,10 @@ def test_the_short_way_finds_what_the_long_way_finds(
     def posed(rows: int) -> Any:
         return op.pose(op.specs((torch.empty(rows, 16), -1)), family=OrdinaryTraits)
 
-    undoubted = Undoubted(plans.situation(posed(1), Device.of("cpu")))
+    first_choice = FirstChoice(plans.situation(posed(1), Device.of("cpu")))
     for rows in draw.sample(range(1, 300), 200):
         first = next(choices(plans.situation(posed(rows), Device.of("cpu")), None, []))
-        found = undoubted.choice(posed(rows))
+        found = first_choice.choice(posed(rows))
         assert found is None or found.choice == first
         assert found is not None or rows % 97 == 0
 
@@ -141,8 +141,8 @@ def test_sizes_that_grow_one_by_one_look_for_similar_winners_a_few_times(
 
     monkeypatch.setattr(OpWinners, "similar", counted)
     problems = [op.pose(op.specs((torch.empty(rows, 16), -1)), family=OrdinaryTraits) for rows in range(100, 400)]
-    undoubted = Undoubted(plans.situation(problems[0], Device.of("cpu")))
-    found = [undoubted.choice(problem) for problem in problems]
+    first_choice = FirstChoice(plans.situation(problems[0], Device.of("cpu")))
+    found = [first_choice.choice(problem) for problem in problems]
     assert all(one is not None and dict(one.choice.candidate.config) == {"block": 1} for one in found)
     # at the first size, at the second, and beyond that
     assert len(looked) <= 5
@@ -163,8 +163,8 @@ def test_static_dimensions_of_one_size_look_for_similar_winners_once(
 
     monkeypatch.setattr(OpWinners, "similar", counted)
     problems = [op.pose(op.specs((torch.empty(8, cols), -1)), family=OrdinaryTraits) for cols in range(25, 40)]
-    undoubted = Undoubted(plans.situation(problems[0], Device.of("cpu")))
-    found = [undoubted.choice(problem) for problem in problems]
+    first_choice = FirstChoice(plans.situation(problems[0], Device.of("cpu")))
+    found = [first_choice.choice(problem) for problem in problems]
     assert all(one is not None and dict(one.choice.candidate.config) == {"block": 1} for one in found)
     assert looked == list(range(25, 40))
 

@@ -15,7 +15,7 @@ from .mode import REFERENCE_MODE, Mode
 from .resolve.candidates import Call, Plans, place_of
 from .resolve.resolved import Resolved, reference
 from .torch_side.gradients import CallGradients
-from .torch_side.situation import capturing, gradient_needed, nothing_to_launch, unusual
+from .torch_side.states import capturing, gradient_needed, nothing_to_launch, unusual
 from .warning import tell_caller
 
 

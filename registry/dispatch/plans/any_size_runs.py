@@ -16,7 +16,7 @@ MOST_RUNS = 1024
 """The most runs per op; the oldest is dropped, and bound again when it is needed."""
 
 
-class _SizelessRun(NamedTuple):
+class _AnySizeRun(NamedTuple):
     """A run, the arguments it was bound for, the attributes that were read then, and the implementation.
 
     The implementation is held since a key contains its id.
@@ -36,15 +36,15 @@ class _SizelessRun(NamedTuple):
         return True
 
 
-class SizelessRuns:
+class AnySizeRuns:
     """Runs of one op's ``any_size`` implementations, by configuration and everything of a problem except sizes."""
 
     def __init__(self, op: Op, most: int = MOST_RUNS) -> None:
         self._dynamic = op.dynamic
         self._static = getter(sorted(op.static))
         self._most = most
-        self._runs: dict[Hashable, _SizelessRun] = {}
-        self._by_run: dict[int, _SizelessRun] = {}
+        self._runs: dict[Hashable, _AnySizeRun] = {}
+        self._by_run: dict[int, _AnySizeRun] = {}
 
     def serves(self, plan: Plan, problem: Problem, arguments: Arguments) -> bool:
         """True if a plan's run also serves ``problem``, whose arguments are of the same kinds."""
@@ -66,7 +66,7 @@ class SizelessRuns:
 
     def put(self, draft: Draft, plan: Plan) -> None:
         """Keep the run of a plan that was bound for a draft."""
-        kept = _SizelessRun(plan.run, draft.signature.arguments, plan.read, draft.candidate.implementation)
+        kept = _AnySizeRun(plan.run, draft.signature.arguments, plan.read, draft.candidate.implementation)
         self._runs[self._key(draft)] = self._by_run[id(plan.run)] = kept
         while len(self._runs) > self._most:
             dropped = self._runs.pop(next(iter(list(self._runs))), None)

@@ -11,9 +11,9 @@ import torch
 from registry import Device, Op, Problem
 from registry.arguments.traits import OrdinaryTraits
 from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.resolve.first_choice import FirstChoice
 from registry.dispatch.resolve.op_winners import OpWinners
 from registry.dispatch.resolve.resolution import choices
-from registry.dispatch.resolve.undoubted import Undoubted
 
 
 def posed(dispatcher: Dispatcher, rows: int) -> Problem:
@@ -33,12 +33,12 @@ def test_every_size_has_the_winner_that_the_long_way_finds(
         name = draw.choice(["a.tuned", "a.gone"])
         publish({"rows": rows, "cols": 16, "dtype": "float32"}, name, {"block": draw.choice([1, 2, 4])})
     plans, device = dispatcher.bound("softmax").plans, Device.of("cpu")
-    undoubted = Undoubted(plans.situation(posed(dispatcher, 1), device))
+    first_choice = FirstChoice(plans.situation(posed(dispatcher, 1), device))
     for rows in draw.sample(range(1, 600), 300):
         problem = posed(dispatcher, rows)
         misses: list[str] = []
         first = next(choices(plans.situation(problem, device), None, misses))
-        found = undoubted.choice(problem)
+        found = first_choice.choice(problem)
         if found is None:
             assert any("odd" in miss for miss in misses) or first.candidate is None
             continue
@@ -54,8 +54,8 @@ def test_without_winners_the_default_is_asked_once(dispatcher: Dispatcher, told:
         return []
 
     dispatcher.register(told("a.any", unsupported=unsupported))
-    undoubted = Undoubted(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
-    found = [undoubted.choice(posed(dispatcher, rows)) for rows in range(1, 9)]
+    first_choice = FirstChoice(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
+    found = [first_choice.choice(posed(dispatcher, rows)) for rows in range(1, 9)]
     assert {one.choice.candidate.implementation.name for one in found if one and one.choice.candidate} == {"a.any"}
     assert asked == [16], "tensors that are not aligned are no other question to who does not look"
 
@@ -63,9 +63,9 @@ def test_without_winners_the_default_is_asked_once(dispatcher: Dispatcher, told:
 def test_winners_of_which_none_holds_are_told_at_every_size(dispatcher: Dispatcher, told: Any, publish: Any) -> None:
     dispatcher.register(told("a.any"))
     publish({"rows": 8, "cols": 16, "dtype": "float32"}, "a.gone", {"block": 1})
-    undoubted = Undoubted(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
+    first_choice = FirstChoice(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
     for rows in (3, 8, 9):
-        found = undoubted.choice(posed(dispatcher, rows))
+        found = first_choice.choice(posed(dispatcher, rows))
         assert found is not None
         assert found.choice.step == "default"
         assert found.misses == ("winner of rows=8: a.gone is not installed here",)
@@ -87,8 +87,8 @@ def test_sizes_that_grow_one_by_one_look_for_a_near_winner_a_few_times(
         return nearest(self, op, problem, *spent, **own)
 
     monkeypatch.setattr(OpWinners, "nearest", counted)
-    undoubted = Undoubted(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
-    found = [undoubted.choice(posed(dispatcher, rows)) for rows in range(100, 400)]
+    first_choice = FirstChoice(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
+    found = [first_choice.choice(posed(dispatcher, rows)) for rows in range(100, 400)]
     assert looked == [100, 200, 201, 402]
     misses = ("winner of rows=16: a.gone is not installed here",) if stale else ()
     assert all(one is not None and one.misses == misses for one in found)
@@ -100,8 +100,8 @@ def test_a_winner_that_does_not_hold_is_told_as_that_of_the_problem_itself(
     dispatcher.register(told("a.tuned"))
     publish({"rows": 8, "cols": 16, "dtype": "float32"}, "a.tuned", {"block": 1})
     publish({"rows": 100, "cols": 16, "dtype": "float32"}, "a.gone", {"block": 1})
-    undoubted = Undoubted(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
-    found = {rows: undoubted.choice(posed(dispatcher, rows)) for rows in (90, 110, 99, 100, 101, 8)}
+    first_choice = FirstChoice(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
+    found = {rows: first_choice.choice(posed(dispatcher, rows)) for rows in (90, 110, 99, 100, 101, 8)}
     near, own = "winner of rows=100: a.gone is not installed here", "winner of exactly this problem"
     for rows in (90, 110, 99, 101):
         one = found[rows]
