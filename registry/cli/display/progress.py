@@ -48,6 +48,12 @@ class Display(ABC):
             self.failed.append((place, f"{event.status}: {message}"))
         self.show(event)
 
+    def was_told(self, event: events.Event) -> bool:
+        """Whether another problem of the op was skipped for the reason of this one: its line stands for all."""
+        if not isinstance(event, events.ProblemSkipped):
+            return False
+        return sum((one.problem.op, one.reason) == (event.problem.op, event.reason) for one in self.skipped) > 1
+
     @abstractmethod
     def show(self, event: events.Event) -> None:
         """Display one event."""
@@ -58,6 +64,8 @@ class Display(ABC):
             text.say()
             winners_table.print_results(results)
             text.say()
+        for line in _skipped_lines(self.skipped):
+            text.say(line)
         for line in winners_table.failure_lines(self.failed):
             text.say(line)
         if self.ended is not None:
@@ -79,6 +87,13 @@ class JsonLines(Display):
 
     def conclude(self, results: Sequence[events.Result]) -> None:
         say_results(results)
+
+
+def _skipped_lines(skipped: Iterable[events.ProblemSkipped]) -> Iterable[str]:
+    """A line for each op and reason that more than one problem was skipped for."""
+    for (op, reason), count in Counter((one.problem.op, one.reason) for one in skipped).items():
+        if count > 1:
+            yield f"{text.plural(count, 'problem')} of {op} skipped: {reason}"
 
 
 def say_results(results: Iterable[events.Result]) -> None:
@@ -120,7 +135,7 @@ class PlainLines(Display):
             if time.monotonic() - self._last < SECONDS_BETWEEN_LINES:
                 return
             self._say(_trial_line(event) + self._left)
-        elif line := _line(event):
+        elif not self.was_told(event) and (line := _line(event)):
             self._say(line)
         self._last = time.monotonic()
 
@@ -180,7 +195,7 @@ class LiveDisplay(Display):
                 self._bar.advance(self._task)
             case events.ProblemSkipped():
                 self._bar.advance(self._task)
-        if line := visible(_line(event)):
+        if not self.was_told(event) and (line := visible(_line(event))):
             self._console.print("\n".join(text.wrapped(line, self._console.width, hang=4)), soft_wrap=True)
 
     def _named(self, problem: Problem) -> str:

@@ -331,8 +331,11 @@ def _check_two_threads(plan: Plan, probe: Probe, device: Device, checks: Checks)
 
 def _together(calls: Sequence[Tensors]) -> Sequence[Tensors]:
     """The results of several calls, stacked where they are small and alike: to compare dozens one by one takes ms."""
+    everything = [result for results in calls for result in results]
     forms = {tuple((result.shape, result.dtype, result.device) for result in results) for results in calls}
-    if len(forms) > 1 or sum(result.nbytes for results in calls for result in results) > _STACKED_BYTES:
+    # other classes of tensors may compute when they are looked at, as they like
+    plain = all(type(result) is torch.Tensor for result in everything)
+    if not plain or len(forms) > 1 or sum(result.nbytes for result in everything) > _STACKED_BYTES:
         return calls
     return [tuple(map(torch.stack, zip(*calls, strict=True)))]
 

@@ -67,6 +67,20 @@ EVENTS: list[Event] = [
 ]
 
 
+def test_a_reason_for_skipping_is_told_once_and_counted_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    others = [replace(LARGE, dims={**LARGE.dims, "rows": rows}) for rows in (1, 2)]
+    skipped = [ProblemSkipped(one, "needs 99 GiB") for one in (LARGE, *others)]
+    said: list[str] = []
+    lines, json_lines = PlainLines(said.append), JsonLines()
+    for event in (*skipped, ProblemSkipped(PROBLEM, "no inputs")):
+        lines(event)
+        json_lines(event)
+    assert [line.partition("skipped: ")[2] for line in said] == ["needs 99 GiB", "no inputs"]
+    assert capsys.readouterr().out.count("problem_skipped") == 4
+    lines.conclude([])
+    assert capsys.readouterr().out == "3 problems of softmax skipped: needs 99 GiB\n"
+
+
 def test_plain_lines_tell_the_story_without_colours_or_redrawing() -> None:
     lines: list[str] = []
     display = PlainLines(lines.append)
