@@ -1,0 +1,87 @@
+"""A worker: which candidates it meets with all probes in a trial, and that a verification meets them without timing."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from registry.artifact import Built
+from registry.device import Device
+from registry.discovery.catalog import Catalog
+from registry.implementation import Implementation, Run
+from registry.problem import Problem, Value
+from registry.space import Config, Space
+from registry.tuner.jobs import PROBED, Entrant, Outcome, TrialJob, VerificationJob
+from registry.tuner.measure.protocol import TimingProtocol
+from registry.tuner.workers.worker import Worker
+
+CPU = Device.of("cpu")
+N = 1000
+DIMS: dict[str, Value] = {"n": N, "dtype": "float32"}
+PROTOCOL = dict(TimingProtocol.of(CPU).details)
+
+
+class RightHere(Implementation):
+    """Squares; after a nap, and at other sizes wrongly, if its configuration says so."""
+
+    op, name = "square", "test.right_here"
+    device_types = frozenset({"cpu"})
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        return Space(nap_ms=[0, 5], right_elsewhere=[True, False])
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        return {"nap_ms": 0, "right_elsewhere": True}
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Any, arguments: Any, _scratch: Any) -> None:
+            time.sleep(config["nap_ms"] / 1000)
+            (y,), (x,) = outputs, arguments
+            y.copy_(x * x)
+            if len(x) != N and not config["right_elsewhere"]:
+                y.zero_()
+
+        return run
+
+
+@pytest.fixture
+def worker(catalog: Catalog) -> Worker:
+    catalog.register(RightHere())
+    return Worker(catalog, CPU)
+
+
+def trial(worker: Worker, *, nap_ms: int, right_elsewhere: bool, best_us: float | None = None) -> Outcome:
+    entrant = Entrant("test.right_here", {"nap_ms": nap_ms, "right_elsewhere": right_elsewhere})
+    return worker.trial(TrialJob(1, "square", DIMS, entrant, PROTOCOL, 0, best_us), lambda step: None)
+
+
+def verification(worker: Worker, *, right_elsewhere: bool, of_own_size: bool = False) -> Outcome:
+    entrant = Entrant("test.right_here", {"nap_ms": 0, "right_elsewhere": right_elsewhere})
+    job = VerificationJob(1, "square", DIMS, entrant, PROTOCOL, 0, of_own_size)
+    return worker.verification(job, lambda step: None)
+
+
+def test_the_first_of_an_implementation_meets_the_probes_before_it_is_timed(worker: Worker) -> None:
+    found = trial(worker, nap_ms=0, right_elsewhere=False)
+    assert (found.status, found.median_us) == ("wrong_result", None)
+    assert "not for square" in found.message
+
+
+def test_a_later_one_meets_them_where_it_leads(worker: Worker) -> None:
+    first = trial(worker, nap_ms=0, right_elsewhere=True)
+    assert (first.status, first.details[PROBED]) == ("ok", True)
+    behind = trial(worker, nap_ms=5, right_elsewhere=False, best_us=4_000.0)
+    assert behind.status == "ok"
+    assert PROBED not in behind.details
+    leading = trial(worker, nap_ms=5, right_elsewhere=False, best_us=100_000.0)
+    assert leading.status == "wrong_result"
+
+
+def test_a_verification_meets_them_and_takes_no_time(worker: Worker) -> None:
+    right = verification(worker, right_elsewhere=True)
+    assert (right.status, right.samples, right.median_us) == ("ok", (), None)
+    found = verification(worker, right_elsewhere=False)
+    assert (found.status, found.median_us) == ("wrong_result", None)
+    assert verification(worker, right_elsewhere=False, of_own_size=True).status == "ok"
