@@ -67,13 +67,17 @@ class StoredRow(DeclarativeBase):
     }
 
 
+_FIRST = -1
+"""The order of columns by which rows are found: SQLite reads a row from its beginning, and samples are long."""
+
+
 class Keyed(StoredRow):
     """Base of the tables of identities."""
 
     __abstract__ = True
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    key: Mapped[str] = mapped_column(String(64), unique=True)
+    id: Mapped[int] = mapped_column(primary_key=True, sort_order=_FIRST)
+    key: Mapped[str] = mapped_column(String(64), unique=True, sort_order=_FIRST)
 
 
 class HardwareRow(Keyed):
@@ -161,14 +165,14 @@ class Measured(StoredRow):
 
     __abstract__ = True
 
-    id: Mapped[int] = mapped_column(SERIAL, primary_key=True)
-    uid: Mapped[str] = mapped_column(String(64), unique=True)
-    problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"))
-    candidate_id: Mapped[int] = mapped_column(ForeignKey("candidate.id"))
-    hardware_id: Mapped[int] = mapped_column(ForeignKey("hardware.id"))
-    software_id: Mapped[int] = mapped_column(ForeignKey("software.id"))
-    protocol_id: Mapped[int] = mapped_column(ForeignKey("protocol.id"))
-    created: Mapped[datetime]
+    id: Mapped[int] = mapped_column(SERIAL, primary_key=True, sort_order=_FIRST)
+    uid: Mapped[str] = mapped_column(String(64), unique=True, sort_order=_FIRST)
+    problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"), sort_order=_FIRST)
+    candidate_id: Mapped[int] = mapped_column(ForeignKey("candidate.id"), sort_order=_FIRST)
+    hardware_id: Mapped[int] = mapped_column(ForeignKey("hardware.id"), sort_order=_FIRST)
+    software_id: Mapped[int] = mapped_column(ForeignKey("software.id"), sort_order=_FIRST)
+    protocol_id: Mapped[int] = mapped_column(ForeignKey("protocol.id"), sort_order=_FIRST)
+    created: Mapped[datetime] = mapped_column(sort_order=_FIRST)
 
 
 class TrialRow(Measured):

@@ -91,13 +91,25 @@ def check_readable(version: int, shown: str) -> None:
 
 
 def migrate(connection: Connection, shown: str) -> None:
-    """Migrates the database to LATEST: version check, migration and stamp, all in the caller's write transaction."""
+    """Migrates the database to LATEST: version check, migration and stamp, all in the caller's write transaction.
+
+    In an empty one the tables are made as they are now, without loading alembic and taking every step.
+    """
     from sqlalchemy import text
 
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
-    if read_version(connection, shown) == LATEST:
+    version = read_version(connection, shown)
+    if version == LATEST:
         return  # another process was first
+    if version == 0:
+        _create(connection)
+        return
+    migrate_stepwise(connection)
+
+
+def migrate_stepwise(connection: Connection) -> None:
+    """Takes every step from the version that the database has to LATEST, with alembic, in the caller's transaction."""
     with _alembic:
         from alembic import command
         from alembic.config import Config
@@ -106,6 +118,19 @@ def migrate(connection: Connection, shown: str) -> None:
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+
+
+def _create(connection: Connection) -> None:
+    """Makes the tables of LATEST and the version table, as alembic makes it, in an empty database."""
+    from sqlalchemy import Column, MetaData, PrimaryKeyConstraint, String, Table
+
+    from .models import StoredRow
+
+    key = PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc")
+    stamp = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32), nullable=False), key)
+    StoredRow.metadata.create_all(connection, checkfirst=False)
+    stamp.create(connection)
+    connection.execute(stamp.insert().values(version_num=f"{LATEST:04}"))
 
 
 def refuse_foreign(theirs: Iterable[str], shown: str) -> None:

@@ -13,7 +13,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, MetaData, String, Table, create_engine, select, text
+from sqlalchemy import Connection, MetaData, String, Table, create_engine, inspect, select, text
 
 from tuning_db import (
     Interval,
@@ -44,7 +44,34 @@ def upgrade():
 """
 
 
-def test_migrations_make_what_the_models_say(store: Store) -> None:
+def described(connection: Connection) -> dict[str, Any]:
+    """Everything of each table but the order of its columns."""
+    found = inspect(connection)
+    parts = (found.get_columns, found.get_foreign_keys, found.get_indexes, found.get_unique_constraints)
+    return {
+        name: [found.get_pk_constraint(name), *(sorted(map(str, part(name))) for part in parts)]
+        for name in found.get_table_names()
+    }
+
+
+def test_a_new_database_is_what_all_migrations_make(url: str, tmp_path: Path) -> None:
+    Store.open(url).close()
+    created = create_engine(url)
+    with created.begin() as connection:
+        at_once = described(connection)
+        columns = [column["name"] for column in inspect(connection).get_columns("trial")]
+        for statement in reversed(StoredRow.metadata.sorted_tables):
+            statement.drop(connection)
+        connection.execute(text(f"DROP TABLE {VERSION_TABLE}"))
+        schema.migrate_stepwise(connection)
+        assert described(connection) == at_once
+        assert [column["name"] for column in inspect(connection).get_columns("trial")] == columns
+    created.dispose()
+    with Store.open(url, create=False, migrate=False) as store:
+        assert store.trials() == []
+
+
+def test_what_is_made_is_what_the_models_say(store: Store) -> None:
     with store._opened.reader.connect() as connection:
         context = MigrationContext.configure(
             connection,
