@@ -68,11 +68,13 @@ def test_whoever_skips_work_while_it_is_timed_is_refused(run: CheatingRun, name:
 @pytest.mark.parametrize("name", REMEMBERS)
 def test_whoever_computes_only_what_is_new_is_refused(run: CheatingRun, name: str) -> None:
     trial = run.trials[name]
-    if run.was_given_up(name):
+    incremental = name.startswith("incremental")
+    # on a busy machine known inputs may take as long as new ones: it is right, and must not have won
+    if run.was_given_up(name) or (incremental and trial.status == "ok"):
         assert name not in {result.implementation.partition(".")[2] for result in run.results}
         return
     assert trial.status == "wrong_result", trial.message
-    if name.startswith("incremental"):
+    if incremental:
         assert "times as long on inputs that it has not met before" in trial.message
 
 
