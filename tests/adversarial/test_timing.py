@@ -49,11 +49,15 @@ SLOW_OR_REFUSED = ("checksum", "incremental_for_a_while", "incremental_anywhere"
 """A sum does not tell in which order elements come, which may be found; inputs that were never met may take longer."""
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
     return CheatingRun(
         "cheats_in_timing.py", "timing", PROBLEMS, tmp_path_factory.mktemp("timing"), "cheats_that_remember.py"
     )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
+    return tuned(tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -66,15 +70,21 @@ def test_whoever_skips_work_while_it_is_timed_is_refused(run: CheatingRun, name:
 
 
 @pytest.mark.parametrize("name", REMEMBERS)
-def test_whoever_computes_only_what_is_new_is_refused(run: CheatingRun, name: str) -> None:
+def test_whoever_computes_only_what_is_new_is_refused(
+    run: CheatingRun, name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for _ in range(2):
+        if run.trials[name].status != "ok" or run.was_given_up(name):
+            break
+        # other work on the machine may have made known inputs take as long as new ones: then it is asked again
+        assert name not in {result.implementation.partition(".")[2] for result in run.results}
+        run = tuned(tmp_path_factory)
     trial = run.trials[name]
-    incremental = name.startswith("incremental")
-    # on a busy machine known inputs may take as long as new ones: it is right, and must not have won
-    if run.was_given_up(name) or (incremental and trial.status == "ok"):
+    if run.was_given_up(name):
         assert name not in {result.implementation.partition(".")[2] for result in run.results}
         return
     assert trial.status == "wrong_result", trial.message
-    if incremental:
+    if name.startswith("incremental"):
         assert "times as long on inputs that it has not met before" in trial.message
 
 

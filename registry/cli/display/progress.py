@@ -32,6 +32,8 @@ class Display(ABC):
     def __init__(self) -> None:
         self.ended: events.RunEnded | None = None
         self.skipped: list[events.ProblemSkipped] = []
+        self._reasons: Counter[tuple[str, str]] = Counter()
+        """How many problems of an op were skipped for a reason."""
         self.failed: list[tuple[Place, str]] = []
         """Candidate and problem, and status and message, of every trial that failed with a message."""
 
@@ -41,6 +43,7 @@ class Display(ABC):
             self.ended = event
         elif isinstance(event, events.ProblemSkipped):
             self.skipped.append(event)
+            self._reasons[event.problem.op, event.reason] += 1
         elif isinstance(event, events.TrialDone) and event.status != "ok" and event.message:
             name = event.implementation
             message = " ".join(event.message.split()).removeprefix(f"{name}: ")  # the line begins with it
@@ -52,7 +55,7 @@ class Display(ABC):
         """Whether another problem of the op was skipped for the reason of this one: its line stands for all."""
         if not isinstance(event, events.ProblemSkipped):
             return False
-        return sum((one.problem.op, one.reason) == (event.problem.op, event.reason) for one in self.skipped) > 1
+        return self._reasons[event.problem.op, event.reason] > 1
 
     @abstractmethod
     def show(self, event: events.Event) -> None:
@@ -64,8 +67,9 @@ class Display(ABC):
             text.say()
             winners_table.print_results(results)
             text.say()
-        for line in _skipped_lines(self.skipped):
-            text.say(line)
+        for (op, reason), count in self._reasons.items():
+            if count > 1:
+                text.say(f"{text.plural(count, 'problem')} of {op} skipped: {reason}")
         for line in winners_table.failure_lines(self.failed):
             text.say(line)
         if self.ended is not None:
@@ -87,13 +91,6 @@ class JsonLines(Display):
 
     def conclude(self, results: Sequence[events.Result]) -> None:
         say_results(results)
-
-
-def _skipped_lines(skipped: Iterable[events.ProblemSkipped]) -> Iterable[str]:
-    """A line for each op and reason that more than one problem was skipped for."""
-    for (op, reason), count in Counter((one.problem.op, one.reason) for one in skipped).items():
-        if count > 1:
-            yield f"{text.plural(count, 'problem')} of {op} skipped: {reason}"
 
 
 def say_results(results: Iterable[events.Result]) -> None:
