@@ -61,6 +61,12 @@ class Traits:
         return dtype_name(specs[0].dtype) if specs else None
 
     @property
+    def lists(self) -> bool:
+        """Whether an argument is a list of tensors or numbers; False where only dimensions are known."""
+        arguments = self._given
+        return arguments is not None and any(type(value) is tuple for value in arguments.all.values())
+
+    @property
     def gradient(self) -> bool:
         """Whether autograd records the call; False where that is not known."""
         return self.arguments is not None and self.arguments.gradient

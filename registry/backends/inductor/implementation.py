@@ -55,8 +55,7 @@ class InductorImplementation(Implementation):
             yield "Inductor needs a C++ compiler (g++, or what CXX names)"
         if device.type == "cuda" and importlib.util.find_spec("triton") is None:
             yield "Inductor needs Triton, which is not installed"
-        arguments = problem.traits.arguments
-        if arguments is not None and any(type(value) is tuple for value in arguments.all.values()):
+        if problem.traits.lists:
             yield "it takes tensors and numbers by name, no lists"
 
     def preference(self, problem: Problem, device: Device) -> float:

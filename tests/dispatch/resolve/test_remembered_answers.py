@@ -9,10 +9,17 @@ import torch
 
 from registry.arguments.specs import Arguments, TensorSpec
 from registry.arguments.traits import OrdinaryTraits, Traits
+from registry.backends.inductor.implementation import InductorImplementation
+from registry.contracts import BOX
 from registry.contracts.softmax import SOFTMAX
+from registry.device import Device
+from registry.discovery.catalog import Catalog
 from registry.dispatch.resolve.remembered_answers import Remembered
 from registry.dispatch.resolve.spans import Spans
 from registry.problem import Problem, Value
+
+
+CPU = Device.of("cpu")
 
 
 def posed(rows: int, cols: int, traits: Traits | None = None, **more: object) -> Problem:
@@ -58,14 +65,32 @@ def test_whoever_looks_elsewhere_is_asked_once() -> None:
         traits = problem.traits
         other = problem.misaligned().traits
         asked.append(((traits["aligned"], traits["mixed"]), (traits.dtype("x"), traits.present("mask"))))
-        asked.append((traits.layout("x"), other.aligned("x"), other.contiguous("x")))
+        asked.append((traits.layout("x"), other.aligned("x"), other.contiguous("x"), traits.lists))
         return bool(problem.cols > 4)
 
     remembered = Remembered(ask, frozenset({"rows"}))
     assert [remembered.of(posed(rows, 8)) for rows in (1, 2, 3)] == [True, True, True]
-    assert asked == [((True, False), ("float32", False)), ("row-major", False, True)]
+    assert asked == [((True, False), ("float32", False)), ("row-major", False, True, False)]
     assert [remembered.of(posed(rows, 4)) for rows in (1, 2)] == [False, False]
     assert len(asked) == 4
+
+
+def test_lists_are_told_from_tensors() -> None:
+    one = TensorSpec.contiguous((2, 3), torch.float32)
+    told = [Traits(Arguments("op", {"x": one, "more": more})).lists for more in ((one, one), (), None, one, 1.5)]
+    assert told == [True, True, False, False, False]
+    assert not Traits().lists
+
+
+def test_nothing_that_inductor_compiles_is_asked_anew_for_each_size() -> None:
+    catalog = Catalog()
+    for op in BOX:
+        values = op.draw(op.problem_of(op.examples[0]), "normal", torch.Generator().manual_seed(0))
+        for implementation in catalog.implementations(op.name):
+            if isinstance(implementation, InductorImplementation):
+                traits = OrdinaryTraits(op.arguments(values))
+                list(implementation.unsupported(Problem(op.name, op.examples[0], traits), CPU))
+                assert not traits.taken, implementation
 
 
 def test_what_is_looked_at_later_counts_from_then_on() -> None:
