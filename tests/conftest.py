@@ -1,9 +1,9 @@
 """Fixtures: a fresh catalog, a fresh store, and no trace in the user's own folders. And the two tiers of tests.
 
-Every change must pass the tests that ``make test`` runs: each class of behaviour, each op and each implementation once.
-``@pytest.mark.thorough`` is for what repeats them: further cells of a matrix (dtypes, architectures, kinds of inputs,
-instruction sets, seeds), a long way to a behaviour that a shorter test guards as well, further settings of a simulation.
-A test that nothing else stands in for is not marked, however long it takes. ``make test-thorough`` runs both tiers;
+Every change must pass what ``make test`` runs: each class of behaviour, each op and each implementation, once.
+``@pytest.mark.thorough`` is for what repeats that: further cells of a matrix (dtypes, architectures, kinds of inputs,
+instruction sets, seeds), a long way to a behaviour that a shorter test guards, too, further settings of a simulation.
+The only guard of a behaviour is not marked, however long it takes. ``make test-thorough`` runs both tiers, and
 tests/tiers.py marks all but one in each group of parameters.
 """
 

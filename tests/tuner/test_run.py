@@ -176,6 +176,7 @@ def test_a_hanging_candidate_costs_its_limit_and_nothing_else(
     assert result.implementation == "rogue.honest"
 
 
+@pytest.mark.thorough
 def test_slow_kernels_are_decided_within_about_their_budget(
     rogues: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_lock: None
 ) -> None:
@@ -204,6 +205,7 @@ def test_slow_kernels_are_decided_within_about_their_budget(
     assert 0 < rounds * sum(searched_us.values()) <= 0.8e6 < MOST_BLOCKS * ROUNDS * sum(searched_us.values())
 
 
+@pytest.mark.thorough
 def test_a_time_limit_decides_what_was_begun_and_the_same_run_goes_on_later(
     rogues: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_lock: None
 ) -> None:

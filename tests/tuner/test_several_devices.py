@@ -24,12 +24,15 @@ from registry.tuner.events import (
     Result,
     RunEnded,
     RunStarted,
+    SecondsLeft,
     TrialDone,
 )
 from registry.tuner.limits import Budget
 from registry.tuner.options import TuneOptions
 from registry.tuner.run import tune
 from tuning_db import Store
+
+from ..tiers import one_of_each
 
 ROGUES = Path(__file__).with_name("rogues.py")
 CPU = Device.of("cpu")
@@ -120,6 +123,7 @@ def test_each_hardware_tunes_all_problems_at_the_same_time(rogues: Catalog, tmp_
             assert len(store.winners(op="square", hardware=device.hardware())) == len(PROBLEMS)
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_all_and_the_same_command_goes_on(rogues: Catalog, tmp_path: Path) -> None:
     database, told = tmp_path / "run.db", threading.Event()
 
@@ -145,6 +149,7 @@ def test_a_time_limit_holds_for_all(rogues: Catalog, tmp_path: Path, monkeypatch
     results, events = run(rogues, tmp_path / "run.db", CPU, SECOND, problems=problems, seconds=0.5)
     last = ended(events)
     assert last.timed_out
+    assert [event for event in events if isinstance(event, SecondsLeft)]
     assert last.undecided == len(problems) - len(results) > 0
 
 
@@ -164,6 +169,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
     return Failing(**vars(SECOND))
 
 
+@pytest.mark.thorough
 def test_a_device_that_fails_at_the_start_leaves_all_to_the_other(
     rogues: Catalog, tmp_path: Path, failing: Failing
 ) -> None:
@@ -176,7 +182,7 @@ def test_a_device_that_fails_at_the_start_leaves_all_to_the_other(
     assert note.endswith("the run goes on without it, on cpu")
 
 
-@pytest.mark.parametrize("when", [TrialDone, FinalsStarted], ids=["in the search", "in the finals"])
+@pytest.mark.parametrize("when", one_of_each([TrialDone, FinalsStarted]), ids=["in the search", "in the finals"])
 def test_what_a_device_was_at_when_it_failed_is_done_by_the_other(
     rogues: Catalog, tmp_path: Path, failing: Failing, when: type[Event]
 ) -> None:

@@ -28,7 +28,7 @@ from registry.tuner.workers.device_lock import DeviceLock
 FAULTY = Path(__file__).parents[1] / "faulty.py"
 CPU = Device.of("cpu")
 DIMS: dict[str, Value] = {"n": 1001, "dtype": "float32"}
-LIMITS = Limits(verify=30, memory_bytes=2 << 30)
+LIMITS = Limits(verify=30, memory_bytes=1 << 30)
 HANGS = frozenset({"sleeps", "spins", "deaf", "stops"})
 
 FILES_OF_A_CHILD = 3
@@ -133,7 +133,7 @@ def is_left_over(stat: Path) -> bool:
         ("list", "crash", "no message"),
         ("wrong", "crash", "belongs to no job"),
         ("children", "crash", "SIGABRT"),
-        ("fills", "out_of_memory", "its limit is 2.00 GiB"),
+        ("fills", "out_of_memory", "its limit is 1.00 GiB"),
         ("asks", "out_of_memory", "allocate"),
         ("daemon", "ok", ""),
         ("prints", "ok", ""),
