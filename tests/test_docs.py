@@ -90,8 +90,11 @@ def check_plugin(name: str, code: str, tmp_path: Path, catalog: Catalog, most: i
     for implementation in brought:
         if "cpu" in implementation.device_types:
             op = catalog.op(implementation.op)
-            problems = None if most is None else covering(map(op.problem_of, op.examples))[:most]
-            check_implementation(implementation, op, problems=problems, device="cpu")
+            examples = [op.problem_of(dims) for dims in op.examples]
+            fit = [each for each in examples if not list(implementation.unsupported(each, Device.of("cpu")))]
+            check_implementation(
+                implementation, op, problems=examples if most is None else covering(fit)[:most], device="cpu"
+            )
         elif not isinstance(implementation, InlineImplementation):  # which needs nvcc
             compile_for_a_gpu(implementation, catalog.op(implementation.op))
 

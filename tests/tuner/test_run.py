@@ -133,6 +133,9 @@ def test_only_what_is_right_can_win_and_each_fault_has_its_status(rogues: Catalo
     assert result.median_us is not None
     assert result.speedup.keys() == {"rogue.chatters"}
     assert any(isinstance(event, Note) and "replaced" in event.message for event in events)
+    begun = [number for number, event in enumerate(events) if isinstance(event, BlockStarted)]
+    assert [events[number].number for number in begun] == list(range(1, BLOCKS + 1))  # type: ignore[attr-defined]
+    assert all(isinstance(events[number + 1], SecondsLeft) for number in begun)
     with Store.open(database) as store:
         stored = Counter(trial.status for trial in store.trials(op="square"))
         (winner,) = store.winners(op="square")
