@@ -1,5 +1,6 @@
 # make tune    tune this machine: configs/llm.yaml on a GPU, configs/cpu.yaml without one
 # make test    lint, types, layers and tests, in an environment made from scratch; prints what a call costs above its plan
+# make test-thorough   the tests of both tiers: `make test` leaves out those that repeat what quicker ones guard
 # make lint    the checks alone
 # make sizes   layers, files per folder, the longest files and functions, lines of code
 # make bench   what the README's numbers come from
@@ -16,18 +17,21 @@ JOBS   ?= 2
 # a third of the time tests wait for processes, locks and naps
 TESTERS ?= 3
 
-.PHONY: tune test lint sizes bench docs clean
+.PHONY: tune test test-thorough lint sizes bench docs clean
 
 tune: $(STAMP)
 	$(BIN)/tune --shapes $(SHAPES) $(addprefix --op ,$(OP)) $(ARGS)
 
 # threads that wait for one another do not spin: there are no cores to spare
-test: export OMP_WAIT_POLICY = PASSIVE
+test test-thorough: export OMP_WAIT_POLICY = PASSIVE
 # the tests start a hundred processes of ours: modules are compiled once, whatever the shell asks for
-test: export PYTHONDONTWRITEBYTECODE =
+test test-thorough: export PYTHONDONTWRITEBYTECODE =
 test: lint
 	$(BIN)/pytest -n $(TESTERS) --dist worksteal
 	$(BIN)/python -m benchmarks.dispatch_overhead --device cpu --rounds 3
+
+test-thorough: $(STAMP)
+	$(BIN)/pytest -n $(TESTERS) --dist worksteal --thorough
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

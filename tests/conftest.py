@@ -1,4 +1,11 @@
-"""Fixtures: a fresh catalog, a fresh store, and no trace in the user's own folders."""
+"""Fixtures: a fresh catalog, a fresh store, and no trace in the user's own folders. And the two tiers of tests.
+
+Every change must pass what ``make test`` runs: each class of behaviour, each op and each implementation, once.
+``@pytest.mark.thorough`` is for what repeats that: further cells of a matrix (dtypes, architectures, kinds of inputs,
+instruction sets, seeds), a long way to a behaviour that a shorter test guards, too, further settings of a simulation.
+The only guard of a behaviour is not marked, however long it takes. ``make test-thorough`` runs both tiers, and
+tests/tiers.py marks all but one in each group of parameters.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +40,21 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 _numbers = itertools.count()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What builds and tunes a package takes longest and goes first.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="run the tests that are marked thorough, too")
 
-    At the end of the run a worker would take half of such a module from another, and build its package again.
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Thorough tests run where they are asked for: by ``--thorough``, by ``-m``, or by a name after ``::``.
+
+    What builds and tunes a package takes longest and goes first: at the end of the run a worker would take half of such
+    a module from another, and build its package again.
     """
     items.sort(key=lambda item: not item.path.name.startswith("test_example_"))
+    by_name = any("::" in argument for argument in config.args)
+    if not (by_name or config.getoption("thorough") or "thorough" in config.getoption("markexpr")):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
 
 
 def pytest_collection_finish() -> None:

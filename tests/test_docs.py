@@ -24,6 +24,7 @@ from registry.tuner.planning.variants import variants_at
 from registry.tuner.shapes.shapes import load_shapes
 
 from . import fresh
+from .covering import covering
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("kernel_registry", "registry", "tuning_db")
@@ -67,6 +68,19 @@ def everything(catalog: Catalog) -> list[Implementation]:
 
 @pytest.mark.parametrize(("name", "code"), list(marked(named=True)))
 def test_a_plugin_in_the_guides_is_sound(name: str, code: str, tmp_path: Path, catalog: Catalog) -> None:
+    check_plugin(name, code, tmp_path, catalog, 2)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "code"), list(marked(named=True)))
+def test_a_plugin_in_the_guides_is_right_on_every_example(
+    name: str, code: str, tmp_path: Path, catalog: Catalog
+) -> None:
+    check_plugin(name, code, tmp_path, catalog, None)
+
+
+def check_plugin(name: str, code: str, tmp_path: Path, catalog: Catalog, most: int | None) -> None:
+    """What a file's code brings: on a CPU it is checked on the op's examples, or on ``most`` of those that differ."""
     file = tmp_path / name
     file.write_text(code)
     before = {(found.op, found.name) for found in everything(catalog)}
@@ -75,7 +89,12 @@ def test_a_plugin_in_the_guides_is_sound(name: str, code: str, tmp_path: Path, c
     assert brought
     for implementation in brought:
         if "cpu" in implementation.device_types:
-            check_implementation(implementation, catalog.op(implementation.op), device="cpu")
+            op = catalog.op(implementation.op)
+            examples = [op.problem_of(dims) for dims in op.examples]
+            fit = [each for each in examples if not list(implementation.unsupported(each, Device.of("cpu")))]
+            check_implementation(
+                implementation, op, problems=examples if most is None else covering(fit)[:most], device="cpu"
+            )
         elif not isinstance(implementation, InlineImplementation):  # which needs nvcc
             compile_for_a_gpu(implementation, catalog.op(implementation.op))
 

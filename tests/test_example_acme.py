@@ -235,6 +235,7 @@ def test_the_module_alone_imports_nothing_heavy(package: Path) -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")
 def test_its_kernels_are_compiled_for_a_gpu_and_for_this_host(package: Path, tmp_path: Path) -> None:
     path = os.pathsep.join([str(package), str(ROOT), str(ROOT / "plugins")])

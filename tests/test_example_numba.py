@@ -59,6 +59,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return scripts
 
 
+def test_the_package_is_found_and_its_implementations_are_right(installed: Path, tmp_path: Path) -> None:
+    environ = {"NUMBA_CACHE_DIR": str(tmp_path / "numba"), "PYTHONPATH": ""}
+    said = json.loads(_run(installed / "python", "-c", FOUND, cwd=tmp_path, **environ))
+    assert (said["ops"], said["fault"]) == (["numba::row_sum"], None)
+    assert said["steps"] == [f"{op} {name} forced" for op, name in NAMES.items()]
+    assert said["where"].startswith(str(installed.parent))
+
+
+@pytest.mark.thorough
 def test_the_package_is_used_like_one_in_the_box(installed: Path, tmp_path: Path) -> None:
     # with a device lock of its own, it waits for no other test that measures
     cache = str(tmp_path / "cache")
@@ -96,6 +105,20 @@ numba::row_sum:
   - {rows: 16, cols: 64, dtype: float32}
 softmax:
   - {rows: 4, cols: 128, dtype: float32}
+"""
+
+FOUND = f"""
+import json, registry, torch
+(plugin,) = [plugin for plugin in registry.plugins() if plugin.name == "numba"]
+steps = []
+for op, name in {NAMES!r}.items():
+    x = torch.randn(4, 128)
+    with registry.using(**{{op: name}}):
+        torch.testing.assert_close(registry.call(op, x), x.sum(-1) if "::" in op else x.softmax(-1))
+        told = registry.explain(op, x)
+    steps.append(f"{{op}} {{told.implementation}} {{told.step}}")
+fault = str(plugin.fault) if plugin.fault else None
+print(json.dumps({{"ops": list(plugin.ops), "fault": fault, "steps": steps, "where": registry.__file__}}))
 """
 
 # one process for the script ``registry``, twice, and for calls: each would import torch and numba

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from . import fresh
+from .tiers import one_of_each
 
 MISSING = {
     "Windows": (
@@ -44,7 +45,7 @@ def lacking(system: str) -> str:
     return LACKING.format(modules=modules, functions=functions, signals=signals)
 
 
-@pytest.mark.parametrize("system", MISSING)
+@pytest.mark.parametrize("system", one_of_each(MISSING))
 def test_calls_run_and_say_at_most_one_thing(system: str) -> None:
     code = """
 with warnings.catch_warnings(record=True) as seen:
@@ -72,7 +73,7 @@ print(len(seen) <= 1, [str(one.message) for one in seen])
     assert lines[2].startswith("True"), lines[2]
 
 
-@pytest.mark.parametrize("system", MISSING)
+@pytest.mark.parametrize("system", one_of_each(MISSING))
 def test_what_tunes_is_imported_and_says_what_it_needs(system: str) -> None:
     code = """
 import importlib, pkgutil, registry, tuning_db
@@ -96,7 +97,7 @@ print(registry.Device.of("cpu").memory_bytes >= 0)
     assert all("tune needs a POSIX system" in line for line in told)
 
 
-@pytest.mark.parametrize("system", MISSING)
+@pytest.mark.parametrize("system", one_of_each(MISSING))
 def test_a_recording_and_a_database_are_written_and_read(system: str, tmp_path: object) -> None:
     code = """
 import registry

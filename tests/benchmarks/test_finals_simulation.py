@@ -28,6 +28,8 @@ from benchmarks.finals_world import Source, World
 from registry.tuner.decide.judge import BLOCKS, MOST_BLOCKS, ROUNDS
 from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Protocol, Store
 
+from ..tiers import one_of_each
+
 FALSE_WINS, MISSED_GAINS = 0.025, 0.32
 """What docs/tuning.md promises with some room: it has 1.7% and 26.5% at most, of three that enter."""
 
@@ -59,13 +61,14 @@ def test_the_shipped_noise_is_that_of_whole_finals(measured: Sequence[Measured])
         assert shapes == {(10,) * BLOCKS}
 
 
-@pytest.mark.parametrize("kind", ["twin", "real"])
+@pytest.mark.parametrize("kind", one_of_each(["twin", "real"]))
 def test_the_rule_keeps_its_promises_on_measured_noise(seeded: Callable[[int], World], kind: str) -> None:
     """Of 480 decisions each; benchmarks.finals_simulation prints the rates of thousands."""
     assert simulate(seeded(3), TOGETHER_24, kind, 3, gain=False, runs=20).rate() <= FALSE_WINS
     assert simulate(seeded(4), TOGETHER_24, kind, 3, gain=True, runs=20).rate() <= MISSED_GAINS
 
 
+@pytest.mark.thorough
 def test_one_problem_alone_is_decided_as_well_in_its_more_blocks(seeded: Callable[[int], World]) -> None:
     assert simulate(seeded(3), ALONE, "real", 3, gain=False, runs=480).rate() <= FALSE_WINS
     assert simulate(seeded(4), ALONE, "real", 3, gain=True, runs=480).rate() <= MISSED_GAINS
@@ -95,6 +98,7 @@ def test_each_shift_has_six_rows_of_a_problem_noisier_than_its_batch(
     assert lines[-1].startswith("| 2% | alone | 3 | ")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shift", [0.01, 0.05])
 def test_a_noisy_problem_beside_usual_ones_is_decided_rightly(seeded: Callable[[int], World], shift: float) -> None:
     found = simulate_noisy(seeded(5), 23, 3, shift, 250)

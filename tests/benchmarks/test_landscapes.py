@@ -89,10 +89,13 @@ def test_the_measured_landscapes_are_whole(path: Path) -> None:
         assert replay.regret(landscape.best_us * 1.5) == pytest.approx(0.5)
 
 
-def test_the_default_search_beats_random_and_plain_tpe() -> None:
+@pytest.mark.parametrize("seeds", [2, pytest.param(4, marks=pytest.mark.thorough)])
+def test_the_default_search_beats_random_and_plain_tpe(seeds: int) -> None:
     replay = Replay(synthetic.matmul(512, 8192, 4096, seed=1))
     after = {
-        name: [[alone(replay, make(replay.plan, seed), 60).after(trials) for trials in (25, 60)] for seed in range(4)]
+        name: [
+            [alone(replay, make(replay.plan, seed), 60).after(trials) for trials in (25, 60)] for seed in range(seeds)
+        ]
         for name, make in {"ours": ours, "random": Random, "tpe": tpe}.items()
     }
     for index in (0, 1):

@@ -11,6 +11,8 @@ import torch
 import registry
 from benchmarks import llama_block
 
+from ..tiers import one_of_each
+
 OPTIONS = ["--device", "cpu", "--small", "--calls", "1", "--backend", "aot_eager"]
 
 
@@ -24,7 +26,7 @@ def test_a_layer_is_right_in_every_form(tmp_path: Path, capsys: pytest.CaptureFi
             assert f"| {tokens} | {form} |" in said.out
 
 
-@pytest.mark.parametrize("op", ["rms_norm", "softmax", "gemm_int4"])
+@pytest.mark.parametrize("op", one_of_each(["rms_norm", "softmax", "gemm_int4"]))
 def test_an_op_that_is_a_little_wrong_is_noticed(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = registry.call
 

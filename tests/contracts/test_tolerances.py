@@ -34,6 +34,8 @@ from registry.correctness import numerics
 from registry.packed import dequantized, unpack
 from registry.problem import Problem, Value
 
+from ..tiers import one_of_each
+
 Tensor = torch.Tensor
 Computation = Callable[..., Outputs]
 ELSEWHERE = re.compile(
@@ -138,8 +140,17 @@ OUTPUTS = [
 ]
 
 
-@pytest.mark.parametrize("mutant", OUTPUT_MUTANTS)
-@pytest.mark.parametrize(("key", "place"), OUTPUTS)
+@pytest.mark.parametrize(
+    ("key", "place", "mutant"),
+    one_of_each(
+        [
+            pytest.param(*output.values, mutant, id=f"{output.id}-{mutant}")
+            for output in OUTPUTS
+            for mutant in OUTPUT_MUTANTS
+        ],
+        lambda key, place, mutant: (problems()[key].op, place, mutant),
+    ),
+)
 def test_an_output_mutant_is_refused_by_some_kind(key: str, place: int, mutant: str) -> None:
     problem = problems()[key]
     op = BY_NAME[problem.op]
@@ -557,7 +568,11 @@ def cases(of: list[tuple[Op, str, Computation, Applies]], dtypes: tuple[str, ...
     ]
 
 
-@pytest.mark.parametrize(("op", "problem", "compute"), cases(MUTANTS))
+def _of_an_op(op: Op, problem: Problem, compute: Computation) -> object:
+    return op.name, compute
+
+
+@pytest.mark.parametrize(("op", "problem", "compute"), one_of_each(cases(MUTANTS), _of_an_op))
 def test_a_mutant_is_refused_by_some_kind(op: Op, problem: Problem, compute: Computation) -> None:
     assert any(not verdict.ok for _, verdict in verdicts(op, problem, compute))
 
@@ -674,7 +689,8 @@ RIGHT: list[tuple[Op, str, Computation, Applies]] = [
 ]
 
 
-@pytest.mark.parametrize(("op", "problem", "compute"), cases(RIGHT, DTYPES[:3]))  # these accumulate in float32
+# these accumulate in float32
+@pytest.mark.parametrize(("op", "problem", "compute"), one_of_each(cases(RIGHT, DTYPES[:3]), _of_an_op))
 def test_a_right_computation_is_accepted_on_every_kind(op: Op, problem: Problem, compute: Computation) -> None:
     refused = {kind: verdict.message for kind, verdict in verdicts(op, problem, compute) if not verdict.ok}
     assert not refused

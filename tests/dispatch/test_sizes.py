@@ -378,14 +378,15 @@ def test_a_run_for_every_size_is_bound_once_for_all_that_is_no_size() -> None:
     torch.testing.assert_close(y, torch.softmax(x, 0))
 
 
-def test_every_size_gets_the_winner_that_it_would_get_alone(publish: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.thorough)], ids=["some", "all"])
+def test_every_size_gets_the_winner_that_it_would_get_alone(publish: Callable[..., Any], step: int) -> None:
     tuned = {4: 1, 20: 2, 24: 4, 150: 1}
     for rows, block in tuned.items():
         publish({"rows": rows, "cols": 8, "dtype": "float32"}, "a.any_size_runs", {"block": block})
     publish({"rows": 30, "cols": 9, "dtype": "float32"}, "a.any_size_runs", {"block": 2})
     implementation = Sizeless(blocks=lambda problem: [1, 2, 4] if problem.rows < 100 else [1, 2])
     dispatcher = dispatching(implementation)
-    for rows in (*range(30, 200), *range(1, 30)):
+    for rows in (*range(30, 200, step), *range(1, 30, step), *tuned):
         x = torch.randn(rows, 8)
         right(dispatcher.call("softmax", x), x)
         alone = dispatcher.explain_problem(Problem("softmax", {"rows": rows, "cols": 8, "dtype": "float32"}))

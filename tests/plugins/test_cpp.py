@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from registry_cpp.packed_gemm import CppGemm, CppGemv
 from registry_cpp.rows import CppRmsNorm, SoftmaxColumns, SoftmaxRows
 
 from ..covering import covering
+from ..tiers import one_of_each
 
 OPS = {op.name: op for op in BOX}
 CPU = Device.of("cpu")
@@ -73,9 +75,26 @@ class Posed:
 
 @EACH
 @pytest.mark.usefixtures("one_thread")
+def test_defaults_are_right_with_every_input_kind(implementation: CppImplementation) -> None:
+    # of one dtype: each is compiled anew. The implementations together have all of them
+    every = covering(problems(implementation))
+    dtypes = sorted({str(problem.dtype) for problem in every})
+    dtype = dtypes[IMPLEMENTATIONS.index(implementation) % len(dtypes)]
+    check_by_turns(implementation, [problem for problem in every if problem.dtype == dtype])
+
+
+@pytest.mark.thorough
+@EACH
+@pytest.mark.usefixtures("one_thread")
 def test_defaults_are_right_on_every_example_and_with_every_input_kind(implementation: CppImplementation) -> None:
-    found, kinds = covering(problems(implementation)), OPS[implementation.op].kinds
+    found = covering(problems(implementation))
     assert {problem.dtype for problem in found} >= {"float16", "bfloat16"}
+    check_by_turns(implementation, found)
+
+
+def check_by_turns(implementation: CppImplementation, found: list[Problem]) -> None:
+    """The default on problems with every kind of inputs, twice."""
+    kinds = OPS[implementation.op].kinds
     for number in range(2 * max(len(found), len(kinds))):
         # each round pairs the problems with other kinds
         problem, kind = found[number % len(found)], kinds[(number + number // len(found)) % len(kinds)]
@@ -97,17 +116,18 @@ SMALL |= {"CppGemv": {"m": 1, **_PACKED}, "CppGemm": {"m": 11, **_PACKED}}
 
 
 @EACH
-def test_every_configuration_is_right(implementation: CppImplementation) -> None:
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.thorough)], ids=["some", "all"])
+def test_every_configuration_is_right(implementation: CppImplementation, step: int) -> None:
     op = OPS[implementation.op]
     problem = op.problem_of({**SMALL[type(implementation).__name__], "dtype": "bfloat16"})
     space = implementation.space(problem, CPU)
     assert 4 <= len(space) <= 60
     posed = Posed(problem, op.kinds[0])
-    for config in space:
+    for config in space.configs[::step]:
         posed.check(implementation, config)
 
 
-@pytest.mark.parametrize("bits", [1, 2])
+@pytest.mark.parametrize("bits", one_of_each([1, 2]))
 def test_words_of_many_fields_are_right_in_any_order(bits: int) -> None:
     op, implementation = OPS[f"gemm_int{bits}"], CppGemm(f"gemm_int{bits}", bits)
     dims: dict[str, Value] = {"m": 3, "n": 40, "k": 200, "group_size": 32, "zeros": "float", "act_order": True}
@@ -116,7 +136,7 @@ def test_words_of_many_fields_are_right_in_any_order(bits: int) -> None:
         Posed(problem, kind).check(implementation, implementation.default(problem, CPU))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", one_of_each([torch.float16, torch.bfloat16]), ids=str)
 def test_a_float32_weight_beside_halves_is_right(dtype: torch.dtype) -> None:
     op, implementation = OPS["rms_norm"], CppRmsNorm()
     values = (torch.randn(5, 333).to(dtype), torch.randn(333), 1e-6)
@@ -260,8 +280,10 @@ class Portable(CppGelu):
 
 
 @pytest.mark.skipif("x86_64" not in CPU.architecture, reason="names x86 instruction sets")
-@pytest.mark.parametrize("architecture", ["x86-64", "x86-64-v3"])
-@pytest.mark.parametrize("dtype", ELEMENT_TYPES)
+@pytest.mark.parametrize(
+    ("dtype", "architecture"),
+    one_of_each(itertools.product(ELEMENT_TYPES, ("x86-64-v3", "x86-64")), lambda dtype, architecture: architecture),
+)
 def test_other_instruction_sets_give_the_same_numbers(architecture: str, dtype: str) -> None:
     if architecture == "x86-64-v3" and "AVX" not in CPU.architecture:
         pytest.skip("this machine has no AVX2")

@@ -22,6 +22,8 @@ from registry_cuda.elementwise import VectorElementwise
 from registry_cuda.forms import Form, RowLength
 from registry_cuda.rows import CudaRmsNorm, CudaSoftmax, cluster, looped, row
 
+from ..tiers import THOROUGH, one_of_each
+
 pytest.importorskip("cuda.core")
 
 H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", 132, 141 << 30, 60 << 20)
@@ -30,6 +32,7 @@ NOTHING = Signature(Arguments("", {}), {})
 
 ROWS = [CudaSoftmax(row), CudaSoftmax(cluster), CudaSoftmax(looped), CudaRmsNorm(row), CudaRmsNorm(cluster)]
 ROWS.append(CudaRmsNorm(looped))
+LENGTHS = ((4097, "float16"), (128256, "float32"), (32000, "bfloat16"))
 NAMES = [f"{implementation.op}-{implementation.name}" for implementation in ROWS]
 
 
@@ -44,17 +47,35 @@ def compile_config(implementation: Implementation, problem: Problem, device: Dev
         implementation.compile(variant, device.target)
 
 
+@pytest.mark.parametrize(
+    ("implementation", "device"),
+    [
+        pytest.param(one, device, id=f"{name}-{architecture}", marks=THOROUGH if device is A100 and place else ())
+        for place, (name, one) in enumerate(zip(NAMES, ROWS, strict=True))
+        for device, architecture in ((A100, "sm_80"), (H200, "sm_90a"))
+    ],
+)
+def test_defaults_over_rows_compile(implementation: Implementation, device: Device) -> None:
+    compile_over_rows(implementation, device, LENGTHS[ROWS.index(implementation) % len(LENGTHS)])
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("device", [A100, H200], ids=["sm_80", "sm_90a"])
 @pytest.mark.parametrize("implementation", ROWS, ids=NAMES)
-def test_defaults_over_rows_compile(implementation: Implementation, device: Device) -> None:
-    for cols, dtype in ((4097, "float16"), (32000, "bfloat16"), (128256, "float32")):
+def test_defaults_over_rows_of_every_dtype_compile(implementation: Implementation, device: Device) -> None:
+    compile_over_rows(implementation, device, *LENGTHS)
+
+
+def compile_over_rows(implementation: Implementation, device: Device, *lengths: tuple[int, str]) -> None:
+    """Rows of each length and dtype, aligned or not."""
+    for cols, dtype in lengths:
         for aligned in (True, False):
             problem = rows_problem(implementation.op, cols, dtype, aligned=aligned)
             if not list(implementation.unsupported(problem, device)):
                 compile_config(implementation, problem, device)
 
 
-@pytest.mark.parametrize("form", [row, cluster, looped], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", one_of_each([row, cluster, looped]), ids=lambda form: form.name)
 def test_a_float32_weight_beside_halves_compiles(form: Form) -> None:
     implementation = CudaRmsNorm(form)
     assert implementation.mixed
@@ -233,7 +254,7 @@ def test_kernels_are_right_on_every_input_kind(
         check(op.name, kind, problem, y, inputs)
 
 
-@pytest.mark.parametrize("vector_bytes", [8, 2])
+@pytest.mark.parametrize("vector_bytes", one_of_each([8, 2]))
 def test_a_float32_weight_beside_halves_is_right(vector_bytes: int, folder: Path) -> None:
     implementation = CudaRmsNorm(row)
     cols = 264 if vector_bytes == 8 else 301

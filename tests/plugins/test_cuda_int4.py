@@ -123,8 +123,17 @@ COMPILED = [
 ]
 
 
-@pytest.mark.parametrize("device", [A100, H200], ids=["sm_80", "sm_90a"])
-@pytest.mark.parametrize(("m", "n", "k", "group_size", "config"), COMPILED)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "group_size", "config", "device"),
+    [
+        pytest.param(
+            *case, device, id=f"{'-'.join(map(str, case[:4]))}-config{place}-{architecture}",
+            marks=pytest.mark.thorough if device is A100 and place else (),
+        )
+        for place, case in enumerate(COMPILED)
+        for device, architecture in ((A100, "sm_80"), (H200, "sm_90a"))
+    ],
+)  # fmt: skip
 def test_what_is_compiled_spills_nothing(
     m: int, n: int, k: int, group_size: int, config: Config, device: Device
 ) -> None:
@@ -148,6 +157,8 @@ CASES = [
     (problem_of(9, 36, 264, 264, aligned=False), config_of(32, 16, (1, 4))),
     (problem_of(12, 64, 1024, 32, symmetric=True, dtype="float16"), config_of(64, 16, (1, 4), 8)),
 ]
+DIFFERENT = (0, 1, 2, 7)
+"""One token and deep prefetching, float16 with odd columns, a cluster with short groups, and what is not aligned."""
 
 
 def built_for_cpu(launch: Launch, folder: Path) -> ctypes.CDLL:
@@ -184,7 +195,13 @@ def built_for_cpu(launch: Launch, folder: Path) -> ctypes.CDLL:
 SOURCES = (("packed", 1, 2), ("factors", 2, 4))
 
 
-@pytest.mark.parametrize(("problem", "config"), CASES, ids=[str(place) for place in range(len(CASES))])
+@pytest.mark.parametrize(
+    ("problem", "config"),
+    [
+        pytest.param(*case, id=str(place), marks=() if place in DIFFERENT else pytest.mark.thorough)
+        for place, case in enumerate(CASES)
+    ],
+)
 def test_the_kernel_is_right_on_every_input_kind(problem: Problem, config: Config, tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed")

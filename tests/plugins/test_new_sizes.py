@@ -16,6 +16,8 @@ from registry.discovery.catalog import Catalog
 from registry.implementation import Implementation
 from registry.problem import TensorSpec, Value
 
+from ..tiers import one_of_each
+
 H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", 132, 141 * 2**30, 60 * 2**20, 227 * 1024, 65536)
 CPU = Device("cpu", 0, "a CPU", "x86_64", 16, 2**34, 2**25)
 OPS = {op.name: op for op in BOX}
@@ -57,7 +59,11 @@ def problems(op: Op, **changed: Value) -> list[Any]:
     return [op.problem_of({**dims, dynamic: size}) for size in SIZES]
 
 
-@pytest.mark.parametrize(("op", "implementation"), KINDS, ids=lambda one: getattr(one, "name", ""))
+@pytest.mark.parametrize(
+    ("op", "implementation"),
+    one_of_each(KINDS, lambda op, implementation: type(implementation)),
+    ids=lambda one: getattr(one, "name", ""),
+)
 def test_sizes_share_spaces_and_defaults(op: Op, implementation: Implementation) -> None:
     device = CPU if implementation.name.startswith("torch.native") else H200
     if device.type not in implementation.device_types:

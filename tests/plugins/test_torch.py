@@ -19,6 +19,7 @@ from registry.testing import check_implementation
 from registry_torch.int8pack import CpuInt8Pack
 
 from ..covering import covering
+from ..tiers import one_of_each
 
 OPS = tuple(op.name for op in BOX)
 CPU = Device.of("cpu")
@@ -41,6 +42,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+def _family(op: str) -> object:
+    return op.partition("_")[0], op.endswith("_backward")
+
+
+@pytest.mark.parametrize("op", one_of_each(OPS, _family))  # tests/tuner/verify has all ops in a layout or two
+def test_torchs_own_operator_is_right_in_every_layout(catalog: Catalog, op: str) -> None:
+    problems = covering(map(catalog.op(op).problem_of, catalog.op(op).examples))
+    problem = problems[OPS.index(op) % len(problems)]  # so that the ops together have every dtype
+    native = catalog.implementation(op, "torch.native")
+    report = check_implementation(native, catalog.op(op), problems=[problem.dims], device="cpu")
+    assert report.skipped == ()
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("op", OPS)
 def test_torchs_own_operator_is_right_for_every_example_and_layout(catalog: Catalog, op: str) -> None:
     # tests/gpu has all of the examples
@@ -51,16 +66,20 @@ def test_torchs_own_operator_is_right_for_every_example_and_layout(catalog: Cata
     assert report.skipped == ()
 
 
+@pytest.mark.thorough
 def test_what_inductor_makes_is_right_in_every_layout_and_size(catalog: Catalog) -> None:
     compiled = catalog.implementation("quantize_per_token", "torch.compile")
     report = check_implementation(compiled, catalog.op("quantize_per_token"), problems=[ROWS], device="cpu")
     assert report.skipped == ()
 
 
-def test_what_inductor_makes_of_a_table_of_levels_is_right(catalog: Catalog) -> None:
-    # once: each layout and size would be compiled for 3 s, in the way that the rows above are
-    op, compiled = catalog.op("gemm_nf4"), catalog.implementation("gemm_nf4", "torch.compile")
-    problem = op.problem_of(LEVELS)
+@pytest.mark.parametrize(("name", "dims"), [("quantize_per_token", ROWS), ("gemm_nf4", LEVELS)], ids=["rows", "levels"])
+def test_what_inductor_makes_of_rows_and_of_a_table_of_levels_is_right(
+    catalog: Catalog, name: str, dims: dict[str, Value]
+) -> None:
+    # once each: every layout and size would be compiled for 3 s, which is done for the rows above
+    op, compiled = catalog.op(name), catalog.implementation(name, "torch.compile")
+    problem = op.problem_of(dims)
     plan = None
     for kind in op.kinds:
         values = op.draw(problem, kind, torch.Generator().manual_seed(7))

@@ -15,6 +15,7 @@ from registry.problem import Arguments, Problem, TensorSpec, Traits
 from registry.space import Config
 from registry_triton.gemm_int4_split import _SplitInt4
 
+from ..tiers import THOROUGH, one_of_each
 from ..triton_forms import FORMS, OPS
 
 H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", 132, 141 * 2**30, 60 * 2**20, 227 * 1024, 65536)
@@ -91,8 +92,20 @@ ON_ONE = (
     "scaled_mm triton.splitk",
 )
 OTHERS = [key for key in TYPICAL if not key.startswith(ON_ONE)]
+ELSEWHERE = {
+    A100: ("softmax triton.row", "linear triton.splitk", "gemm_int4 triton.gemv"),
+    MI300: ("rms_norm triton.looped", "linear triton.gemm", "gemm_int8 triton.gemv"),
+}
+"""What every change compiles for other GPUs than the H200."""
+LIKE_INT8 = tuple(f"gemm_nf4 triton.{form}" for form in ("splitk", "gemv", "dequantized"))
+"""The table of levels is triton.gemm's as well, and the forms are those of gemm_int8."""
 COMPILED = [
-    pytest.param(key, device, id=f"{key}-{device.architecture}")
+    pytest.param(
+        key,
+        device,
+        id=f"{key}-{device.architecture}",
+        marks=THOROUGH if key not in ELSEWHERE.get(device, TYPICAL) or key.startswith(LIKE_INT8) else (),
+    )
     for device, keys in ((H200, TYPICAL), (A100, OTHERS[::2]), (MI300, OTHERS[1::2]))
     for key in keys
     if not key.startswith(("gemm_int2", "gemm_int1"))
@@ -101,6 +114,10 @@ COMPILED = [
 of a level; gemm_nf4 has a table. The kernels of a grouped product and of its gradients are alike; gemm_sparse24 and
 scaled_mm have one for tiles and for split-K, gemm_w4a8 and gemm_w8a8 one with another width."""
 LLM_ROWS = [{"rows": rows, "cols": cols} for rows in (1, 64, 8192) for cols in (128, 1024, 4096, 16384, 32000, 151936)]
+
+
+def _op_of(key: str) -> str:
+    return key.partition(" ")[0]
 
 
 def problem_of(op: str, dims: Mapping[str, Any], dtype: str = "bfloat16") -> Problem:
@@ -141,7 +158,7 @@ def test_the_default_compiles_without_spilling(key: str, device: Device) -> None
         assert artifact.resources["shared_bytes"] <= device.shared_bytes
 
 
-@pytest.mark.parametrize("key", [key for key, one in IMPLEMENTATIONS.items() if one.mixed])
+@pytest.mark.parametrize("key", one_of_each([key for key, one in IMPLEMENTATIONS.items() if one.mixed], _op_of))
 def test_halves_beside_float32_compile(key: str) -> None:
     op, implementation = OPS[key.partition(" ")[0]], IMPLEMENTATIONS[key]
     problem = problem_of(op.name, TYPICAL[key])
@@ -170,7 +187,7 @@ def test_one_gradient_alone_compiles(key: str, needs: tuple[bool, bool]) -> None
         assert implementation.compile(variant, H200.target).resources["spill_bytes"] == 0
 
 
-@pytest.mark.parametrize("key", TYPICAL)
+@pytest.mark.parametrize("key", one_of_each(TYPICAL, _op_of))
 def test_another_row_count_is_no_other_variant(key: str) -> None:
     op, implementation = key.partition(" ")[0], IMPLEMENTATIONS[key]
     problem = problem_of(op, TYPICAL[key])
@@ -280,7 +297,7 @@ def test_reasons_are_told(key: str, dims: Mapping[str, Any], traits: Mapping[str
     assert found.startswith(reason)
 
 
-@pytest.mark.parametrize("key", [key for key in TYPICAL if key.startswith(("quantize", "scaled"))])
+@pytest.mark.parametrize("key", one_of_each([key for key in TYPICAL if key.startswith(("scaled", "quantize"))], _op_of))
 def test_float8_compiles_where_a_gpu_has_it_and_is_refused_elsewhere(key: str) -> None:
     implementation = IMPLEMENTATIONS[key]
     narrow = {"out_dtype" if key.startswith("quantize") else "dtype": "float8_e4m3fn"}

@@ -1,7 +1,7 @@
 """Every Triton implementation against float64, run in Triton's interpreter on the CPU.
 
-Triton decides at import whether it interprets, so the checks run in a process of their own: outside the interpreter
-this file holds one test, which starts that process.
+Triton decides at import whether it interprets, so the checks run in processes of their own: outside the interpreter
+this file holds the tests that start them, one for every change and thorough ones for each family of ops.
 """
 
 from __future__ import annotations
@@ -37,16 +37,37 @@ from ..triton_forms import EACH, FORMS, OPS
 ONE_FORM = {"gemm_int2": 1, "gemm_int1": 0, "gemm_nf4": 2}
 """Of a family whose kernels differ in the bits alone, the one form that is tried; gemm_int8 tries all."""
 CASES = [(name, place) for name, place in EACH if place == ONE_FORM.get(name, place)]
+
+
+def family_of(op: str) -> str:
+    """The first word of an op's name."""
+    return op.partition("_")[0]
+
+
+FAMILIES = sorted({family_of(name) for name, _ in CASES})
 _NO_LOOPS = "interpreter does not loop with this NumPy"
 MOST = 12_000
 """Elements of a problem here: the interpreter takes milliseconds a program."""
 
 
 def test_every_implementation_is_right_in_the_interpreter(tmp_path: Path) -> None:
+    passed_in_the_interpreter(tmp_path, len(CASES), __file__)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", FAMILIES)
+def test_implementations_are_right_on_every_example_in_the_interpreter(tmp_path: Path, family: str) -> None:
+    cases = [f"{name}-{place}" for name, place in CASES if family_of(name) == family]
+    tests = [f"{__file__}::test_numerics_of_every_example[{case}]" for case in cases]
+    passed_in_the_interpreter(tmp_path, len(cases), *tests)
+
+
+def passed_in_the_interpreter(tmp_path: Path, count: int, *tests: str) -> None:
+    """Run tests of this file: none may fail, and at least ``count`` of the numerics must have passed."""
     if INTERPRETED:
         pytest.skip("this is the interpreter")
     told = tmp_path / "told.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--junitxml={told}", __file__]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--junitxml={told}", *tests]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     root = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=280, check=False)
@@ -56,7 +77,7 @@ def test_every_implementation_is_right_in_the_interpreter(tmp_path: Path) -> Non
     if len(skips) == 1 and _NO_LOOPS in (reason := skips.pop()):
         pytest.skip(reason)
     # a return code of 0 is also that of a run that skipped everything
-    assert sum(len(case) == 0 for case in cases) >= len(CASES) > 0, done.stdout[-6000:]
+    assert sum(len(case) == 0 for case in cases) >= count > 0, done.stdout[-6000:]
 
 
 @triton.jit
@@ -102,11 +123,26 @@ def config_of(implementation: Implementation, problem: Problem, device: Device, 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 @pytest.mark.parametrize(("name", "place"), CASES)
 def test_numerics(name: str, place: int) -> None:
+    # the default and two other configurations, of three problems and with three kinds of inputs
+    check_rounds(name, place, 3)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.usefixtures("_interpreter_that_loops")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
+@pytest.mark.parametrize(("name", "place"), CASES)
+def test_numerics_of_every_example(name: str, place: int) -> None:
+    check_rounds(name, place, None)
+
+
+def check_rounds(name: str, place: int, most: int | None) -> None:
+    """Every problem and every kind of inputs, or the first ``most`` rounds of them."""
     op, implementation, device = OPS[name], FORMS[name][place], Device.of("cpu")
     tried = problems(op, implementation, device)
     dtypes = {str(value) for problem in tried for value in problem.dims.values()}
     assert dtypes >= {"float16", "bfloat16"}
-    for round_ in range(max(len(tried), len(op.kinds))):
+    for round_ in range(max(len(tried), len(op.kinds)))[:most]:
         problem, kind = tried[round_ % len(tried)], op.kinds[round_ % len(op.kinds)]
         values = op.inputs(problem, kind, torch.Generator().manual_seed(round_))
         reference = reference64(op, values)

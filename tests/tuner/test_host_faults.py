@@ -71,6 +71,7 @@ def test_a_run_does_not_begin_where_nothing_can_be_compiled(catalog: Catalog, ca
     assert not (tmp_path / "run.db").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_a_run_whose_cache_is_refused_on_the_way_ends_and_the_next_one_decides(
     catalog: Catalog, cache: Path, tmp_path: Path

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +181,11 @@ class Moments:
         """In an order in which each leaves the next one something to do."""
         return (self.making_the_database, self.first_trials, self.startup, self.finals, self.publishing)
 
+    @property
+    def main_stages(self) -> tuple[Stage, ...]:
+        """Those in which a run spends its time."""
+        return (self.first_trials, self.finals)
+
     def making_the_database(self, run: Run, database: Path) -> None:
         run.wait_until(database.exists)
         self._sleep(0.2)
@@ -220,11 +225,23 @@ def changed_at(path: Path) -> int:
         return 0
 
 
+def test_a_run_killed_in_its_search_or_its_finals_goes_on_where_it_was(runs: Runs) -> None:
+    moments = Moments(SEED, runs.imports_s)
+    kill_and_go_on(runs, moments, moments.main_stages)
+
+
+@pytest.mark.thorough
 def test_a_run_killed_at_any_moment_goes_on_where_it_was(runs: Runs) -> None:
+    moments = Moments(SEED, runs.imports_s)
+    kill_and_go_on(runs, moments, moments.stages)
+
+
+def kill_and_go_on(runs: Runs, moments: Moments, stages: Sequence[Stage]) -> None:
+    """Kill a run in each of the stages; what it told is stored, and the next one goes on with the rest."""
     print(f"to draw these moments again: RESUME_SEED={SEED}")  # noqa: T201  (a failure's report shows it)
     size, done = 10_001, 0
-    moments, decided = Moments(SEED, runs.imports_s), set[str]()
-    for stage in moments.stages:
+    decided = set[str]()
+    for stage in stages:
         run = runs.start(size, forked=stage not in (moments.making_the_database, moments.startup))
         stage(run, runs.database)
         assert vanish(run.kill())

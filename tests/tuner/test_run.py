@@ -133,6 +133,9 @@ def test_only_what_is_right_can_win_and_each_fault_has_its_status(rogues: Catalo
     assert result.median_us is not None
     assert result.speedup.keys() == {"rogue.chatters"}
     assert any(isinstance(event, Note) and "replaced" in event.message for event in events)
+    begun = [number for number, event in enumerate(events) if isinstance(event, BlockStarted)]
+    assert [events[number].number for number in begun] == list(range(1, BLOCKS + 1))  # type: ignore[attr-defined]
+    assert all(isinstance(events[number + 1], SecondsLeft) for number in begun)
     with Store.open(database) as store:
         stored = Counter(trial.status for trial in store.trials(op="square"))
         (winner,) = store.winners(op="square")
@@ -176,6 +179,7 @@ def test_a_hanging_candidate_costs_its_limit_and_nothing_else(
     assert result.implementation == "rogue.honest"
 
 
+@pytest.mark.thorough
 def test_slow_kernels_are_decided_within_about_their_budget(
     rogues: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_lock: None
 ) -> None:
@@ -204,6 +208,7 @@ def test_slow_kernels_are_decided_within_about_their_budget(
     assert 0 < rounds * sum(searched_us.values()) <= 0.8e6 < MOST_BLOCKS * ROUNDS * sum(searched_us.values())
 
 
+@pytest.mark.thorough
 def test_a_time_limit_decides_what_was_begun_and_the_same_run_goes_on_later(
     rogues: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_lock: None
 ) -> None:

@@ -31,6 +31,8 @@ from registry.tuner.options import TuneOptions
 from registry.tuner.run import tune
 from tuning_db import Store
 
+from ..tiers import one_of_each
+
 ROGUES = Path(__file__).with_name("rogues.py")
 CPU = Device.of("cpu")
 SECOND = replace(CPU, index=1)
@@ -120,6 +122,7 @@ def test_each_hardware_tunes_all_problems_at_the_same_time(rogues: Catalog, tmp_
             assert len(store.winners(op="square", hardware=device.hardware())) == len(PROBLEMS)
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_all_and_the_same_command_goes_on(rogues: Catalog, tmp_path: Path) -> None:
     database, told = tmp_path / "run.db", threading.Event()
 
@@ -164,6 +167,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
     return Failing(**vars(SECOND))
 
 
+@pytest.mark.thorough
 def test_a_device_that_fails_at_the_start_leaves_all_to_the_other(
     rogues: Catalog, tmp_path: Path, failing: Failing
 ) -> None:
@@ -176,7 +180,7 @@ def test_a_device_that_fails_at_the_start_leaves_all_to_the_other(
     assert note.endswith("the run goes on without it, on cpu")
 
 
-@pytest.mark.parametrize("when", [TrialDone, FinalsStarted], ids=["in the search", "in the finals"])
+@pytest.mark.parametrize("when", one_of_each([TrialDone, FinalsStarted]), ids=["in the search", "in the finals"])
 def test_what_a_device_was_at_when_it_failed_is_done_by_the_other(
     rogues: Catalog, tmp_path: Path, failing: Failing, when: type[Event]
 ) -> None:

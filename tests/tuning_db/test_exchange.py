@@ -13,6 +13,8 @@ import pytest
 
 from tuning_db import Environment, ExchangeError, Final, Store
 
+from ..tiers import one_of_each
+
 
 @pytest.fixture
 def filled(tmp_path: Path, make: Any) -> Iterator[Store]:
@@ -130,6 +132,7 @@ def _drop(name: str) -> Callable[[dict[str, Any]], None]:
         (lambda r: r.update(run="unknown"), "line 3: the run 'unknown' is neither in the file nor in the database"),
     ],
 )
+@pytest.mark.parametrize("url", one_of_each(["sqlite", "postgresql"]), indirect=True)
 def test_a_bad_line_is_named_and_nothing_is_stored(
     filled: Store, store: Store, spoil: Callable[[dict[str, Any]], Any], fault: str
 ) -> None:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from tuning_db import ExchangeError, Final, Interval, Store, TuningDBError
 
+from ..tiers import one_of_each
+
 HOSTILE = st.one_of(
     st.none(),
     st.booleans(),
@@ -106,6 +108,7 @@ def places(value: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
+@pytest.mark.parametrize("url", one_of_each(["sqlite", "postgresql"]), indirect=True)
 def test_a_changed_value_is_refused_or_stored_and_read_back(url: str, lines: list[str], data: st.DataObject) -> None:
     number = data.draw(st.integers(1, len(lines) - 1))
     record = json.loads(lines[number])

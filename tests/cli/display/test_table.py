@@ -16,10 +16,11 @@ from registry.tuner.events import Incumbent, Result
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store, Trial
 from tuning_db.exchange import lines
 
+from ...tiers import one_of_each
 from ..conftest import Command
 
 SHIPPED = Path(__file__).parents[3] / "registry" / "shipped" / "nvidia-h200.jsonl"
-WIDTHS = pytest.mark.parametrize("width", [80, 100, 160])
+WIDTHS = pytest.mark.parametrize("width", one_of_each([80, 100, 160]))
 
 LONG = "acme::attention_with_paged_key_value_cache"
 DIMS = {

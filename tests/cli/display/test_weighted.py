@@ -13,6 +13,7 @@ from registry.tuner.events import Saving
 from ..conftest import Command
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("own_lock", "few_blocks")
 def test_a_run_on_counted_problems_ends_with_their_saving(command: Command, tmp_path: Path) -> None:
     shapes = tmp_path / "shapes.yaml"

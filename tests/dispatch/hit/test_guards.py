@@ -96,10 +96,10 @@ def test_this_torch_has_the_fast_ways() -> None:
     "state",
     [
         "torch.inference_mode()",
-        "torch.autocast('cpu')",
-        "torch.device('meta')",
+        pytest.param("torch.autocast('cpu')", marks=pytest.mark.thorough),
+        pytest.param("torch.device('meta')", marks=pytest.mark.thorough),
         "FakeTensorMode()",
-        "doubles()",
+        pytest.param("doubles()", marks=pytest.mark.thorough),
     ],
 )
 def test_the_fast_ways_do_not_depend_on_where_the_import_stands(state: str) -> None:

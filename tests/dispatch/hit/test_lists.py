@@ -342,9 +342,21 @@ def test_torch_fx_records_a_list_of_what_it_traces(dispatcher: Dispatcher, kerne
     assert any("acme" in str(node.target) for node in traced.graph.nodes)
 
 
+@settings(max_examples=12, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_some_orders_of_lists_are_right(generator: random.Random) -> None:
+    call_and_change(generator)
+
+
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_any_order_of_lists_is_right(generator: random.Random) -> None:
+    call_and_change(generator)
+
+
+def call_and_change(generator: random.Random) -> None:
+    """Calls of one op with lists that grow, shrink and change by chance, and their layouts with them."""
     dispatcher, kernel = Dispatcher(Catalog(entry_points=())), Sum()
     dispatcher.catalog.define(SUM)
     dispatcher.register(kernel)

@@ -18,6 +18,8 @@ from registry import DispatchWarning
 from registry.dispatch.dispatcher import Dispatcher
 from tuning_db import Decision
 
+from ...tiers import one_of_each
+
 EXACT = {"rows": 8, "cols": 16, "dtype": "float32"}
 NEAR = {**EXACT, "rows": 64}
 CALLED = {"exact": {"block": 2}, "nearest": {"block": 4}}
@@ -59,34 +61,37 @@ def answer(dispatcher: Dispatcher) -> tuple[str, dict[str, Any], list[str]]:
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [
-        ("problem.dims", "'{half'"),
-        ("problem.dims", BYTES),
-        ("problem.dims", "'[8, 16]'"),
-        ("problem.dims", "'\"text\"'"),
-        ("problem.dims", """'{"rows": "abc", "cols": 16, "dtype": "float32"}'"""),
-        ("problem.dims", """'{"rows": [8], "cols": 16, "dtype": "float32"}'"""),
-        ("problem.dims", """'{"rows": null, "cols": 16, "dtype": "float32"}'"""),
-        ("problem.dims", """'{"rows": NaN, "cols": 16, "dtype": "float32"}'"""),
-        ("problem.dims", """'{"rows": 1e999, "cols": 16, "dtype": "float32"}'"""),
-        ("problem.dims", f"""'{{"rows": 1{"0" * 400}, "cols": 16, "dtype": "float32"}}'"""),
-        ("problem.dims", f"""'{{"rows": 1{"0" * 5000}, "cols": 16, "dtype": "float32"}}'"""),
-        ("problem.dims", """'{"rows": 8, "cols": [16], "dtype": "float32"}'"""),
-        ("problem.dims", f"'{'[' * 200_000}'"),
-        ("problem.op_version", "'two'"),
-        ("candidate.config", "'{half'"),
-        ("candidate.config", BYTES),
-        ("candidate.config", "'[1]'"),
-        ("candidate.config", f"'{'[' * 200_000}'"),
-        ("implementation.name", BYTES),
-        ("implementation.name", "''"),
-        ("software.identity", "'{half'"),
-        ("software.identity", "'[]'"),
-        ("winner.software_id", "77"),
-        ("winner.software_id", "'1; DROP TABLE decision'"),
-        ("decision.candidate_id", "'two'"),
-        ("decision.candidate_id", "77"),
-    ],
+    one_of_each(
+        [
+            ("problem.dims", "'{half'"),
+            ("problem.dims", BYTES),
+            ("problem.dims", "'[8, 16]'"),
+            ("problem.dims", "'\"text\"'"),
+            ("problem.dims", """'{"rows": "abc", "cols": 16, "dtype": "float32"}'"""),
+            ("problem.dims", """'{"rows": [8], "cols": 16, "dtype": "float32"}'"""),
+            ("problem.dims", """'{"rows": null, "cols": 16, "dtype": "float32"}'"""),
+            ("problem.dims", """'{"rows": NaN, "cols": 16, "dtype": "float32"}'"""),
+            ("problem.dims", """'{"rows": 1e999, "cols": 16, "dtype": "float32"}'"""),
+            ("problem.dims", f"""'{{"rows": 1{"0" * 400}, "cols": 16, "dtype": "float32"}}'"""),
+            ("problem.dims", f"""'{{"rows": 1{"0" * 5000}, "cols": 16, "dtype": "float32"}}'"""),
+            ("problem.dims", """'{"rows": 8, "cols": [16], "dtype": "float32"}'"""),
+            ("problem.dims", f"'{'[' * 200_000}'"),
+            ("problem.op_version", "'two'"),
+            ("candidate.config", "'{half'"),
+            ("candidate.config", BYTES),
+            ("candidate.config", "'[1]'"),
+            ("candidate.config", f"'{'[' * 200_000}'"),
+            ("implementation.name", BYTES),
+            ("implementation.name", "''"),
+            ("software.identity", "'{half'"),
+            ("software.identity", "'[]'"),
+            ("winner.software_id", "77"),
+            ("winner.software_id", "'1; DROP TABLE decision'"),
+            ("decision.candidate_id", "'two'"),
+            ("decision.candidate_id", "77"),
+        ],
+        lambda column, value: column,
+    ),
     ids=lambda value: str(value)[:40],
 )
 def test_a_row_that_cannot_be_decoded_is_skipped_with_one_warning(
@@ -106,19 +111,22 @@ def test_a_row_that_cannot_be_decoded_is_skipped_with_one_warning(
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [
-        ("decision.baselines", "'{\"\": 1.0}'"),
-        ("decision.created", "'0001-01-01 00:00:00.000000'"),
-        ("decision.verdict", "''"),
-        ("problem.static_key", "'{half'"),
-        ("decision.baselines", "'{half'"),
-        ("decision.baselines", "'[1]'"),
-        ("decision.baselines", BYTES),
-        ("decision.created", "'never'"),
-        ("decision.median_us", "'fast'"),
-        ("decision.ties", "'1'"),
-        ("protocol.details", "'{half'"),
-    ],
+    one_of_each(
+        [
+            ("decision.baselines", "'{\"\": 1.0}'"),
+            ("decision.created", "'0001-01-01 00:00:00.000000'"),
+            ("decision.verdict", "''"),
+            ("problem.static_key", "'{half'"),
+            ("decision.baselines", "'{half'"),
+            ("decision.baselines", "'[1]'"),
+            ("decision.baselines", BYTES),
+            ("decision.created", "'never'"),
+            ("decision.median_us", "'fast'"),
+            ("decision.ties", "'1'"),
+            ("protocol.details", "'{half'"),
+        ],
+        lambda column, value: column,
+    ),
     ids=lambda value: str(value)[:40],
 )
 def test_what_no_call_needs_hinders_none(dispatcher: Dispatcher, damage: Damage, column: str, value: str) -> None:

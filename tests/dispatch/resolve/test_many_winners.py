@@ -19,6 +19,8 @@ from registry.dispatch.resolve.winners import REGIME, Winners
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store
 from tuning_db.snapshot import read_winners
 
+from ...tiers import one_of_each
+
 PAIRS = Op(
     name="test::pairs",
     schema="test::pairs(Tensor x) -> Tensor y",
@@ -116,7 +118,7 @@ def filled(store: Store, chance: random.Random, count: int) -> tuple[list[Decisi
     return own, [*chance.sample(own, 5), *(random_decision(chance) for _ in range(count // 3))]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", one_of_each(range(6)))
 def test_the_choice_is_that_of_looking_at_every_winner(store: Store, seed: int) -> None:
     chance = random.Random(seed)
     own, shipped = filled(store, chance, 60)

@@ -16,6 +16,7 @@ from registry.dispatch.dispatcher import Dispatcher
 from registry.implementation import Run
 
 from ...serving import serving
+from ...tiers import THOROUGH
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -76,7 +77,10 @@ CASES = [
 ]
 
 
-@pytest.fixture(params=CASES, ids=lambda case: case.name)
+@pytest.fixture(
+    params=[case if case.name in ("softmax", "rms_norm") else pytest.param(case, marks=THOROUGH) for case in CASES],
+    ids=lambda case: case.name,
+)
 def case(request: pytest.FixtureRequest) -> Case:
     found: Case = request.param
     return found

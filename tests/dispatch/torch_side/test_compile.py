@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,8 @@ from registry import (
 from registry.contracts import SQUARE
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.torch_side import operators as torch_ops
+
+from ...tiers import one_of_each
 
 close = torch.testing.assert_close
 
@@ -83,8 +86,10 @@ def test_using_is_asked_when_a_compiled_program_runs(dispatcher: Dispatcher, add
         compiled(x)
 
 
-@pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    ("dynamic", "symmetric"),
+    one_of_each(itertools.product((None, True), (False, True)), lambda dynamic, symmetric: dynamic),
+)
 def test_packed_weights_pass_as_tensors_and_numbers(dispatcher: Dispatcher, symmetric: bool, dynamic: Any) -> None:
     w = quantize(torch.randn(16, 64).bfloat16(), bits=4, group_size=32, symmetric=symmetric)
 

@@ -14,6 +14,8 @@ from registry.contracts import SQUARE
 from registry.dispatch.dispatcher import Dispatcher
 from registry.problem import Arguments
 
+from ...tiers import one_of_each
+
 close = torch.testing.assert_close
 Tensors = tuple[torch.Tensor, ...]
 
@@ -207,6 +209,7 @@ def test_it_compiles_whole(blending: Dispatcher, backend: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("blending", one_of_each(["op", "reference", "kernel"]), indirect=True)
 def test_compiled_autograd_runs_it(blending: Dispatcher) -> None:
     x, weights, more = leaves()
 

@@ -1,47 +1,100 @@
 #pragma once
-// Enough of CUDA for one thread block after another to run on a CPU, a thread for each of its threads: barriers and
-// shuffles are real ones. Included before a kernel's text.
-#include <barrier>
-#include <memory>
-#include <thread>
-#include <vector>
+// Enough of CUDA for one thread block after another to run on a CPU, each of its threads a fiber that runs until it must
+// wait for others at a barrier or a shuffle. Real threads, and the headers for them, took three times as long. Included
+// before a kernel's text.
+#include <cstdlib>
+#include <ucontext.h>
 
 #include "cuda_on_cpu.hpp"
 
 namespace cpu {
-static std::unique_ptr<std::barrier<>> block;
-static std::vector<std::unique_ptr<std::barrier<>>> warps;
-static std::vector<float> lanes;
+struct Fiber {
+  ucontext_t context;
+  void *stack;
+  bool done;
+};
+struct Meeting {
+  unsigned size, here, round;
+};
+static const size_t stack_bytes = 1 << 16;
+static Fiber fibers[1024];
+static Meeting block, warps[32];
+static float lanes[1024];
+static ucontext_t scheduler;
+static bool progress;
+static void (*body)(const void *);
+static const void *bound;
+
+inline void pass(Meeting &meeting) { meeting.here = 0, ++meeting.round, progress = true; }
+
+inline void wait(Meeting &meeting) {
+  const unsigned round = meeting.round;
+  if (++meeting.here == meeting.size) {
+    pass(meeting);
+    return;
+  }
+  const unsigned thread = threadIdx.x;
+  while (meeting.round == round) swapcontext(&fibers[thread].context, &scheduler);
+}
+
+// a thread that leaves early must not keep the others waiting
+inline void leave(Meeting &meeting) {
+  --meeting.size;
+  if (meeting.size && meeting.here == meeting.size) pass(meeting);
+}
+
+inline void enter() {
+  const unsigned thread = threadIdx.x;
+  body(bound);
+  leave(block);
+  fibers[thread].done = progress = true;
+}
+
+// fibers that all wait for others, which never come, are a kernel's fault
+inline void run_block(unsigned threads) {
+  block = {threads, 0, 0};
+  for (unsigned warp = 0; warp < (threads + 31) / 32; ++warp) warps[warp] = {32, 0, 0};
+  for (unsigned thread = 0; thread < threads; ++thread) {
+    Fiber &fiber = fibers[thread];
+    if (!fiber.stack) fiber.stack = std::malloc(stack_bytes);
+    fiber.done = false;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack;
+    fiber.context.uc_stack.ss_size = stack_bytes;
+    fiber.context.uc_link = &scheduler;
+    makecontext(&fiber.context, enter, 0);
+  }
+  for (progress = true; progress;) {
+    progress = false;
+    for (unsigned thread = 0; thread < threads; ++thread)
+      if (!fibers[thread].done) {
+        threadIdx.x = thread;
+        swapcontext(&scheduler, &fibers[thread].context);
+      }
+  }
+  for (unsigned thread = 0; thread < threads; ++thread)
+    if (!fibers[thread].done) std::abort();
+}
 }  // namespace cpu
 
-inline void __syncthreads() { cpu::block->arrive_and_wait(); }
+inline void __syncthreads() { cpu::wait(cpu::block); }
 
 inline float __shfl_xor_sync(unsigned, float value, int distance) {
   const unsigned thread = threadIdx.x;
-  std::barrier<> &warp = *cpu::warps[thread / 32];
   cpu::lanes[thread] = value;
-  warp.arrive_and_wait();
+  cpu::wait(cpu::warps[thread / 32]);
   const float theirs = cpu::lanes[thread ^ distance];
-  warp.arrive_and_wait();
+  cpu::wait(cpu::warps[thread / 32]);
   return theirs;
 }
 
 template <typename Kernel, typename... Args> void run_grid(unsigned grid, unsigned threads, Kernel kernel, Args... args) {
+  const auto call = [=] { kernel(args...); };
+  cpu::body = [](const void *what) { (*static_cast<decltype(&call)>(what))(); };
+  cpu::bound = &call;
   gridDim.x = grid;
   for (unsigned number = 0; number < grid; ++number) {
     blockIdx.x = number;
-    cpu::block = std::make_unique<std::barrier<>>(threads);
-    cpu::lanes.assign(threads, 0.0f);
-    cpu::warps.clear();
-    for (unsigned warp = 0; warp < (threads + 31) / 32; ++warp) cpu::warps.push_back(std::make_unique<std::barrier<>>(32));
-    std::vector<std::thread> running;
-    for (unsigned thread = 0; thread < threads; ++thread)
-      running.emplace_back([=] {
-        threadIdx.x = thread;
-        kernel(args...);
-        // a thread that leaves early must not keep the others waiting
-        cpu::block->arrive_and_drop();
-      });
-    for (std::thread &thread : running) thread.join();
+    cpu::run_block(threads);
   }
 }

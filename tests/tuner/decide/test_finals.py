@@ -36,6 +36,8 @@ from registry.tuner.search.findings import Finding, Findings
 from registry.tuner.storing import RunStore
 from tuning_db import Store
 
+from ...tiers import one_of_each
+
 ROGUES = Path(__file__).parents[1] / "rogues.py"
 CPU = Device.of("cpu")
 PROBLEM = Problem("square", {"n": 20_001, "dtype": "float32"})
@@ -415,7 +417,7 @@ def test_known_noise_of_such_durations_spares_processes(
     assert bench.workers == [False] * (blocks - 1) + [True]
 
 
-@pytest.mark.parametrize(("short", "first"), [(1, False), (1, True), (2, False)])
+@pytest.mark.parametrize(("short", "first"), one_of_each([(1, False), (1, True), (2, False)]))
 def test_each_problem_meets_in_as_many_processes_as_its_own_decade_needs(
     planned: ProblemPlan,
     planned_short: ProblemPlan,

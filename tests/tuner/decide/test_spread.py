@@ -12,6 +12,8 @@ from registry.tuner.decide.judge import BLOCKS, INCUMBENT_COPY, judge, time_rati
 from registry.tuner.decide.noise import Noise, Pair, Prior
 from registry.tuner.decide.spread import moderated, spread_of
 
+from ...tiers import one_of_each
+
 NAMES = ("incumbent", INCUMBENT_COPY, "one", "other")
 QUIET = Noise(
     decided=(Pair(100.0, 1.002),) * 24,
@@ -65,7 +67,7 @@ def test_a_usual_spread_leaves_the_usual_variance_and_an_unusual_one_takes_its_p
     assert moderated(1.0, 2, Prior(0.0, 0.0), 0.0) == (0.5, 2.0)
 
 
-@pytest.mark.parametrize("shift", [0.003, 0.01, 0.02, 0.05])
+@pytest.mark.parametrize("shift", one_of_each([0.003, 0.01, 0.02, 0.05]))
 def test_a_problem_noisier_than_its_batch_is_decided_rightly(shift: float) -> None:
     """Of 400 decisions each; benchmarks.finals_simulation has thousands, with measured noise."""
     wrong, held = 0, 0

@@ -298,7 +298,9 @@ with spawning.kept():
 
 
 @linux
-@WAYS
+@pytest.mark.parametrize(
+    "fresh", [pytest.param(False, id="forked", marks=pytest.mark.thorough), pytest.param(True, id="executed")]
+)
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_temporary_files_of_a_killed_compiler_are_removed(tmp_path: Path, fresh: bool) -> None:
     write_echo(tmp_path, COMPILING)

@@ -16,6 +16,7 @@ from registry.testing import check_implementation
 from registry.tuner.verify.session import Session
 from registry.tuner.verify.verify import WrongError, verify_timed
 
+from ...tiers import one_of_each
 from ..going_through import CPU, PROTOCOL, Custom, Function, go_through, timed_on
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -122,8 +123,10 @@ def test_the_public_check_sees_who_varies_in_what_it_mutates(where: str) -> None
     assert check_implementation(implementation, op, problems=[{"n": 37, "dtype": "float32"}]).ok
 
 
-@pytest.mark.parametrize("where", ["x", "y"])
-@pytest.mark.parametrize(("dtype", "name"), CASES)
+@pytest.mark.parametrize(
+    ("dtype", "name", "where"),
+    one_of_each([(*case, where) for case in CASES for where in ("x", "y")], lambda dtype, name, where: (name, where)),
+)
 def test_one_element_too_many_is_seen_at_the_probes_and_by_the_public_check(dtype: str, name: str, where: str) -> None:
     implementation = Custom(CHANGE.name, too_far(where, name))
     told = "its arguments" if where == "x" else "its outputs"
