@@ -110,9 +110,7 @@ def check_values(op: str, name: str, values: torch.Tensor, wrong: torch.Tensor, 
     place = places[0].tolist()
     more = f", and {places.shape[0] - 1} more like it" if places.shape[0] > 1 else ""
     value = values[tuple(place)].item()
-    raise OutOfRangeError(
-        f"{op}: {name}[{', '.join(map(str, place))}] is {value}, expected {allowed}{more}", hint=hint
-    )
+    raise OutOfRangeError(f"{op}: {name}[{', '.join(map(str, place))}] is {value}, expected {allowed}{more}", hint=hint)
 
 
 def positive(problem: Problem, *names: str) -> None:

@@ -32,6 +32,11 @@ STATIC: Mapping[str, Value] = {
     "experts": 64,
     "routing": "uniform",
     "approximate": "tanh",
+    "heads": 32,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "rotary_dim": 128,
+    "style": "neox",
     "dtype": "bfloat16",
 }
 TAKEN: Mapping[tuple[str, str], Mapping[str, Value]] = {

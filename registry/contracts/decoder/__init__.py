@@ -1,4 +1,6 @@
-"""Ops of a decoder besides matrix products: the gated activations of its MLP, its residual stream, and layer_norm."""
+"""Ops of a decoder besides matrix products: the gated activations of its MLP, its residual stream, layer_norm, and
+rotary embeddings.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from .fused_add_rms_norm import FUSED_ADD_RMS_NORM
 from .gated import GELU_AND_MUL, GELU_AND_MUL_BACKWARD, SILU_AND_MUL, SILU_AND_MUL_BACKWARD
 from .layer_norm import LAYER_NORM
 from .layer_norm_backward import LAYER_NORM_BACKWARD
+from .rotary_embedding import ROTARY_EMBEDDING
 
 __all__ = [
     "FUSED_ADD_RMS_NORM",
@@ -13,6 +16,7 @@ __all__ = [
     "GELU_AND_MUL_BACKWARD",
     "LAYER_NORM",
     "LAYER_NORM_BACKWARD",
+    "ROTARY_EMBEDDING",
     "SILU_AND_MUL",
     "SILU_AND_MUL_BACKWARD",
 ]
