@@ -95,7 +95,7 @@ def _strides(problem: Problem, name: str) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=KEPT)
 def _space(span: int, most_heads: int, device: Device) -> Space:
-    def elements(config: Config) -> int:
+    def elements(config: Config) -> float:
         block = config["tokens_per_program"] * config["heads_per_program"] * span
         return elements_per_thread(block, config["num_warps"], device)
 
@@ -111,7 +111,7 @@ def _space(span: int, most_heads: int, device: Device) -> Space:
 
 @lru_cache(maxsize=KEPT)
 def _nearest(space: Space, warps: int, device: Device, span: int) -> Config:
-    def distance(config: Config) -> tuple[int, ...]:
+    def distance(config: Config) -> tuple[float, ...]:
         share = elements_per_thread(config["heads_per_program"] * span, config["num_warps"], device)
         return config["tokens_per_program"], abs(config["num_warps"] - warps), abs(share - 16)
 

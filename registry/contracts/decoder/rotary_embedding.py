@@ -149,7 +149,7 @@ def _check_data(values: Mapping[str, Any]) -> None:
 
 def _rows(problem: Problem) -> int:
     """Rows of the table that ``inputs`` makes; a call's table may have any number."""
-    return min(max(4 * problem.tokens, 64), _MOST_POSITIONS)
+    return min(max(4 * int(problem.tokens), 64), _MOST_POSITIONS)
 
 
 def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
