@@ -121,6 +121,14 @@ def rotary_embedding_implementations() -> Iterable[Implementation]:
     return [CppRotaryEmbedding()]
 
 
+@implements("kv_cache_append")
+def kv_cache_append_implementations() -> Iterable[Implementation]:
+    """One implementation."""
+    from .kv_cache_append import CppKvCacheAppend
+
+    return [CppKvCacheAppend()]
+
+
 @implements("linear")
 def linear_implementations() -> Iterable[Implementation]:
     """AMX tiles, and dot products of pairs, of bfloat16."""

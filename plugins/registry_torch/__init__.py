@@ -326,3 +326,11 @@ def rotary_embedding_implementations() -> Iterable[Implementation]:
     from .decoder.rotary_embedding import CompiledRotaryEmbedding, RotaryEmbedding
 
     return [RotaryEmbedding(), CompiledRotaryEmbedding()]
+
+
+@implements("kv_cache_append")
+def kv_cache_append_implementations() -> Iterable[Implementation]:
+    """Indexed copies."""
+    from .decoder.kv_cache_append import KvCacheAppend
+
+    return [KvCacheAppend()]

@@ -225,3 +225,10 @@ def rotary_embedding_implementations() -> Sequence[registry.Implementation]:
     from .decoder.rotary_embedding import BlockRotaryEmbedding
 
     return [BlockRotaryEmbedding()]
+
+
+@registry.implements("kv_cache_append")
+def kv_cache_append_implementations() -> Sequence[registry.Implementation]:
+    from .decoder.kv_cache_append import BlockKvCacheAppend
+
+    return [BlockKvCacheAppend()]

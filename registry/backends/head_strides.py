@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from ..problem import Problem, TensorSpec
 
 
@@ -31,6 +34,15 @@ def row_stride(problem: Problem, name: str, cols: int) -> int | None:
         return cols
     spec = arguments.tensor(name)
     return spec.strides[0] if spec.strides[1] == 1 or cols == 1 else None
+
+
+def outer_strides(problem: Problem, name: str, inner: Sequence[int]) -> tuple[int, ...] | None:
+    """Strides of tensor ``name``, of any size times ``inner``, without the last; None unless that is 1."""
+    traits = problem.traits
+    if traits.contiguous(name) or (arguments := traits.arguments) is None:
+        return tuple(math.prod(inner[place:]) for place in range(len(inner)))
+    strides = arguments.tensor(name).strides
+    return strides[:-1] if strides[-1] == 1 or inner[-1] == 1 else None
 
 
 def _stride_of(spec: TensorSpec, leading: int, row: int) -> int | None:

@@ -64,6 +64,13 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"rows": 300, "cols": 4096, "weight": True}, {"rows": 3, "cols": 128256, "weight": True},
         {"rows": 999, "cols": 100, "weight": False},
     ],
+    "kv_cache_append": [
+        {"tokens": tokens, "kv_heads": heads, "head_dim": size, "block_size": block, "kv_dtype": kind}
+        for tokens, heads, size, block, kind in (
+            (999, 8, 128, 16, "auto"), (999, 8, 128, 16, "float8_e4m3fn"), (1, 1, 80, 1, "float8_e4m3fn"),
+            (70, 3, 20, 128, "auto"),
+        )
+    ],
     "rotary_embedding": [
         {"tokens": tokens, "heads": heads, "kv_heads": 8, "head_dim": size, "rotary_dim": part, "style": style}
         for tokens, heads, size, part, style in (

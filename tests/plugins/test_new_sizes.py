@@ -37,6 +37,7 @@ STATIC: Mapping[str, Value] = {
     "head_dim": 128,
     "rotary_dim": 128,
     "style": "neox",
+    "block_size": 16,
     "dtype": "bfloat16",
 }
 TAKEN: Mapping[tuple[str, str], Mapping[str, Value]] = {
