@@ -21,6 +21,7 @@ row of a table is one line, however long. `--json` prints JSON.
 
 | variable | meaning |
 | --- | --- |
+| `KERNEL_REGISTRY_CHECK` | `1`: calls check what tensors hold, see [dispatch.md](dispatch.md#checks-of-data) |
 | `KERNEL_REGISTRY_DB` | the tuning database: a path or an SQLAlchemy URL |
 | `KERNEL_REGISTRY_CACHE` | the folder of compiled kernels |
 | `KERNEL_REGISTRY_FORK` | `0`: the processes of a tuning run are executed, not forked from one with torch |

@@ -51,6 +51,13 @@ class InvalidArgumentError(RegistryError, ValueError):
     """A call whose arguments the op does not accept: rank, dtype, device, shape, attribute."""
 
 
+class OutOfRangeError(InvalidArgumentError, IndexError):
+    """A tensor with a value outside of its range, such as an index beyond a table's end.
+
+    Values are on the device and are not read: only ``KERNEL_REGISTRY_CHECK=1`` lets a call wait for them.
+    """
+
+
 class ArgumentTypeError(InvalidArgumentError, TypeError):
     """A call of the wrong form: an argument too many, missing, unknown or of another type than the schema says."""
 

@@ -113,6 +113,22 @@ def fused_add_rms_norm_implementations() -> Iterable[Implementation]:
     return [CppFusedAddRmsNorm()]
 
 
+@implements("rotary_embedding")
+def rotary_embedding_implementations() -> Iterable[Implementation]:
+    """One implementation."""
+    from .rotary_embedding import CppRotaryEmbedding
+
+    return [CppRotaryEmbedding()]
+
+
+@implements("kv_cache_append")
+def kv_cache_append_implementations() -> Iterable[Implementation]:
+    """One implementation."""
+    from .kv_cache_append import CppKvCacheAppend
+
+    return [CppKvCacheAppend()]
+
+
 @implements("linear")
 def linear_implementations() -> Iterable[Implementation]:
     """AMX tiles, and dot products of pairs, of bfloat16."""

@@ -318,3 +318,19 @@ def fused_add_rms_norm_implementations() -> Iterable[Implementation]:
     from .decoder.fused_add_rms_norm import FusedAddRmsNorm
 
     return [FusedAddRmsNorm()]
+
+
+@implements("rotary_embedding")
+def rotary_embedding_implementations() -> Iterable[Implementation]:
+    """Products and sums in place, and Inductor's."""
+    from .decoder.rotary_embedding import CompiledRotaryEmbedding, RotaryEmbedding
+
+    return [RotaryEmbedding(), CompiledRotaryEmbedding()]
+
+
+@implements("kv_cache_append")
+def kv_cache_append_implementations() -> Iterable[Implementation]:
+    """Indexed copies."""
+    from .decoder.kv_cache_append import KvCacheAppend
+
+    return [KvCacheAppend()]

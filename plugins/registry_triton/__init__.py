@@ -218,3 +218,17 @@ def fused_add_rms_norm_implementations() -> Sequence[registry.Implementation]:
     from .decoder.fused_add_rms_norm import LoopedFusedAddRmsNorm, RowFusedAddRmsNorm
 
     return [RowFusedAddRmsNorm(), LoopedFusedAddRmsNorm()]
+
+
+@registry.implements("rotary_embedding")
+def rotary_embedding_implementations() -> Sequence[registry.Implementation]:
+    from .decoder.rotary_embedding import BlockRotaryEmbedding
+
+    return [BlockRotaryEmbedding()]
+
+
+@registry.implements("kv_cache_append")
+def kv_cache_append_implementations() -> Sequence[registry.Implementation]:
+    from .decoder.kv_cache_append import BlockKvCacheAppend
+
+    return [BlockKvCacheAppend()]

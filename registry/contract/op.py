@@ -71,6 +71,9 @@ class Op:
     kinds      the names of input distributions that ``inputs`` knows; verification uses every one
     examples   dimensions of small problems worth checking, odd ones among them; ``registry.testing`` uses them
     check      raises InvalidArgumentError for dimensions that no call could have, e.g. of a shapes file
+    check_data  raises an error, such as OutOfRangeError, for contents of tensors that the op does not accept, e.g. an
+               index outside of a table. It takes the call's values by name, and may wait for the device: dispatch calls
+               it, after ``problem``, only under ``KERNEL_REGISTRY_CHECK=1``
     floor      Problem -> Floor
     tolerance  how far a result may be from the reference
     tolerances by name, the results that need a tolerance of their own
@@ -120,6 +123,7 @@ class Op:
     view: Callable[[Arguments], Arguments] | None = None
     alike: Mapping[str, str] = field(default_factory=dict)
     transfers: Mapping[str, Range] = field(default_factory=dict)
+    check_data: Callable[[Mapping[str, Any]], None] | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.match(self.name):

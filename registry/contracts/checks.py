@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from ..contract import RowMajor
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, OutOfRangeError
 from ..problem import Arguments, Problem, TensorSpec, Value, check_choice, check_positive, dtype_name
 from ..tracing import refuse
 
@@ -80,6 +80,37 @@ def check_eps(op: str, eps: float) -> None:
     # written so that NaN fails too
     if not 0.0 <= eps < math.inf:
         refuse(f"{op}: eps={eps}", hint="expected a finite number of at least 0, e.g. 1e-6")
+
+
+def check_writable(op: str, name: str, spec: TensorSpec) -> None:
+    """Raise InvalidArgumentError if several elements of a tensor that is written to share their memory."""
+    if any(stride == 0 and size > 1 for size, stride in zip(spec.shape, spec.strides, strict=True)):
+        raise InvalidArgumentError(
+            f"{op}: {name} is expanded (shape {shape_text(spec.shape)}, strides {spec.strides}), and is written to",
+            hint=f"give each element memory of its own: {name}.contiguous()",
+        )
+
+
+def index_tensor(arguments: Arguments, name: str) -> TensorSpec:
+    """The spec of tensor ``name``. Raises InvalidArgumentError unless it is int64 or int32."""
+    spec = arguments.tensor(name)
+    if spec.dtype not in (torch.int64, torch.int32):
+        raise InvalidArgumentError(
+            f"{arguments.op}: {name} is {dtype_name(spec.dtype)}, expected int64 or int32",
+            hint=f"convert it: {name}.to(torch.int64)",
+        )
+    return spec
+
+
+def check_values(op: str, name: str, values: torch.Tensor, wrong: torch.Tensor, allowed: str, hint: str) -> None:
+    """Raise OutOfRangeError with the first of ``values`` at which ``wrong`` is True. Waits for the device."""
+    places = wrong.nonzero()
+    if not places.shape[0]:
+        return
+    place = places[0].tolist()
+    more = f", and {places.shape[0] - 1} more like it" if places.shape[0] > 1 else ""
+    value = values[tuple(place)].item()
+    raise OutOfRangeError(f"{op}: {name}[{', '.join(map(str, place))}] is {value}, expected {allowed}{more}", hint=hint)
 
 
 def positive(problem: Problem, *names: str) -> None:

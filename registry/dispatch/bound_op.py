@@ -15,6 +15,7 @@ from ..discovery.catalog import Catalog
 from ..errors import RegistryError, UnsupportedError
 from ..tracing import constant_while_tracing, let_through, refuse
 from .call_answers import Asked
+from .data_checks import data_check
 from .explain import Explanation, explained
 from .forcing import Forcing
 from .hit.hot_path import Around, hot_path
@@ -31,9 +32,12 @@ from .torch_side.torch_private import unseen_by_modes
 
 
 class BoundOp:
-    """One op with its plans; ``call`` is the function that ``registry.op(name)`` returns."""
+    """One op with its plans; ``call`` is the function that ``registry.op(name)`` returns.
 
-    def __init__(
+    ``checking``: each call's data are checked, if the op declares a check of them.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917  (a part of the dispatcher each)
         self,
         op: Op,
         catalog: Catalog,
@@ -43,6 +47,7 @@ class BoundOp:
         find: Callable[[str], BoundOp],
         watch: recorder.Recorder,
         mode: Callable[[], Mode],
+        checking: bool = False,
     ) -> None:
         self.op = op
         self.gradients = CallGradients(op, find, forcing)
@@ -55,14 +60,15 @@ class BoundOp:
         self._reference = op.reference
         self.plans = Plans(op, catalog, winners, mode)
         serves = lambda: torch_ops.serves(self)  # noqa: E731 - a method cannot be passed before its object is complete
-        self.miss = Miss(self.plans, forcing, follow, self.gradients, watch, mode, serves)
+        check = data_check(op) if checking else None
+        self.miss = Miss(self.plans, forcing, follow, self.gradients, watch, mode, serves, check)
         self.table = self.miss.table
         miss, watchers = self.miss, (forcing, watch)
         around = Around(
             self.table, watchers, miss.answer, miss.another_size, self.generic, self.traced, miss.may_retry,
             miss.profiles.run,
         )  # fmt: skip
-        hot = hot_path(op, around)
+        hot = hot_path(op, around, checked=check is not None)
         self.call = hot.call
         """Run the op on these arguments by the fastest known implementation."""
         self.taken = hot.taken

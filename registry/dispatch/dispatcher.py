@@ -22,6 +22,7 @@ from ..implementation import Implementation
 from ..problem import Problem
 from ..tracing import constant_while_tracing, let_through
 from .bound_op import BoundOp
+from .data_checks import checking
 from .explain import Explanation, explained_problem
 from .forcing import Forced, ForcedChoice, Forcing
 from .hit.hot_path import CallAnswer
@@ -49,6 +50,7 @@ class Dispatcher:
         self.forcing = Forcing()
         self.recorder = Recorder()
         self._mode: Mode | None = None
+        self._checking: bool | None = None
         self._swapping = False
         self._reloading = renewed_in_child(self, "_reloading", threading.Lock)
         self._winners = Winners(database)
@@ -99,6 +101,7 @@ class Dispatcher:
                     self.bound,
                     self.recorder,
                     self.mode,
+                    self.checking(),
                 )
                 self._bound[name] = bound
                 self._calls[name] = bound.taken
@@ -185,6 +188,12 @@ class Dispatcher:
         if self._mode is None:
             self._mode = mode_of()
         return self._mode
+
+    def checking(self) -> bool:
+        """Whether calls check the contents of their tensors, as ``KERNEL_REGISTRY_CHECK`` said at the first call."""
+        if self._checking is None:
+            self._checking = checking()
+        return self._checking
 
     def reload(self) -> int:
         """Read the stored winners again; returns the number of problems whose winners changed.

@@ -12,6 +12,7 @@ from ..device import Device
 from ..errors import NotLaunchedError, NotReadyError
 from ..problem import Arguments
 from .call_answers import Answers, Asked
+from .data_checks import DataCheck
 from .forcing import Forced, Forcing
 from .hit.call_parts import without_lists
 from .hit.counter import Counter
@@ -52,6 +53,7 @@ class Miss:
     """The slow path of one op, with its plans and the tables that the hot path reads.
 
     ``follow`` brings the dispatcher up to date; ``serves()`` is True if torch's operator of the op uses this Miss.
+    ``check_data`` checks the contents of each call's tensors; with it, all calls must come here.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Miss:
         watch: recorder.Recorder,
         mode: Callable[[], Mode],
         serves: Callable[[], bool],
+        check_data: DataCheck | None = None,
     ) -> None:
         op = plans.op
         self.plans = plans
@@ -78,6 +81,7 @@ class Miss:
         self._watch = watch
         self._mode = mode
         self._serves = serves
+        self._check_data = check_data
         self._missed = Counter()
         self._forced_tables: dict[str, Table] = {}
         self._names = op.parsed.names
@@ -113,8 +117,8 @@ class Miss:
         strange = unusual(asked.tensors)
         if strange and traced_by_torch(asked.tensors) and self._serves():
             return torch_ops.called(torch_ops.define(self._op), self._op, asked.values)
-        if self._op.parsed.mutates and not strange:
-            check_apart(self._op.name, self._op.parsed, asked.values)
+        if not strange:
+            self._check(asked)
         given = self._given(args, attributes)
         # states in which no call takes the hot path, although its entries hold
         watched = self._forcing.active or self._watch.active or in_dual_level()
@@ -143,6 +147,13 @@ class Miss:
                     if forced is None:
                         self._add_family(asked, resolved)
         return outputs
+
+    def _check(self, asked: Asked) -> None:
+        """Raise InvalidArgumentError if tensors share memory that is written to, or hold what the op refuses."""
+        if self._op.parsed.mutates:
+            check_apart(self._op.name, self._op.parsed, asked.values)
+        if self._check_data is not None:
+            self._check_data(asked)
 
     def another_size(self, values: tuple[Any, ...]) -> tuple[Any] | None:
         """A tuple with the outputs of a call that differs from an earlier one in sizes alone; None for other calls.

@@ -64,6 +64,19 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"rows": 300, "cols": 4096, "weight": True}, {"rows": 3, "cols": 128256, "weight": True},
         {"rows": 999, "cols": 100, "weight": False},
     ],
+    "kv_cache_append": [
+        {"tokens": tokens, "kv_heads": heads, "head_dim": size, "block_size": block, "kv_dtype": kind}
+        for tokens, heads, size, block, kind in (
+            (999, 8, 128, 16, "auto"), (999, 8, 128, 16, "float8_e4m3fn"), (1, 1, 80, 1, "float8_e4m3fn"),
+            (70, 3, 20, 128, "auto"),
+        )
+    ],
+    "rotary_embedding": [
+        {"tokens": tokens, "heads": heads, "kv_heads": 8, "head_dim": size, "rotary_dim": part, "style": style}
+        for tokens, heads, size, part, style in (
+            (999, 32, 128, 128, "neox"), (1, 64, 128, 64, "gptj"), (33, 9, 80, 20, "neox"), (70, 8, 96, 10, "gptj"),
+        )
+    ],
     "gemm_int4": [
         {**INT4, "m": 1, "group_size": 128}, {**INT4, "m": 3, "group_size": 32}, {**INT4, "m": 17, "group_size": 128},
         {**INT4, "m": 130, "group_size": 1024}, {**INT4, "m": 1, "group_size": 1024, "symmetric": True},

@@ -34,6 +34,12 @@ STATIC: Mapping[str, Value] = {
     "experts": 64,
     "routing": "uniform",
     "approximate": "tanh",
+    "heads": 32,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "rotary_dim": 128,
+    "style": "neox",
+    "block_size": 16,
     "dtype": "bfloat16",
 }
 TAKEN: Mapping[tuple[str, str], Mapping[str, Value]] = {

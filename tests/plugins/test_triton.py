@@ -54,6 +54,21 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "layer_norm triton.looped": {"rows": 4096, "cols": 128256, **AFFINE},
     "layer_norm_backward triton.row": {"rows": 4096, "cols": 8192, **AFFINE},
     "layer_norm_backward triton.columns": {"rows": 4096, "cols": 28672, **AFFINE},
+    "kv_cache_append triton.block": {
+        "tokens": 8192,
+        "kv_heads": 8,
+        "head_dim": 128,
+        "block_size": 16,
+        "kv_dtype": "auto",
+    },
+    "rotary_embedding triton.block": {
+        "tokens": 8192,
+        "heads": 32,
+        "kv_heads": 8,
+        "head_dim": 128,
+        "rotary_dim": 128,
+        "style": "neox",
+    },
     **{f"silu_and_mul{gradient} triton.block": {"rows": 8192, "cols": 14336} for gradient in ("", "_backward")},
     **{
         f"gelu_and_mul{gradient} triton.block": {"rows": 8192, "cols": 14336, "approximate": form}

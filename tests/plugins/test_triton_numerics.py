@@ -195,6 +195,34 @@ def test_numerics_of_halves_beside_float32(name: str, place: int, dtype: torch.d
         torch.testing.assert_close(one.double(), right, rtol=limit, atol=limit * right.square().mean().sqrt().item())
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["rotary_embedding", "kv_cache_append"])
+def test_parts_of_fused_tensors_are_read_and_written_where_they_are(name: str, dtype: torch.dtype) -> None:
+    op, implementation, device = OPS[name], FORMS[name][0], Device.of("cpu")
+    fused = torch.randn(7, 6 * 32).to(dtype)
+    parts = [part.unflatten(-1, (-1, 32)) for part in fused.split([4 * 32, 32, 32], -1)]
+    index = torch.tensor([3, 0, 1, 7, 2, 5, 4])
+    if name == "rotary_embedding":
+        values: tuple[Any, ...] = (index, parts[0], parts[1], 32, torch.randn(9, 20)[:, :16], False)
+    else:
+        # heads before slots
+        caches = [torch.randn(3, 1, 4, 32).to(dtype).transpose(1, 2) for _ in range(2)]
+        values = (parts[1], parts[2], *caches, index, None, None)
+    right = reference64(op, values)
+    problem = op.pose(op.arguments(values))
+    assert not list(implementation.unsupported(problem, device))
+    assert not problem.traits["contiguous"]
+    config = implementation.default(problem, device)
+    plan = build(op, Candidate(implementation, config), problem, op.arguments(values), device)
+    before = fused.clone()
+    for found, expected in zip(op.results(plan(*values), values), right, strict=True):
+        limit = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(found.double(), expected, rtol=limit, atol=limit)
+    left = 5 * 32 if name == "rotary_embedding" else 0
+    assert torch.equal(fused[:, left:], before[:, left:])
+
+
 LAYER = "layer_norm_backward"
 
 

@@ -74,9 +74,13 @@ def interpreted_run(launches: Sequence[BoundLaunch]) -> Run:
 
 
 def _widened(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
-        return value.detach().float()
-    return value
+    """A float32 copy of a bfloat16 tensor with its strides, which the kernel may have got; any other value itself."""
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.bfloat16:
+        return value
+    wide = value.detach().float()
+    if wide.stride() == value.stride() or 0 in value.stride():
+        return wide
+    return torch.empty_strided(value.shape, value.stride(), dtype=torch.float32).copy_(wide)
 
 
 def launch_jit(launches: Sequence[BoundLaunch], groups: Mapping[str, tuple[Any, ...]]) -> None:

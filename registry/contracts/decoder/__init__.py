@@ -1,18 +1,22 @@
-"""Ops of a decoder besides matrix products: the gated activations of its MLP, its residual stream, and layer_norm."""
+"""Ops of a decoder besides matrix products: activations, norms, rotary embeddings, the cache of keys and values."""
 
 from __future__ import annotations
 
 from .fused_add_rms_norm import FUSED_ADD_RMS_NORM
 from .gated import GELU_AND_MUL, GELU_AND_MUL_BACKWARD, SILU_AND_MUL, SILU_AND_MUL_BACKWARD
+from .kv_cache_append import KV_CACHE_APPEND
 from .layer_norm import LAYER_NORM
 from .layer_norm_backward import LAYER_NORM_BACKWARD
+from .rotary_embedding import ROTARY_EMBEDDING
 
 __all__ = [
     "FUSED_ADD_RMS_NORM",
     "GELU_AND_MUL",
     "GELU_AND_MUL_BACKWARD",
+    "KV_CACHE_APPEND",
     "LAYER_NORM",
     "LAYER_NORM_BACKWARD",
+    "ROTARY_EMBEDDING",
     "SILU_AND_MUL",
     "SILU_AND_MUL_BACKWARD",
 ]

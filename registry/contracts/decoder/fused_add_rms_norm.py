@@ -16,7 +16,7 @@ from ...contract import Tolerance
 from ...errors import InvalidArgumentError
 from ...problem import Arguments, Problem, TensorSpec, Value, dtype_name
 from .. import fills
-from ..checks import HALVES, check_eps, float_tensor, same_dtype, shape_text
+from ..checks import HALVES, check_eps, check_writable, float_tensor, same_dtype, shape_text
 from ..families import rows_op
 from ..rounding import fp32_weight, underflow, units
 
@@ -55,7 +55,7 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
         )
     same_dtype(op, ("x", x), ("residual", residual))
     for name, spec in (("x", x), ("residual", residual)):
-        _check_writable(op, name, spec)
+        check_writable(op, name, spec)
     offset, weighted = arguments.number("offset"), arguments["weight"] is not None
     if not math.isfinite(offset) or (offset and not weighted):
         raise InvalidArgumentError(
@@ -66,14 +66,6 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
         _check_weight(op, x, float_tensor(arguments, "weight"))
     rows, cols = math.prod(x.shape[:-1]), x.shape[-1]
     return {"rows": rows, "cols": cols, "weight": weighted, "dtype": dtype_name(x.dtype)}
-
-
-def _check_writable(op: str, name: str, spec: TensorSpec) -> None:
-    if any(stride == 0 and size > 1 for size, stride in zip(spec.shape, spec.strides, strict=True)):
-        raise InvalidArgumentError(
-            f"{op}: {name} is expanded (shape {shape_text(spec.shape)}, strides {spec.strides}), and is written to",
-            hint=f"give each element memory of its own: {name}.contiguous()",
-        )
 
 
 def _check_weight(op: str, x: TensorSpec, weight: TensorSpec) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ..checks import same_dtype, shape_text
 from ..linear import sum_scale
 from ..rounding import underflow
 from .dense import GROUPED_GEMM, KINDS, RTOL, check, drawn, examples, grouped_dims, row_scale
-from .routing import ROUTING, busy_experts, gap, plant_beside, spans
+from .routing import ROUTING, busy_experts, check_offsets_data, gap, plant_beside, spans
 
 
 def grouped_gemm_backward_reference(
@@ -107,5 +108,6 @@ GROUPED_GEMM_BACKWARD = Op(
     kinds=KINDS,
     examples=examples(),
     check=check,
+    check_data=partial(check_offsets_data, "grouped_gemm_backward"),
     weights=GROUPED_GEMM.weights,
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from .. import fills
 from ..checks import FLOATS, float_dtype, float_tensor, positive, same_dtype, shape_text
 from ..linear import sum_scale
 from ..rounding import underflow, units
-from .routing import ROUTING, busy_experts, check_offsets, draw_offsets, gap, plant_beside, spans
+from .routing import ROUTING, busy_experts, check_offsets, check_offsets_data, draw_offsets, gap, plant_beside, spans
 
 KINDS = ("normal", "outliers", "spike_last", "gaps")
 
@@ -128,6 +129,7 @@ GROUPED_GEMM = Op(
     kinds=KINDS,
     examples=examples(),
     check=check,
+    check_data=partial(check_offsets_data, "grouped_gemm"),
     backward=Backward("grouped_gemm_backward", saved=("x", "weights", "offsets")),
     weights=frozenset({"weights"}),
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ...tracing import refuse
 from ..checks import FLOATS, float_dtype, float_tensor, positive, shape_text
 from ..packed_gemm_inputs import KINDS, Format, packed_inputs
 from ..rounding import fp32_weight, underflow, units
-from .routing import ROUTING, busy_experts, check_offsets, draw_offsets, gap, spans
+from .routing import ROUTING, busy_experts, check_offsets, check_offsets_data, draw_offsets, gap, spans
 
 BITS = 4
 _NAME = "grouped_gemm_int4"
@@ -203,6 +204,7 @@ GROUPED_GEMM_INT4 = Op(
     kinds=KINDS,
     examples=_examples(),
     check=check,
+    check_data=partial(check_offsets_data, _NAME),
     flatten=_flatten,
     packed=Packed("weights", PackedExperts, _PARTS),
     backward=Backward(f"{_NAME}_backward", saved=("qweight", "scales", "zeros", "offsets")),

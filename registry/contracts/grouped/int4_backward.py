@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from ...packed import dequantized
 from ...problem import Arguments, Problem, Value
 from ..checks import FLOATS, float_tensor, shape_text
 from .int4 import BITS, GROUPED_GEMM_INT4, TOLERANCE, check, drawn, floor, weight_dims
-from .routing import spans
+from .routing import check_offsets_data, spans
 
 
 def grouped_gemm_int4_backward_reference(
@@ -75,5 +76,6 @@ GROUPED_GEMM_INT4_BACKWARD = Op(
     kinds=GROUPED_GEMM_INT4.kinds,
     examples=GROUPED_GEMM_INT4.examples,
     check=check,
+    check_data=partial(check_offsets_data, "grouped_gemm_int4_backward"),
     weights=GROUPED_GEMM_INT4.weights,
 )

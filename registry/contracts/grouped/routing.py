@@ -7,13 +7,15 @@ unspecified, but nothing outside of the tensors may be read or written.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 
 from ...errors import InvalidArgumentError
 from ...problem import Arguments, Problem, dtype_name
-from ..checks import shape_text
+from ..checks import check_values, shape_text
 
 ROUTING = ("uniform", "skewed", "one_expert")
 """Distributions of rows: equal for all experts; the i-th expert has 1 / i of the first's; one expert has all."""
@@ -72,6 +74,21 @@ def plant_beside(x: torch.Tensor) -> torch.Tensor:
         x[rows - count :] = torch.nan
         x[rows // 2, 0] = torch.nan
     return x
+
+
+def check_offsets_data(op: str, values: Mapping[str, Any]) -> None:
+    """Raise OutOfRangeError if the offsets decrease. Reads them to the host."""
+    offsets = values["offsets"]
+    least = offsets.roll(1)
+    least[0] = offsets[0]
+    check_values(
+        op,
+        "offsets",
+        offsets,
+        offsets < least,
+        "no less than the offset before it",
+        "rows offsets[i] to offsets[i + 1] belong to expert i: pass cumulated counts, counts.cumsum(0)",
+    )
 
 
 def check_offsets(arguments: Arguments, experts: int) -> None:

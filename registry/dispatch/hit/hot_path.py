@@ -70,10 +70,10 @@ class Around:
     profiled: Callable[..., Any]
 
 
-def hot_path(op: Op, around: Around) -> HotPath:
-    """The functions for ``op``."""
+def hot_path(op: Op, around: Around, *, checked: bool = False) -> HotPath:
+    """The functions for ``op``. ``checked``: no call is a hit, since ``around.slow`` checks the data of each."""
     parameters = op.parsed.parameters
-    if not all(_usable(parameter.name) for parameter in parameters):
+    if checked or not all(_usable(parameter.name) for parameter in parameters):
         return _generic(around, lambda *args, **attributes: around.slow(args, attributes))
     known = _names(around)
     slow = f"$slow(*{_given(parameters, False)})"

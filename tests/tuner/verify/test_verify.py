@@ -64,6 +64,12 @@ DIMS: Mapping[str, dict[str, Value]] = {
     "grouped_gemm_backward": {"m": 13, "n": 64, "k": 128, "experts": 4, "routing": "skewed", "dtype": "bfloat16"},
     "gemm_sparse24": {"m": 13, "n": 64, "k": 140, "bias": True, "dtype": "bfloat16"},
     "gemm_sparse24_backward": {"m": 13, "n": 64, "k": 140, "dtype": "bfloat16"},
+    "kv_cache_append": {
+        "tokens": 5, "kv_heads": 3, "head_dim": 20, "block_size": 4, "kv_dtype": "float8_e4m3fn", "dtype": "bfloat16",
+    },
+    "rotary_embedding": {
+        "tokens": 5, "heads": 3, "kv_heads": 1, "head_dim": 20, "rotary_dim": 10, "style": "gptj", "dtype": "bfloat16",
+    },
     "fused_add_rms_norm": {"rows": 3, "cols": 1001, "weight": True, "dtype": "bfloat16"},
     **{op: {"rows": 3, "cols": 1001, "dtype": "bfloat16"} for op in ("silu_and_mul", "silu_and_mul_backward")},
     **{

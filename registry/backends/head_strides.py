@@ -1,0 +1,58 @@
+"""Strides of tensors of heads, by which kernels read queries and keys that are parts of a fused tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..problem import Problem, TensorSpec
+
+
+def head_strides(problem: Problem, name: str, heads: int, tokens: str) -> tuple[int, int] | None:
+    """Elements from a token to the next, and from a head to the next, of tensor ``name`` of a problem.
+
+    Its dimensions are those of tensor ``tokens``, then ``heads * head_dim`` as one or two. None unless tokens are
+    evenly spaced and the elements of a head are neighbours.
+    """
+    head_dim = problem.head_dim
+    traits = problem.traits
+    # arguments are not read for the usual layout: a reader of them is asked anew for each size
+    if traits.contiguous(name) or (arguments := traits.arguments) is None:
+        return heads * head_dim, head_dim
+    spec, leading = arguments.tensor(name), len(arguments.tensor(tokens).shape)
+    token = _stride_of(spec, leading, heads * head_dim)
+    if len(spec.shape) == leading + 1:
+        return None if token is None or (spec.strides[-1] != 1 and spec.shape[-1] > 1) else (token, head_dim)
+    head = spec.strides[-2] if heads > 1 else head_dim
+    return None if token is None or (spec.strides[-1] != 1 and head_dim > 1) else (token, head)
+
+
+def row_stride(problem: Problem, name: str, cols: int) -> int | None:
+    """Elements from a row of matrix ``name`` to the next; None unless the elements of a row are neighbours."""
+    traits = problem.traits
+    if traits.contiguous(name) or (arguments := traits.arguments) is None:
+        return cols
+    spec = arguments.tensor(name)
+    return spec.strides[0] if spec.strides[1] == 1 or cols == 1 else None
+
+
+def outer_strides(problem: Problem, name: str, inner: Sequence[int]) -> tuple[int, ...] | None:
+    """Strides of tensor ``name``, of any size times ``inner``, without the last; None unless that is 1."""
+    traits = problem.traits
+    if traits.contiguous(name) or (arguments := traits.arguments) is None:
+        return tuple(math.prod(inner[place:]) for place in range(len(inner)))
+    strides = arguments.tensor(name).strides
+    return strides[:-1] if strides[-1] == 1 or inner[-1] == 1 else None
+
+
+def _stride_of(spec: TensorSpec, leading: int, row: int) -> int | None:
+    """The stride of the first ``leading`` dimensions as one; None if they have no single one."""
+    found, reach = None, 0
+    for size, stride in zip(reversed(spec.shape[:leading]), reversed(spec.strides[:leading]), strict=True):
+        if size == 1:
+            continue
+        if found is not None and stride != reach:
+            return None
+        found = stride if found is None else found
+        reach = stride * size
+    return row if found is None else found

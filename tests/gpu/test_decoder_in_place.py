@@ -1,0 +1,88 @@
+"""rotary_embedding and kv_cache_append on a GPU: parts of fused tensors, captured graphs, checks of data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+import registry
+from registry.arguments.schema import with_tensors
+from registry.contracts import KV_CACHE_APPEND, ROTARY_EMBEDDING
+from registry.discovery.catalog import Catalog
+from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.warning import DispatchWarning
+from registry.errors import OutOfRangeError
+
+HEADS, KV_HEADS, WIDTH, SIZE = 8, 2, 128, 16
+NAMES = ("torch.native", "triton.block", "torch.compile")
+
+
+def fused(tokens: int) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    """A fused qkv, and its three parts [tokens, heads, width]."""
+    whole = torch.randn(tokens, (HEADS + 2 * KV_HEADS) * WIDTH, device="cuda", dtype=torch.bfloat16)
+    parts = whole.split([HEADS * WIDTH, KV_HEADS * WIDTH, KV_HEADS * WIDTH], -1)
+    return whole, [part.unflatten(-1, (-1, WIDTH)) for part in parts]
+
+
+def table() -> torch.Tensor:
+    angles = torch.outer(torch.arange(512.0), 10_000.0 ** (-torch.arange(0, WIDTH, 2) / WIDTH))
+    return torch.cat((angles.cos(), angles.sin()), -1).cuda()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize("tokens", [1, 77])
+def test_parts_of_a_fused_tensor_are_rotated_where_they_are(name: str, is_neox: bool, tokens: int) -> None:
+    whole, (query, key, value) = fused(tokens)
+    positions, kept = torch.randint(512, (tokens,), device="cuda"), value.clone()
+    right = [query.double(), key.double()]
+    ROTARY_EMBEDDING.reference(positions, *right, WIDTH, table().double(), is_neox)
+    with registry.using(rotary_embedding=name):
+        registry.call("rotary_embedding", positions, query, key, WIDTH, table(), is_neox)
+    for found, expected in zip((query, key), right, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=2.0**-7, atol=2.0**-7)
+    assert torch.equal(value, kept)
+    assert whole.data_ptr() == query.data_ptr()
+
+
+@pytest.mark.parametrize("float8", [False, True])
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_captured_graphs_write_to_the_slots_of_their_replays(name: str, float8: bool) -> None:
+    _, (_, key, value) = fused(5)
+    dtype = torch.float8_e4m3fn if float8 else torch.bfloat16
+    caches = [torch.zeros(4, SIZE, KV_HEADS, WIDTH, device="cuda").to(dtype) for _ in range(2)]
+    slots = torch.tensor([3, -1, 40, 17, 63], device="cuda")
+    scales: list[Any] = [torch.full((1,), 0.25, device="cuda") if float8 else None for _ in range(2)]
+    with registry.using(kv_cache_append=name):
+        registry.call("kv_cache_append", key, value, *caches, slots, *scales)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            registry.call("kv_cache_append", key, value, *caches, slots, *scales)
+    for drawn in ([60, 61, 0, -1, 2], [-1, -1, -1, -1, -1], [9, 8, 7, 6, 5]):
+        slots.copy_(torch.tensor(drawn))
+        key.copy_(torch.randn_like(key))
+        right = with_tensors(caches, torch.clone)
+        KV_CACHE_APPEND.reference(key, value, *right, slots, *scales)
+        graph.replay()
+        for found, expected in zip(caches, right, strict=True):
+            assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_data_are_checked_but_not_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNEL_REGISTRY_CHECK", "1")
+    call = Dispatcher(Catalog()).op("rotary_embedding")
+    _, (query, key, _) = fused(3)
+    positions = torch.tensor([0, 511, 5], device="cuda")
+    call(positions, query, key, WIDTH, table(), True)
+    with pytest.raises(OutOfRangeError, match=r"positions\[1\] is 512, expected 0 to 511"):
+        call(positions + 1, query, key, WIDTH, table(), True)
+    cache = table()
+    graph = torch.cuda.CUDAGraph()
+    with pytest.warns(DispatchWarning, match="KERNEL_REGISTRY_CHECK=1 checks no call"), torch.cuda.graph(graph):
+        call(positions, query, key, WIDTH, cache, True)
