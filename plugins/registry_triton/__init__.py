@@ -218,3 +218,17 @@ def fused_add_rms_norm_implementations() -> Sequence[registry.Implementation]:
     from .decoder.fused_add_rms_norm import LoopedFusedAddRmsNorm, RowFusedAddRmsNorm
 
     return [RowFusedAddRmsNorm(), LoopedFusedAddRmsNorm()]
+
+
+@registry.implements("cross_entropy")
+def cross_entropy_implementations() -> Sequence[registry.Implementation]:
+    from .losses.cross_entropy import OnlineCrossEntropy, RowCrossEntropy, SplitCrossEntropy
+
+    return [RowCrossEntropy(), OnlineCrossEntropy(), SplitCrossEntropy()]
+
+
+@registry.implements("cross_entropy_backward")
+def cross_entropy_backward_implementations() -> Sequence[registry.Implementation]:
+    from .losses.cross_entropy_backward import TileCrossEntropyBackward
+
+    return [TileCrossEntropyBackward()]
