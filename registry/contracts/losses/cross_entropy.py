@@ -83,8 +83,11 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
 
 
 def _of_sum(problem: Problem) -> float:
-    """Roundings of a row's logarithm: those of its exponentials, and of a serial sum of them."""
-    return 24.0 + 0.3 * math.sqrt(problem.cols)
+    """Roundings of a row's logarithm: those of its exponentials, and of a serial sum of them.
+
+    torch's log-softmax on a CPU errs by half of that (128256 columns of equal sign).
+    """
+    return 24.0 + math.sqrt(problem.cols)
 
 
 def _lse_scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
