@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -20,6 +20,17 @@ from registry.testing import check_op
 
 Tensor = torch.Tensor
 Mutant = Callable[..., tuple[Tensor, ...]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Many small tensors: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 torchs: Callable[..., Tensor] = torch.nn.functional.cross_entropy
 forward: Callable[..., Any] = CROSS_ENTROPY.reference
 backward: Callable[..., Any] = CROSS_ENTROPY_BACKWARD.reference
@@ -286,7 +297,7 @@ def _accepted(op: Op, dims: Mapping[str, Value], compute: Mutant) -> bool:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("shape", [(7, 1000), (6, 128256)], ids=str)
+@pytest.mark.parametrize("shape", [(7, 1000), (3, 128256)], ids=str)
 @pytest.mark.parametrize(
     ("op", "mutants"), [(CROSS_ENTROPY, FORWARD), (CROSS_ENTROPY_BACKWARD, BACKWARD)], ids=["forward", "backward"]
 )
@@ -294,7 +305,13 @@ def test_tolerances_accept_the_reference_and_refuse_mutants(
     op: Op, mutants: Mapping[str, tuple[Mutant, tuple[str, ...], tuple[bool, ...]]], shape: tuple[int, int], dtype: str
 ) -> None:
     for reduction, weight in itertools.product(EVERYWHERE, ALL) if shape[1] < 2000 else [("mean", False)]:
-        dims = {"rows": shape[0], "cols": shape[1], "reduction": reduction, "weight": weight, "dtype": dtype}
+        dims: dict[str, Value] = {
+            "rows": shape[0],
+            "cols": shape[1],
+            "reduction": reduction,
+            "weight": weight,
+            "dtype": dtype,
+        }
         assert _accepted(op, dims, lambda *values: as_tuple(op.reference(*values))), dims
         for name, (mutant, reductions, weights) in mutants.items():
             if reduction in reductions and weight in weights:
