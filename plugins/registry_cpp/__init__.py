@@ -151,3 +151,19 @@ def gemm_w4a8_implementations() -> Iterable[Implementation]:
 def scaled_mm_implementations() -> Iterable[Implementation]:
     """AMX tiles and dot products, for int8 operands."""
     return _int8_products("scaled_mm", 8)
+
+
+@implements("cross_entropy")
+def cross_entropy_implementations() -> Iterable[Implementation]:
+    """One implementation."""
+    from .losses.cross_entropy import CppCrossEntropy
+
+    return [CppCrossEntropy()]
+
+
+@implements("cross_entropy_backward")
+def cross_entropy_backward_implementations() -> Iterable[Implementation]:
+    """One implementation."""
+    from .losses.cross_entropy import CppCrossEntropyBackward
+
+    return [CppCrossEntropyBackward()]

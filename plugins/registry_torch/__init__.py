@@ -334,3 +334,19 @@ def kv_cache_append_implementations() -> Iterable[Implementation]:
     from .decoder.kv_cache_append import KvCacheAppend
 
     return [KvCacheAppend()]
+
+
+@implements("cross_entropy")
+def cross_entropy_implementations() -> Iterable[Implementation]:
+    """``torch.log_softmax`` and a lookup, and Inductor's."""
+    from .losses.cross_entropy import CompiledCrossEntropy, CrossEntropy
+
+    return [CrossEntropy(), CompiledCrossEntropy()]
+
+
+@implements("cross_entropy_backward")
+def cross_entropy_backward_implementations() -> Iterable[Implementation]:
+    """torch's operators in place, and Inductor's one pass."""
+    from .losses.cross_entropy_backward import CompiledCrossEntropyBackward, CrossEntropyBackward
+
+    return [CrossEntropyBackward(), CompiledCrossEntropyBackward()]

@@ -232,3 +232,17 @@ def kv_cache_append_implementations() -> Sequence[registry.Implementation]:
     from .decoder.kv_cache_append import BlockKvCacheAppend
 
     return [BlockKvCacheAppend()]
+
+
+@registry.implements("cross_entropy")
+def cross_entropy_implementations() -> Sequence[registry.Implementation]:
+    from .losses.cross_entropy import OnlineCrossEntropy, RowCrossEntropy, SplitCrossEntropy
+
+    return [RowCrossEntropy(), OnlineCrossEntropy(), SplitCrossEntropy()]
+
+
+@registry.implements("cross_entropy_backward")
+def cross_entropy_backward_implementations() -> Sequence[registry.Implementation]:
+    from .losses.cross_entropy_backward import TileCrossEntropyBackward
+
+    return [TileCrossEntropyBackward()]

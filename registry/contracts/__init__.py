@@ -21,6 +21,7 @@ from .gemm_sparse24 import GEMM_SPARSE24, GEMM_SPARSE24_BACKWARD
 from .grouped import GROUPED_GEMM, GROUPED_GEMM_BACKWARD, GROUPED_GEMM_INT4, GROUPED_GEMM_INT4_BACKWARD
 from .linear import LINEAR
 from .linear_backward import LINEAR_BACKWARD
+from .losses import CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD
 from .norm import RMS_NORM
 from .norm_backward import RMS_NORM_BACKWARD
 from .packed_a8 import GEMM_W4A8, GEMM_W8A8
@@ -64,6 +65,7 @@ BOX: tuple[Op, ...] = (
     FUSED_ADD_RMS_NORM,
     ROTARY_EMBEDDING,
     KV_CACHE_APPEND,
+    CROSS_ENTROPY,
     SQUARE_BACKWARD,
     GELU_BACKWARD,
     SOFTMAX_BACKWARD,
@@ -79,11 +81,14 @@ BOX: tuple[Op, ...] = (
     SILU_AND_MUL_BACKWARD,
     GELU_AND_MUL_BACKWARD,
     LAYER_NORM_BACKWARD,
+    CROSS_ENTROPY_BACKWARD,
 )
 """The ops of this package, in the order in which they are listed."""
 
 __all__ = [
     "BOX",
+    "CROSS_ENTROPY",
+    "CROSS_ENTROPY_BACKWARD",
     "FUSED_ADD_RMS_NORM",
     "GELU",
     "GELU_AND_MUL",

@@ -49,6 +49,16 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         for gradient in ("", "_backward")
     },
     **{
+        f"cross_entropy{gradient}": [
+            {"rows": rows, "cols": cols, "reduction": reduction, "weight": weight}
+            for rows, cols, reduction, weight in (
+                (2048, 32000, "mean", False), (3, 128256, "none", False), (9999, 100, "sum", True),
+                (64, 50257, "mean", True),
+            )
+        ]
+        for gradient in ("", "_backward")
+    },
+    **{
         f"silu_and_mul{gradient}": [
             {"rows": 3000, "cols": 14336}, {"rows": 1, "cols": 11008}, {"rows": 999, "cols": 101},
         ]

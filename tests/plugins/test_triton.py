@@ -29,6 +29,11 @@ SCALED = {"n": 4096, "k": 7168, "scales": "block", "bias": True, "out_dtype": "b
 DENSE = {"n": 4096, "k": 4096, "bias": True}
 EXPERTS = {"n": 1536, "k": 2048, "experts": 8, "routing": "uniform"}
 AFFINE = {"weight": True, "bias": True}
+MEAN = {"reduction": "mean", "weight": False}
+BESIDE_ROWS: Mapping[str, Mapping[str, Any]] = {
+    "layer_norm": AFFINE, "fused_add": {"weight": True}, "cross_entropy": MEAN,
+}  # fmt: skip
+"""Dimensions beside rows and cols, by the start of an op's name."""
 TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "vector_add triton.block": {"n": 2**24},
     "square triton.block": {"n": 2**24},
@@ -74,6 +79,10 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
         f"gelu_and_mul{gradient} triton.block": {"rows": 8192, "cols": 14336, "approximate": form}
         for gradient, form in (("", "tanh"), ("_backward", "none"))
     },
+    "cross_entropy triton.row": {"rows": 4096, "cols": 4096, **MEAN},
+    "cross_entropy triton.online": {"rows": 8192, "cols": 128256, **MEAN},
+    "cross_entropy triton.split": {"rows": 16, "cols": 128256, **MEAN},
+    "cross_entropy_backward triton.tile": {"rows": 8192, "cols": 128256, **MEAN},
     "linear triton.gemm": {"m": 4096, **DENSE},
     "linear triton.splitk": {"m": 16, **DENSE},
     "linear triton.gemv": {"m": 1, **DENSE},
@@ -236,11 +245,9 @@ def _problems(op: str) -> list[Problem]:
     dims: list[Mapping[str, Any]] = [{"n": n, "approximate": "tanh"} for n in (1, 5000, 2**20, 2**28)]
     if op in ("vector_add", "square", "square_backward"):
         dims = [{"n": point["n"]} for point in dims]
-    elif op.startswith(("softmax", "rms_norm", "layer_norm", "fused_add")):
-        dims = [*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001}]
-        if op.startswith(("layer", "fused")):
-            affine = AFFINE if op.startswith("layer") else {"weight": True}
-            dims = [{**point, **affine} for point in dims]
+    elif op.startswith(("softmax", "rms_norm", *BESIDE_ROWS)):
+        beside = next((more for start, more in BESIDE_ROWS.items() if op.startswith(start)), {})
+        dims = [{**point, **beside} for point in (*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001})]
     elif "_and_mul" in op:
         form = {"approximate": "none"} if op.startswith("gelu") else {}
         dims = [{**point, **form} for point in (*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001})]

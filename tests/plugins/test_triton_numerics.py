@@ -99,7 +99,9 @@ def problems(op: Op, implementation: Implementation, device: Device) -> list[Pro
     """Odd and small problems; more columns where an implementation only takes long rows."""
     dims: list[Mapping[str, Any]] = [dims for dims in op.examples if _elements(dims) <= MOST]
     if implementation.name == "triton.split":
-        dims = [{"rows": 2, "cols": 9001, "dtype": dtype} for dtype in ("float32", "float16", "bfloat16")]
+        dtypes = ("float32", "float16", "bfloat16")
+        chosen = [{name: of[place % len(of)] for name, of in op.choices.items()} for place in range(len(dtypes))]
+        dims = [{"rows": 3, "cols": 9001, "dtype": dtype, **one} for dtype, one in zip(dtypes, chosen, strict=True)]
     found = [op.problem_of(point) for point in dims]
     return covering(problem for problem in found if not list(implementation.unsupported(problem, device)))
 

@@ -78,6 +78,10 @@ DIMS: Mapping[str, dict[str, Value]] = {
     },
     "layer_norm": {"rows": 3, "cols": 1001, "weight": True, "bias": True, "dtype": "bfloat16"},
     "layer_norm_backward": {"rows": 5, "cols": 1001, "weight": True, "bias": True, "dtype": "float16"},
+    **{
+        op: {"rows": 5, "cols": 1001, "reduction": reduction, "weight": weight, "dtype": "bfloat16"}
+        for op, reduction, weight in (("cross_entropy", "mean", False), ("cross_entropy_backward", "none", True))
+    },
     "square_backward": {"n": 5001, "dtype": "bfloat16"},
     "gelu_backward": {"n": 5001, "dtype": "float16", "approximate": "none"},
     "softmax_backward": {"rows": 3, "cols": 5000, "dtype": "float32"},

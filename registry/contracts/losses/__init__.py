@@ -1,0 +1,8 @@
+"""Losses over a vocabulary."""
+
+from __future__ import annotations
+
+from .cross_entropy import CROSS_ENTROPY
+from .cross_entropy_backward import CROSS_ENTROPY_BACKWARD
+
+__all__ = ["CROSS_ENTROPY", "CROSS_ENTROPY_BACKWARD"]

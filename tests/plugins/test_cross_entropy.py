@@ -1,0 +1,88 @@
+"""cross_entropy's implementations: C++ in every configuration, Inductor's, and what Triton compiles."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from registry.contract import Op
+from registry.contracts import CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD
+from registry.correctness import numerics
+from registry.device import Device
+from registry.discovery.catalog import Catalog
+from registry.dispatch.plans.plan import Candidate, build
+from registry.implementation import Implementation
+from registry.problem import Problem, Value
+from registry.space import Config
+from registry_cpp.losses.cross_entropy import CppCrossEntropy, CppCrossEntropyBackward
+
+from .test_triton import H200, IMPLEMENTATIONS, default_variants, problem_of
+
+CPU = Device.of("cpu")
+BOTH = [(CROSS_ENTROPY, CppCrossEntropy()), (CROSS_ENTROPY_BACKWARD, CppCrossEntropyBackward())]
+EACH = pytest.mark.parametrize(("op", "implementation"), BOTH, ids=lambda one: one.name)
+
+
+def check(op: Op, implementation: Implementation, config: Config, problem: Problem, kind: str) -> None:
+    """The error rule of the op's contract, on one kind of inputs."""
+    values = op.draw(problem, kind, torch.Generator().manual_seed(7))
+    plan = build(op, Candidate(implementation, config), problem, op.arguments(values), CPU)
+    verdict = numerics.judged(op, problem, plan(*values), values)
+    assert verdict.ok, f"{problem} {kind} {dict(config)}: {verdict.message}"
+
+
+@EACH
+@pytest.mark.parametrize("weight", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_every_configuration_in_cpp_is_right(
+    op: Op, implementation: Implementation, reduction: str, weight: bool
+) -> None:
+    dims: dict[str, Value] = {"rows": 5, "cols": 16_411, "reduction": reduction, "weight": weight, "dtype": "bfloat16"}
+    problem = op.problem_of(dims)
+    space = implementation.space(problem, CPU)
+    assert len(space) >= 8
+    for place, config in enumerate(space):
+        check(op, implementation, config, problem, op.kinds[place % len(op.kinds)])
+
+
+@EACH
+def test_short_and_single_rows_in_cpp_are_right(op: Op, implementation: Implementation) -> None:
+    for (rows, cols), dtype in itertools.product(((1, 1), (3, 7), (1, 9001)), ("float32", "float16")):
+        problem = op.problem_of({"rows": rows, "cols": cols, "reduction": "sum", "weight": True, "dtype": dtype})
+        for kind in op.kinds:
+            check(op, implementation, implementation.default(problem, CPU), problem, kind)
+
+
+def test_what_inductor_makes_is_right(catalog: Catalog) -> None:
+    for op, reduction, weight in ((CROSS_ENTROPY, "mean", False), (CROSS_ENTROPY_BACKWARD, "none", True)):
+        dims: dict[str, Value] = {"rows": 5, "cols": 333, "reduction": reduction, "weight": weight}
+        problem = op.problem_of({**dims, "dtype": "bfloat16"})
+        compiled = catalog.implementation(op.name, "torch.compile")
+        # another smoothing or ignored class compiles again
+        for kind in ("masked", "outside"):
+            check(op, compiled, {}, problem, kind)
+
+
+VARIANTS: tuple[Mapping[str, Any], ...] = (
+    {"reduction": "none", "weight": False}, {"reduction": "sum", "weight": True}, {"reduction": "mean", "weight": True},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dims", VARIANTS, ids=lambda dims: f"{dims['reduction']}-{dims['weight']}")
+@pytest.mark.parametrize("key", [key for key in IMPLEMENTATIONS if key.startswith("cross_entropy")])
+def test_triton_compiles_every_reduction_with_a_weight_and_without(key: str, dims: Mapping[str, Any]) -> None:
+    op, implementation = key.partition(" ")[0], IMPLEMENTATIONS[key]
+    problem = problem_of(op, {"rows": 16, "cols": 16384 if key.endswith("split") else 4096, **dims})
+    assert not list(implementation.unsupported(problem, H200))
+    variants = default_variants(implementation, problem, H200)
+    names = [variant.kernel.rpartition(":")[2] for variant in variants]
+    assert ("sum_losses" in names) == (op == "cross_entropy" and dims["reduction"] != "none")
+    assert ("cross_entropy_totals" in names) == (
+        op != "cross_entropy" and (dims["weight"] or dims["reduction"] == "mean")
+    )
+    for variant in variants:
+        assert implementation.compile(variant, H200.target).resources["spill_bytes"] == 0
