@@ -18,7 +18,6 @@ from registry.dispatch.resolve.remembered_answers import Remembered
 from registry.dispatch.resolve.spans import Spans
 from registry.problem import Problem, Value
 
-
 CPU = Device.of("cpu")
 
 
