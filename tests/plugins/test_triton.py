@@ -248,6 +248,8 @@ def _problems(op: str) -> list[Problem]:
     elif op.startswith(("softmax", "rms_norm", *BESIDE_ROWS)):
         beside = next((more for start, more in BESIDE_ROWS.items() if op.startswith(start)), {})
         dims = [{**point, **beside} for point in (*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001})]
+    elif op in ("rotary_embedding", "kv_cache_append"):
+        dims = [{**TYPICAL[f"{op} triton.block"], "tokens": tokens} for tokens in (1, 64, 8192)]
     elif "_and_mul" in op:
         form = {"approximate": "none"} if op.startswith("gelu") else {}
         dims = [{**point, **form} for point in (*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001})]

@@ -43,7 +43,7 @@ class BlockRotaryEmbedding(TritonImplementation):
             yield f"{problem.dtype} on compute capability {major}.{minor}"
 
     def space(self, problem: Problem, device: Device) -> Space:
-        """Tokens and heads a program, and warps: between 2 and 32 elements a thread."""
+        """Tokens and heads a program, and warps: between 4 and 32 elements a thread, where one warp has as many."""
         return _space(_span(problem), next_power_of_2(max(problem.heads, problem.kv_heads)), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
@@ -104,8 +104,8 @@ def _space(span: int, most_heads: int, device: Device) -> Space:
         heads_per_program=[count for count in (1, 2, 4, 8, 16, 32) if count <= most_heads],
         num_warps=[1, 2, 4, 8],
     ).require(
-        "2 to 32 elements a thread",
-        lambda config: elements(config) <= 32 and (elements(config) >= 2 or config["num_warps"] == 1),
+        "4 to 32 elements a thread",
+        lambda config: elements(config) <= 32 and (elements(config) >= 4 or config["num_warps"] == 1),
     )
 
 
