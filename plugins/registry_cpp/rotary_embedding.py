@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from registry.backends.cpp import CppImplementation
-from registry.backends.head_strides import head_strides, row_stride
+from registry.backends.head_strides import head_reasons, head_strides, row_stride
 from registry.device import Device
 from registry.implementation import Launch
 from registry.problem import Problem
@@ -34,13 +34,9 @@ class CppRotaryEmbedding(CppImplementation):
         yield from super().unsupported(problem, device)
         if problem.dtype not in ELEMENT_TYPES:
             yield f"{problem.dtype} is none of {', '.join(ELEMENT_TYPES)}"
-        if not problem.traits.contiguous("positions"):
-            yield "positions is not contiguous"
+        yield from head_reasons(problem, "positions", {"query": problem.heads, "key": problem.kv_heads})
         if row_stride(problem, "cos_sin_cache", problem.rotary_dim) is None:
             yield "the elements of a row of cos_sin_cache are not neighbours"
-        for name in ("query", "key"):
-            if _strides(problem, name) is None:
-                yield f"the tokens of {name} are not evenly spaced, or the elements of its heads are not neighbours"
         if problem.rotary_dim > MOST_ROTATED:
             yield f"{problem.rotary_dim} elements of a head (limit {MOST_ROTATED})"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..problem import Problem, TensorSpec
 
@@ -25,6 +25,15 @@ def head_strides(problem: Problem, name: str, heads: int, tokens: str) -> tuple[
         return None if token is None or (spec.strides[-1] != 1 and spec.shape[-1] > 1) else (token, head_dim)
     head = spec.strides[-2] if heads > 1 else head_dim
     return None if token is None or (spec.strides[-1] != 1 and head_dim > 1) else (token, head)
+
+
+def head_reasons(problem: Problem, tokens: str, heads: Mapping[str, int]) -> Iterator[str]:
+    """Why a kernel cannot read tensors of so many ``heads`` each, by name, beside a tensor of one element a token."""
+    if not problem.traits.contiguous(tokens):
+        yield f"{tokens} is not contiguous"
+    for name, count in heads.items():
+        if head_strides(problem, name, count, tokens) is None:
+            yield f"the tokens of {name} are not evenly spaced, or the elements of its heads are not neighbours"
 
 
 def row_stride(problem: Problem, name: str, cols: int) -> int | None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 
 from registry import Config, Device, Launch, Problem, Space
-from registry.backends.estimate import elements_per_thread, next_power_of_2
+from registry.backends.estimate import next_power_of_2
 from registry.backends.head_strides import outer_strides
 from registry.backends.triton import INTERPRETED, TritonImplementation
 
 from ..quantize import float8_reasons
-from ..support import DTYPES, KEPT, options
+from ..support import options
+from .heads import block_space, one_token, type_reasons
 from .kernels import kv_cache_append as kernels
 
 MOST_DIM = 1024
@@ -25,8 +25,7 @@ class BlockKvCacheAppend(TritonImplementation):
     name = "triton.block"
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
-        if problem.dtype not in DTYPES:
-            yield f"dtype {problem.dtype} (supported: {', '.join(DTYPES)})"
+        yield from type_reasons(problem, device)
         yield from float8_reasons(problem.kv_dtype, device)
         if not problem.traits.contiguous("slot_mapping"):
             yield "slot_mapping is not contiguous"
@@ -35,17 +34,14 @@ class BlockKvCacheAppend(TritonImplementation):
                 yield f"the elements of a head of {name} are not neighbours"
         if problem.head_dim > MOST_DIM:
             yield f"heads of {problem.head_dim} elements (limit {MOST_DIM})"
-        major, minor = device.capability
-        if device.type == "cuda" and (0, 0) < (major, minor) < ((8, 0) if problem.dtype == "bfloat16" else (7, 5)):
-            yield f"{problem.dtype} on compute capability {major}.{minor}"
 
     def space(self, problem: Problem, device: Device) -> Space:
-        """Tokens and heads a program, and warps: between 2 and 32 elements a thread of keys, and of values."""
-        return _space(next_power_of_2(problem.head_dim), next_power_of_2(problem.kv_heads), device)
+        """Tokens and heads a program, and warps: between 4 and 32 elements a thread of keys, and of values."""
+        return block_space(next_power_of_2(problem.head_dim), next_power_of_2(problem.kv_heads), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """One token a program and about 8 elements a thread."""
-        return _nearest(self.space(problem, device), next_power_of_2(problem.head_dim), device)
+        return one_token(self.space(problem, device), next_power_of_2(problem.head_dim), 8, 4, device)
 
     def preference(self, problem: Problem, device: Device) -> float:
         """torch's operators gather all tokens, and read what they write."""
@@ -75,28 +71,3 @@ class BlockKvCacheAppend(TritonImplementation):
 def _strides(problem: Problem, name: str) -> tuple[int, ...] | None:
     row = (problem.kv_heads, problem.head_dim)
     return outer_strides(problem, name, (problem.block_size, *row) if name.endswith("cache") else row)
-
-
-@lru_cache(maxsize=KEPT)
-def _space(span: int, most_heads: int, device: Device) -> Space:
-    def elements(config: Config) -> float:
-        block = config["tokens_per_program"] * config["heads_per_program"] * span
-        return elements_per_thread(block, config["num_warps"], device)
-
-    return Space(
-        tokens_per_program=[1, 2, 4, 8],
-        heads_per_program=[count for count in (1, 2, 4, 8, 16, 32) if count <= most_heads],
-        num_warps=[1, 2, 4, 8],
-    ).require(
-        "2 to 32 elements a thread",
-        lambda config: elements(config) <= 32 and (elements(config) >= 2 or config["num_warps"] == 1),
-    )
-
-
-@lru_cache(maxsize=KEPT)
-def _nearest(space: Space, span: int, device: Device) -> Config:
-    def distance(config: Config) -> tuple[float, ...]:
-        share = elements_per_thread(config["heads_per_program"] * span, config["num_warps"], device)
-        return config["tokens_per_program"], abs(share - 8), abs(config["num_warps"] - 4)
-
-    return min(space.configs, key=distance)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 
 from registry import Config, Device, Launch, Problem, Space
-from registry.backends.estimate import elements_per_thread, next_power_of_2
-from registry.backends.head_strides import head_strides, row_stride
+from registry.backends.estimate import next_power_of_2
+from registry.backends.head_strides import head_reasons, head_strides, row_stride
 from registry.backends.triton import TritonImplementation
 
-from ..support import DTYPES, KEPT, options
+from ..support import options
+from .heads import block_space, one_token, type_reasons
 from .kernels import rotary_embedding as kernels
 
 MOST_ROTATED = 1024
@@ -25,31 +25,23 @@ class BlockRotaryEmbedding(TritonImplementation):
     mixed = True
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
-        if problem.dtype not in DTYPES:
-            yield f"dtype {problem.dtype} (supported: {', '.join(DTYPES)})"
-        if not problem.traits.contiguous("positions"):
-            yield "positions is not contiguous"
+        yield from type_reasons(problem, device)
+        yield from head_reasons(problem, "positions", {"query": problem.heads, "key": problem.kv_heads})
         if row_stride(problem, "cos_sin_cache", problem.rotary_dim) is None:
             yield "the elements of a row of cos_sin_cache are not neighbours"
-        for name in ("query", "key"):
-            if _strides(problem, name) is None:
-                yield f"the tokens of {name} are not evenly spaced, or the elements of its heads are not neighbours"
         if problem.rotary_dim > MOST_ROTATED:
             yield f"{problem.rotary_dim} elements of a head (limit {MOST_ROTATED})"
         if not problem.kv_heads:
             yield "key has no heads"
-        major, minor = device.capability
-        if device.type == "cuda" and (0, 0) < (major, minor) < ((8, 0) if problem.dtype == "bfloat16" else (7, 5)):
-            yield f"{problem.dtype} on compute capability {major}.{minor}"
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Tokens and heads a program, and warps: between 4 and 32 elements a thread, where one warp has as many."""
-        return _space(_span(problem), next_power_of_2(max(problem.heads, problem.kv_heads)), device)
+        return block_space(_span(problem), next_power_of_2(max(problem.heads, problem.kv_heads)), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """One token a program and 16 elements a thread: of 4 warps, of one warp where there are few tokens."""
+        """One token a program and 16 elements a thread, by 4 warps, or one warp where there are few tokens."""
         warps = 4 if problem.tokens * _heads(problem) * problem.rotary_dim >= 2048 * device.multiprocessors else 1
-        return _nearest(self.space(problem, device), warps, device, _span(problem))
+        return one_token(self.space(problem, device), _span(problem), 16, warps, device)
 
     def preference(self, problem: Problem, device: Device) -> float:
         """torch's operators move eight tensors where two are needed."""
@@ -91,28 +83,3 @@ def _span(problem: Problem) -> int:
 
 def _strides(problem: Problem, name: str) -> tuple[int, int] | None:
     return head_strides(problem, name, problem.heads if name == "query" else problem.kv_heads, "positions")
-
-
-@lru_cache(maxsize=KEPT)
-def _space(span: int, most_heads: int, device: Device) -> Space:
-    def elements(config: Config) -> float:
-        block = config["tokens_per_program"] * config["heads_per_program"] * span
-        return elements_per_thread(block, config["num_warps"], device)
-
-    return Space(
-        tokens_per_program=[1, 2, 4, 8],
-        heads_per_program=[count for count in (1, 2, 4, 8, 16, 32) if count <= most_heads],
-        num_warps=[1, 2, 4, 8],
-    ).require(
-        "4 to 32 elements a thread",
-        lambda config: elements(config) <= 32 and (elements(config) >= 4 or config["num_warps"] == 1),
-    )
-
-
-@lru_cache(maxsize=KEPT)
-def _nearest(space: Space, warps: int, device: Device, span: int) -> Config:
-    def distance(config: Config) -> tuple[float, ...]:
-        share = elements_per_thread(config["heads_per_program"] * span, config["num_warps"], device)
-        return config["tokens_per_program"], abs(config["num_warps"] - warps), abs(share - 16)
-
-    return min(space.configs, key=distance)
