@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ import torch
 import registry
 from registry.arguments.schema import with_tensors
 from registry.contracts import FUSED_ADD_RMS_NORM as OP
-from registry.correctness import numerics
 from registry.errors import InvalidArgumentError
+
+from ..accepting import accepted
 
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
@@ -76,26 +78,20 @@ MUTANTS: dict[str, Computation] = {
 }
 
 
-def _accepted(dtype: str, compute: Computation | None) -> bool:
-    problem = OP.problem_of({"rows": 5, "cols": 258, "weight": True, "dtype": dtype})
-    for kind in OP.kinds:
-        values = OP.draw(problem, kind, torch.Generator().manual_seed(7))
-        reference = numerics.reference64(OP, values)
-        own = numerics.own_error(OP, problem, values, reference)
-        fresh = with_tensors(values, torch.clone)
-        if compute is None:
-            OP.reference(*fresh)
-        else:
-            for target, result in zip(fresh, compute(*values), strict=False):
-                target[..., : result.shape[-1]] = result
-        if not numerics.compare(OP, problem, fresh[:2], reference, own, values).ok:
-            return False
-    return True
+DIMS = {"rows": 5, "cols": 258, "weight": True}
+
+
+def _accepted(dtype: str, compute: Computation) -> bool:
+    def write(*values: Any) -> None:
+        for target, result in zip(values, compute(*with_tensors(values, torch.clone)), strict=False):
+            target[..., : result.shape[-1]] = result
+
+    return accepted(OP, DIMS | {"dtype": dtype}, write)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_tolerances_accept_the_reference_and_refuse_mutants(dtype: str) -> None:
-    assert _accepted(dtype, None)
+    assert accepted(OP, DIMS | {"dtype": dtype}, OP.reference)
     assert _accepted(dtype, formula)
     for name, mutant in MUTANTS.items():
         assert not _accepted(dtype, mutant), name

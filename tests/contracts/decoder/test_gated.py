@@ -10,8 +10,9 @@ import torch
 import registry
 from registry.contract import Op
 from registry.contracts import GELU_AND_MUL, GELU_AND_MUL_BACKWARD, SILU_AND_MUL, SILU_AND_MUL_BACKWARD
-from registry.correctness import numerics
 from registry.errors import InvalidArgumentError
+
+from ..accepting import accepted
 
 Tensor = torch.Tensor
 FORWARD, BACKWARD = (SILU_AND_MUL, GELU_AND_MUL), (SILU_AND_MUL_BACKWARD, GELU_AND_MUL_BACKWARD)
@@ -43,15 +44,8 @@ MUTANTS: dict[str, Mutant] = {
 
 def _accepted(op: Op, dtype: str, compute: Mutant) -> bool:
     choice = {"approximate": "tanh"} if op.choices else {}
-    problem = op.problem_of({"rows": 5, "cols": 258, "dtype": dtype, **choice})
-    verdicts = []
-    for kind in op.kinds:
-        values = op.bind(op.inputs(problem, kind, torch.Generator().manual_seed(7)), {})
-        reference = numerics.reference64(op, values)
-        own = numerics.own_error(op, problem, values, reference)
-        found = compute(op, op.reference(*values), values)  # type: ignore[arg-type]
-        verdicts.append(numerics.compare(op, problem, found, reference, own).ok)
-    return all(verdicts)
+    dims = {"rows": 5, "cols": 258, "dtype": dtype, **choice}
+    return accepted(op, dims, lambda *values: compute(op, op.reference(*values), values))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("op", [*FORWARD, *BACKWARD], ids=lambda op: op.name)

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import registry
-from registry.arguments.schema import with_tensors
 from registry.contracts import KV_CACHE_APPEND as OP
-from registry.correctness import numerics
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.errors import InvalidArgumentError, OutOfRangeError
+
+from ..accepting import accepted
 
 Tensor = torch.Tensor
 NAMES = ("torch.native", "cpp.tokens", "reference")
@@ -168,26 +168,13 @@ FLOAT8_MUTANTS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _accepted(dims: Mapping[str, Any], compute: Callable[..., Any]) -> bool:
-    problem = OP.problem_of(dims)
-    for kind in OP.kinds:
-        values = OP.draw(problem, kind, torch.Generator().manual_seed(7))
-        reference = numerics.reference64(OP, values)
-        own = numerics.own_error(OP, problem, values, reference)
-        fresh = with_tensors(values, torch.clone)
-        compute(*fresh)
-        if not numerics.compare(OP, problem, fresh[2:4], reference, own, values).ok:
-            return False
-    return True
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("kind", ["auto", "float8_e4m3fn"])
 def test_the_comparison_accepts_what_is_right_and_refuses_mutants(kind: str, dtype: str) -> None:
     dims = {"tokens": 9, "kv_heads": 2, "head_dim": 24, "block_size": 4, "kv_dtype": kind, "dtype": dtype}
-    assert _accepted(dims, OP.reference)
+    assert accepted(OP, dims, OP.reference)
     for name, mutant in {**MUTANTS, **(FLOAT8_MUTANTS if kind != "auto" else {})}.items():
-        assert not _accepted(dims, mutant), name
+        assert not accepted(OP, dims, mutant), name
 
 
 X, C, S, ONE = torch.ones(3, 2, 8), torch.ones(5, 4, 2, 8), torch.arange(3), torch.ones(1)

@@ -11,8 +11,10 @@ import torch
 import registry
 from registry.contract import Op, as_tuple
 from registry.contracts import LAYER_NORM, LAYER_NORM_BACKWARD
-from registry.correctness import numerics
 from registry.errors import InvalidArgumentError
+from registry.problem import Value
+
+from ..accepting import accepted
 
 Tensor = torch.Tensor
 Mutant = Callable[..., tuple[Tensor, ...]]
@@ -172,28 +174,18 @@ BACKWARD: dict[str, Mutant] = {
 }
 
 
-def _accepted(op: Op, dtype: str, compute: Mutant) -> bool:
-    problem = op.problem_of({"rows": 6, "cols": 258, "weight": True, "bias": True, "dtype": dtype})
-    verdicts = []
-    for kind in op.kinds:
-        values = op.bind(op.inputs(problem, kind, torch.Generator().manual_seed(7)), {})
-        reference = numerics.reference64(op, values)
-        own = numerics.own_error(op, problem, values, reference)
-        verdicts.append(numerics.compare(op, problem, compute(*values), reference, own).ok)
-    return all(verdicts)
-
-
 @pytest.mark.parametrize(
     ("op", "mutants"), [(LAYER_NORM, FORWARD), (LAYER_NORM_BACKWARD, BACKWARD)], ids=["forward", "backward"]
 )
 def test_tolerances_accept_the_reference_and_refuse_mutants(op: Op, mutants: dict[str, Mutant]) -> None:
     for dtype in ("float32", "float16", "bfloat16"):
-        assert _accepted(op, dtype, lambda *values: as_tuple(op.reference(*values)))
+        dims: dict[str, Value] = {"rows": 6, "cols": 258, "weight": True, "bias": True, "dtype": dtype}
+        assert accepted(op, dims, op.reference)
         for name, mutant in mutants.items():
             # of bfloat16's few levels the squares are exact enough
             if dtype == "bfloat16" and name == "a difference of two means":
                 continue
-            assert not _accepted(op, dtype, mutant), (dtype, name)
+            assert not accepted(op, dims, mutant), (dtype, name)
 
 
 X, W = torch.ones(4, 6), torch.ones(6)

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import registry
-from registry.arguments.schema import with_tensors
 from registry.contracts import ROTARY_EMBEDDING as OP
-from registry.correctness import numerics
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.errors import InvalidArgumentError, OutOfRangeError
+
+from ..accepting import accepted
 
 Tensor = torch.Tensor
 NAMES = ("torch.native", "cpp.heads", "reference")
@@ -208,19 +208,6 @@ MUTANTS: Mapping[str, Callable[..., None]] = {
 }
 
 
-def _accepted(dims: Mapping[str, Any], compute: Callable[..., Any]) -> bool:
-    problem = OP.problem_of(dims)
-    for kind in OP.kinds:
-        values = OP.draw(problem, kind, torch.Generator().manual_seed(7))
-        reference = numerics.reference64(OP, values)
-        own = numerics.own_error(OP, problem, values, reference)
-        fresh = with_tensors(values, torch.clone)
-        compute(*fresh)
-        if not numerics.compare(OP, problem, fresh[1:3], reference, own, values).ok:
-            return False
-    return True
-
-
 def _as_vllm(positions: Tensor, query: Tensor, key: Tensor, size: int, cache: Tensor, is_neox: bool) -> None:
     """Both products and their sum rounded to the dtype, as vLLM's kernel does."""
     cos, sin = cache[positions].unsqueeze(-2).chunk(2, -1)
@@ -236,12 +223,12 @@ def _as_vllm(positions: Tensor, query: Tensor, key: Tensor, size: int, cache: Te
 @pytest.mark.parametrize("style", ["neox", "gptj"])
 def test_the_tolerance_accepts_what_is_right_and_refuses_mutants(style: str, dtype: str) -> None:
     dims = {"tokens": 9, "heads": 3, "kv_heads": 2, "head_dim": 24, "rotary_dim": 16, "style": style, "dtype": dtype}
-    assert _accepted(dims, OP.reference)
-    assert _accepted(dims, _as_vllm)
+    assert accepted(OP, dims, OP.reference)
+    assert accepted(OP, dims, _as_vllm)
     for name, mutant in MUTANTS.items():
-        assert not _accepted(dims, mutant), name
+        assert not accepted(OP, dims, mutant), name
     if dtype != "bfloat16":
-        assert not _accepted(dims, _halved)
+        assert not accepted(OP, dims, _halved)
 
 
 P, Q, K, C = torch.zeros(3, dtype=torch.int64), torch.ones(3, 16), torch.ones(3, 8), torch.ones(5, 8)

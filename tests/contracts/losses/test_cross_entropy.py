@@ -13,10 +13,11 @@ import torch
 import registry
 from registry.contract import Op, as_tuple
 from registry.contracts import CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD
-from registry.correctness import numerics
 from registry.errors import InvalidArgumentError, UnsupportedError
 from registry.problem import Value
 from registry.testing import check_op
+
+from ..accepting import accepted
 
 Tensor = torch.Tensor
 Mutant = Callable[..., tuple[Tensor, ...]]
@@ -285,17 +286,6 @@ BACKWARD: Mapping[str, tuple[Mutant, tuple[str, ...], tuple[bool, ...]]] = {
 }
 
 
-def _accepted(op: Op, dims: Mapping[str, Value], compute: Mutant) -> bool:
-    problem = op.problem_of(dims)
-    verdicts = []
-    for kind in op.kinds:
-        values = op.bind(op.inputs(problem, kind, torch.Generator().manual_seed(7)), {})
-        reference = numerics.reference64(op, values)
-        own = numerics.own_error(op, problem, values, reference)
-        verdicts.append(numerics.compare(op, problem, compute(*values), reference, own, values).ok)
-    return all(verdicts)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("shape", [(7, 1000), (3, 128256)], ids=str)
 @pytest.mark.parametrize(
@@ -312,15 +302,15 @@ def test_tolerances_accept_the_reference_and_refuse_mutants(
             "weight": weight,
             "dtype": dtype,
         }
-        assert _accepted(op, dims, lambda *values: as_tuple(op.reference(*values))), dims
+        assert accepted(op, dims, op.reference), dims
         for name, (mutant, reductions, weights) in mutants.items():
             if reduction in reductions and weight in weights:
-                assert not _accepted(op, dims, mutant), (dims, name)
+                assert not accepted(op, dims, mutant), (dims, name)
 
 
 def test_a_loss_in_ten_bits_is_refused() -> None:
     dims: dict[str, Value] = {"rows": 7, "cols": 1000, "reduction": "mean", "weight": False, "dtype": "float32"}
-    assert not _accepted(CROSS_ENTROPY, dims, _rounded)
+    assert not accepted(CROSS_ENTROPY, dims, _rounded)
 
 
 # --- what is refused ---

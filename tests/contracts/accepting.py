@@ -1,0 +1,32 @@
+"""Whether the rule of an op accepts a computation: what tests of tolerances ask of references and of mutants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from registry import Op
+from registry.arguments.schema import with_tensors
+from registry.correctness import numerics
+from registry.problem import Value
+
+
+def accepted(op: Op, dims: Mapping[str, Value], compute: Callable[..., Any]) -> bool:
+    """Whether a computation's results are right for every kind of inputs.
+
+    ``compute(*values)`` returns the op's outputs, and writes to the arguments that the op mutates; what it returns for an
+    op without outputs is ignored.
+    """
+    problem = op.problem_of(dims)
+    for kind in op.kinds:
+        values = op.draw(problem, kind, torch.Generator().manual_seed(7))
+        reference = numerics.reference64(op, values)
+        own = numerics.own_error(op, problem, values, reference)
+        given = with_tensors(values, torch.clone)
+        returned = compute(*given)
+        results = op.results(returned if op.parsed.outputs else None, given)
+        if not numerics.compare(op, problem, results, reference, own, values).ok:
+            return False
+    return True
