@@ -16,8 +16,8 @@ from registry.problem import Value
 def accepted(op: Op, dims: Mapping[str, Value], compute: Callable[..., Any]) -> bool:
     """Whether a computation's results are right for every kind of inputs.
 
-    ``compute(*values)`` returns the op's outputs, and writes to the arguments that the op mutates; what it returns for an
-    op without outputs is ignored.
+    ``compute(*values)`` returns the op's outputs and writes to the arguments that the op mutates; what it returns for
+    an op without outputs is ignored.
     """
     problem = op.problem_of(dims)
     for kind in op.kinds:
