@@ -20,7 +20,7 @@ from registry.problem import Problem, Value
 from registry.space import Config
 from registry_cpp.losses.cross_entropy import CppCrossEntropy, CppCrossEntropyBackward
 
-from .test_triton import H200, IMPLEMENTATIONS, default_variants, problem_of
+from .test_triton import H200, IMPLEMENTATIONS, default_variants, problem_of, signature
 
 CPU = Device.of("cpu")
 BOTH = [(CROSS_ENTROPY, CppCrossEntropy()), (CROSS_ENTROPY_BACKWARD, CppCrossEntropyBackward())]
@@ -86,3 +86,15 @@ def test_triton_compiles_every_reduction_with_a_weight_and_without(key: str, dim
     )
     for variant in variants:
         assert implementation.compile(variant, H200.target).resources["spill_bytes"] == 0
+
+
+@pytest.mark.parametrize("weight", [False, True])
+def test_the_most_that_is_loaded_ahead_fits_in_shared_memory(weight: bool) -> None:
+    implementation = IMPLEMENTATIONS["cross_entropy triton.online"]
+    problem = problem_of("cross_entropy", {"rows": 16, "cols": 128256, "reduction": "none", "weight": weight})
+    configs = implementation.space(problem, H200).configs
+    config = max(configs, key=lambda config: (config["BLOCK"] * config["num_stages"], config["num_stages"]))
+    assert config["num_stages"] > 1
+    known = signature(problem, implementation, config, H200)
+    (variant,) = implementation.variants(problem, config, H200, known)
+    assert implementation.compile(variant, H200.target).resources["shared_bytes"] <= H200.shared_bytes

@@ -79,13 +79,16 @@ class RowCrossEntropy(rows.RegisterRows):
 
 
 class OnlineCrossEntropy(rows.PassRows):
-    """One row a program, BLOCK columns a step, read once with an online maximum and sum."""
+    """One row a program, BLOCK columns a step, read once with an online maximum and sum.
+
+    With label smoothing a loop, and one without: steps that are loaded ahead have shared memory in both.
+    """
 
     op = "cross_entropy"
     name = "triton.online"
     kernel = kernels.online_cross_entropy
     operands = _OPERANDS
-    tensors = 1
+    tensors = 2
 
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
         return _losses_spec(problem)
