@@ -156,7 +156,7 @@ def shipped_check() -> Check:
     from .. import shipped
     from ..device import Device
     from ..discovery.catalog import Catalog
-    from ..dispatch.resolve.situation import standing
+    from ..dispatch.resolve.standings import standing
     from ..dispatch.resolve.winners import REGIME
 
     if shipped.ignored():
@@ -164,9 +164,10 @@ def shipped_check() -> Check:
     device = Device.best()
     try:
         decisions = shipped.shipped(device.hardware(), REGIME)
+        runners = shipped.runners(device.hardware(), REGIME)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            stale = [(one, why) for one, why in standing(decisions, Catalog(), device) if why]
+            stale = [(one, why) for one, why in standing(decisions, Catalog(), device, runners) if why]
     except RegistryError as fault:
         return Check("shipped", FAULT, fault.message, fault.hint)
     if not decisions:

@@ -22,7 +22,8 @@ from .resolve.candidates import Plans
 from .resolve.failures import told_of
 from .resolve.resolution import Choice, Step, choices
 from .resolve.resolved import Resolved
-from .resolve.situation import Situation, apart_dims, changed_software
+from .resolve.situation import Situation, apart_dims
+from .resolve.standings import changed_software
 from .resolve.tuning_command import tune_command
 
 
@@ -252,6 +253,8 @@ def _evidence(told: Explanation, decision: Decision) -> list[str]:
     when = f"on {decision.created:%Y-%m-%d %H:%M} UTC"
     if told.median_us is not None:
         lines = [f"  timed  {told.median_us:.2f} µs{floor}, {when}"]
+        if told.implementation != decision.candidate.implementation:
+            lines.append(f"  won    {decision.candidate.implementation} with {decision.median_us:.2f} µs")
     else:
         lines = [f"  timed  not at this size; expected to be fast from {told.octaves:.2f} octaves away"]
         won = f"{decision.candidate.implementation} won with {decision.median_us:.2f} µs"

@@ -20,7 +20,8 @@ from ...problem import Problem, Value
 from ..plans.plan import Candidate
 from .answers_or_faults import asked, default_of
 from .op_winners import Near, Winner, WinnerSource, source_of
-from .situation import Situation, moved_along, shown_near, standing_of
+from .situation import Situation, Standing, moved_along, shown_near
+from .standings import standing_of
 
 _MOST_ELSEWHERE = 8
 """The most expectations taken from the winners of one group of static dimensions."""
@@ -54,16 +55,17 @@ def expected(
     op, problem, winners = situation.op, situation.problem, situation.winners
     sides: list[Near] = []
     for near in winners.nearest(op, problem, spent, own=own):
-        implementation = standing_of(near.decision, situation)
-        if isinstance(implementation, str):
+        standing = standing_of(near.decision, situation)
+        if isinstance(standing, str):
             spent.add(source_of(near.decision))
-            misses.append(f"{shown_near(situation, near.decision)}: {implementation}")
+            misses.append(f"{shown_near(situation, near.decision)}: {standing}")
         elif not sides:
             across = winners.across(op, problem, near.decision, lambda one: _stands(one, situation) is not None)
             sides = [near] if across is None else [near, across]
             yield from _of_sides(situation, sides, misses)
-        elif implementation.transfers:
-            yield Expectation(Candidate(implementation, near.decision.candidate.config), near, nearest=False)
+        elif standing.implementation.transfers:
+            candidate = Candidate(standing.implementation, standing.config)
+            yield Expectation(candidate, near, standing.over, nearest=False)
 
 
 def expected_elsewhere(situation: Situation) -> Iterator[tuple[Expectation, Mapping[str, Value]]]:
@@ -113,8 +115,11 @@ def _was_refused(situation: Situation, one: Expectation) -> bool:
 def _of_sides(situation: Situation, sides: list[Near], misses: list[str]) -> Iterator[Expectation]:
     names: dict[str, Implementation] = {}
     for side in sides:
-        implementation = _stands(side.decision, situation)
-        assert implementation is not None
+        standing = _stands(side.decision, situation)
+        assert standing is not None
+        implementation = standing.implementation
+        if standing.instead_of:
+            misses.append(f"{shown_near(situation, side.decision)}: {standing.instead_of}")
         if implementation.transfers:
             names[implementation.name] = implementation
             continue
@@ -162,39 +167,43 @@ def _candidates(situation: Situation, implementation: Implementation, sides: lis
     for side in sides:
         decision, nearest = side.decision, side is sides[0]
         other = next((one.decision for one in sides if one is not side), None)
-        key, over = decision.candidate, decision.baselines.get(name)
-        if key.implementation == name:
-            over = 1.0
-        elif over is None or (holder := _stands(decision, situation)) is None or holder.transfers:
+        standing, over = _stands(decision, situation), decision.baselines.get(name)
+        if standing is None:
+            continue
+        config: Mapping[str, object] = standing.config
+        if standing.implementation.name == name:
+            over = standing.over
+        elif over is None or standing.implementation.transfers:
             continue
         else:
             runner = situation.winners.runners(decision, read=situation.reads).get(name)
             own = asked(implementation, "fingerprint", implementation.fingerprint)
             if runner is None or runner.fingerprint != own:
                 continue
-            key = runner
+            config = runner.config
         found = True
-        yield Expectation(Candidate(implementation, key.config), side, over, other, nearest)
+        yield Expectation(Candidate(implementation, config), side, over, other, nearest)
     if not found:
-        config = _config(situation, implementation)
-        if not isinstance(config, str):
+        default = _config(situation, implementation)
+        if not isinstance(default, str):
             other = sides[1].decision if len(sides) > 1 else None
             # without a parameter there is no other configuration than the one that was timed
-            over = None if config else sides[0].decision.baselines.get(name)
-            yield Expectation(Candidate(implementation, config), sides[0], over, other)
+            over = None if default else sides[0].decision.baselines.get(name)
+            yield Expectation(Candidate(implementation, default), sides[0], over, other)
 
 
 def _config(situation: Situation, implementation: Implementation) -> dict[str, object] | str:
     """The configuration with which the implementation won nearest to the problem, else its default."""
     for near in situation.winners.nearest(situation.op, situation.problem):
-        if near.decision.candidate.implementation == implementation.name and _stands(near.decision, situation):
-            return dict(near.decision.candidate.config)
+        standing = _stands(near.decision, situation)
+        if standing is not None and standing.implementation is implementation:
+            return dict(standing.config)
     if situation.verified:
         return f"no configuration of {implementation.name} was verified here"
     config = default_of(implementation, situation.problem, situation.device)
     return config if isinstance(config, str) else dict(config)
 
 
-def _stands(decision: Winner, situation: Situation) -> Implementation | None:
+def _stands(decision: Winner, situation: Situation) -> Standing | None:
     found = standing_of(decision, situation)
     return None if isinstance(found, str) else found

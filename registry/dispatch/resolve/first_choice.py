@@ -20,8 +20,9 @@ from .neighbours import octaves_between, sizes_of
 from .op_winners import Winner, WinnerSource
 from .remembered_answers import Remembered
 from .resolution import Choice, exact_choice, nearest_choice, similar_choice
-from .situation import Situation, shown_exact, standing_of
+from .situation import Situation, Standing, shown_exact
 from .spans import Spans
+from .standings import standing_of
 
 
 class FirstChoice:
@@ -110,12 +111,15 @@ class FirstChoice:
         """
         situation = self._situation.of(problem)
         for decision in situation.winners.exact(situation.op, problem):
-            found = self._standing(decision, situation)
-            if isinstance(found, _Usable):
-                choice = exact_choice(situation, found.candidate, decision)
+            standing = standing_of(decision, situation)
+            why = standing if isinstance(standing, str) else standing.instead_of
+            if why:
+                misses.append(f"{shown_exact(situation, decision)}: {why}")
+            if isinstance(standing, Standing):
+                found = self._exact(decision, standing, situation)
+                choice = exact_choice(situation, found.candidate, decision, standing.over)
                 narrow = found.narrow.of(problem)
                 return None if narrow is None else Found(choice, narrow, tuple(misses))
-            misses.append(f"{shown_exact(situation, decision)}: {found}")
         alone = not misses
         expectation = self._expected(situation, misses)
         if expectation is None:
@@ -159,14 +163,11 @@ class FirstChoice:
         expectation = self._expected(self._situation.of(further), [])
         return expectation and expectation[0]
 
-    def _standing(self, decision: Winner, situation: Situation) -> _Usable | str:
-        """The decision's candidate by the installed implementation, or why the decision holds for no size."""
-        implementation = standing_of(decision, situation)
-        if isinstance(implementation, str):
-            return implementation
+    def _exact(self, decision: Winner, standing: Standing, situation: Situation) -> _Usable:
+        """The candidate by which a decision answers calls of its own size."""
         found = self._usable.get(id(decision))
         if found is None:
-            candidate = Candidate(implementation, decision.candidate.config)
+            candidate = Candidate(standing.implementation, standing.config)
             found = self._usable[id(decision)] = _Usable(decision, candidate, situation)
         return found
 

@@ -19,7 +19,8 @@ from .answers_or_faults import asked, default_of, preference_of, refusals
 from .expectations import Expectation, expected, expected_elsewhere
 from .learnt import LearntDefault
 from .op_winners import Winner, WinnerSource, source_of
-from .situation import Situation, shown_exact, shown_near, usable, violations
+from .situation import Situation, Standing, shown_exact, shown_near
+from .standings import standing_of, usable, violations
 
 Step = Literal["forced", "exact", "nearest", "default", "reference"]
 
@@ -97,9 +98,11 @@ def forced_choice(situation: Situation, forced: Forced, misses: list[str]) -> Ch
 def exact_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
     """The winner of exactly this problem, if it still holds."""
     for decision in situation.winners.exact(situation.op, situation.problem):
-        candidate = usable(decision, situation)
-        if isinstance(candidate, Candidate):
-            yield exact_choice(situation, candidate, decision)
+        candidate, standing = usable(decision, situation), standing_of(decision, situation)
+        if isinstance(standing, Standing) and isinstance(candidate, Candidate):
+            if standing.instead_of:
+                misses.append(f"{shown_exact(situation, decision)}: {standing.instead_of}")
+            yield exact_choice(situation, candidate, decision, standing.over)
         else:
             misses.append(f"{shown_exact(situation, decision)}: {candidate}")
 
@@ -151,10 +154,11 @@ def similar_choice(situation: Situation, one: Expectation, static: Mapping[str, 
     return Choice("default", one.candidate, reason, like=static)
 
 
-def exact_choice(situation: Situation, candidate: Candidate, decision: Winner) -> Choice:
-    """The choice of a decision about exactly this problem."""
-    reason = f"the {shown_exact(situation, decision)}"
-    return Choice("exact", candidate, reason, decision, source=situation.winners.source(decision), over=1.0)
+def exact_choice(situation: Situation, candidate: Candidate, decision: Winner, over: float) -> Choice:
+    """The choice of a decision about exactly this problem; ``over``: the candidate's time over the winner's."""
+    second = candidate.implementation.name != decision.candidate.implementation
+    reason = f"the {'next best after the ' if second else ''}{shown_exact(situation, decision)}"
+    return Choice("exact", candidate, reason, decision, source=situation.winners.source(decision), over=over)
 
 
 def nearest_choice(situation: Situation, one: Expectation) -> Choice:

@@ -1,30 +1,38 @@
-"""The situation that a call is resolved in: op, problem, device, implementations and winners; which winners hold."""
+"""The situation that a call is resolved in: op, problem, device, implementations and winners."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-
-from tuning_db import Decision
 
 from ...contract import Op
 from ...device import Device
-from ...discovery.catalog import Catalog
-from ...errors import RegistryError
 from ...implementation import Implementation
 from ...problem import Problem
 from ...space import Config
-from ..plans.plan import Candidate, Draft
-from .answers_or_faults import asked, refusals
+from ..plans.plan import Draft
 from .op_winners import OpWinners, Winner
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The candidate by which a decision answers calls: its winner, or the next best of its finals.
+
+    over        the candidate's time over the winner's, on the decision's problem: 1.0 for the winner
+    instead_of  why the winner itself cannot answer; "" for the winner
+    """
+
+    implementation: Implementation
+    config: Config
+    over: float = 1.0
+    instead_of: str = ""
 
 
 @dataclass(frozen=True)
 class Situation:
     """Everything that resolution decides by.
 
-    ``standings``, by a decision's id: its installed implementation, or why the decision holds for no size; situations
-    that differ in the problem alone share it. ``reads``: a database may be read. ``verified``: only candidates verified
+    ``standings``, by a decision's id: see ``standings.standing_of``; situations that differ in the problem alone share
+    it. ``reads``: a database may be read. ``verified``: only candidates verified
     on this machine with this software may be chosen, else torch's own functions.
     """
 
@@ -33,7 +41,7 @@ class Situation:
     device: Device
     implementations: tuple[Implementation, ...]
     winners: OpWinners
-    standings: dict[int, Implementation | str] = field(default_factory=dict, repr=False, compare=False)
+    standings: dict[int, Standing | str] = field(default_factory=dict, repr=False, compare=False)
     reads: bool = True
     verified: bool = False
 
@@ -44,74 +52,6 @@ class Situation:
     def named(self, name: str) -> Implementation | None:
         """The implementation of that name, if it is installed."""
         return next((found for found in self.implementations if found.name == name), None)
-
-
-def usable(decision: Winner, situation: Situation) -> Candidate | str:
-    """The decision's candidate by the installed implementation, or why it cannot run the problem."""
-    implementation, config = standing_of(decision, situation), decision.candidate.config
-    if isinstance(implementation, str):
-        return implementation
-    reasons = refusals(implementation, situation.problem, situation.device)
-    reasons = reasons or violations(implementation, config, situation)
-    return f"{implementation.name}: {'; '.join(reasons)}" if reasons else Candidate(implementation, config)
-
-
-def standing_of(decision: Winner, situation: Situation) -> Implementation | str:
-    """The installed implementation of a decision, or why the decision holds for no size."""
-    found = situation.standings.get(id(decision))
-    if found is None:
-        found = situation.standings[id(decision)] = _standing(decision, situation)
-    return found
-
-
-def _standing(decision: Winner, situation: Situation) -> Implementation | str:
-    name = decision.candidate.implementation
-    implementation = situation.named(name)
-    if decision.problem.op_version != situation.op.version:
-        return f"measured for version {decision.problem.op_version} of the op, which is now {situation.op.version}"
-    if implementation is None:
-        return f"{name} is not installed here"
-    if asked(implementation, "fingerprint", implementation.fingerprint) != decision.candidate.fingerprint:
-        return f"the source of {name} has changed since it was measured"
-    if situation.verified and situation.winners.is_shipped(decision):
-        return "it was verified elsewhere"
-    if situation.verified and (changed := changed_software(decision, situation.device)):
-        return f"it was verified with other software ({', '.join(changed)})"
-    return implementation
-
-
-def changed_software(decision: Winner, device: Device) -> tuple[str, ...]:
-    """Software whose version has changed since a decision was made: ``torch 2.11.0 then, 2.15.0 now``."""
-    then, now = decision.environment.software, device.software()
-    return tuple(
-        f"{name} {then.get(name) or 'none'} then, {now.get(name) or 'none'} now"
-        for name in sorted(then.keys() | now.keys())
-        if then.get(name) != now.get(name)
-    )
-
-
-def standing(decisions: Iterable[Decision], catalog: Catalog, device: Device) -> Iterator[tuple[Decision, str]]:
-    """Each decision and why it would not answer a call of its own problem on ``device``, "" when it would."""
-    for decision in decisions:
-        try:
-            op = catalog.op(decision.problem.op)
-            problem = op.problem_of(decision.problem.dims)
-        except RegistryError as fault:
-            yield decision, fault.message
-            continue
-        situation = Situation(op, problem, device, catalog.implementations(op.name), OpWinners())
-        candidate = usable(decision, situation)
-        yield decision, candidate if isinstance(candidate, str) else ""
-
-
-def violations(implementation: Implementation, config: Config, situation: Situation) -> list[str]:
-    """Why ``config`` is no point of the implementation's space for this problem; empty when it is one."""
-    found = asked(
-        implementation,
-        "space",
-        lambda: implementation.space(situation.problem, situation.device).violations(config),
-    )
-    return [found] if isinstance(found, str) else found
 
 
 def shown_exact(situation: Situation, decision: Winner) -> str:

@@ -18,7 +18,7 @@ from registry.cli import checks
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.resolve.op_winners import OpWinners
-from registry.dispatch.resolve.situation import standing
+from registry.dispatch.resolve.standings import standing
 from registry.dispatch.resolve.winners import REGIME, Winners
 from registry.errors import StoreError
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store
@@ -246,6 +246,24 @@ def test_the_doctor_counts_what_is_usable_and_what_is_stale(ship: Ship, monkeypa
     assert checks.shipped_check().found == "ignored: KERNEL_REGISTRY_SHIPPED=0"
 
 
+def test_the_doctor_counts_what_the_next_best_answers_as_usable(
+    ship: Ship, publish: Any, store: Store, tmp_path: Path
+) -> None:
+    native = next(one for one in Catalog().implementations("softmax") if one.name == "torch.native")
+    publish(
+        DIMS,
+        "a.gone",
+        {},
+        fingerprint=native.fingerprint(),
+        hardware=Device.best().hardware(),
+        baselines={"torch.native": 1.2},
+        finals={"torch.native": {}},
+    )
+    with (tmp_path / "shipped" / shipped.file_name(Device.best().name)).open("w") as stream:
+        store.export(stream, winners_only=True)
+    assert "1 winner usable, 0 stale" in checks.shipped_check().found
+
+
 def test_they_are_read_without_sqlalchemy_and_only_when_wanted() -> None:
     program = """
 import os, sys
@@ -276,8 +294,11 @@ def all_shipped(monkeypatch: pytest.MonkeyPatch) -> tuple[Decision, ...]:
 
 def test_every_shipped_winner_holds_for_todays_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     decisions = all_shipped(monkeypatch)
+    runners = shipped.runners(H200.hardware(), REGIME)
     stale = [
-        f"{one.problem.op} {dict(one.problem.dims)}: {why}" for one, why in standing(decisions, Catalog(), H200) if why
+        f"{one.problem.op} {dict(one.problem.dims)}: {why}"
+        for one, why in standing(decisions, Catalog(), H200, runners)
+        if why
     ]
     assert decisions
     assert not stale, "tune them again and ship anew, see registry/shipped/__init__.py:\n" + "\n".join(stale)
