@@ -14,7 +14,11 @@ from typing import Any
 
 import torch
 
+from registry import Problem
+
 Call = Callable[..., Any]
+Maker = Callable[[Problem, tuple[Any, ...]], Call]
+"""Makes a call of another project's kernel for a problem and the op's values."""
 """Takes the op's values in order, returns the output."""
 
 _MOST_COPIES = 64

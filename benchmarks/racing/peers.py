@@ -1,7 +1,7 @@
 """Rivals that a user could run instead: other projects' implementations of the ops, on the op's own arguments.
 
-Each is installed by hand (`pip install liger-kernel flag-gems gemlite humming-kernels`); one that is missing is
-reported as missing.
+Each is installed by hand (`pip install liger-kernel flag-gems gemlite humming-kernels quack-kernels`); one that is
+missing is reported as missing.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import torch
 from registry import PackedWeight, Problem
 from registry.packed import LAYOUT
 
-from .device_timing import Call
-
-Maker = Callable[[Problem, tuple[Any, ...]], Call]
+from . import liger, quack
+from .device_timing import Call, Maker
 
 
 def calls(problem: Problem, values: tuple[Any, ...]) -> Iterator[tuple[str, Call | str]]:
@@ -46,51 +45,17 @@ def _compiled_norm(_: Problem, values: tuple[Any, ...]) -> Call:
     return lambda x, weight, _eps: compiled(x, weight)
 
 
-def _liger_softmax(*_: object) -> Call:
-    forward = importlib.import_module("liger_kernel.ops.softmax")._softmax_forward
-    return lambda x, _dim: forward(x)[0]
-
-
-def _liger_norm(*_: object) -> Call:
-    apply: Call = importlib.import_module("liger_kernel.ops.rms_norm").LigerRMSNormFunction.apply
-    return apply
-
-
-def _liger_layer_norm(_: Problem, values: tuple[Any, ...]) -> Call:
-    """Liger's layer norm, which needs weight and bias: it gets ones and zeros where the op has none."""
-    apply: Call = importlib.import_module("liger_kernel.ops.layer_norm").LigerLayerNormFunction.apply
-    x = values[0]
-    ones, zeros = (make(x.shape[-1], dtype=x.dtype, device=x.device) for make in (torch.ones, torch.zeros))
-    return lambda x, weight, bias, eps: apply(
-        x, ones if weight is None else weight, zeros if bias is None else bias, eps
+def _torchs_cross_entropy(*_: object) -> Call:
+    cross_entropy = torch.nn.functional.cross_entropy
+    return lambda logits, target, weight, index, reduction, smoothing: cross_entropy(
+        logits, target, weight, ignore_index=index, reduction=reduction, label_smoothing=smoothing
     )
 
 
-def _liger_add_norm(*_: object) -> Call:
-    """Liger's fused add and norm: it writes sum and norm to new tensors, the op in place: as many bytes."""
-    module = importlib.import_module("liger_kernel.ops.fused_add_rms_norm")
-    forward = module.fused_add_rms_norm_forward
-    return lambda x, residual, weight, eps, *_: forward(x, residual, weight, eps, 0.0, "llama")[:2]
-
-
-def _liger_silu(*_: object) -> Call:
-    forward = importlib.import_module("liger_kernel.ops.swiglu").swiglu_fused_gate_up_forward
-    return lambda x: forward(x)[0]
-
-
-def _liger_gelu(problem: Problem, _: tuple[Any, ...]) -> Call:
-    """Liger's GeGLU (tanh only), which takes the halves as two tensors: they are made before anything is timed."""
-    if problem.dims["approximate"] != "tanh":
-        raise ValueError("Liger's gelu is the approximation by tanh alone")
-    forward = importlib.import_module("liger_kernel.ops.geglu").geglu_forward
-    halves: dict[int, tuple[torch.Tensor, ...]] = {}
-
-    def call(x: torch.Tensor, *_: object) -> Any:
-        if x.data_ptr() not in halves:
-            halves[x.data_ptr()] = tuple(half.contiguous() for half in x.chunk(2, -1))
-        return forward(*halves[x.data_ptr()])[-1]
-
-    return call
+def _compiled_cross_entropy(_: Problem, values: tuple[Any, ...]) -> Call:
+    own = _torchs_cross_entropy()
+    compiled = _max_autotune(lambda logits, target, weight: own(logits, target, weight, *values[3:]))
+    return lambda logits, target, weight, *_: compiled(logits, target, weight)
 
 
 def _gems_softmax(*_: object) -> Call:
@@ -170,11 +135,31 @@ def _integers(weight: PackedWeight) -> torch.Tensor:
 
 
 _PEERS: Mapping[str, Mapping[str, Maker]] = {
-    "softmax": {"torch.compile max-autotune": _compiled_softmax, "Liger": _liger_softmax, "FlagGems": _gems_softmax},
-    "rms_norm": {"torch.compile max-autotune": _compiled_norm, "Liger": _liger_norm, "FlagGems": _gems_norm},
-    "layer_norm": {"Liger": _liger_layer_norm},
-    "fused_add_rms_norm": {"Liger": _liger_add_norm},
-    "silu_and_mul": {"Liger": _liger_silu},
-    "gelu_and_mul": {"Liger": _liger_gelu},
+    "softmax": {
+        "torch.compile max-autotune": _compiled_softmax,
+        "Liger": liger.softmax,
+        "FlagGems": _gems_softmax,
+        "QuACK": quack.softmax,
+    },
+    "softmax_backward": {"QuACK": quack.softmax_backward},
+    "rms_norm": {
+        "torch.compile max-autotune": _compiled_norm,
+        "Liger": liger.rms_norm,
+        "FlagGems": _gems_norm,
+        "QuACK": quack.rms_norm,
+    },
+    "rms_norm_backward": {"QuACK": quack.rms_norm_backward},
+    "cross_entropy": {
+        "torch's own": _torchs_cross_entropy,
+        "torch.compile max-autotune": _compiled_cross_entropy,
+        "Liger": liger.cross_entropy,
+        "QuACK": quack.cross_entropy,
+    },
+    "cross_entropy_backward": {"QuACK": quack.cross_entropy_backward},
+    "rotary_embedding": {"Liger": liger.rotary_embedding},
+    "layer_norm": {"Liger": liger.layer_norm},
+    "fused_add_rms_norm": {"Liger": liger.fused_add_rms_norm},
+    "silu_and_mul": {"Liger": liger.silu_and_mul},
+    "gelu_and_mul": {"Liger": liger.gelu_and_mul},
     "gemm_int4": {"dense": _dense, "GemLite": _gemlite, "Humming": _humming},
 }

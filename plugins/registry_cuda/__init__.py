@@ -25,9 +25,10 @@ def gelu_implementations() -> list[Implementation]:
 
 @registry.implements("softmax")
 def softmax_implementations() -> list[Implementation]:
+    from .pipelined import PipelinedSoftmax
     from .rows import CudaSoftmax, cluster, looped, row
 
-    return [CudaSoftmax(row), CudaSoftmax(cluster), CudaSoftmax(looped)]
+    return [CudaSoftmax(row), CudaSoftmax(cluster), CudaSoftmax(looped), PipelinedSoftmax()]
 
 
 @registry.implements("rms_norm")
