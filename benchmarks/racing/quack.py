@@ -42,7 +42,8 @@ def cross_entropy(problem: Problem, values: tuple[Any, ...]) -> Call:
     """``cross_entropy_fwd`` with its log-sum-exp; a mean is one more reduction, as in QuACK's own function."""
     forward = importlib.import_module("quack.cross_entropy").cross_entropy_fwd
     _plain(values)
-    finish: Call = {"none": torch.Tensor.detach, "sum": torch.sum, "mean": torch.mean}[problem.reduction]
+    reductions: dict[str, Call] = {"none": torch.Tensor.detach, "sum": torch.sum, "mean": torch.mean}
+    finish = reductions[problem.reduction]
 
     def call(logits: torch.Tensor, target: torch.Tensor, _weight: None, index: int, *_: object) -> tuple[Any, ...]:
         losses, lse = forward(logits, target, ignore_index=index, return_lse=True)
