@@ -14,24 +14,30 @@ from .number import C_TYPES, number_reasons
 _CHUNK = 16
 _SHORTEST_BYTES = 16 * 1024
 _REGISTER_FILE = 65536
-_OTHER_REGISTERS = 40
-_MOST_HELD = 64
-"""Elements that a thread holds as floats."""
+_MOST_THREADS = 1024
+_OTHER_REGISTERS = 30
+_MOST_HELD = 36
+"""Words of four bytes that a thread holds."""
+_WARP = 32
 _STATIC_BYTES = 8 * 1024
 """Barriers and the partial results of a cluster's warps, at most, and what the driver takes of a block."""
+_LEAST_HELD = 96 * 1024
+"""Less is not enough on the way for the bandwidth of memory."""
 _GRID_LIMIT = 2**31 - 1
 _MOST_BYTES = 2**31 - 2**16
+_USABLE = {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.8}
+"""By size of a cluster, the share of multiprocessors that whole clusters fill: parts of a GPU have odd numbers."""
 _KEPT = 1024
 
 
 class PipelinedSoftmax(CudaImplementation):
     """One exponential an element, of rows that come to shared memory by the copy engine and leave it likewise.
 
-    cluster   blocks that share a row
-    threads   of a block
-    stages    rows, or pieces of them, in the shared memory of a block
-    resident  blocks that share a multiprocessor
-    rows      rows that a cluster computes one after another
+    cluster  blocks that share a row
+    teams    groups of warps of a block that compute a row each
+    threads  of a team
+    stages   rows, or pieces of them, in the shared memory of a block
+    waves    clusters that run one after another: fewer rows each, which balances clusters and costs their beginnings
     """
 
     op = "softmax"
@@ -60,7 +66,7 @@ class PipelinedSoftmax(CudaImplementation):
         return _space(_RowBytes.of(problem), shared_limit(device.target))
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """The fewest blocks a row whose threads hold a few chunks each, with two rows on the way."""
+        """Two teams, pieces of a row of which several fit, and clusters for one wave."""
         return _default(_RowBytes.of(problem), shared_limit(device.target))
 
     def preference(self, problem: Problem, device: Device) -> float:
@@ -69,24 +75,26 @@ class PipelinedSoftmax(CudaImplementation):
         return 2.5 if busy and _RowBytes.of(problem).bytes >= 2 * _SHORTEST_BYTES else 0.4
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        row, cluster, stages = _RowBytes.of(problem), config["cluster"], config["stages"]
+        row, cluster, teams = _RowBytes.of(problem), config["cluster"], config["teams"]
+        at_once = max(int(max(device.multiprocessors, 1) * _USABLE[cluster]) // cluster, 1)
+        each = max(-(-problem.rows // (at_once * config["waves"])), 1)
+        threads = teams * config["threads"] + _WARP
         return Launch(
             CudaKernel(self.source, self.kernel),
-            grid=(-(-problem.rows // config["rows"]) * cluster,),
-            args=("y", "x", problem.rows),
+            grid=(-(-problem.rows // each) * cluster,),
+            args=("y", "x", problem.rows, each),
             constants={
                 "ELEMENT": C_TYPES[problem.dtype],
                 "VEC": _CHUNK // row.itemsize,
                 "COLS": problem.cols,
                 "THREADS": config["threads"],
+                "TEAMS": teams,
                 "CLUSTER": cluster,
-                "STAGES": stages,
-                "RESIDENT": config["resident"],
-                "ROWS": config["rows"],
+                "STAGES": config["stages"],
             },
-            options={"block": config["threads"]},
+            options={"block": threads},
             cluster=(cluster,) if cluster > 1 else (),
-            shared_bytes=stages * row.piece(cluster) * _CHUNK,
+            shared_bytes=config["stages"] * row.piece(cluster) * _CHUNK,
         )
 
 
@@ -108,43 +116,49 @@ class _RowBytes(NamedTuple):
         return -(-chunks // cluster)
 
     def held(self, config: Config) -> int:
-        """Elements that a thread holds."""
-        each = -(-self.piece(config["cluster"]) // int(config["threads"]))
-        return each * (_CHUNK // self.itemsize)
+        """Words of four bytes that a thread holds."""
+        return -(-self.piece(config["cluster"]) // int(config["threads"])) * (_CHUNK // 4)
 
 
 @lru_cache(maxsize=_KEPT)
 def _space(row: _RowBytes, limit: int) -> Space:
-    """``limit``: bytes of shared memory that a block may have, which is nearly all of a multiprocessor's."""
+    """``limit``: bytes of shared memory that a block may have."""
     space = Space(
-        cluster=[1, 2, 4, 8], threads=[256, 512, 1024], stages=[1, 2, 3, 4], resident=[1, 2, 4], rows=[1, 4, 16]
+        cluster=[1, 2, 4, 8], teams=[1, 2, 3], threads=[256, 320, 480], stages=[2, 3, 4, 6, 8], waves=[1, 2, 4]
     )
     return (
         space.require(
             "rows, or pieces of them, fit in shared memory",
-            lambda config: (
-                config["resident"] * (config["stages"] * row.piece(config["cluster"]) * _CHUNK + _STATIC_BYTES) <= limit
-            ),
+            lambda config: config["stages"] * row.piece(config["cluster"]) * _CHUNK + _STATIC_BYTES <= limit,
         )
-        .require(f"a thread holds at most {_MOST_HELD} elements", lambda config: row.held(config) <= _MOST_HELD)
+        .require(f"a thread holds at most {_MOST_HELD} words", lambda config: row.held(config) <= _MOST_HELD)
         .require(
-            "elements fit in registers",
+            "what is held fits in registers",
             lambda config: (
-                config["resident"] * config["threads"] * (row.held(config) + _OTHER_REGISTERS) <= _REGISTER_FILE
+                (config["teams"] * config["threads"] + _WARP) * (row.held(config) + _OTHER_REGISTERS) <= _REGISTER_FILE
             ),
         )
         .require(
             "every second thread has a chunk", lambda config: config["threads"] // 2 < row.piece(config["cluster"])
         )
-        .require("something is on the way", lambda config: config["stages"] > 1 or config["resident"] > 1)
-        .require("no more stages than rows", lambda config: config["stages"] <= max(config["rows"], 1))
+        .require("a row is on the way for each team", lambda config: config["stages"] > config["teams"])
+        .require(
+            f"{_LEAST_HELD} bytes of shared memory are in use",
+            lambda config: config["stages"] * row.piece(config["cluster"]) * _CHUNK >= _LEAST_HELD,
+        )
     )
 
 
 @lru_cache(maxsize=_KEPT)
 def _default(row: _RowBytes, limit: int) -> Config:
     def cost(config: Config) -> tuple[float, ...]:
-        in_flight = config["resident"] * config["stages"]
-        return (config["cluster"], abs(in_flight - 4), -config["resident"], abs(config["rows"] - 4), config["threads"])
+        return (
+            abs(config["teams"] - 2),
+            abs(config["stages"] * row.piece(config["cluster"]) * _CHUNK - 192 * 1024) // (32 * 1024),
+            config["cluster"],
+            config["waves"],
+            abs(config["teams"] * config["threads"] - 1024),
+            -config["stages"],
+        )
 
     return min(_space(row, limit).configs, key=cost)

@@ -1,19 +1,19 @@
-// softmax of rows of COLS columns that are read once, by the copy engine: while a cluster of blocks computes one of its
-// ROWS rows, the copy engine brings the next ones and takes the last one away. Each block of a cluster has a piece of a
-// row in one of STAGES parts of its shared memory, and a thread has ITEMS chunks of 16 bytes of it in registers: as
-// exp(x - the thread's own maximum), so that there is one exponential an element.
+// softmax of rows of COLS columns that are read once, by the copy engine. Each block of a CLUSTER has a piece of every row
+// of the cluster, in STAGES parts of its shared memory; TEAMS of THREADS take turns, so that one computes while another
+// waits for the cluster's other blocks. One more warp asks for rows and sends results. A thread holds ITEMS chunks of 16
+// bytes of a piece in registers.
 //
 // Rows of a number of bytes that 16 does not divide begin anywhere in a chunk. Their first and last chunk hold elements
 // of the rows beside them, which are left out, and written one by one.
 
 constexpr int WARPS = THREADS / 32;
 constexpr unsigned ALL_LANES = 0xffffffffu;
+constexpr float LOG2E = 1.4426950408889634f;
 constexpr long long ROW_BYTES = (long long)COLS * sizeof(T);
 constexpr bool WHOLE = ROW_BYTES % 16 == 0;
 constexpr int CHUNKS = (int)((ROW_BYTES + (WHOLE ? 0 : 16 - (int)sizeof(T)) + 15) / 16);
 constexpr int PIECE = (CHUNKS + CLUSTER - 1) / CLUSTER;
 constexpr int ITEMS = (PIECE + THREADS - 1) / THREADS;
-constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;  // rows on the way before the first is computed
 #define LOWEST (-CUDART_INF_F)
 
 struct Normaliser {
@@ -35,12 +35,28 @@ struct Normaliser {
   }
 };
 
+// Halves fold the division into the exponent. float cannot: log2(sum) errs by 2**-22 there.
+struct Weight {
+  float maximum, scale;
+
+  __device__ explicit Weight(const Normaliser &total) {
+    maximum = total.maximum;
+    scale = FAST ? -log2f(total.sum) : 1.0f / total.sum;
+  }
+  __device__ float operator()(float x) const {
+    return FAST ? exp2f(fmaf(x - maximum, LOG2E, scale)) : expf(x - maximum) * scale;
+  }
+};
+
+// What a warp sends of its normaliser.
+struct alignas(8) Part { float maximum, sum; };
+
 // A block's piece of a row.
 struct Piece {
-  long long start;  // bytes from the tensor's begin to the row's first chunk
-  int lead;         // elements of that chunk that belong to the row before
-  int chunks;       // of the row
-  int first, count; // chunks of this block
+  long long start;   // bytes from the tensor's begin to the row's first chunk
+  int lead;          // elements of that chunk that belong to the row before
+  int chunks;        // of the row
+  int first, count;  // chunks of this block
 
   __device__ Piece(long long row, int rank) {
     const long long begin = row * ROW_BYTES;
@@ -73,100 +89,98 @@ __device__ void send_piece(T *y, const Vector *stage, const Piece &piece) {
   send(to, stage + begin, end > begin ? (end - begin) * 16 : 0);
 }
 
-// A thread's elements as floats; -inf where there is none.
-__device__ void take(float (&held)[ITEMS][VEC], const Vector *stage, const T *row, const Piece &piece) {
+// A thread's chunks; -inf where the row has no element.
+__device__ void take(Vector (&held)[ITEMS], const Vector *stage, const T *row, const Piece &piece, int thread) {
 #pragma unroll
   for (int item = 0; item < ITEMS; ++item) {
-    const int chunk = item * THREADS + threadIdx.x;
+    const int chunk = item * THREADS + thread;
     if (chunk >= piece.count) {
-#pragma unroll
-      for (int k = 0; k < VEC; ++k) held[item][k] = LOWEST;
+      held[item].fill(LOWEST);
     } else if (piece.shared_with_others(chunk)) {
-      for (int k = 0; k < VEC; ++k) {
+      held[item].fill(LOWEST);
+      held[item].transform([&](int k, float) {
         const int column = piece.column(chunk, k);
-        held[item][k] = column >= 0 && column < COLS ? to_float(row[column]) : LOWEST;
-      }
+        return column >= 0 && column < COLS ? to_float(row[column]) : LOWEST;
+      });
     } else {
-      const Vector vector = stage[chunk];
-#pragma unroll
-      for (int k = 0; k < VEC; ++k) held[item][k] = vector.get(k);
+      held[item] = stage[chunk];
     }
   }
 }
 
-// Elements become exp(element - the thread's maximum).
-__device__ Normaliser normalise(float (&held)[ITEMS][VEC]) {
+__device__ Normaliser normaliser_of(Vector (&held)[ITEMS]) {
   Normaliser mine;
 #pragma unroll
-  for (int item = 0; item < ITEMS; ++item)
+  for (int item = 0; item < ITEMS; ++item) {
 #pragma unroll
-    for (int k = 0; k < VEC; ++k) mine.maximum = fmaxf(mine.maximum, held[item][k]);
+    for (int k = 0; k < VEC; ++k) mine.maximum = fmaxf(mine.maximum, held[item].get(k));
+    held[item].stay_packed();
+  }
   const float origin = Normaliser::origin(mine.maximum);
 #pragma unroll
-  for (int item = 0; item < ITEMS; ++item)
+  for (int item = 0; item < ITEMS; ++item) {
 #pragma unroll
-    for (int k = 0; k < VEC; ++k) mine.sum += held[item][k] = exponential(held[item][k] - origin);
+    for (int k = 0; k < VEC; ++k) mine.sum += exponential(held[item].get(k) - origin);
+    held[item].stay_packed();
+  }
   return mine;
 }
 
-// The row's normaliser of all threads' own. Two rows in turn have their own slots, so that one barrier a row suffices.
-__device__ Normaliser merge_row(Normaliser mine, int turn, int rank) {
-  __shared__ float slots[2][CLUSTER * WARPS][2];
+// The row's normaliser of all threads' own. Two rows of a team in turn have their own slots: nobody writes to a slot
+// before all have sent their part of the next row, and so have read this one.
+__device__ Normaliser merge_row(Normaliser mine, int team, int thread, int turn, int rank, Arrival *parts) {
+  __shared__ Part slots[TEAMS][2][CLUSTER * WARPS];
   mine.merge_warp();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  float *slot = slots[turn % 2][rank * WARPS + warp];
+  const int warp = thread / 32, lane = thread % 32;
+  Part *slot = &slots[team][turn % 2][rank * WARPS + warp];
 #if CLUSTER > 1
-  if (lane < CLUSTER) {
-    cluster_store(slot, lane, mine.maximum);
-    cluster_store(slot + 1, lane, mine.sum);
-  }
-  cluster_arrive();
-  cluster_wait();
+  Arrival *met = parts + team * 2 + turn % 2;
+  if (thread == 0) arrive_expecting(met, CLUSTER * WARPS * sizeof(Part));
+  if (lane < CLUSTER) send_pair(&slot->maximum, lane, mine.maximum, mine.sum, met);
+  await_arrival(met, turn / 2 % 2);
 #else
-  if (lane == 0) slot[0] = mine.maximum, slot[1] = mine.sum;
-  __syncthreads();
+  if (lane == 0) *slot = {mine.maximum, mine.sum};
+  meet_team(team, THREADS);
 #endif
   Normaliser total;
   for (int other = lane; other < CLUSTER * WARPS; other += 32) {
-    const float *theirs = slots[turn % 2][other];
-    total.merge(theirs[0], theirs[1]);
+    const Part theirs = slots[team][turn % 2][other];
+    total.merge(theirs.maximum, theirs.sum);
   }
   total.merge_warp();
   return total;
 }
 
 // The results, in place of the elements; those of chunks that other rows share, directly.
-__device__ void give(const float (&held)[ITEMS][VEC], float factor, Vector *stage, T *row, const Piece &piece) {
+__device__ void give(Vector (&held)[ITEMS], const Weight &weight, Vector *stage, T *row, const Piece &piece, int thread) {
 #pragma unroll
   for (int item = 0; item < ITEMS; ++item) {
-    const int chunk = item * THREADS + threadIdx.x;
+    const int chunk = item * THREADS + thread;
     if (chunk >= piece.count) continue;
     if (piece.shared_with_others(chunk)) {
       for (int k = 0; k < VEC; ++k) {
         const int column = piece.column(chunk, k);
-        if (column >= 0 && column < COLS) row[column] = from_float<T>(held[item][k] * factor);
+        if (column >= 0 && column < COLS) row[column] = from_float<T>(weight(held[item].get(k)));
       }
     } else {
-      Vector vector;
-      vector.transform([&](int k, float) { return held[item][k] * factor; });
-      stage[chunk] = vector;
+      held[item].transform([&](int, float x) { return weight(x); });
+      stage[chunk] = held[item];
     }
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) softmax_pipelined(T *__restrict__ y, const T *__restrict__ x, long long rows) {
-  __shared__ Arrival arrivals[STAGES];
+// A cluster computes `each` rows one after another, the last one maybe fewer.
+extern "C" __global__ void __launch_bounds__(THREADS *TEAMS + 32, 1)
+softmax_pipelined(T *__restrict__ y, const T *__restrict__ x, long long rows, long long each) {
+  __shared__ Arrival arrived[STAGES], done[STAGES], parts[TEAMS * 2];
   Vector *stages = dynamic_shared<Vector>();
   const int rank = blockIdx.x % CLUSTER;
-  const long long first = (long long)(blockIdx.x / CLUSTER) * ROWS;
-  const int count = rows - first < ROWS ? (int)(rows - first) : ROWS;
-  const auto bring_row = [&](int number) {
-    const Piece piece(first + number, rank);
-    bring_piece(stages + number % STAGES * PIECE, x, piece, first + number == rows - 1, &arrivals[number % STAGES]);
-  };
+  const long long first = blockIdx.x / CLUSTER * each;
+  const int count = (int)(rows - first < each ? rows - first : each);
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < STAGES; ++stage) init_arrival(&arrivals[stage]);
-    for (int number = 0; number < AHEAD && number < count; ++number) bring_row(number);
+    for (int stage = 0; stage < STAGES; ++stage) init_arrival(&arrived[stage], 1), init_arrival(&done[stage], THREADS);
+    for (int part = 0; part < TEAMS * 2; ++part) init_arrival(&parts[part], 1);
+    publish_arrivals();
   }
   __syncthreads();
 #if CLUSTER > 1
@@ -174,24 +188,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) softmax_pipeline
   cluster_arrive();
   cluster_wait();
 #endif
-  for (int number = 0; number < count; ++number) {
+  if (threadIdx.x >= THREADS * TEAMS) {
+    if (threadIdx.x > THREADS * TEAMS) return;
+    const auto bring_row = [&](int number) {
+      Vector *stage = stages + number % STAGES * PIECE;
+      bring_piece(stage, x, Piece(first + number, rank), first + number == rows - 1, &arrived[number % STAGES]);
+    };
+    for (int number = 0; number < STAGES && number < count; ++number) bring_row(number);
+    for (int number = 0; number < count; ++number) {
+      await_arrival(&done[number % STAGES], number / STAGES % 2);
+      send_piece(y, stages + number % STAGES * PIECE, Piece(first + number, rank));
+      if (number + STAGES >= count) continue;
+      await_read();
+      bring_row(number + STAGES);
+    }
+    await_sent();
+    return;
+  }
+  const int team = threadIdx.x / THREADS, thread = threadIdx.x % THREADS;
+  for (int number = team, turn = 0; number < count; number += TEAMS, ++turn) {
     const Piece piece(first + number, rank);
     Vector *stage = stages + number % STAGES * PIECE;
-    await_arrival(&arrivals[number % STAGES], number / STAGES % 2);
-    float held[ITEMS][VEC];
-    take(held, stage, x + (first + number) * COLS, piece);
-    const Normaliser mine = normalise(held), total = merge_row(mine, number, rank);
-    give(held, exponential(mine.maximum - total.maximum) / total.sum, stage, y + (first + number) * COLS, piece);
+    await_arrival(&arrived[number % STAGES], number / STAGES % 2);
+    Vector held[ITEMS];
+    take(held, stage, x + (first + number) * COLS, piece, thread);
+    const Weight weight(merge_row(normaliser_of(held), team, thread, turn, rank, parts));
+    give(held, weight, stage, y + (first + number) * COLS, piece, thread);
     publish();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      send_piece(y, stage, piece);
-      if (number + AHEAD < count) {
-        // the next row goes where the row before this one was
-        await_read<AHEAD == STAGES ? 0 : 1>();
-        bring_row(number + AHEAD);
-      }
-    }
+    arrive(&done[number % STAGES]);
   }
-  if (threadIdx.x == 0) await_sent();
 }

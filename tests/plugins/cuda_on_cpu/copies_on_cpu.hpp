@@ -23,13 +23,18 @@ extern "C" void watch(const char *begin, long long bytes) {
   cpu::watched_begin = begin, cpu::watched_end = begin + bytes;
 }
 
-struct Arrival { unsigned phases; };
+struct Arrival { unsigned needed, here, phases; };
 
 template <typename Item> Item *dynamic_shared() {
   alignas(128) static unsigned char bytes[1 << 18];
   return reinterpret_cast<Item *>(bytes);
 }
-inline void init_arrival(Arrival *arrival) { arrival->phases = 0; }
+inline void init_arrival(Arrival *arrival, unsigned count) { *arrival = {count, 0, 0}; }
+inline void publish_arrivals() {}
+inline void arrive(Arrival *arrival) {
+  if (++arrival->here < arrival->needed) return;
+  arrival->here = 0, ++arrival->phases, cpu::progress = true;
+}
 inline void await_arrival(Arrival *arrival, unsigned parity) {
   const unsigned thread = threadIdx.x;
   while (arrival->phases == 0 || (arrival->phases - 1) % 2 != parity)
@@ -40,12 +45,17 @@ inline void bring(void *to, const void *from, unsigned bytes, Arrival *arrival) 
   const char *begin = static_cast<const char *>(from);
   cpu::demand(!bytes || (begin >= cpu::watched_begin && begin + bytes <= cpu::watched_end), "a read beyond the tensor");
   std::memcpy(to, from, bytes);
-  ++arrival->phases, cpu::progress = true;
+  arrive(arrival);
 }
 inline void publish() {}
 inline void send(void *to, const void *from, unsigned bytes) {
   cpu::demand_aligned(to, from, bytes);
   std::memcpy(to, from, bytes);
 }
-template <int PENDING> void await_read() {}
+inline void await_read() {}
 inline void await_sent() {}
+inline void meet_team(int team, int threads) {
+  static cpu::Meeting teams[16];
+  teams[team].size = threads;
+  cpu::wait(teams[team]);
+}
