@@ -84,14 +84,15 @@ def _mask_kind(arguments: Arguments, q: TensorSpec, k: TensorSpec) -> str:
     fits = len(mask.shape) == 4 and mask.shape[2:] == (rows, k.shape[1])
     if not fits or mask.shape[0] not in {1, batch} or mask.shape[1] not in {1, heads}:
         raise InvalidArgumentError(
-            f"{op}: mask has shape {shape_text(mask.shape)}, expected [{batch} or 1, {heads} or 1, {rows}, {k.shape[1]}]",
+            f"{op}: mask has shape {shape_text(mask.shape)}, expected"
+            f" [{batch} or 1, {heads} or 1, {rows}, {k.shape[1]}]",
             hint="mask.expand(-1, -1, q_len, -1) of a mask of keys alone, mask[None, None] of one for all",
         )
     if mask.dtype == torch.bool:
         return "bool"
     if mask.dtype != q.dtype:
         raise InvalidArgumentError(
-            f"{op}: mask is {dtype_name(mask.dtype)}, expected bool (True where a key is seen) or {dtype_name(q.dtype)}",
+            f"{op}: mask is {dtype_name(mask.dtype)}, expected bool (True: a key is seen) or {dtype_name(q.dtype)}",
             hint="convert it: mask.to(q.dtype) of one that is added, mask.bool() of one of 0 and 1",
         )
     return "additive"
@@ -113,9 +114,7 @@ def drawn(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any,
     """q, k, v, mask, causal, scale, softcap and window of every kind."""
     dtype, width = problem.torch_dtype, problem.head_dim
     q = fills.normal((problem.batch, problem.q_len, problem.heads, width), dtype, generator)
-    k, v = (
-        fills.normal((problem.batch, problem.kv_len, problem.kv_heads, width), dtype, generator) for _ in range(2)
-    )
+    k, v = (fills.normal((problem.batch, problem.kv_len, problem.kv_heads, width), dtype, generator) for _ in range(2))
     scale = None
     if kind == "outliers":
         # logits of thousands, whose exponentials overflow, and large values

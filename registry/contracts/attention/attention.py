@@ -31,6 +31,9 @@ from .logits import ScoredCall, grouped_product, seen_pairs, weights_of
 _FAR = 1e4
 """The largest logit whose rounding counts. A mask's lowest number is larger: beside it a logit vanishes."""
 
+_OF_EXPONENTIALS = 2.0**10
+"""Roundings of fp32 by which exponentials of halves may err: a quarter of the rounding of float16."""
+
 
 def attention_reference(
     q: torch.Tensor,
@@ -56,7 +59,7 @@ def attention_reference(
     A row that sees no key has the output 0 and the lse -inf. lse, of the masked logits, is float32, of float64 inputs
     float64; it has no gradient. Halves are computed in fp32, and rounded once.
     """
-    call = ScoredCall.of(q, k, v, mask, causal, scale, softcap, window)
+    call = ScoredCall.of((q, k, v), mask, causal, scale, softcap, window)
     outs, lses = [], []
     for span in call.spans():
         weights, lse = weights_of(call.scored(span).logits)
@@ -81,13 +84,15 @@ def logit_size(call: ScoredCall, logits: torch.Tensor, span: slice) -> torch.Ten
     keys = keys.repeat_interleave(call.q.shape[1] // call.k.shape[1], 1)[..., None, None]
     products = call.q[:, :, span].norm(dim=-1, keepdim=True) * keys * abs(call.scale)
     top = logits.amax(-1, keepdim=True) if call.kv_len else torch.zeros_like(products)
-    return products + top.abs().nan_to_num(0.0, 0.0, 0.0).clamp(max=_FAR) + 2.0 * call.softcap
+    size: torch.Tensor = products + top.abs().nan_to_num(0.0, 0.0, 0.0).clamp(max=_FAR) + 2.0 * call.softcap
+    return size
 
 
 def scored_call(values: Mapping[str, Any], wide: torch.dtype = torch.float64) -> ScoredCall:
     """The call with these arguments, by name."""
-    names = ("q", "k", "v", "mask", "causal", "scale", "softcap", "window")
-    return ScoredCall.of(*(values[name] for name in names), wide)
+    heads = [values[name] for name in ("q", "k", "v")]
+    mask, causal, scale, softcap = (values[name] for name in ("mask", "causal", "scale", "softcap"))
+    return ScoredCall.of(heads, mask, causal, scale, softcap, values["window"], wide)
 
 
 def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
@@ -109,11 +114,15 @@ def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any])
 
 
 def _lse_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
-    """Relative to the output, and absolute: errors of the logits, and the relative error of a sum."""
+    """Relative to the output, and absolute: errors of the logits, and the relative error of a sum.
+
+    Of halves exponentials may be approximate: torch's on CPUs err by 2**-15 of a sum.
+    """
     call = scored_call(values)
     sizes = [logit_size(call, call.scored(span).logits, span)[..., 0] for span in call.spans()]
     size = torch.cat(sizes, 2).nan_to_num_(0.0, 0.0, 0.0)
-    return reference.abs() + of_sum(problem.kv_len) + 4.0 * size
+    exponentials = 0.0 if fp32_weight(problem) == 1.0 else _OF_EXPONENTIALS
+    return reference.abs() + of_sum(problem.kv_len) + 4.0 * size + exponentials
 
 
 def mask_bytes(problem: Problem) -> int:

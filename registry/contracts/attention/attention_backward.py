@@ -19,7 +19,7 @@ from .attention import ATTENTION, attention_reference, logit_size, mask_bytes, o
 from .logits import ScoredCall, ScoredRows, group_sums, grouped_product, seen_pairs
 
 
-def attention_backward_reference(
+def attention_backward_reference(  # noqa: PLR0913, PLR0917  the schema's arguments
     grad_out: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -42,7 +42,7 @@ def attention_backward_reference(
     values are sums over the heads that share them. grad_out is like out; lse has no gradient. Halves are computed in
     fp32, and rounded once. A row that sees no key adds nothing. A gradient that is not needed is an empty tensor.
     """
-    call = ScoredCall.of(q, k, v, mask, causal, scale, softcap, window)
+    call = ScoredCall.of((q, k, v), mask, causal, scale, softcap, window)
     heads = [x.transpose(1, 2).to(call.q.dtype) for x in (grad_out, out)]
     parts, sums = [], [torch.zeros_like(call.k), torch.zeros_like(call.v)]
     for span in call.spans():
@@ -127,7 +127,9 @@ def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any],
         weights = probabilities(rows, values["lse"])
         error = weight * (sums + 4.0 * logit_size(call, rows.logits, span))
         if of == "v":
-            total += group_sums((weights * (3.0 * (1.0 - weight) + error)).square_(), gradient.square(), call.k.shape[1])
+            total += group_sums(
+                (weights * (3.0 * (1.0 - weight) + error)).square_(), gradient.square(), call.k.shape[1]
+            )
             continue
         delta = (gradient * out[:, :, span]).sum(-1, keepdim=True)
         slopes = (weights * (grouped_product(gradient, call.v.transpose(-1, -2)) - delta)).abs_()

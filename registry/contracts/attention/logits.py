@@ -6,6 +6,7 @@ A call of 8192 queries and keys with 32 heads has 16 GiB of logits in float64: t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,9 +48,7 @@ class ScoredCall:
     @classmethod
     def of(
         cls,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        heads: Sequence[torch.Tensor],
         mask: torch.Tensor | None,
         causal: bool,
         scale: float | None,
@@ -57,11 +56,11 @@ class ScoredCall:
         window: int,
         wide: torch.dtype | None = None,
     ) -> ScoredCall:
-        """The call with these arguments. ``wide``: float32, or float64 of float64, when not given."""
-        wide = wide or torch.promote_types(q.dtype, torch.float32)
-        factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-        heads = [x.transpose(1, 2).to(wide) for x in (q, k, v)]
-        return cls(*heads, mask, causal, factor, softcap, window)
+        """The call with these arguments; ``heads``: q, k and v. ``wide``: float32, of float64 float64, if not given."""
+        wide = wide or torch.promote_types(heads[0].dtype, torch.float32)
+        factor = 1.0 / math.sqrt(heads[0].shape[-1]) if scale is None else scale
+        q, k, v = (x.transpose(1, 2).to(wide) for x in heads)
+        return cls(q, k, v, mask, causal, factor, softcap, window)
 
     @property
     def kv_len(self) -> int:
