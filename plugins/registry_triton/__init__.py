@@ -246,3 +246,10 @@ def cross_entropy_backward_implementations() -> Sequence[registry.Implementation
     from .losses.cross_entropy_backward import TileCrossEntropyBackward
 
     return [TileCrossEntropyBackward()]
+
+
+@registry.implements("attention")
+def attention_implementations() -> Sequence[registry.Implementation]:
+    from .attention.flash import TileAttention
+
+    return [TileAttention()]

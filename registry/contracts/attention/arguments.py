@@ -146,11 +146,10 @@ def _aim(problem: Problem, q: torch.Tensor, k: torch.Tensor) -> None:
 
 
 def _mask(problem: Problem, kind: str, generator: torch.Generator) -> torch.Tensor | None:
-    """A mask for each batch, or for each head where ``kind`` is "edges"; of "masked" some rows see no key."""
+    """A mask of each batch, for all heads; of "masked" some rows see no key."""
     if problem.mask == "none":
         return None
-    outer = (1, problem.heads) if kind == "edges" else (problem.batch, 1)
-    shape, device = (*outer, problem.q_len, problem.kv_len), generator.device
+    shape, device = (problem.batch, 1, problem.q_len, problem.kv_len), generator.device
     draw = torch.randint(8, shape, device=device, generator=generator, dtype=torch.uint8)
     hidden = draw < (4 if kind == "masked" else 1)
     if kind == "masked":
