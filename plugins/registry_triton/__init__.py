@@ -253,3 +253,10 @@ def attention_implementations() -> Sequence[registry.Implementation]:
     from .attention.flash import TileAttention
 
     return [TileAttention()]
+
+
+@registry.implements("attention_backward")
+def attention_backward_implementations() -> Sequence[registry.Implementation]:
+    from .attention.flash_backward import TileAttentionBackward
+
+    return [TileAttentionBackward()]

@@ -88,7 +88,7 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "cross_entropy_backward triton.tile": {"rows": 8192, "cols": 128256, **MEAN},
     **{
         f"attention{gradient} triton.flash": {"batch": 2, "q_len": 2048, "kv_len": 2048, **HEADS}
-        for gradient in ("",)
+        for gradient in ("", "_backward")
     },
     "linear triton.gemm": {"m": 4096, **DENSE},
     "linear triton.splitk": {"m": 16, **DENSE},

@@ -47,6 +47,11 @@ def mask_strides(problem: Problem) -> tuple[int, ...] | None:
     return tuple([0 if size == 1 else stride for size, stride in zip(spec.shape[:3], spec.strides[:3], strict=True)])
 
 
+def mask_bytes(problem: Problem) -> int:
+    """Bytes of the mask for a pair of a query and a key."""
+    return {"none": 0, "bool": 1}.get(problem.mask, problem.torch_dtype.itemsize)
+
+
 def reasons(problem: Problem, device: Device, *names: str) -> Iterator[str]:
     """Why the tensors ``names`` of a problem, or its mask, cannot be read by the kernels."""
     yield from type_reasons(problem, device)
