@@ -350,3 +350,32 @@ def cross_entropy_backward_implementations() -> Iterable[Implementation]:
     from .losses.cross_entropy_backward import CompiledCrossEntropyBackward, CrossEntropyBackward
 
     return [CrossEntropyBackward(), CompiledCrossEntropyBackward()]
+
+
+@implements("attention")
+def attention_implementations() -> Iterable[Implementation]:
+    """Products and a softmax, and each of the kernels behind ``torch.nn.functional.scaled_dot_product_attention``."""
+    from .attention.native import NativeAttention
+    from .attention.sdpa import CpuFlashAttention, CudnnAttention, EfficientAttention, FlashAttention
+
+    return [NativeAttention(), FlashAttention(), CudnnAttention(), EfficientAttention(), CpuFlashAttention()]
+
+
+@implements("attention_backward")
+def attention_backward_implementations() -> Iterable[Implementation]:
+    """Five products, and the gradient of each of the kernels behind torch's attention."""
+    from .attention.native import NativeAttentionBackward
+    from .attention.sdpa_backward import (
+        CpuFlashAttentionBackward,
+        CudnnAttentionBackward,
+        EfficientAttentionBackward,
+        FlashAttentionBackward,
+    )
+
+    return [
+        NativeAttentionBackward(),
+        FlashAttentionBackward(),
+        CudnnAttentionBackward(),
+        EfficientAttentionBackward(),
+        CpuFlashAttentionBackward(),
+    ]

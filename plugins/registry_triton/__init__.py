@@ -246,3 +246,17 @@ def cross_entropy_backward_implementations() -> Sequence[registry.Implementation
     from .losses.cross_entropy_backward import TileCrossEntropyBackward
 
     return [TileCrossEntropyBackward()]
+
+
+@registry.implements("attention")
+def attention_implementations() -> Sequence[registry.Implementation]:
+    from .attention.flash import TileAttention
+
+    return [TileAttention()]
+
+
+@registry.implements("attention_backward")
+def attention_backward_implementations() -> Sequence[registry.Implementation]:
+    from .attention.flash_backward import TileAttentionBackward
+
+    return [TileAttentionBackward()]

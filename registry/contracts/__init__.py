@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..contract import Op
+from .attention import ATTENTION, ATTENTION_BACKWARD
 from .decoder import (
     FUSED_ADD_RMS_NORM,
     GELU_AND_MUL,
@@ -66,6 +67,7 @@ BOX: tuple[Op, ...] = (
     ROTARY_EMBEDDING,
     KV_CACHE_APPEND,
     CROSS_ENTROPY,
+    ATTENTION,
     SQUARE_BACKWARD,
     GELU_BACKWARD,
     SOFTMAX_BACKWARD,
@@ -82,10 +84,13 @@ BOX: tuple[Op, ...] = (
     GELU_AND_MUL_BACKWARD,
     LAYER_NORM_BACKWARD,
     CROSS_ENTROPY_BACKWARD,
+    ATTENTION_BACKWARD,
 )
 """The ops of this package, in the order in which they are listed."""
 
 __all__ = [
+    "ATTENTION",
+    "ATTENTION_BACKWARD",
     "BOX",
     "CROSS_ENTROPY",
     "CROSS_ENTROPY_BACKWARD",

@@ -30,6 +30,9 @@ DENSE = {"n": 4096, "k": 4096, "bias": True}
 EXPERTS = {"n": 1536, "k": 2048, "experts": 8, "routing": "uniform"}
 AFFINE = {"weight": True, "bias": True}
 MEAN = {"reduction": "mean", "weight": False}
+HEADS = {
+    "heads": 32, "kv_heads": 8, "head_dim": 128, "causal": True, "mask": "none", "softcap": False, "span": False,
+}  # fmt: skip
 BESIDE_ROWS: Mapping[str, Mapping[str, Any]] = {
     "layer_norm": AFFINE, "fused_add": {"weight": True}, "cross_entropy": MEAN,
 }  # fmt: skip
@@ -83,6 +86,10 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "cross_entropy triton.online": {"rows": 8192, "cols": 128256, **MEAN},
     "cross_entropy triton.split": {"rows": 16, "cols": 128256, **MEAN},
     "cross_entropy_backward triton.tile": {"rows": 8192, "cols": 128256, **MEAN},
+    **{
+        f"attention{gradient} triton.flash": {"batch": 2, "q_len": 2048, "kv_len": 2048, **HEADS}
+        for gradient in ("", "_backward")
+    },
     "linear triton.gemm": {"m": 4096, **DENSE},
     "linear triton.splitk": {"m": 16, **DENSE},
     "linear triton.gemv": {"m": 1, **DENSE},
@@ -231,7 +238,7 @@ def test_another_row_count_is_no_other_variant(key: str) -> None:
 def test_spaces_are_small_and_hold_their_default(device: Device) -> None:
     for key, implementation in IMPLEMENTATIONS.items():
         op = key.partition(" ")[0]
-        most = 192 if op.startswith(("gemm", "grouped", "linear", "scaled")) else 60
+        most = 192 if op.startswith(("attention", "gemm", "grouped", "linear", "scaled")) else 60
         for problem in _problems(op):
             if list(implementation.unsupported(problem, device)):
                 continue
@@ -250,6 +257,13 @@ def _problems(op: str) -> list[Problem]:
         dims = [{**point, **beside} for point in (*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001})]
     elif op in ("rotary_embedding", "kv_cache_append"):
         dims = [{**TYPICAL[f"{op} triton.block"], "tokens": tokens} for tokens in (1, 64, 8192)]
+    elif op.startswith("attention"):
+        sizes = ((1, 1, 1), (1, 64, 8192), (4, 2048, 2048), (1, 33, 70))
+        dims = [
+            {**HEADS, "batch": batch, "q_len": rows, "kv_len": keys, "head_dim": width}
+            for batch, rows, keys in sizes
+            for width in (8, 64, 80, 128, 256)
+        ]
     elif "_and_mul" in op:
         form = {"approximate": "none"} if op.startswith("gelu") else {}
         dims = [{**point, **form} for point in (*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001})]

@@ -1,0 +1,162 @@
+"""The gradients of attention in Triton: deltas of the rows, then keys and values, then queries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+
+import torch
+
+from registry import Config, Device, Launch, Problem, Space, TensorSpec
+from registry.backends.estimate import fits_registers, fits_shared, next_power_of_2
+from registry.backends.triton import TritonImplementation
+
+from ..support import KEPT, options
+from .kernels import backward as kernels
+from .layouts import constants_of, heads_strides, mask_bytes, mask_strides, reasons, span_of
+
+_DELTA_ELEMENTS, _DELTA_WARPS = 8192, 4
+
+
+class TileAttentionBackward(TritonImplementation):
+    """Each program keeps BLOCK keys, or BLOCK queries, and passes over STEP of the others at a time; fp32 sums."""
+
+    op = "attention_backward"
+    name = "triton.flash"
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        yield from reasons(problem, device, "q", "k", "v", "grad_out", "out")
+        if not problem.traits.contiguous("lse"):
+            yield "lse is not contiguous"
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        """Sizes of the tile that is kept and of a step, warps, and how many steps are loaded ahead."""
+        longest = max(16, min(128, next_power_of_2(max(problem.q_len, problem.kv_len))))
+        return _space(longest, span_of(problem), problem.torch_dtype.itemsize, mask_bytes(problem), device)
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        """Tiles as large as the GPU's shared memory and registers allow."""
+        return _nearest(self.space(problem, device), span_of(problem), device)
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        """Behind torch's kernels until it was measured against them."""
+        return 0.8
+
+    def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
+        shape = (problem.batch, problem.heads, problem.q_len)
+        return {"deltas": TensorSpec.contiguous(shape, torch.float32)}
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:
+        needs = _needs(problem)
+        launches = [_deltas(problem)] if needs["NEED_Q"] or needs["NEED_K"] else []
+        if needs["NEED_K"] or needs["NEED_V"]:
+            launches.append(_by_keys(problem, config, needs))
+        if needs["NEED_Q"]:
+            launches.append(_by_queries(problem, config))
+        return launches
+
+
+def _needs(problem: Problem) -> dict[str, bool]:
+    """Which gradients are needed; all where only dimensions are known."""
+    arguments = problem.traits.arguments
+    return {f"NEED_{one.upper()}": arguments is None or arguments.flag(f"need_{one}") for one in "qkv"}
+
+
+def _deltas(problem: Problem) -> Launch:
+    rows = max(1, _DELTA_ELEMENTS // span_of(problem))
+    return Launch(
+        kernels.row_deltas,
+        grid=(problem.batch * problem.heads * -(-problem.q_len // rows),),
+        args=("deltas", "grad_out", "out", problem.q_len, *heads_strides(problem, "grad_out", "out")),
+        constants={"HEADS": problem.heads, "WIDTH": problem.head_dim, "SPAN": span_of(problem), "ROWS": rows},
+        options={"num_warps": _DELTA_WARPS},
+    )
+
+
+def _strides(problem: Problem) -> tuple[int, ...]:
+    mask = mask_strides(problem)
+    assert mask is not None
+    return (*heads_strides(problem, "grad_out", "q", "k", "v"), *mask)
+
+
+def _by_keys(problem: Problem, config: Config, needs: Mapping[str, bool]) -> Launch:
+    blocks = -(-problem.kv_len // config["BLOCK"])
+    return Launch(
+        kernels.by_keys,
+        grid=(problem.batch * problem.kv_heads * blocks,),
+        args=(
+            "grad_k", "grad_v", "grad_out", "q", "k", "v", "mask", "lse", "deltas", "scale", "softcap", blocks,
+            problem.q_len, problem.kv_len, *_strides(problem),
+        ),
+        constants={
+            **constants_of(problem),
+            "KEYS": config["BLOCK"],
+            "STEP": config["STEP"],
+            "NEED_K": needs["NEED_K"],
+            "NEED_V": needs["NEED_V"],
+            "STAGES": config["num_stages"],
+        },
+        options=options(config),
+    )  # fmt: skip
+
+
+def _by_queries(problem: Problem, config: Config) -> Launch:
+    heads, blocks = problem.batch * problem.heads, -(-problem.q_len // config["BLOCK"])
+    return Launch(
+        kernels.by_queries,
+        grid=(heads * blocks,),
+        args=(
+            "grad_q", "grad_out", "q", "k", "v", "mask", "lse", "deltas", "scale", "softcap", heads, blocks,
+            problem.q_len, problem.kv_len, *_strides(problem),
+        ),
+        constants={
+            **constants_of(problem),
+            "ROWS": config["BLOCK"],
+            "STEP": config["STEP"],
+            "STAGES": config["num_stages"],
+        },
+        options=options(config),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=KEPT)
+def _space(longest: int, span: int, itemsize: int, mask: int, device: Device) -> Space:
+    def registers(config: Config) -> bool:
+        # two sums of the tile, and two tiles of scores
+        live = 2 * config["BLOCK"] * (span + config["STEP"])
+        return fits_registers(live, config["num_warps"], device, share=0.8)
+
+    def shared(config: Config) -> bool:
+        held = 2 * (config["BLOCK"] + config["num_stages"] * config["STEP"]) * span * itemsize
+        scores = config["BLOCK"] * config["STEP"] * (itemsize + config["num_stages"] * mask)
+        return fits_shared(held + scores, device)
+
+    return (
+        Space(
+            BLOCK=[block for block in (16, 32, 64, 128) if longest // 4 <= block <= longest],
+            STEP=[step for step in (16, 32, 64, 128) if longest // 8 <= step <= longest],
+            num_warps=[4, 8],
+            num_stages=[1, 2, 3],
+        )
+        .require("sums and scores fit in registers", registers)
+        .require("the tiles fit in shared memory", shared)
+        .require("a step is no longer than the tile", lambda config: config["STEP"] <= config["BLOCK"])
+        .require("8 warps have 64 rows", lambda config: config["num_warps"] == 4 or config["BLOCK"] >= 64)
+    )
+
+
+@lru_cache(maxsize=KEPT)
+def _nearest(space: Space, span: int, device: Device) -> Config:
+    hopper = device.capability >= (9, 0)
+    block, step, warps = (128, 64, 8) if hopper and span <= 128 else (64, 32 if span > 128 else 64, 4)
+    warps = 8 if span >= 128 and device.warp_size == 32 else warps
+    stages = 1 if device.architecture.startswith("gfx") else 2
+
+    def distance(config: Config) -> tuple[float, ...]:
+        return (
+            abs(math.log2(config["BLOCK"] / block)), abs(math.log2(config["STEP"] / step)),
+            config["num_warps"] != (warps if config["BLOCK"] >= 64 else 4), abs(config["num_stages"] - stages),
+        )  # fmt: skip
+
+    return min(space.configs, key=distance)

@@ -1,0 +1,193 @@
+"""The gradients of attention by queries, keys and values, from its output and the log-sum-exp of each row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...contract import Floor, Op, RowMajor, Tolerance
+from ...errors import InvalidArgumentError
+from ...problem import Arguments, Problem, Value, dtype_name
+from .. import fills
+from ..checks import same_dtype, shape_text
+from ..rounding import fp32_weight, underflow, units
+from .arguments import attention_examples, attention_problem, check_attention, drawn
+from .attention import ATTENTION, attention_reference, logit_size, mask_bytes, of_sum, scored_call
+from .logits import ScoredCall, ScoredRows, group_sums, grouped_product, seen_pairs
+
+
+def attention_backward_reference(  # noqa: PLR0913, PLR0917  the schema's arguments
+    grad_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    window: int = -1,
+    need_q: bool = True,
+    need_k: bool = True,
+    need_v: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``grad_q``, ``grad_k`` and ``grad_v`` of ``attention``, like q, k and v, from its ``out`` and ``lse``.
+
+    With ``p = exp(logits - lse)``: ``grad_v = p.T @ grad_out`` and, with ``d = p * (grad_out @ v.T - sum(grad_out *
+    out)) * scale``, times the slope of the soft cap, ``grad_q = d @ k`` and ``grad_k = d.T @ q``; those of keys and
+    values are sums over the heads that share them. grad_out is like out; lse has no gradient. Halves are computed in
+    fp32, and rounded once. A row that sees no key adds nothing. A gradient that is not needed is an empty tensor.
+    """
+    call = ScoredCall.of((q, k, v), mask, causal, scale, softcap, window)
+    heads = [x.transpose(1, 2).to(call.q.dtype) for x in (grad_out, out)]
+    parts, sums = [], [torch.zeros_like(call.k), torch.zeros_like(call.v)]
+    for span in call.spans():
+        gradient = heads[0][:, :, span]
+        rows = call.scored(span)
+        weights = probabilities(rows, lse)
+        if need_v:
+            sums[1] += group_sums(weights, gradient, call.v.shape[1])
+        if need_q or need_k:
+            slopes = grouped_product(gradient, call.v.transpose(-1, -2))
+            slopes = weights * (slopes - (gradient * heads[1][:, :, span]).sum(-1, keepdim=True)) * call.scale
+            slopes = slopes if rows.slope is None else slopes * rows.slope
+            parts.append(grouped_product(slopes, call.k))
+            sums[0] += group_sums(slopes, call.q[:, :, span], call.k.shape[1])
+    grad_q = torch.cat(parts, 2) if parts else call.q
+    made = ((grad_q, need_q), (sums[0], need_k), (sums[1], need_v))
+    grad_q, grad_k, grad_v = (
+        x.transpose(1, 2).to(q.dtype).contiguous() if needed else q.new_empty(0) for x, needed in made
+    )
+    return grad_q, grad_k, grad_v
+
+
+def probabilities(rows: ScoredRows, lse: torch.Tensor) -> torch.Tensor:
+    """The weights of keys, [batch, heads, rows, kv_len]; 0 in a row that sees none."""
+    found = lse[:, :, rows.span, None].to(rows.logits.dtype)
+    return (rows.logits - found.masked_fill(found == -math.inf, 0.0)).exp()
+
+
+def _outputs(
+    _grad: Any, q: Any, k: Any, v: Any, _mask: Any, _out: Any, _lse: Any, _causal: Any, _scale: Any, _cap: Any,
+    _window: Any, need_q: bool = True, need_k: bool = True, need_v: bool = True,
+) -> list[Any]:  # fmt: skip
+    given = ((q, need_q), (k, need_k), (v, need_v))
+    return [(x.shape if needed else (0,), x.dtype) for x, needed in given]
+
+
+def _problem(arguments: Arguments) -> Mapping[str, Value]:
+    dims, op, q = attention_problem(arguments), arguments.op, arguments.tensor("q")
+    for name in ("grad_out", "out"):
+        spec = arguments.tensor(name)
+        if spec.shape != q.shape:
+            raise InvalidArgumentError(
+                f"{op}: {name} is {shape_text(spec.shape)} but q is {shape_text(q.shape)}",
+                hint="the output and its gradient have the shape of q; grad_out.expand_as(out) if it was reduced",
+            )
+        same_dtype(op, ("q", q), (name, spec))
+    lse, wide = arguments.tensor("lse"), torch.promote_types(q.dtype, torch.float32)
+    expected = (q.shape[0], q.shape[2], q.shape[1])
+    if lse.shape != expected or lse.dtype != wide:
+        raise InvalidArgumentError(
+            f"{op}: lse is {dtype_name(lse.dtype)} of shape {shape_text(lse.shape)},"
+            f" expected {dtype_name(wide)} of shape {shape_text(expected)}",
+            hint="it is the second output of attention",
+        )
+    return dims
+
+
+def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    q, k, v, mask, *attributes = drawn(problem, kind, generator)
+    grad_out = fills.normal(tuple(q.shape), q.dtype, generator)
+    if q.is_meta:
+        rows = (problem.batch, problem.heads, problem.q_len)
+        out, lse = torch.empty_like(q), q.new_empty(rows, dtype=torch.promote_types(q.dtype, torch.float32))
+    else:
+        out, lse = attention_reference(q, k, v, mask, *attributes)
+    return grad_out, q, k, v, mask, out, lse, *attributes, True, True, True
+
+
+def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any], of: str) -> torch.Tensor:
+    """Relative to each gradient and to the root of its summands' squares, as for the output of attention.
+
+    Weights and slopes of halves are rounded before they are multiplied. A slope is a difference that may cancel: in
+    fp32 it errs as what it is a difference of, and as the logit of its weight.
+    """
+    weight, call = fp32_weight(problem), scored_call(values)
+    gradients, out = (values[name].transpose(1, 2).double() for name in ("grad_out", "out"))
+    sums = of_sum(problem.kv_len if of == "q" else problem.q_len * (problem.heads // problem.kv_heads))
+    lengths = call.v.norm(dim=-1)[:, :, None, :]
+    parts, total = [], torch.zeros_like(call.k)
+    for span in call.spans():
+        rows, gradient = call.scored(span), gradients[:, :, span]
+        weights = probabilities(rows, values["lse"])
+        error = weight * (sums + 4.0 * logit_size(call, rows.logits, span))
+        if of == "v":
+            total += group_sums(
+                (weights * (3.0 * (1.0 - weight) + error)).square_(), gradient.square(), call.k.shape[1]
+            )
+            continue
+        delta = (gradient * out[:, :, span]).sum(-1, keepdim=True)
+        slopes = (weights * (grouped_product(gradient, call.v.transpose(-1, -2)) - delta)).abs_()
+        bound = grouped_product(gradient.norm(dim=-1, keepdim=True), lengths) + delta.abs()
+        slopes = (slopes * (3.0 * (1.0 - weight)) + weights * bound * error) * abs(call.scale)
+        if of == "q":
+            parts.append(grouped_product(slopes.square_(), call.k.square()))
+        else:
+            total += group_sums(slopes.square_(), call.q[:, :, span].square(), call.k.shape[1])
+    spread = (torch.cat(parts, 2) if of == "q" else total).sqrt_().transpose(1, 2).nan_to_num_(0.0, 0.0, 0.0)
+    return reference.abs() * (2.0 - weight + weight * sums) + spread
+
+
+def _scale_q(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
+    return _scale(problem, reference, values, "q")
+
+
+def _scale_k(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
+    return _scale(problem, reference, values, "k")
+
+
+def _scale_v(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
+    return _scale(problem, reference, values, "v")
+
+
+def _floor(problem: Problem) -> Floor:
+    size, rows = problem.torch_dtype.itemsize, problem.batch * problem.heads * problem.q_len
+    queries = rows * problem.head_dim
+    keys = problem.batch * problem.kv_heads * problem.kv_len * problem.head_dim
+    # q, out, both their gradients; k, v and their gradients
+    moved = (4 * queries + 4 * keys) * size + rows * max(4, size) + mask_bytes(problem)
+    return Floor(bytes=moved, flop=10 * problem.batch * problem.heads * problem.head_dim * seen_pairs(problem))
+
+
+_RTOL = units(float32=2.0, half=1.1)
+
+ATTENTION_BACKWARD = Op(
+    name="attention_backward",
+    schema=(
+        "attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor out, Tensor lse,"
+        " bool causal=False, float? scale=None, float softcap=0.0, int window=-1, bool need_q=True, bool need_k=True,"
+        " bool need_v=True) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v)"
+    ),
+    version=1,
+    reference=attention_backward_reference,
+    fake=RowMajor(_outputs),
+    problem=_problem,
+    inputs=_inputs,
+    floor=_floor,
+    tolerance=Tolerance(_RTOL, underflow(128), _scale_q),
+    tolerances={
+        "grad_k": Tolerance(_RTOL, underflow(128), _scale_k),
+        "grad_v": Tolerance(_RTOL, underflow(128), _scale_v),
+    },
+    static=ATTENTION.static,
+    dynamic=ATTENTION.dynamic,
+    choices=ATTENTION.choices,
+    kinds=ATTENTION.kinds,
+    examples=attention_examples(),
+    check=check_attention,
+)
