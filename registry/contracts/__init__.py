@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..contract import Op
+from .attention import ATTENTION_DECODE
 from .decoder import (
     FUSED_ADD_RMS_NORM,
     GELU_AND_MUL,
@@ -65,6 +66,7 @@ BOX: tuple[Op, ...] = (
     FUSED_ADD_RMS_NORM,
     ROTARY_EMBEDDING,
     KV_CACHE_APPEND,
+    ATTENTION_DECODE,
     CROSS_ENTROPY,
     SQUARE_BACKWARD,
     GELU_BACKWARD,
@@ -86,6 +88,7 @@ BOX: tuple[Op, ...] = (
 """The ops of this package, in the order in which they are listed."""
 
 __all__ = [
+    "ATTENTION_DECODE",
     "BOX",
     "CROSS_ENTROPY",
     "CROSS_ENTROPY_BACKWARD",
