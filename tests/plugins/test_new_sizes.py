@@ -43,8 +43,8 @@ STATIC: Mapping[str, Value] = {
     "batch": 16,
     "q_len": 1,
     "kv_len": 8192,
-    "page": 0,
-    "window": -1,
+    "page": False,
+    "span": False,
     "lengths": "full",
     "dtype": "bfloat16",
 }

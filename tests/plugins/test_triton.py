@@ -31,7 +31,7 @@ EXPERTS = {"n": 1536, "k": 2048, "experts": 8, "routing": "uniform"}
 AFFINE = {"weight": True, "bias": True}
 MEAN = {"reduction": "mean", "weight": False}
 DECODE = {
-    "batch": 64, "heads": 32, "kv_heads": 8, "q_len": 1, "kv_len": 8192, "head_dim": 128, "page": 0, "window": -1,
+    "batch": 64, "heads": 32, "kv_heads": 8, "q_len": 1, "kv_len": 8192, "head_dim": 128, "page": False, "span": False,
     "kv_dtype": "auto", "softcap": False, "lengths": "full",
 }  # fmt: skip
 BESIDE_ROWS: Mapping[str, Mapping[str, Any]] = {
@@ -154,7 +154,7 @@ DECODER_SIZES: Mapping[str, list[Mapping[str, Any]]] = {
         *({**DECODE, "batch": batch, "kv_len": kv_len} for batch in (1, 16, 256) for kv_len in (16, 1024, 131072)),
         {**DECODE, "page": 16, "head_dim": 512, "kv_heads": 1},
         {**DECODE, "q_len": 16, "kv_dtype": "float8_e4m3fn"},
-        {**DECODE, "head_dim": 24, "heads": 8, "window": 1024},
+        {**DECODE, "head_dim": 24, "heads": 8, "span": 1024},
     ],
 }
 

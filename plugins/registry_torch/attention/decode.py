@@ -16,7 +16,7 @@ from registry.space import Config
 
 from ..native import Native
 
-Values = tuple[
+DecodeValues = tuple[
     torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None,
     torch.Tensor | None, float | None, float, int,
 ]  # fmt: skip
@@ -43,7 +43,7 @@ def visible(kv_lens: torch.Tensor, q_len: int, kv_len: int, window: int) -> torc
     return behind >= 0 if window < 0 else (behind >= 0) & (behind <= window)
 
 
-def by_products(call: Values) -> tuple[torch.Tensor, torch.Tensor]:
+def by_products(call: DecodeValues) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and log-sum-exp. The heads of a group and their tokens are rows of one product: nothing is expanded."""
     q, k_cache, v_cache, kv_lens, table, k_scale, v_scale, scale, softcap, window = call
     wide = torch.promote_types(q.dtype, torch.float32)

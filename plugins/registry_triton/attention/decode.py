@@ -61,14 +61,14 @@ class _Decode(TritonImplementation):
             "TOKENS": problem.q_len,
             "DIM": problem.head_dim,
             "SPAN": _span(problem.head_dim),
-            "WINDOW": problem.window,
+            "WINDOW": int(problem.span) - 1,
         }
 
     def of_walk(self, problem: Problem, config: Config) -> dict[str, Any]:
         """What the kernels that read keys are compiled for."""
         return {
             **self.constants(problem),
-            "PAGE": problem.page,
+            "PAGE": int(problem.page),
             "SOFTCAP": problem.softcap,
             # the interpreter's own conversion makes a number of NaN
             "NAN_BITS": INTERPRETED and problem.kv_dtype != "auto",
@@ -226,7 +226,7 @@ class _Tile(NamedTuple):
         """The sizes of a problem's steps."""
         size = problem.torch_dtype.itemsize
         cell = 1 if problem.kv_dtype != "auto" else size
-        return cls(_span(problem.head_dim), _rows(problem), size, cell, problem.page > 0)
+        return cls(_span(problem.head_dim), _rows(problem), size, cell, bool(problem.page))
 
     @property
     def stages(self) -> tuple[int, ...]:
@@ -274,7 +274,9 @@ def _fitting(space: Space, tile: _Tile, device: Device) -> Space:
         # float32 is multiplied from registers, without tensor cores, and float8 is converted there
         most = 16 if tile.size == 4 else 64 if tile.cell == 1 else 128
         each = tile.elements(config, device)
-        return (each >= 16 or config["num_warps"] == _WARPS[0]) and (each <= most or config["BLOCK"] == _BLOCKS[0])
+        return (each >= 16 or config["num_warps"] == _WARPS[0]) and (
+            each <= most or config["BLOCK"] == _BLOCKS[0] or config["num_warps"] == _WARPS[-1]
+        )
 
     def worth(config: Config) -> bool:
         step = config["BLOCK"] * tile.span * tile.cell

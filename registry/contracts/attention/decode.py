@@ -158,12 +158,12 @@ def _lse_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, A
 
 def _examples() -> tuple[Mapping[str, Value], ...]:
     """Small problems, most of them odd, and one in float64."""
-    names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "page", "window", "softcap", "lengths")
+    names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "page", "span", "softcap", "lengths")
     shapes = (
-        (2, 4, 2, 1, 72, 16, 0, -1, False, "full"),
-        (3, 6, 2, 3, 160, 20, 16, -1, True, "uniform"),
-        (5, 3, 3, 1, 96, 32, 4, 40, False, "skewed"),
-        (1, 8, 1, 2, 131, 64, 0, 0, False, "full"),
+        (2, 4, 2, 1, 72, 16, False, False, False, "full"),
+        (3, 6, 2, 3, 160, 20, 16, False, True, "uniform"),
+        (5, 3, 3, 1, 96, 32, 4, 41, False, "skewed"),
+        (1, 8, 1, 2, 131, 64, False, 1, False, "full"),
     )
     every = [*itertools.product(FLOATS, KV_DTYPES, shapes), (torch.float64, "auto", shapes[1])]
     return tuple(
@@ -191,7 +191,7 @@ ATTENTION_DECODE = Op(
             {"float32": 2 * FLOAT32_UNIT, "float64": 2 * unit_roundoff(torch.float64)}, underflow(), _lse_scale
         )
     },
-    static=frozenset({"heads", "kv_heads", "q_len", "head_dim", "page", "window", "dtype"}),
+    static=frozenset({"heads", "kv_heads", "q_len", "head_dim", "page", "span", "dtype"}),
     dynamic=frozenset({"batch", "kv_len"}),
     choices={"kv_dtype": KV_DTYPES, "softcap": (False, True)},
     distributions={"lengths": LENGTHS},

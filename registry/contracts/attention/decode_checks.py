@@ -55,15 +55,15 @@ def decode_problem(arguments: Arguments) -> Mapping[str, Value]:
         "kv_len": kv_len,
         "head_dim": head_dim,
         "page": page,
-        "window": _window(arguments),
+        "span": _span_of(arguments),
         "kv_dtype": FLOAT8 if cache.dtype == torch.float8_e4m3fn else "auto",
         "softcap": _softcap(arguments),
         "dtype": dtype_name(q.dtype),
     }
 
 
-def _room(arguments: Arguments, batch: int, cache: TensorSpec) -> tuple[int, int]:
-    """Slots of a page, 0 for a cache without, and the most keys that a sequence can have."""
+def _room(arguments: Arguments, batch: int, cache: TensorSpec) -> tuple[int | bool, int]:
+    """Slots of a page, False for a cache without, and the most keys that a sequence can have."""
     op, table = arguments.op, arguments.optional_tensor("block_table")
     if table is not None:
         _check_integers(op, "block_table", table, (batch, *table.shape[1:2]), "[batch, max_blocks]")
@@ -73,7 +73,7 @@ def _room(arguments: Arguments, batch: int, cache: TensorSpec) -> tuple[int, int
             f"{op}: k_cache is {shape_text(cache.shape)} but q has {batch} sequences",
             hint="without a block_table the cache is [batch, kv_len, kv_heads, head_dim]",
         )
-    return 0, cache.shape[1]
+    return False, cache.shape[1]
 
 
 def _check_integers(op: str, name: str, spec: TensorSpec, shape: tuple[int, ...], shown: str) -> None:
@@ -117,13 +117,14 @@ def _check_cache(arguments: Arguments, q: TensorSpec, like: TensorSpec, names: t
         )
 
 
-def _window(arguments: Arguments) -> int:
+def _span_of(arguments: Arguments) -> int | bool:
+    """Keys that a token sees, its own among them; False if it sees all."""
     window = arguments.integer("window")
     if window < -1:
         raise InvalidArgumentError(
             f"{arguments.op}: window={window}", hint="expected the number of earlier keys that a token sees, or -1: all"
         )
-    return window
+    return False if window < 0 else window + 1
 
 
 def _softcap(arguments: Arguments) -> bool:
@@ -138,23 +139,27 @@ def check_decode(problem: Problem) -> None:
     """Raise InvalidArgumentError for dimensions that no call has."""
     positive(problem, "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
     float_dtype(problem)
-    op, page, window = problem.op, problem.page, problem.window
+    op, page, span = problem.op, problem.page, problem.span
     if problem.heads % problem.kv_heads:
         raise InvalidArgumentError(
             f"{op}: heads={problem.heads} is no multiple of kv_heads={problem.kv_heads}",
             hint="each head of keys serves as many heads of queries",
         )
-    if type(page) is not int or page < 0 or (page and problem.kv_len % page):
+    if not _is_size_or_false(page) or (page and problem.kv_len % page):
         raise InvalidArgumentError(
             f"{op}: page={page!r} and kv_len={problem.kv_len}",
-            hint="expected the slots of a page, of which kv_len is a multiple, or 0: a cache without pages",
+            hint="expected the slots of a page, of which kv_len is a multiple, or False: a cache without pages",
         )
-    if type(window) is not int or window < -1:
-        raise InvalidArgumentError(f"{op}: window={window!r}", hint="expected an integer of at least 0, or -1: none")
+    if not _is_size_or_false(span):
+        raise InvalidArgumentError(f"{op}: span={span!r}", hint="expected the keys that a token sees, or False: all")
     if problem.kv_dtype == FLOAT8 and problem.torch_dtype not in FLOATS:
         raise InvalidArgumentError(
             f"{op}: {problem.dtype} with a cache of {FLOAT8}", hint="expected bfloat16, float16 or float32"
         )
+
+
+def _is_size_or_false(value: Value) -> bool:
+    return value is False or (type(value) is int and value > 0)
 
 
 def check_decode_data(values: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from ...problem import Problem
 from .. import fills
-from .decode_lengths import draw_lengths, draw_short
+from .decode_lengths import decode_window, draw_lengths, draw_short
 
 KINDS = ("normal", "outliers", "last_key", "first_key", "constant", "beyond", "nan")
 """Kinds of inputs. last_key, first_key: the last, or the first, key that a token sees has nearly all of its weight.
@@ -39,7 +39,7 @@ def decode_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tu
     float8 = problem.kv_dtype == FLOAT8
     scales = [torch.full((1,), scale, device=device) if float8 else None for scale in _SCALES]
     softcap = CAP if problem.softcap else 0.0
-    return q, keys, values, lengths, table if problem.page else None, *scales, None, softcap, problem.window
+    return q, keys, values, lengths, table if problem.page else None, *scales, None, softcap, decode_window(problem)
 
 
 def _drawn(problem: Problem, generator: torch.Generator) -> torch.Tensor:
@@ -64,7 +64,7 @@ def _shape(
     elif kind in ("last_key", "first_key"):
         # logits of about 2 sqrt(head_dim) above all others, for every head: queries are positive
         q.abs_().add_(0.5)
-        first = torch.zeros_like(last) if problem.window < 0 else last - problem.q_len + 1 - problem.window
+        first = last - problem.q_len + 2 - problem.span if problem.span else torch.zeros_like(last)
         _set(
             keys, sequence, last if kind == "last_key" else first.clamp_min(0), 2.0 + 8.0 / math.sqrt(problem.head_dim)
         )

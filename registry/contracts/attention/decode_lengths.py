@@ -10,6 +10,11 @@ LENGTHS = ("full", "uniform", "skewed")
 """Distributions of lengths: all fill their room; evenly spread from short to full; the i-th has 1 / i of the room."""
 
 
+def decode_window(problem: Problem) -> int:
+    """The argument ``window`` of a problem's calls: one less than its span, -1 where there is none."""
+    return int(problem.span) - 1
+
+
 def lengths_of(problem: Problem) -> list[int]:
     """The length of each sequence, the longest one, which fills its room, last."""
     batch, most = problem.batch, problem.kv_len
@@ -22,14 +27,13 @@ def lengths_of(problem: Problem) -> list[int]:
 
 def keys_read(problem: Problem) -> int:
     """Keys of all sequences that some query of theirs sees, of one head."""
-    window = problem.window
-    reach = problem.kv_len if window < 0 else window + problem.q_len
+    reach = problem.span + problem.q_len - 1 if problem.span else problem.kv_len
     return sum(min(length, reach) for length in lengths_of(problem))
 
 
 def pairs_seen(problem: Problem) -> int:
     """Pairs of a query and a key that it sees, of all sequences and one head."""
-    reach = problem.kv_len if problem.window < 0 else problem.window + 1
+    reach = problem.span or problem.kv_len
     return sum(max(0, min(length - place, reach)) for length in lengths_of(problem) for place in range(problem.q_len))
 
 

@@ -153,7 +153,15 @@ def test_a_gradient_is_refused() -> None:
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("window", [-1, 0, 30])
 def test_the_floor_counts_the_keys_that_are_seen(lengths: str, window: int) -> None:
-    dims = {**SMALL, "batch": 5, "kv_len": 64, "q_len": 3, "page": 16, "window": window, "lengths": lengths}
+    dims = {
+        **SMALL,
+        "batch": 5,
+        "kv_len": 64,
+        "q_len": 3,
+        "page": 16,
+        "span": window >= 0 and window + 1,
+        "lengths": lengths,
+    }
     problem = OP.problem_of({**dims, "dtype": "bfloat16"})
     told = lengths_of(problem)
     assert len(told) == 5
@@ -223,7 +231,7 @@ def halves(dtype: torch.dtype, logits: bool) -> Callable[..., Any]:
 
 
 SMALL: Mapping[str, Any] = {
-    "batch": 3, "heads": 4, "kv_heads": 2, "q_len": 2, "kv_len": 96, "head_dim": 24, "page": 0, "window": -1,
+    "batch": 3, "heads": 4, "kv_heads": 2, "q_len": 2, "kv_len": 96, "head_dim": 24, "page": False, "span": False,
     "kv_dtype": "auto", "softcap": False, "lengths": "uniform",
 }  # fmt: skip
 MUTANTS: Mapping[str, Callable[..., Any]] = {
@@ -270,9 +278,9 @@ OTHERS: Mapping[str, tuple[Mapping[str, Any], Callable[..., Any]]] = {
     "one scale for both": ({"kv_dtype": "float8_e4m3fn"}, _of(lambda named: {"v_scale": named["k_scale"]})),
     "without a cap": ({"softcap": True}, _of(lambda _: {"softcap": 0.0})),
     "cap after the softmax's base": ({"softcap": True}, _of(lambda named: {"softcap": named["softcap"] * 1.44})),
-    "without a window": ({"window": 20}, _of(lambda _: {"window": -1})),
-    "a window of one key more": ({"window": 20}, _of(lambda _: {"window": 21})),
-    "a window of one key less": ({"window": 20}, _of(lambda _: {"window": 19})),
+    "without a window": ({"span": 21}, _of(lambda _: {"window": -1})),
+    "a window of one key more": ({"span": 21}, _of(lambda _: {"window": 21})),
+    "a window of one key less": ({"span": 21}, _of(lambda _: {"window": 19})),
 }
 
 
@@ -282,7 +290,7 @@ def test_mutants_of_pages_scales_caps_and_windows_are_refused(name: str) -> None
     assert not accepted(OP, {**SMALL, **dims, "dtype": "bfloat16"}, mutant)
 
 
-@pytest.mark.parametrize("dims", [{}, {"window": 20, "softcap": True}, {"kv_dtype": "float8_e4m3fn"}], ids=str)
+@pytest.mark.parametrize("dims", [{}, {"span": 21, "softcap": True}, {"kv_dtype": "float8_e4m3fn"}], ids=str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_weights_rounded_to_the_dtype_are_accepted(dims: Mapping[str, Any], dtype: str) -> None:
     small = {**SMALL, **dims, "dtype": dtype}
@@ -335,7 +343,9 @@ def test_what_it_refuses(args: tuple[object, ...], message: str) -> None:
     [
         ({"heads": 5}, "heads=5 is no multiple of kv_heads=2"),
         ({"page": 7}, "page=7 and kv_len=96"),
-        ({"window": -3}, "window=-3"),
+        ({"span": 0}, "span=0"),
+        ({"span": True}, "span=True"),
+        ({"page": True}, "page=True"),
         ({"kv_dtype": "float8_e4m3fn", "dtype": "float64"}, "float64 with a cache of float8_e4m3fn"),
         ({"kv_len": 0}, "kv_len"),
     ],

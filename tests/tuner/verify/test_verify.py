@@ -68,7 +68,7 @@ DIMS: Mapping[str, dict[str, Value]] = {
         "tokens": 5, "kv_heads": 3, "head_dim": 20, "block_size": 4, "kv_dtype": "float8_e4m3fn", "dtype": "bfloat16",
     },
     "attention_decode": {
-        "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 2, "kv_len": 48, "head_dim": 20, "page": 8, "window": -1,
+        "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 2, "kv_len": 48, "head_dim": 20, "page": 8, "span": False,
         "kv_dtype": "float8_e4m3fn", "softcap": True, "lengths": "skewed", "dtype": "bfloat16",
     },
     "rotary_embedding": {
