@@ -336,6 +336,14 @@ def kv_cache_append_implementations() -> Iterable[Implementation]:
     return [KvCacheAppend()]
 
 
+@implements("attention_decode")
+def attention_decode_implementations() -> Iterable[Implementation]:
+    """Two products in float32, and Inductor's."""
+    from .attention.decode import AttentionDecode, CompiledAttentionDecode
+
+    return [AttentionDecode(), CompiledAttentionDecode()]
+
+
 @implements("cross_entropy")
 def cross_entropy_implementations() -> Iterable[Implementation]:
     """``torch.log_softmax`` and a lookup, and Inductor's."""

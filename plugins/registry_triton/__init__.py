@@ -234,6 +234,13 @@ def kv_cache_append_implementations() -> Sequence[registry.Implementation]:
     return [BlockKvCacheAppend()]
 
 
+@registry.implements("attention_decode")
+def attention_decode_implementations() -> Sequence[registry.Implementation]:
+    from .attention.decode import SplitKvDecode, WholeDecode
+
+    return [WholeDecode(), SplitKvDecode()]
+
+
 @registry.implements("cross_entropy")
 def cross_entropy_implementations() -> Sequence[registry.Implementation]:
     from .losses.cross_entropy import OnlineCrossEntropy, RowCrossEntropy, SplitCrossEntropy

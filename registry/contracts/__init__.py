@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..contract import Op
-from .attention import ATTENTION, ATTENTION_BACKWARD
+from .attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_DECODE
 from .decoder import (
     FUSED_ADD_RMS_NORM,
     GELU_AND_MUL,
@@ -66,6 +66,7 @@ BOX: tuple[Op, ...] = (
     FUSED_ADD_RMS_NORM,
     ROTARY_EMBEDDING,
     KV_CACHE_APPEND,
+    ATTENTION_DECODE,
     CROSS_ENTROPY,
     ATTENTION,
     SQUARE_BACKWARD,
@@ -91,6 +92,7 @@ BOX: tuple[Op, ...] = (
 __all__ = [
     "ATTENTION",
     "ATTENTION_BACKWARD",
+    "ATTENTION_DECODE",
     "BOX",
     "CROSS_ENTROPY",
     "CROSS_ENTROPY_BACKWARD",

@@ -81,6 +81,19 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
             (70, 3, 20, 128, "auto"),
         )
     ],
+    "attention_decode": [
+        {"batch": batch, "heads": heads, "kv_heads": kv_heads, "q_len": q_len, "kv_len": kv_len, "head_dim": size,
+         "page": page, "span": span, "kv_dtype": kind, "softcap": cap, "lengths": lengths}
+        for batch, heads, kv_heads, q_len, kv_len, size, page, span, kind, cap, lengths in (
+            (1, 32, 8, 1, 8192, 128, False, False, "auto", False, "full"),
+            (16, 32, 8, 1, 2048, 128, 16, False, "auto", False, "skewed"),
+            (5, 32, 8, 4, 1008, 128, 16, False, "float8_e4m3fn", True, "uniform"),
+            (3, 8, 1, 16, 777, 80, False, 100, "float8_e4m3fn", False, "uniform"),
+            (2, 16, 8, 2, 4096, 256, 64, 1023, "auto", True, "full"),
+            (200, 12, 12, 1, 300, 64, 1, False, "auto", False, "uniform"),
+            (1, 4, 4, 1, 100_000, 20, False, False, "auto", False, "full"),
+        )
+    ],
     "rotary_embedding": [
         {"tokens": tokens, "heads": heads, "kv_heads": 8, "head_dim": size, "rotary_dim": part, "style": style}
         for tokens, heads, size, part, style in (

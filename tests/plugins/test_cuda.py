@@ -302,7 +302,7 @@ def test_a_pipeline_that_says_that_rows_fit_has_a_config(itemsize: int) -> None:
     for cols in (8192, 8193, 32000, 50257, 65536, 100_001, 128256, 151_936, 262_144, 262_145, 2**20):
         problem = rows_problem("softmax", cols, dtype)
         fits = not list(implementation.unsupported(problem, H200))
-        assert fits is (cols * itemsize <= (524_288 if itemsize == 2 else 897_024)), cols
+        assert fits is (cols * itemsize <= 552_960), cols
         if fits:
             assert implementation.default(problem, H200) in implementation.space(problem, H200)
             assert len(implementation.space(problem, H200)) <= 160

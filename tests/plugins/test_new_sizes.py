@@ -40,6 +40,12 @@ STATIC: Mapping[str, Value] = {
     "rotary_dim": 128,
     "style": "neox",
     "block_size": 16,
+    "batch": 16,
+    "q_len": 1,
+    "kv_len": 8192,
+    "page": False,
+    "span": False,
+    "lengths": "full",
     "dtype": "bfloat16",
 }
 TAKEN: Mapping[tuple[str, str], Mapping[str, Value]] = {
@@ -58,10 +64,11 @@ KINDS = [
 
 
 def problems(op: Op, **changed: Value) -> list[Any]:
-    (dynamic,) = op.dynamic
+    """Problems of all sizes; of several dynamic dimensions the last by name changes, such as kv_len."""
+    *others, dynamic = sorted(op.dynamic)
     known = {**STATIC, **changed, "n": 4096}
     chosen = {name: values[0] for name, values in op.choices.items() if known.get(name) not in values}
-    dims = {name: chosen[name] if name in chosen else known[name] for name in op.static}
+    dims = {name: chosen[name] if name in chosen else known[name] for name in (*op.static, *others)}
     return [op.problem_of({**dims, dynamic: size}) for size in SIZES]
 
 

@@ -33,6 +33,10 @@ MEAN = {"reduction": "mean", "weight": False}
 HEADS = {
     "heads": 32, "kv_heads": 8, "head_dim": 128, "causal": True, "mask": "none", "softcap": False, "span": False,
 }  # fmt: skip
+DECODE = {
+    "batch": 64, "heads": 32, "kv_heads": 8, "q_len": 1, "kv_len": 8192, "head_dim": 128, "page": False, "span": False,
+    "kv_dtype": "auto", "softcap": False, "lengths": "full",
+}  # fmt: skip
 BESIDE_ROWS: Mapping[str, Mapping[str, Any]] = {
     "layer_norm": AFFINE, "fused_add": {"weight": True}, "cross_entropy": MEAN,
 }  # fmt: skip
@@ -69,6 +73,8 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
         "block_size": 16,
         "kv_dtype": "auto",
     },
+    "attention_decode triton.whole": DECODE,
+    "attention_decode triton.split_kv": {**DECODE, "batch": 1, "page": 16},
     "rotary_embedding triton.block": {
         "tokens": 8192,
         "heads": 32,
@@ -146,6 +152,27 @@ of a level; gemm_nf4 has a table. The kernels of a grouped product and of its gr
 scaled_mm have one for tiles and for split-K, gemm_w4a8 and gemm_w8a8 one with another width."""
 LLM_ROWS = [{"rows": rows, "cols": cols} for rows in (1, 64, 8192) for cols in (128, 1024, 4096, 16384, 32000, 151936)]
 
+DECODER_SIZES: Mapping[str, list[Mapping[str, Any]]] = {
+    **{
+        op: [{**TYPICAL[f"{op} triton.block"], "tokens": tokens} for tokens in (1, 64, 8192)]
+        for op in ("rotary_embedding", "kv_cache_append")
+    },
+    **{
+        op: [
+            {**HEADS, "batch": batch, "q_len": rows, "kv_len": keys, "head_dim": width}
+            for batch, rows, keys in ((1, 1, 1), (1, 64, 8192), (4, 2048, 2048), (1, 33, 70))
+            for width in (8, 64, 80, 128, 256)
+        ]
+        for op in ("attention", "attention_backward")
+    },
+    "attention_decode": [
+        *({**DECODE, "batch": batch, "kv_len": kv_len} for batch in (1, 16, 256) for kv_len in (16, 1024, 131072)),
+        {**DECODE, "page": 16, "head_dim": 512, "kv_heads": 1},
+        {**DECODE, "q_len": 16, "kv_dtype": "float8_e4m3fn"},
+        {**DECODE, "head_dim": 24, "heads": 8, "span": 1024},
+    ],
+}
+
 
 def _op_of(key: str) -> str:
     return key.partition(" ")[0]
@@ -158,7 +185,7 @@ def problem_of(op: str, dims: Mapping[str, Any], dtype: str = "bfloat16") -> Pro
 def signature(problem: Problem, implementation: Implementation, config: Config, device: Device) -> Signature:
     """Specs of a problem's arguments, without data: a tensor of the real size is not needed to compile for it."""
     op = OPS[problem.op]
-    small = {**problem.dims, **dict.fromkeys(op.dynamic, 2)}
+    small = {**problem.dims, **dict.fromkeys(op.dynamic, 2 * int(problem.dims.get("page", 0)) or 2)}
     values = op.inputs(Problem(op.name, small), op.kinds[0], torch.Generator())
     arguments = op.arguments(values)
     outputs = op.output_specs(arguments, torch.device("cpu"))
@@ -228,6 +255,8 @@ def test_another_row_count_is_no_other_variant(key: str) -> None:
         dims = {**TYPICAL[key], **{name: problem.dims[name] // size or 1 for name in OPS[op].dynamic}}
         if "m" in dims:
             dims["m"] = max(1, problem.m - size)
+        if "page" in dims:
+            dims["kv_len"] = problem.kv_len - 16 * size
         other = problem_of(op, dims)
         variants = implementation.variants(other, config, H200, signature(other, implementation, config, H200))
         keys.add(tuple(variant.key for variant in variants))
@@ -255,15 +284,8 @@ def _problems(op: str) -> list[Problem]:
     elif op.startswith(("softmax", "rms_norm", *BESIDE_ROWS)):
         beside = next((more for start, more in BESIDE_ROWS.items() if op.startswith(start)), {})
         dims = [{**point, **beside} for point in (*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001})]
-    elif op in ("rotary_embedding", "kv_cache_append"):
-        dims = [{**TYPICAL[f"{op} triton.block"], "tokens": tokens} for tokens in (1, 64, 8192)]
-    elif op.startswith("attention"):
-        sizes = ((1, 1, 1), (1, 64, 8192), (4, 2048, 2048), (1, 33, 70))
-        dims = [
-            {**HEADS, "batch": batch, "q_len": rows, "kv_len": keys, "head_dim": width}
-            for batch, rows, keys in sizes
-            for width in (8, 64, 80, 128, 256)
-        ]
+    elif op in DECODER_SIZES:
+        dims = DECODER_SIZES[op]
     elif "_and_mul" in op:
         form = {"approximate": "none"} if op.startswith("gelu") else {}
         dims = [{**point, **form} for point in (*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001})]

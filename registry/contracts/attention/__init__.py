@@ -1,8 +1,9 @@
-"""Attention over keys and values."""
+"""Attention over keys and values: of a sequence to itself, and of a few new tokens to a cache."""
 
 from __future__ import annotations
 
 from .attention import ATTENTION
 from .attention_backward import ATTENTION_BACKWARD
+from .decode import ATTENTION_DECODE
 
-__all__ = ["ATTENTION", "ATTENTION_BACKWARD"]
+__all__ = ["ATTENTION", "ATTENTION_BACKWARD", "ATTENTION_DECODE"]

@@ -67,6 +67,10 @@ DIMS: Mapping[str, dict[str, Value]] = {
     "kv_cache_append": {
         "tokens": 5, "kv_heads": 3, "head_dim": 20, "block_size": 4, "kv_dtype": "float8_e4m3fn", "dtype": "bfloat16",
     },
+    "attention_decode": {
+        "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 2, "kv_len": 48, "head_dim": 20, "page": 8, "span": False,
+        "kv_dtype": "float8_e4m3fn", "softcap": True, "lengths": "skewed", "dtype": "bfloat16",
+    },
     "rotary_embedding": {
         "tokens": 5, "heads": 3, "kv_heads": 1, "head_dim": 20, "rotary_dim": 10, "style": "gptj", "dtype": "bfloat16",
     },

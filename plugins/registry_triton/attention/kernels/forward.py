@@ -54,8 +54,9 @@ def _pass(
 def attention(
     out, lse, q, k, v, mask, scale, softcap, heads, blocks, q_len, kv_len, q_batch, q_token, q_head, k_batch, k_token,
     k_head, v_batch, v_token, v_head, mask_batch, mask_head, mask_row, HEADS: tl.constexpr, GROUP: tl.constexpr,
-    SCALE: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, MASK: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    SCALE: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program has ROWS queries of one head; ``blocks`` of them are a head's. ``heads``: those of all batches.
 

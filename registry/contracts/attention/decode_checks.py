@@ -1,0 +1,192 @@
+"""What attention_decode refuses: of arguments, of dimensions, of the contents of tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...errors import InvalidArgumentError
+from ...problem import Arguments, Problem, TensorSpec, Value, dtype_name
+from ..checks import (
+    FLOATS,
+    check_values,
+    float_dtype,
+    float_tensor,
+    positive,
+    same_dtype,
+    shape_text,
+)
+from .decode_inputs import FLOAT8
+
+KV_DTYPES = ("auto", FLOAT8)
+"""Dtypes of a cache: that of the queries, or float8_e4m3fn."""
+
+_CACHES = (("k_cache", "k_scale"), ("v_cache", "v_scale"))
+
+
+def decode_problem(arguments: Arguments) -> Mapping[str, Value]:
+    """The dimensions of a call. Raises InvalidArgumentError for tensors that do not go together."""
+    op, q, cache = arguments.op, float_tensor(arguments, "q"), arguments.tensor("k_cache")
+    if len(q.shape) != 4 or len(cache.shape) != 4 or not q.shape[1] or not cache.shape[1] or not cache.shape[2]:
+        raise InvalidArgumentError(
+            f"{op}: q is {shape_text(q.shape)} and k_cache is {shape_text(cache.shape)}",
+            hint="expected q [batch, q_len, heads, head_dim] and a cache [batch, kv_len, kv_heads, head_dim], or"
+            " [blocks, page, kv_heads, head_dim] with a block_table",
+        )
+    batch, q_len, heads, head_dim = q.shape
+    kv_heads = cache.shape[2]
+    if cache.shape[3] != head_dim or heads % kv_heads:
+        raise InvalidArgumentError(
+            f"{op}: q has {heads} heads of {head_dim} elements but k_cache has {kv_heads} of {cache.shape[3]}",
+            hint="heads of one size; the number of q's is a multiple of the cache's",
+        )
+    for names in _CACHES:
+        _check_cache(arguments, q, cache, names)
+    _check_integers(op, "kv_lens", arguments.tensor("kv_lens"), (batch,), "[batch]")
+    page, kv_len = _room(arguments, batch, cache)
+    return {
+        "batch": batch,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "q_len": q_len,
+        "kv_len": kv_len,
+        "head_dim": head_dim,
+        "page": page,
+        "span": _span_of(arguments),
+        "kv_dtype": FLOAT8 if cache.dtype == torch.float8_e4m3fn else "auto",
+        "softcap": _softcap(arguments),
+        "dtype": dtype_name(q.dtype),
+    }
+
+
+def _room(arguments: Arguments, batch: int, cache: TensorSpec) -> tuple[int | bool, int]:
+    """Slots of a page, False for a cache without, and the most keys that a sequence can have."""
+    op, table = arguments.op, arguments.optional_tensor("block_table")
+    if table is not None:
+        _check_integers(op, "block_table", table, (batch, *table.shape[1:2]), "[batch, max_blocks]")
+        return cache.shape[1], table.shape[1] * cache.shape[1]
+    if cache.shape[0] != batch:
+        raise InvalidArgumentError(
+            f"{op}: k_cache is {shape_text(cache.shape)} but q has {batch} sequences",
+            hint="without a block_table the cache is [batch, kv_len, kv_heads, head_dim]",
+        )
+    return False, cache.shape[1]
+
+
+def _check_integers(op: str, name: str, spec: TensorSpec, shape: tuple[int, ...], shown: str) -> None:
+    if spec.dtype != torch.int32:
+        raise InvalidArgumentError(
+            f"{op}: {name} is {dtype_name(spec.dtype)}, expected int32", hint=f"convert it: {name}.to(torch.int32)"
+        )
+    if spec.shape != shape or len(shape) != shown.count(",") + 1:
+        raise InvalidArgumentError(
+            f"{op}: {name} has shape {shape_text(spec.shape)}", hint=f"expected {shown}, batch={shape[0]}"
+        )
+
+
+def _check_cache(arguments: Arguments, q: TensorSpec, like: TensorSpec, names: tuple[str, str]) -> None:
+    op, (name, scale_name) = arguments.op, names
+    cache, scale = arguments.tensor(name), arguments.optional_tensor(scale_name)
+    if cache.shape != like.shape or cache.dtype != like.dtype:
+        raise InvalidArgumentError(
+            f"{op}: {name} is {dtype_name(cache.dtype)} {shape_text(cache.shape)} but k_cache is"
+            f" {dtype_name(like.dtype)} {shape_text(like.shape)}",
+            hint="both caches have one shape and one dtype",
+        )
+    if cache.dtype != torch.float8_e4m3fn:
+        same_dtype(op, ("q", q), (name, cache))
+        if scale is not None:
+            raise InvalidArgumentError(
+                f"{op}: {scale_name} is given but {name} is {dtype_name(cache.dtype)}",
+                hint="scales are for caches of float8_e4m3fn: leave it out",
+            )
+        return
+    if q.dtype not in FLOATS:
+        raise InvalidArgumentError(
+            f"{op}: q is {dtype_name(q.dtype)} but {name} is float8_e4m3fn",
+            hint="expected q of bfloat16, float16 or float32",
+        )
+    if scale is None or scale.numel != 1 or scale.dtype != torch.float32:
+        given = "None" if scale is None else f"{dtype_name(scale.dtype)} {shape_text(scale.shape)}"
+        raise InvalidArgumentError(
+            f"{op}: {scale_name} is {given} but {name} is float8_e4m3fn",
+            hint="expected float32 of one element, the scale that kv_cache_append got",
+        )
+
+
+def _span_of(arguments: Arguments) -> int | bool:
+    """Keys that a token sees, its own among them; False if it sees all."""
+    window = arguments.integer("window")
+    if window < -1:
+        raise InvalidArgumentError(
+            f"{arguments.op}: window={window}", hint="expected the number of earlier keys that a token sees, or -1: all"
+        )
+    return False if window < 0 else window + 1
+
+
+def _softcap(arguments: Arguments) -> bool:
+    softcap = arguments.number("softcap")
+    # written so that NaN fails too
+    if not 0.0 <= softcap < math.inf:
+        raise InvalidArgumentError(f"{arguments.op}: softcap={softcap}", hint="expected a positive number, or 0: none")
+    return softcap > 0.0
+
+
+def check_decode(problem: Problem) -> None:
+    """Raise InvalidArgumentError for dimensions that no call has."""
+    positive(problem, "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
+    float_dtype(problem)
+    op, page, span = problem.op, problem.page, problem.span
+    if problem.heads % problem.kv_heads:
+        raise InvalidArgumentError(
+            f"{op}: heads={problem.heads} is no multiple of kv_heads={problem.kv_heads}",
+            hint="each head of keys serves as many heads of queries",
+        )
+    if not _is_size_or_false(page) or (page and problem.kv_len % page):
+        raise InvalidArgumentError(
+            f"{op}: page={page!r} and kv_len={problem.kv_len}",
+            hint="expected the slots of a page, of which kv_len is a multiple, or False: a cache without pages",
+        )
+    if not _is_size_or_false(span):
+        raise InvalidArgumentError(f"{op}: span={span!r}", hint="expected the keys that a token sees, or False: all")
+    if problem.kv_dtype == FLOAT8 and problem.torch_dtype not in FLOATS:
+        raise InvalidArgumentError(
+            f"{op}: {problem.dtype} with a cache of {FLOAT8}", hint="expected bfloat16, float16 or float32"
+        )
+
+
+def _is_size_or_false(value: Value) -> bool:
+    return value is False or (type(value) is int and value > 0)
+
+
+def check_decode_data(values: Mapping[str, Any]) -> None:
+    """Raise OutOfRangeError for a length beyond the room of its sequence, and for a page that the cache lacks.
+
+    Entries of the table behind the last page that a sequence has begun are not read, and may be anything.
+    """
+    op, lengths, cache, table = "attention_decode", values["kv_lens"], values["k_cache"], values["block_table"]
+    size = cache.shape[1]
+    room = size if table is None else size * table.shape[1]
+    told = f"{room} keys" if table is None else f"{table.shape[1]} pages of {size}"
+    check_values(
+        op,
+        "kv_lens",
+        lengths,
+        (lengths < 0) | (lengths > room),
+        f"0 to {room}, the room of a sequence ({told})",
+        "a length counts the new tokens, too: append their keys and values to the cache first",
+    )
+    if table is None:
+        return
+    begun = torch.arange(table.shape[1], device=table.device) * size < lengths[:, None]
+    check_values(
+        op,
+        "block_table",
+        table,
+        begun & ((table < 0) | (table >= cache.shape[0])),
+        f"0 to {cache.shape[0] - 1}, a page of the cache",
+        "each page that a sequence of kv_lens tokens has begun needs its number in the table",
+    )

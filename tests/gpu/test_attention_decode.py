@@ -1,0 +1,118 @@
+"""attention_decode on a GPU: replays with other lengths, views, other sizes, and what is not checked in a capture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+import registry
+from registry.contracts import ATTENTION_DECODE as OP
+from registry.correctness.bits import same_bits
+from registry.correctness.numerics import compare, own_error, reference64
+from registry.discovery.catalog import Catalog
+from registry.dispatch.dispatcher import Dispatcher
+from registry.errors import OutOfRangeError
+
+NAMES = ("torch.native", "triton.whole", "triton.split_kv", "torch.compile")
+DIMS: dict[str, Any] = {
+    "batch": 4, "heads": 32, "kv_heads": 8, "q_len": 1, "kv_len": 2048, "head_dim": 128, "page": 16, "span": False,
+    "kv_dtype": "auto", "softcap": False, "lengths": "uniform", "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def drawn(kind: str = "normal", **dims: Any) -> tuple[Any, ...]:
+    problem = OP.problem_of({**DIMS, **dims})
+    return OP.inputs(problem, kind, torch.Generator("cuda").manual_seed(3))
+
+
+def check(found: Any, values: tuple[Any, ...]) -> None:
+    problem = OP.pose(OP.arguments(values))
+    reference = reference64(OP, values)
+    verdict = compare(OP, problem, found, reference, own_error(OP, problem, values, reference), values)
+    assert verdict.ok, verdict
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["beyond", "nan", "outliers"])
+def test_every_kind_of_inputs(name: str, kind: str) -> None:
+    for more in ({}, {"page": False, "q_len": 3}, {"kv_dtype": "float8_e4m3fn", "span": 100}):
+        values = drawn(kind, **more)
+        with registry.using(attention_decode=name):
+            check(registry.call(OP.name, *values), values)
+
+
+@pytest.mark.parametrize("name", NAMES[:3])
+def test_a_captured_graph_follows_lengths_and_pages(name: str) -> None:
+    values = drawn()
+    lengths, table = values[3], values[4]
+    with registry.using(attention_decode=name):
+        registry.call(OP.name, *values)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = registry.call(OP.name, *values)
+    for new in ([2048, 1, 0, 777], [5, 64, 65, 2047], [0, 0, 0, 0]):
+        lengths.copy_(torch.tensor(new))
+        table.copy_(table.roll(1, 0))
+        graph.replay()
+        check(found, values)
+
+
+@pytest.mark.parametrize("name", NAMES[1:3])
+def test_results_are_the_same_bits_each_time(name: str) -> None:
+    values = drawn(batch=1, kv_len=65536, lengths="full")
+    with registry.using(attention_decode=name):
+        first = registry.call(OP.name, *values)
+        for _ in range(5):
+            again = registry.call(OP.name, *values)
+            assert all(same_bits(one, other) for one, other in zip(again, first, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES[1:3])
+def test_parts_of_a_fused_tensor_and_heads_before_slots(name: str) -> None:
+    fused = torch.randn(4, 1, 48 * 128, device="cuda", dtype=torch.bfloat16)
+    q = fused[..., : 32 * 128].unflatten(-1, (32, 128))
+    caches = [torch.randn(4, 8, 500, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(2)]
+    values = (q, *caches, torch.tensor([500, 3, 129, 64], device="cuda", dtype=torch.int32))
+    values = OP.bind(values, {})
+    with registry.using(attention_decode=name):
+        check(registry.call(OP.name, *values), values)
+
+
+@pytest.mark.parametrize("name", NAMES[1:3])
+def test_other_sizes_run_what_is_loaded(name: str) -> None:
+    with registry.using(attention_decode=name):
+        for batch, kv_len in ((1, 160), (2, 2048), (7, 4096), (130, 256), (3, 16_000)):
+            values = drawn(batch=batch, kv_len=kv_len)
+            check(registry.call(OP.name, *values), values)
+
+
+def test_a_cache_beyond_two_gigabytes() -> None:
+    # 2 ** 31 elements and more, of which the last pages are read
+    page, heads, width = 64, 8, 128
+    blocks = 2**31 // (page * heads * width) + 8
+    caches = [torch.empty(blocks, page, heads, width, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    table = torch.arange(blocks - 8, blocks, device="cuda", dtype=torch.int32).view(2, 4)
+    for cache in caches:
+        cache[blocks - 8 :].normal_()
+    q = torch.randn(2, 1, 32, width, device="cuda", dtype=torch.bfloat16)
+    lengths = torch.tensor([256, 100], device="cuda", dtype=torch.int32)
+    small = [cache[blocks - 8 :].clone() for cache in caches]
+    right = OP.bind((q, *small, lengths, table - (blocks - 8)), {})
+    for name in NAMES[1:3]:
+        with registry.using(attention_decode=name):
+            check(registry.call(OP.name, q, *caches, lengths, table), right)
+
+
+def test_data_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNEL_REGISTRY_CHECK", "1")
+    call = Dispatcher(Catalog()).op(OP.name)
+    values = drawn()
+    call(*values)
+    values[4][2, 0] = 10**6
+    with pytest.raises(OutOfRangeError, match=r"block_table\[2, 0\] is 1000000, expected 0 to"):
+        call(*values)
