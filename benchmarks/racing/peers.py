@@ -93,6 +93,29 @@ def _liger_gelu(problem: Problem, _: tuple[Any, ...]) -> Call:
     return call
 
 
+def _sdpa(backend: str) -> Maker:
+    """torch's attention by one of its backends, of heads before rows; it returns no log-sum-exp."""
+
+    def maker(problem: Problem, _: tuple[Any, ...]) -> Call:
+        dims = problem.dims
+        if dims["softcap"] or dims["span"] is not False or (dims["causal"] and dims["q_len"] != dims["kv_len"]):
+            raise ValueError("torch's attention has no cap, no window, and causal rows of as many queries as keys")
+        chosen = [getattr(torch.nn.attention.SDPBackend, backend)]
+
+        def call(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, causal: bool, scale: Any, *_: Any
+        ) -> Any:
+            heads = [x.transpose(1, 2) for x in (q, k, v)]
+            with torch.nn.attention.sdpa_kernel(chosen):
+                return torch.nn.functional.scaled_dot_product_attention(
+                    *heads, mask, is_causal=causal, scale=scale, enable_gqa=q.shape[2] != k.shape[2]
+                )
+
+        return call
+
+    return maker
+
+
 def _gems_softmax(*_: object) -> Call:
     softmax: Call = importlib.import_module("flag_gems").ops.softmax
     return softmax
@@ -176,5 +199,10 @@ _PEERS: Mapping[str, Mapping[str, Maker]] = {
     "fused_add_rms_norm": {"Liger": _liger_add_norm},
     "silu_and_mul": {"Liger": _liger_silu},
     "gelu_and_mul": {"Liger": _liger_gelu},
+    "attention": {
+        "torch flash": _sdpa("FLASH_ATTENTION"),
+        "torch cuDNN": _sdpa("CUDNN_ATTENTION"),
+        "torch efficient": _sdpa("EFFICIENT_ATTENTION"),
+    },
     "gemm_int4": {"dense": _dense, "GemLite": _gemlite, "Humming": _humming},
 }

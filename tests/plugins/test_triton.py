@@ -30,6 +30,7 @@ DENSE = {"n": 4096, "k": 4096, "bias": True}
 EXPERTS = {"n": 1536, "k": 2048, "experts": 8, "routing": "uniform"}
 AFFINE = {"weight": True, "bias": True}
 MEAN = {"reduction": "mean", "weight": False}
+ATTENTIONS = ("attention", "attention_backward")
 HEADS = {
     "heads": 32, "kv_heads": 8, "head_dim": 128, "causal": True, "mask": "none", "softcap": False, "span": False,
 }  # fmt: skip
@@ -250,6 +251,17 @@ def test_spaces_are_small_and_hold_their_default(device: Device) -> None:
             assert implementation.preference(problem, device) > -1
 
 
+def _of_heads(op: str) -> list[Mapping[str, Any]]:
+    if op not in ATTENTIONS:
+        return [{**TYPICAL[f"{op} triton.block"], "tokens": tokens} for tokens in (1, 64, 8192)]
+    sizes = ((1, 1, 1), (1, 64, 8192), (4, 2048, 2048), (1, 33, 70))
+    return [
+        {**HEADS, "batch": batch, "q_len": rows, "kv_len": keys, "head_dim": width}
+        for batch, rows, keys in sizes
+        for width in (8, 64, 80, 128, 256)
+    ]
+
+
 def _problems(op: str) -> list[Problem]:
     dims: list[Mapping[str, Any]] = [{"n": n, "approximate": "tanh"} for n in (1, 5000, 2**20, 2**28)]
     if op in ("vector_add", "square", "square_backward"):
@@ -257,15 +269,8 @@ def _problems(op: str) -> list[Problem]:
     elif op.startswith(("softmax", "rms_norm", *BESIDE_ROWS)):
         beside = next((more for start, more in BESIDE_ROWS.items() if op.startswith(start)), {})
         dims = [{**point, **beside} for point in (*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001})]
-    elif op in ("rotary_embedding", "kv_cache_append"):
-        dims = [{**TYPICAL[f"{op} triton.block"], "tokens": tokens} for tokens in (1, 64, 8192)]
-    elif op.startswith("attention"):
-        sizes = ((1, 1, 1), (1, 64, 8192), (4, 2048, 2048), (1, 33, 70))
-        dims = [
-            {**HEADS, "batch": batch, "q_len": rows, "kv_len": keys, "head_dim": width}
-            for batch, rows, keys in sizes
-            for width in (8, 64, 80, 128, 256)
-        ]
+    elif op in ("rotary_embedding", "kv_cache_append", *ATTENTIONS):
+        dims = _of_heads(op)
     elif "_and_mul" in op:
         form = {"approximate": "none"} if op.startswith("gelu") else {}
         dims = [{**point, **form} for point in (*LLM_ROWS, {"rows": 1, "cols": 1}, {"rows": 3, "cols": 70001})]

@@ -47,9 +47,9 @@ def _tile(x, first, token, item, col, length, WHOLE: tl.constexpr, WIDTH: tl.con
 @triton.jit
 def _pass_rows(
     grad_k, grad_v, keys, values, q, grad_out, lse, deltas, mask, key, begin, end, gap_at, gap, factor,
-    softcap, q_token, grad_token, mask_row, q_len, kv_len, EDGES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr, MASK: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, STEP: tl.constexpr,
-    NEED_K: tl.constexpr, NEED_V: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    softcap, q_token, grad_token, mask_row, q_len, kv_len, EDGES: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, MASK: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr,
+    STEP: tl.constexpr, NEED_K: tl.constexpr, NEED_V: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Add rows of one head to the gradients of a tile of keys and of values.
 

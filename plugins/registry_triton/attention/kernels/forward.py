@@ -10,9 +10,10 @@ from .scores import ADDITIVE, LN2, exponential, factor_of, keys_of, scored
 
 @triton.jit
 def _pass(
-    acc, top, total, queries, k, v, mask, row, begin, end, gap_at, gap, factor, softcap, k_token, v_token, mask_row, q_len,
-    kv_len, EDGES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, MASK: tl.constexpr,
-    WIDTH: tl.constexpr, SPAN: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    acc, top, total, queries, k, v, mask, row, begin, end, gap_at, gap, factor, softcap, k_token, v_token, mask_row,
+    q_len, kv_len, EDGES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    MASK: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Add keys to the sums of a tile of queries: weighted values, greatest score, total weight.
 
@@ -60,8 +61,9 @@ def _pass(
 def attention(
     out, lse, q, k, v, mask, scale, softcap, heads, blocks, q_len, kv_len, q_batch, q_token, q_head, k_batch, k_token,
     k_head, v_batch, v_token, v_head, mask_batch, mask_head, mask_row, HEADS: tl.constexpr, GROUP: tl.constexpr,
-    SCALE: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, MASK: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    SCALE: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program has ROWS queries of one head; ``blocks`` of them are a head's. ``heads``: those of all batches.
 
