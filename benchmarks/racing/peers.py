@@ -15,7 +15,7 @@ import torch
 from registry import PackedWeight, Problem
 from registry.packed import LAYOUT
 
-from . import liger, quack
+from . import attention, liger, quack
 from .device_timing import Call, Maker
 
 
@@ -56,46 +56,6 @@ def _compiled_cross_entropy(_: Problem, values: tuple[Any, ...]) -> Call:
     own = _torchs_cross_entropy()
     compiled = _max_autotune(lambda logits, target, weight: own(logits, target, weight, *values[3:]))
     return lambda logits, target, weight, *_: compiled(logits, target, weight)
-
-
-def _sdpa(backend: str) -> Maker:
-    """torch's attention by one of its backends, which knows neither pages nor lengths."""
-
-    def made(problem: Problem, _: tuple[Any, ...]) -> Call:
-        usual = {"page": False, "lengths": "full", "softcap": False, "span": False, "kv_dtype": "auto", "q_len": 1}
-        if other := [name for name, value in usual.items() if problem.dims[name] != value]:
-            raise ValueError(f"torch's attention takes one token and whole caches, not {', '.join(other)}")
-        attention = importlib.import_module("torch.nn.attention")
-        which = attention.SDPBackend[backend]
-
-        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object) -> torch.Tensor:
-            with attention.sdpa_kernel(which):
-                q, k, v = (one.transpose(1, 2) for one in (q, k, v))
-                return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-
-        return call
-
-    return made
-
-
-def _flashinfer_decode(problem: Problem, values: tuple[Any, ...]) -> Call:
-    """FlashInfer's decoding from pages, planned for these lengths before anything is timed."""
-    if not problem.dims["page"] or problem.dims["q_len"] != 1:
-        raise ValueError("FlashInfer's decoding takes one token, and pages")
-    q, k, _, lengths, table, *_, window = values
-    pages = torch.div(lengths + problem.page - 1, problem.page, rounding_mode="floor")
-    ends = torch.nn.functional.pad(pages.cumsum(0), (1, 0)).to(torch.int32)
-    begun = torch.arange(table.shape[1], device=table.device) < pages[:, None]
-    workspace = torch.empty(2**28, dtype=torch.uint8, device=q.device)
-    wrapper_of = importlib.import_module("flashinfer").BatchDecodeWithPagedKVCacheWrapper
-    wrapper = wrapper_of(workspace, "NHD", use_tensor_cores=True)
-    sizes = (problem.heads, problem.kv_heads, problem.head_dim, problem.page)
-    last = lengths - (pages - 1) * problem.page
-    wrapper.plan(
-        ends, table[begun], last, *sizes, window_left=window, logits_soft_cap=values[8] or None, q_data_type=q.dtype,
-        kv_data_type=k.dtype,
-    )  # fmt: skip
-    return lambda q, k, v, *_: wrapper.run(q[:, 0], (k, v))
 
 
 def _gems_softmax(*_: object) -> Call:
@@ -202,9 +162,14 @@ _PEERS: Mapping[str, Mapping[str, Maker]] = {
     "silu_and_mul": {"Liger": liger.silu_and_mul},
     "gelu_and_mul": {"Liger": liger.gelu_and_mul},
     "attention_decode": {
-        "SDPA flash": _sdpa("FLASH_ATTENTION"),
-        "SDPA cuDNN": _sdpa("CUDNN_ATTENTION"),
-        "FlashInfer": _flashinfer_decode,
+        "SDPA flash": attention.sdpa_decode("FLASH_ATTENTION"),
+        "SDPA cuDNN": attention.sdpa_decode("CUDNN_ATTENTION"),
+        "FlashInfer": attention.flashinfer_decode,
+    },
+    "attention": {
+        "SDPA flash": attention.sdpa("FLASH_ATTENTION"),
+        "SDPA cuDNN": attention.sdpa("CUDNN_ATTENTION"),
+        "SDPA efficient": attention.sdpa("EFFICIENT_ATTENTION"),
     },
     "gemm_int4": {"dense": _dense, "GemLite": _gemlite, "Humming": _humming},
 }

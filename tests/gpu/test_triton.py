@@ -70,6 +70,18 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         ]
         for gradient in ("", "_backward")
     },
+    **{
+        f"attention{gradient}": [
+            {"batch": batch, "heads": 8, "kv_heads": kv_heads, "q_len": rows, "kv_len": keys, "head_dim": width,
+             "causal": causal, "mask": mask, "softcap": cap, "span": span}
+            for batch, kv_heads, rows, keys, width, causal, mask, cap, span in (
+                (2, 2, 1000, 1000, 128, True, "none", False, False), (1, 8, 77, 1500, 64, True, "none", False, 200),
+                (1, 1, 600, 300, 80, False, "additive", False, False), (2, 4, 333, 333, 256, True, "bool", True, False),
+                (1, 8, 1, 2000, 128, False, "none", False, False),
+            )
+        ]
+        for gradient in ("", "_backward")
+    },
     "fused_add_rms_norm": [
         {"rows": 300, "cols": 4096, "weight": True}, {"rows": 3, "cols": 128256, "weight": True},
         {"rows": 999, "cols": 100, "weight": False},

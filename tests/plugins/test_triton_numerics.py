@@ -6,6 +6,7 @@ this file holds the tests that start them, one for every change and thorough one
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -109,6 +110,8 @@ def problems(op: Op, implementation: Implementation, device: Device) -> list[Pro
 def _elements(dims: Mapping[str, Any]) -> int:
     if "cols" in dims:
         return int(dims["rows"]) * int(dims["cols"])
+    if "q_len" in dims:
+        return math.prod(int(dims[name]) for name in ("batch", "heads", "q_len", "kv_len")) // 2
     return int(dims.get("n", dims.get("k", 1))) * int(dims.get("m", 1))
 
 

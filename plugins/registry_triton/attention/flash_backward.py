@@ -146,12 +146,20 @@ def _space(longest: int, span: int, itemsize: int, mask: int, device: Device) ->
     )
 
 
+def _wanted(span: int, device: Device) -> tuple[int, int, int, int]:
+    """BLOCK, STEP, warps and stages for heads of ``span`` elements: the largest that spill few registers or none."""
+    if device.architecture.startswith("gfx"):
+        return 64, 32, 4, 1
+    if span > 128:
+        return 64, 16, 8, 2
+    if device.capability >= (9, 0):
+        return 128, 64 if span <= 64 else 32, 8, 2
+    return (128, 32, 8, 2) if span <= 64 else (64, 64, 8, 2)
+
+
 @lru_cache(maxsize=KEPT)
 def _nearest(space: Space, span: int, device: Device) -> Config:
-    hopper = device.capability >= (9, 0)
-    block, step, warps = (128, 64, 8) if hopper and span <= 128 else (64, 32 if span > 128 else 64, 4)
-    warps = 8 if span >= 128 and device.warp_size == 32 else warps
-    stages = 1 if device.architecture.startswith("gfx") else 2
+    block, step, warps, stages = _wanted(span, device)
 
     def distance(config: Config) -> tuple[float, ...]:
         return (

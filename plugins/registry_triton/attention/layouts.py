@@ -35,7 +35,10 @@ def heads_strides(problem: Problem, *names: str) -> tuple[int, ...]:
 
 
 def mask_strides(problem: Problem) -> tuple[int, ...] | None:
-    """Elements from a batch, head and row of the mask to the next, 0 where one serves all; None if keys are apart."""
+    """Elements from a batch, a head and a row of the mask to the next, 0 where one serves all.
+
+    None if the elements of a row are apart.
+    """
     if problem.mask == "none":
         return 0, 0, 0
     arguments = problem.traits.arguments

@@ -86,6 +86,13 @@ DIMS: Mapping[str, dict[str, Value]] = {
         op: {"rows": 5, "cols": 1001, "reduction": reduction, "weight": weight, "dtype": "bfloat16"}
         for op, reduction, weight in (("cross_entropy", "mean", False), ("cross_entropy_backward", "none", True))
     },
+    **{
+        f"attention{gradient}": {
+            "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 33, "kv_len": 70, "head_dim": 40, "causal": True,
+            "mask": "additive", "softcap": True, "span": 20, "dtype": "bfloat16",
+        }
+        for gradient in ("", "_backward")
+    },
     "square_backward": {"n": 5001, "dtype": "bfloat16"},
     "gelu_backward": {"n": 5001, "dtype": "float16", "approximate": "none"},
     "softmax_backward": {"rows": 3, "cols": 5000, "dtype": "float32"},

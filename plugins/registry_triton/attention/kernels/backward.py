@@ -46,15 +46,21 @@ def _tile(x, first, token, item, col, length, WHOLE: tl.constexpr, WIDTH: tl.con
 
 @triton.jit
 def _pass_rows(
-    grad_k, grad_v, keys, values, q, grad_out, lse, deltas, mask, key, begin, end, factor, softcap, q_token,
-    grad_token, mask_row, q_len, kv_len, EDGES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr, MASK: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, STEP: tl.constexpr,
-    NEED_K: tl.constexpr, NEED_V: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    grad_k, grad_v, keys, values, q, grad_out, lse, deltas, mask, key, begin, end, gap_at, gap, factor,
+    softcap, q_token, grad_token, mask_row, q_len, kv_len, EDGES: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, MASK: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr,
+    STEP: tl.constexpr, NEED_K: tl.constexpr, NEED_V: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Add rows begin..end of one head to the gradients of a tile of keys and of values."""
+    """Add rows of one head to the gradients of a tile of keys and of values.
+
+    They are begin..end; with EDGES without those from ``gap_at`` on, so many that ``gap`` is their number.
+    """
     col = tl.arange(0, SPAN)
     item = tl.arange(0, STEP)
-    for start in tl.range(begin, end, STEP, num_stages=STAGES):
+    for step in tl.range(begin, end - gap, STEP, num_stages=STAGES):
+        start = step
+        if EDGES:
+            start += tl.where(step >= gap_at, gap, 0)
         row = start + item
         queries = _tile(q, start, q_token, item, col, q_len, not EDGES, WIDTH, SPAN)
         gradient = _tile(grad_out, start, grad_token, item, col, q_len, not EDGES, WIDTH, SPAN)
@@ -119,19 +125,14 @@ def by_keys(
         if MASK != 0:
             own_mask = mask + batch * mask_batch + head * mask_head
         sum_k, sum_v = _pass_rows(
-            sum_k, sum_v, keys, values, own_q, own_grad, own_lse, own_deltas, own_mask, key, begin, full, factor,
-            softcap, q_token, grad_token, mask_row, q_len, kv_len, True, CAUSAL, WINDOW, CAPPED, MASK, WIDTH, SPAN,
-            STEP, NEED_K, NEED_V, PRECISION, 1,
+            sum_k, sum_v, keys, values, own_q, own_grad, own_lse, own_deltas, own_mask, key, full, over, over, 0,
+            factor, softcap, q_token, grad_token, mask_row, q_len, kv_len, False, CAUSAL, WINDOW, CAPPED, MASK, WIDTH,
+            SPAN, STEP, NEED_K, NEED_V, PRECISION, STAGES,
         )  # fmt: skip
         sum_k, sum_v = _pass_rows(
-            sum_k, sum_v, keys, values, own_q, own_grad, own_lse, own_deltas, own_mask, key, full, over, factor,
-            softcap, q_token, grad_token, mask_row, q_len, kv_len, False, CAUSAL, WINDOW, CAPPED, MASK, WIDTH, SPAN,
-            STEP, NEED_K, NEED_V, PRECISION, STAGES,
-        )  # fmt: skip
-        sum_k, sum_v = _pass_rows(
-            sum_k, sum_v, keys, values, own_q, own_grad, own_lse, own_deltas, own_mask, key, over, end, factor,
-            softcap, q_token, grad_token, mask_row, q_len, kv_len, True, CAUSAL, WINDOW, CAPPED, MASK, WIDTH, SPAN,
-            STEP, NEED_K, NEED_V, PRECISION, 1,
+            sum_k, sum_v, keys, values, own_q, own_grad, own_lse, own_deltas, own_mask, key, begin, end, full,
+            over - full, factor, softcap, q_token, grad_token, mask_row, q_len, kv_len, True, CAUSAL, WINDOW, CAPPED,
+            MASK, WIDTH, SPAN, STEP, NEED_K, NEED_V, PRECISION, 1,
         )  # fmt: skip
     inside = (key < kv_len)[:, None] & (col < WIDTH)[None, :]
     place = ((batch * kv_len + key) * count + group)[:, None] * WIDTH + col[None, :]
@@ -143,15 +144,18 @@ def by_keys(
 
 @triton.jit
 def _pass_keys(
-    acc, queries, gradient, top, delta, k, v, mask, row, begin, end, factor, softcap, k_token, v_token, mask_row,
-    q_len, kv_len, EDGES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    acc, queries, gradient, top, delta, k, v, mask, row, begin, end, gap_at, gap, factor, softcap, k_token, v_token,
+    mask_row, q_len, kv_len, EDGES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     MASK: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Add keys begin..end to the gradient of a tile of queries, without its scale."""
+    """Add keys to the gradient of a tile of queries, without its scale: begin..end, with EDGES without ``gap``."""
     col = tl.arange(0, SPAN)
     item = tl.arange(0, STEP)
-    for start in tl.range(begin, end, STEP, num_stages=STAGES):
+    for step in tl.range(begin, end - gap, STEP, num_stages=STAGES):
+        start = step
+        if EDGES:
+            start += tl.where(step >= gap_at, gap, 0)
         key = start + item
         keys = _tile(k, start, k_token, item, col, kv_len, not EDGES, WIDTH, SPAN)
         values = _tile(v, start, v_token, item, col, kv_len, not EDGES, WIDTH, SPAN)
@@ -206,18 +210,13 @@ def by_queries(
     factor = factor_of(scale, SCALE)
     acc = tl.zeros([ROWS, SPAN], tl.float32)
     begin, full, over, end = keys_of(first, q_len, kv_len, CAUSAL, WINDOW, ROWS, STEP)
-    if WINDOW >= 0:
-        acc = _pass_keys(
-            acc, queries, gradient, top, delta, k, v, mask, row, begin, full, factor, softcap, k_token, v_token,
-            mask_row, q_len, kv_len, True, CAUSAL, WINDOW, CAPPED, MASK, WIDTH, SPAN, STEP, PRECISION, 1,
-        )  # fmt: skip
     acc = _pass_keys(
-        acc, queries, gradient, top, delta, k, v, mask, row, full, over, factor, softcap, k_token, v_token, mask_row,
-        q_len, kv_len, False, CAUSAL, WINDOW, CAPPED, MASK, WIDTH, SPAN, STEP, PRECISION, STAGES,
+        acc, queries, gradient, top, delta, k, v, mask, row, full, over, over, 0, factor, softcap, k_token, v_token,
+        mask_row, q_len, kv_len, False, CAUSAL, WINDOW, CAPPED, MASK, WIDTH, SPAN, STEP, PRECISION, STAGES,
     )  # fmt: skip
     acc = _pass_keys(
-        acc, queries, gradient, top, delta, k, v, mask, row, over, end, factor, softcap, k_token, v_token, mask_row,
-        q_len, kv_len, True, CAUSAL, WINDOW, CAPPED, MASK, WIDTH, SPAN, STEP, PRECISION, 1,
+        acc, queries, gradient, top, delta, k, v, mask, row, begin, end, full, over - full, factor, softcap, k_token,
+        v_token, mask_row, q_len, kv_len, True, CAUSAL, WINDOW, CAPPED, MASK, WIDTH, SPAN, STEP, PRECISION, 1,
     )  # fmt: skip
     inside = (row < q_len)[:, None] & (col < WIDTH)[None, :]
     to = ((batch * q_len + row) * HEADS + head)[:, None] * WIDTH + col[None, :]

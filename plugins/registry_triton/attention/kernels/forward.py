@@ -10,14 +10,21 @@ from .scores import ADDITIVE, LN2, exponential, factor_of, keys_of, scored
 
 @triton.jit
 def _pass(
-    acc, top, total, queries, k, v, mask, row, begin, end, factor, softcap, k_token, v_token, mask_row, q_len, kv_len,
-    EDGES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, MASK: tl.constexpr,
-    WIDTH: tl.constexpr, SPAN: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    acc, top, total, queries, k, v, mask, row, begin, end, gap_at, gap, factor, softcap, k_token, v_token, mask_row,
+    q_len, kv_len, EDGES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    MASK: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Add keys begin..end to the sums of a tile of queries: weighted values, greatest score, total weight."""
+    """Add keys to the sums of a tile of queries: weighted values, greatest score, total weight.
+
+    They are begin..end; with EDGES without those from ``gap_at`` on, so many that ``gap`` is their number.
+    """
     col = tl.arange(0, SPAN)
     item = tl.arange(0, KEYS)
-    for start in tl.range(begin, end, KEYS, num_stages=STAGES):
+    for step in tl.range(begin, end - gap, KEYS, num_stages=STAGES):
+        start = step
+        if EDGES:
+            start += tl.where(step >= gap_at, gap, 0)
         key = start + item
         there = key < kv_len
         place = tl.zeros([], tl.int64) + start
@@ -89,18 +96,13 @@ def attention(
     top = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     begin, full, over, end = keys_of(first, q_len, kv_len, CAUSAL, WINDOW, ROWS, KEYS)
-    if WINDOW >= 0:
-        acc, top, total = _pass(
-            acc, top, total, queries, k, v, mask, row, begin, full, factor, softcap, k_token, v_token, mask_row, q_len,
-            kv_len, True, CAUSAL, WINDOW, CAPPED, MASK, WIDTH, SPAN, KEYS, PRECISION, 1,
-        )  # fmt: skip
     acc, top, total = _pass(
-        acc, top, total, queries, k, v, mask, row, full, over, factor, softcap, k_token, v_token, mask_row, q_len,
-        kv_len, False, CAUSAL, WINDOW, CAPPED, MASK, WIDTH, SPAN, KEYS, PRECISION, STAGES,
+        acc, top, total, queries, k, v, mask, row, full, over, over, 0, factor, softcap, k_token, v_token, mask_row,
+        q_len, kv_len, False, CAUSAL, WINDOW, CAPPED, MASK, WIDTH, SPAN, KEYS, PRECISION, STAGES,
     )  # fmt: skip
     acc, top, total = _pass(
-        acc, top, total, queries, k, v, mask, row, over, end, factor, softcap, k_token, v_token, mask_row, q_len,
-        kv_len, True, CAUSAL, WINDOW, CAPPED, MASK, WIDTH, SPAN, KEYS, PRECISION, 1,
+        acc, top, total, queries, k, v, mask, row, begin, end, full, over - full, factor, softcap, k_token, v_token,
+        mask_row, q_len, kv_len, True, CAUSAL, WINDOW, CAPPED, MASK, WIDTH, SPAN, KEYS, PRECISION, 1,
     )  # fmt: skip
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     place = (batch * q_len + row) * HEADS + head

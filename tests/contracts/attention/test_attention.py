@@ -1,0 +1,455 @@
+"""attention: torch's values and gradients, what a query sees, what is refused, and mutants that tolerances refuse."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+import registry
+from registry.contract import Op, as_tuple
+from registry.contracts import ATTENTION, ATTENTION_BACKWARD
+from registry.contracts.attention.logits import ScoredCall, seen_pairs
+from registry.errors import InvalidArgumentError, UnsupportedError
+from registry.problem import Value
+from registry.testing import check_op
+
+from ..accepting import accepted
+
+Tensor = torch.Tensor
+Mutant = Callable[..., tuple[Tensor, ...]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Many small tensors: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+forward: Callable[..., Any] = ATTENTION.reference
+backward: Callable[..., Any] = ATTENTION_BACKWARD.reference
+sdpa: Callable[..., Tensor] = torch.nn.functional.scaled_dot_product_attention
+IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["torch.native", "torch.flash_cpu"])
+
+
+def heads(*shape: int, grad: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, dtype=dtype).requires_grad_(grad)
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_values_and_gradients_are_those_of_torch(kv_heads: int, causal: bool, implementation: str) -> None:
+    q, k, v = heads(2, 9, 4, 16, grad=True), *(heads(2, 9, kv_heads, 16, grad=True) for _ in range(2))
+    expected = sdpa(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal, enable_gqa=True).transpose(1, 2)
+    seed = torch.randn_like(q)
+    with registry.using(attention=implementation, attention_backward=implementation):
+        out, lse = registry.call("attention", q, k, v, causal=causal)
+        found = torch.autograd.grad(out, (q, k, v), seed)
+    assert not lse.requires_grad
+    torch.testing.assert_close(out, expected)
+    for one, right in zip(found, torch.autograd.grad(expected, (q, k, v), seed), strict=True):
+        torch.testing.assert_close(one, right)
+    logits = q.transpose(1, 2) @ k.repeat_interleave(4 // kv_heads, 2).permute(0, 2, 3, 1) / 4.0
+    if causal:
+        logits = logits.masked_fill(~torch.ones(9, 9, dtype=torch.bool).tril(), -math.inf)
+    torch.testing.assert_close(lse, logits.logsumexp(-1))
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("outer", [(1, 1), (2, 1), (1, 4), (2, 4)], ids=str)
+def test_masks_are_those_of_torch(outer: tuple[int, int], implementation: str) -> None:
+    q, k, v = heads(2, 5, 4, 16), heads(2, 9, 4, 16), heads(2, 9, 4, 16)
+    seen = torch.rand(*outer, 5, 9) < 0.6
+    seen[..., 0] = True
+    for mask in (seen, torch.randn(seen.shape).masked_fill(~seen, -math.inf), seen[:, :, :1].expand(-1, -1, 5, -1)):
+        with registry.using(attention=implementation):
+            out, _ = registry.call("attention", q, k, v, mask, scale=0.3)
+        expected = sdpa(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask, scale=0.3)
+        torch.testing.assert_close(out, expected.transpose(1, 2))
+
+
+def test_parts_of_a_fused_projection_and_heads_before_rows_are_taken_without_a_copy() -> None:
+    fused = torch.randn(2, 9, (4 + 2 + 2) * 16)
+    q, k, v = (part.unflatten(-1, (-1, 16)) for part in fused.split([64, 32, 32], -1))
+    before = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    for implementation in ("torch.native", "torch.flash_cpu"):
+        with registry.using(attention=implementation):
+            right = registry.call("attention", q.contiguous(), k.contiguous(), v.contiguous(), causal=True)
+            for given in ((q, k, v), before):
+                out, lse = registry.call("attention", *given, causal=True)
+                assert out.is_contiguous()
+                assert lse.is_contiguous()
+                torch.testing.assert_close((out, lse), right)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("rows", "keys"), [(5, 5), (3, 9), (9, 3)])
+def test_what_a_query_sees_by_its_place(rows: int, keys: int, causal: bool) -> None:
+    q, k = heads(1, rows, 1, 8), heads(1, keys, 1, 8)
+    # values that tell the keys apart: 1 where a key is seen
+    v = torch.eye(keys, 8)[None, :, None] if keys <= 8 else torch.eye(9)[None, :, None, :8]
+    for window in (-1, 0, 1, 2, 20):
+        out, _ = forward(q, k, v, None, causal, None, 0.0, window)
+        for row, key in itertools.product(range(rows), range(min(keys, 8))):
+            after = key - (row + keys - rows)
+            seen = (after <= 0 or not causal) and (window < 0 or abs(after) <= window)
+            assert (out[0, row, 0, key] > 0).item() == seen, (row, key, window)
+        dims: dict[str, Value] = {"q_len": rows, "kv_len": keys, "causal": causal, "mask": "none", "softcap": False}
+        span = False if window < 0 else window + 1
+        more: dict[str, Value] = {"batch": 1, "heads": 1, "kv_heads": 1, "head_dim": 8, "dtype": "float32"}
+        problem = ATTENTION.named({**dims, **more, "span": span})
+        logits = ScoredCall.of((q, k, v), None, causal, None, 0.0, window).scored(slice(0, rows)).logits
+        assert seen_pairs(problem) == (logits > -math.inf).sum()
+
+
+@IMPLEMENTATIONS
+def test_a_row_that_sees_no_key_is_0_and_adds_nothing(implementation: str) -> None:
+    q, k, v = heads(1, 4, 2, 8, grad=True), heads(1, 6, 2, 8, grad=True), heads(1, 6, 2, 8, grad=True)
+    seen = torch.ones(1, 1, 4, 6, dtype=torch.bool)
+    seen[:, :, 1] = False
+    with registry.using(attention=implementation, attention_backward=implementation):
+        out, lse = registry.call("attention", q, k, v, seen)
+        found = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+    kept = torch.tensor([0, 2, 3])
+    right, _ = forward(q[:, kept], k, v, seen[:, :, kept])
+    assert not out[:, 1].any()
+    assert lse[0, :, 1].tolist() == [-math.inf] * 2
+    assert not found[0][:, 1].any()
+    expected = torch.autograd.grad(right, (q, k, v), torch.ones_like(right))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_first_rows_of_more_queries_than_keys_see_none() -> None:
+    out, lse = registry.call("attention", heads(1, 5, 1, 8), heads(1, 2, 1, 8), heads(1, 2, 1, 8), causal=True)
+    assert lse[0, 0].isinf().tolist() == [True] * 3 + [False] * 2
+    assert not out[:, :3].any()
+
+
+def test_without_keys_or_queries_there_is_nothing_to_see() -> None:
+    out, lse = registry.call("attention", heads(2, 3, 2, 8), heads(2, 0, 2, 8), heads(2, 0, 2, 8))
+    assert not out.any()
+    assert lse.tolist() == [[[-math.inf] * 3] * 2] * 2
+    out, lse = registry.call("attention", heads(2, 0, 2, 8), heads(2, 3, 2, 8), heads(2, 3, 2, 8))
+    assert (out.shape, lse.shape) == ((2, 0, 2, 8), (2, 2, 0))
+
+
+def test_a_soft_cap_is_gemmas() -> None:
+    q, k, v = (4.0 * heads(1, 7, 2, 16) for _ in range(3))
+    logits = torch.einsum("bqhd,bkhd->bhqk", q, k) / 4.0
+    capped = 5.0 * torch.tanh(logits / 5.0)
+    out, lse = registry.call("attention", q, k, v, softcap=5.0)
+    torch.testing.assert_close(out, torch.einsum("bhqk,bkhd->bqhd", capped.softmax(-1), v))
+    torch.testing.assert_close(lse, capped.logsumexp(-1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "attributes"),
+    [
+        (4, 4, {"causal": True}),
+        (3, 5, {"causal": True, "softcap": 2.0, "window": 1}),
+        (5, 3, {"scale": 0.7, "window": 1}),
+        (5, 3, {"causal": True, "mask": True}),
+    ],
+)
+def test_gradients_pass_gradcheck_in_float64(rows: int, keys: int, attributes: Mapping[str, Any]) -> None:
+    q = heads(2, rows, 4, 3, grad=True, dtype=torch.float64)
+    k, v = (heads(2, keys, 2, 3, grad=True, dtype=torch.float64) for _ in range(2))
+    given = dict(attributes)
+    mask = torch.randn(2, 1, rows, keys, dtype=torch.float64) if given.pop("mask", False) else None
+
+    def out(*tensors: Tensor) -> Tensor:
+        found: Tensor = registry.call("attention", *tensors, mask, **given)[0]
+        return found
+
+    assert torch.autograd.gradcheck(out, (q, k, v))
+
+
+@IMPLEMENTATIONS
+def test_a_gradient_that_is_not_needed_is_empty(implementation: str) -> None:
+    values = ATTENTION_BACKWARD.draw(
+        ATTENTION_BACKWARD.problem_of(ATTENTION_BACKWARD.examples[1]), "normal", torch.Generator().manual_seed(0)
+    )
+    whole = backward(*values)
+    for needs in itertools.product((False, True), repeat=3):
+        with registry.using(attention_backward=implementation):
+            found = registry.call("attention_backward", *values[:-3], *needs)
+        for one, right, needed in zip(found, whole, needs, strict=True):
+            assert one.shape == (right.shape if needed else (0,))
+            if needed:
+                torch.testing.assert_close(one, right, rtol=1e-2, atol=1e-2)
+
+
+def test_a_mask_has_no_gradient() -> None:
+    mask = torch.zeros(1, 1, 3, 3, requires_grad=True)
+    with pytest.raises(UnsupportedError, match=r"mask needs a gradient.*\n.*mask\.detach"):
+        registry.call("attention", *(heads(1, 3, 1, 8) for _ in range(3)), mask)
+
+
+def test_the_parts_of_the_contracts_agree() -> None:
+    for op in (ATTENTION, ATTENTION_BACKWARD):
+        assert check_op(op).checked
+
+
+# --- mutants ---
+
+NAMES = ATTENTION.parsed.names
+
+
+def _given(op: Op, change: Callable[[dict[str, Any]], None]) -> Mutant:
+    """The reference on arguments that ``change`` has tampered with."""
+
+    def compute(*values: Any) -> tuple[Tensor, ...]:
+        named = dict(zip(op.parsed.names, values, strict=True))
+        change(named)
+        return as_tuple(op.reference(*named.values()))
+
+    return compute
+
+
+def _put(**changed: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda named: named.update(changed)
+
+
+def _without_last(named: dict[str, Any]) -> None:
+    """The last key is not seen."""
+    mask, q, k = named["mask"], named["q"], named["k"]
+    if mask is None:
+        mask = torch.ones(1, 1, q.shape[1], k.shape[1], dtype=torch.bool)
+    mask = mask.clone()
+    mask[..., -1] = False if mask.dtype == torch.bool else -math.inf
+    named["mask"] = mask
+
+
+def _one_more(named: dict[str, Any]) -> None:
+    named["window"] = named["window"] + 1
+
+
+def _next_head(name: str) -> Callable[[dict[str, Any]], None]:
+    def change(named: dict[str, Any]) -> None:
+        named[name] = named[name].roll(1, 2)
+
+    return change
+
+
+def _grouped_otherwise(named: dict[str, Any]) -> None:
+    """Heads of queries and of keys in turn, where neighbours share."""
+    heads, kv_heads = named["q"].shape[2], named["k"].shape[2]
+    for name in ("k", "v"):
+        named[name] = named[name].repeat(1, 1, heads // kv_heads, 1)
+
+
+def _from_first(named: dict[str, Any]) -> None:
+    """Causal rows aligned to the first key."""
+    shift = named["k"].shape[1] - named["q"].shape[1]
+    named["causal"] = False
+    named["mask"] = torch.ones(named["q"].shape[1], named["k"].shape[1], dtype=torch.bool).tril()[None, None]
+    assert shift
+
+
+def _by_logits(change: Callable[[Tensor], Tensor]) -> Mutant:
+    """Forward from logits that ``change`` has tampered with, in float32."""
+
+    def compute(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        call = ScoredCall.of((q, k, v), *rest)
+        logits = change(call.scored(slice(0, q.shape[1])).logits)
+        groups = v.float().repeat_interleave(q.shape[2] // k.shape[2], 2).transpose(1, 2)
+        weights = logits.softmax(-1).nan_to_num(0.0)
+        return (weights @ groups).transpose(1, 2).to(q.dtype), logits.logsumexp(-1)
+
+    return compute
+
+
+def _no_maximum(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    call = ScoredCall.of((q, k, v), *rest)
+    weights = call.scored(slice(0, q.shape[1])).logits.exp()
+    groups = v.float().repeat_interleave(q.shape[2] // k.shape[2], 2).transpose(1, 2)
+    total = weights.sum(-1)
+    out = (weights @ groups) / total.masked_fill(total == 0.0, 1.0)[..., None]
+    return out.transpose(1, 2).to(q.dtype), total.log()
+
+
+def _blind_rows_zero(*values: Any) -> tuple[Tensor, ...]:
+    out, lse = forward(*values)
+    return out, lse.masked_fill(lse == -math.inf, 0.0)
+
+
+DIMS: dict[str, Value] = {
+    "batch": 1, "heads": 4, "kv_heads": 2, "q_len": 40, "kv_len": 600, "head_dim": 32, "causal": True, "mask": "none",
+    "softcap": False, "span": False,
+}  # fmt: skip
+FORWARD: Mapping[str, tuple[Mutant, Mapping[str, Value]]] = {
+    "last key left out": (_given(ATTENTION, _without_last), {}),
+    "not causal": (_given(ATTENTION, _put(causal=False)), {}),
+    "from the first key": (_given(ATTENTION, _from_first), {}),
+    "causal": (_given(ATTENTION, _put(causal=True)), {"causal": False}),
+    "no window": (_given(ATTENTION, _put(window=-1)), {"span": 30}),
+    "one key too many": (_given(ATTENTION, _one_more), {"span": 30}),
+    "one key too many on both sides": (_given(ATTENTION, _one_more), {"span": 30, "causal": False}),
+    "no cap": (_given(ATTENTION, _put(softcap=0.0)), {"softcap": True}),
+    "no mask": (_given(ATTENTION, _put(mask=None)), {"mask": "bool"}),
+    "no bias": (_given(ATTENTION, _put(mask=None)), {"mask": "additive"}),
+    "no scale but the usual": (_given(ATTENTION, _put(scale=None)), {}),
+    "another head of keys": (_given(ATTENTION, _next_head("k")), {}),
+    "another head of values": (_given(ATTENTION, _next_head("v")), {}),
+    "heads grouped otherwise": (_given(ATTENTION, _grouped_otherwise), {}),
+    "no maximum": (_no_maximum, {}),
+    "logits in bfloat16": (_by_logits(lambda logits: logits.bfloat16().float()), {}),
+    "an lse of 0 where no key is seen": (_blind_rows_zero, {"mask": "bool"}),
+}
+
+
+def _halved(grad_q: Tensor, grad_k: Tensor, grad_v: Tensor) -> tuple[Tensor, ...]:
+    return grad_q, grad_k / 2.0, grad_v
+
+
+def _gradients(change: Callable[..., tuple[Tensor, ...]]) -> Mutant:
+    return lambda *values: change(*(one.clone() for one in backward(*values)))
+
+
+def _last_rows(*gradients: Tensor) -> tuple[Tensor, ...]:
+    for one in gradients:
+        one[:, -1] = 0.0
+    return gradients
+
+
+def _delta_left_out(named: dict[str, Any]) -> None:
+    named["out"] = torch.zeros_like(named["out"])
+
+
+def _lse_in_half(named: dict[str, Any]) -> None:
+    named["lse"] = named["lse"].bfloat16().float()
+
+
+def _uncapped_slope(*values: Any) -> tuple[Tensor, ...]:
+    """The slope of the cap is left out of the gradients of queries and keys."""
+    named = dict(zip(ATTENTION_BACKWARD.parsed.names, values, strict=True))
+    call = ScoredCall.of([named[name] for name in ("q", "k", "v")], *values[4:5], *values[7:11])
+    rows = call.scored(slice(0, call.q.shape[2]))
+    weights = (rows.logits - named["lse"][..., None]).exp()
+    gradient, out = (named[name].transpose(1, 2).float() for name in ("grad_out", "out"))
+    group = call.q.shape[1] // call.k.shape[1]
+    k, v = (x.repeat_interleave(group, 1) for x in (call.k, call.v))
+    slopes = weights * (gradient @ v.transpose(-1, -2) - (gradient * out).sum(-1, keepdim=True)) * call.scale
+    _, grad_k, grad_v = backward(*values)
+    return (slopes @ k).transpose(1, 2).to(grad_k.dtype).contiguous(), grad_k, grad_v
+
+
+BACKWARD: Mapping[str, tuple[Mutant, Mapping[str, Value]]] = {
+    "not causal": (_given(ATTENTION_BACKWARD, _put(causal=False)), {}),
+    "no window": (_given(ATTENTION_BACKWARD, _put(window=-1)), {"span": 30}),
+    "one key too many": (_given(ATTENTION_BACKWARD, _one_more), {"span": 30}),
+    "no scale but the usual": (_given(ATTENTION_BACKWARD, _put(scale=None)), {}),
+    "no mask": (_given(ATTENTION_BACKWARD, _put(mask=None)), {"mask": "bool"}),
+    "no cap": (_given(ATTENTION_BACKWARD, _put(softcap=0.0)), {"softcap": True}),
+    "no slope of the cap": (_uncapped_slope, {"softcap": True}),
+    "no delta": (_given(ATTENTION_BACKWARD, _delta_left_out), {}),
+    "lse in bfloat16": (_given(ATTENTION_BACKWARD, _lse_in_half), {}),
+    "another head of keys": (_given(ATTENTION_BACKWARD, _next_head("k")), {}),
+    "last rows left out": (_gradients(_last_rows), {}),
+    "one head of a group alone": (_gradients(_halved), {}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("op", "mutants"), [(ATTENTION, FORWARD), (ATTENTION_BACKWARD, BACKWARD)], ids=["forward", "backward"]
+)
+def test_tolerances_accept_the_reference_and_refuse_mutants(
+    op: Op, mutants: Mapping[str, tuple[Mutant, Mapping[str, Value]]], dtype: str
+) -> None:
+    for name, (mutant, more) in mutants.items():
+        dims = {**DIMS, **more, "dtype": dtype}
+        assert accepted(op, dims, op.reference), dims
+        assert not accepted(op, dims, mutant), (dims, name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_weights_may_be_rounded_but_not_their_sums(dtype: torch.dtype) -> None:
+    dims: dict[str, Value] = {**DIMS, "kv_len": 2000, "dtype": str(dtype).removeprefix("torch.")}
+
+    def attend(sums_in: torch.dtype) -> Mutant:
+        """In steps of 32 keys, weights in half, and their sums in ``sums_in``."""
+
+        def compute(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+            _, lse = forward(q, k, v, *rest)
+            call = ScoredCall.of((q, k, v), *rest)
+            logits = call.scored(slice(0, q.shape[1])).logits
+            weights = (logits - logits.amax(-1, keepdim=True)).exp()
+            values = v.repeat_interleave(q.shape[2] // k.shape[2], 2).transpose(1, 2).float()
+            total = torch.zeros(q.transpose(1, 2).shape, dtype=sums_in)
+            for first in range(0, k.shape[1], 32):
+                keys = slice(first, first + 32)
+                total = (total.float() + weights[..., keys].to(dtype).float() @ values[:, :, keys]).to(sums_in)
+            out = total.float() / weights.sum(-1, keepdim=True)
+            return out.transpose(1, 2).to(dtype).contiguous(), lse
+
+        return compute
+
+    assert accepted(ATTENTION, dims, attend(torch.float32))
+    assert not accepted(ATTENTION, dims, attend(dtype))
+
+
+# --- what is refused ---
+
+Q, K = torch.ones(2, 5, 4, 8), torch.ones(2, 6, 2, 8)
+MASK = torch.ones(2, 1, 5, 6, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((Q[0], K, K), r"q has shape 5x4x8, expected \[batch, length, heads, head_dim\]\n.*transpose"),
+        ((Q.int(), K, K), "q is int32, expected float32"),
+        ((Q, K.half(), K), "q is float32 but k is float16"),
+        ((Q, K, K[:, :5]), "k is 2x6x2x8 but v is 2x5x2x8"),
+        ((Q[:1], K, K), r"q is 1x5x4x8 but k is 2x6x2x8\n.*kv_heads"),
+        ((Q[..., :7], K, K), "q is 2x5x4x7 but k is 2x6x2x8"),
+        ((Q[:, :, :3], K, K), "q has 3 heads but k has 2\n.*divide"),
+        ((Q, K, K, MASK[:, 0]), r"mask has shape 2x5x6, expected \[2 or 1, 4 or 1, 5, 6\]\n.*mask\[None, None\]"),
+        ((Q, K, K, MASK[:, :, :1]), r"mask has shape 2x1x1x6, expected .*\n.*mask.expand\(-1, -1, q_len, -1\)"),
+        ((Q, K, K, MASK.expand(2, 3, 5, 6)), "mask has shape 2x3x5x6, expected"),
+        ((Q, K, K, MASK.half()), r"mask is float16, expected bool .* or float32\n.*mask.to\(q.dtype\)"),
+        ((Q, K, K, None, True, math.inf), "scale=inf\n.*None for"),
+        ((Q, K, K, None, True, None, -1.0), "softcap=-1.0\n.*or 0 for"),
+        ((Q, K, K, None, True, None, math.nan), "softcap=nan"),
+        ((Q, K, K, None, True, None, 0.0, -2), "window=-2\n.*or -1 for all"),
+    ],
+)
+def test_what_does_not_fit_is_told(values: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^attention: {message}"):
+        registry.call("attention", *values)
+
+
+LSE = torch.ones(2, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((Q[:, :1], Q, K, K, None, Q, LSE), "grad_out is 2x1x4x8 but q is 2x5x4x8\n.*expand_as"),
+        ((Q, Q, K, K, None, Q[..., :4], LSE), "out is 2x5x4x4 but q is 2x5x4x8"),
+        ((Q.half(), Q, K, K, None, Q, LSE), "q is float32 but grad_out is float16"),
+        ((Q, Q, K, K, None, Q, LSE.mT), "lse is float32 of shape 2x5x4, expected float32 of shape 2x4x5\n.*second"),
+        ((Q, Q, K, K, None, Q, LSE.half()), "lse is float16 of shape 2x4x5, expected float32"),
+    ],
+)
+def test_a_gradient_that_does_not_fit_is_told(values: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^attention_backward: {message}"):
+        registry.call("attention_backward", *values)
+
+
+def test_heads_that_do_not_divide_and_spans_of_0_are_refused_in_a_shapes_file() -> None:
+    dims = {**DIMS, "dtype": "bfloat16"}
+    with pytest.raises(InvalidArgumentError, match="heads=4 but kv_heads=3"):
+        ATTENTION.named({**dims, "kv_heads": 3})
+    with pytest.raises(InvalidArgumentError, match="span must be a positive integer"):
+        ATTENTION.named({**dims, "span": 0})

@@ -1,0 +1,159 @@
+"""attention on a GPU: implementations in every form that they take, fused projections, captured graphs, training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+import registry
+from registry.arguments.schema import tensors_in
+from registry.contracts import ATTENTION
+from registry.correctness.numerics import judged
+from registry.device import Device
+from registry.discovery.catalog import Catalog
+from registry.dispatch.plans.plan import Candidate, build
+from registry.problem import Value
+from registry.testing import check_implementation
+
+FUSED = ("torch.sdpa_flash", "torch.sdpa_cudnn", "torch.sdpa_efficient", "triton.flash")
+OPS = ("attention", "attention_backward")
+PLAIN: Mapping[str, Value] = {
+    "batch": 2, "heads": 8, "kv_heads": 2, "q_len": 333, "kv_len": 333, "head_dim": 128, "causal": True,
+    "mask": "none", "softcap": False, "span": False, "dtype": "bfloat16",
+}  # fmt: skip
+FORMS: Mapping[str, Mapping[str, Value]] = {
+    "causal": {},
+    "whole": {"causal": False, "kv_len": 512},
+    "as many heads": {"kv_heads": 8, "head_dim": 64, "dtype": "float16"},
+    "one head of keys": {"kv_heads": 1, "head_dim": 96},
+    "behind other keys": {"q_len": 77, "kv_len": 700},
+    "more queries than keys": {"q_len": 300, "kv_len": 100},
+    "window": {"span": 50},
+    "window, as many heads": {"span": 50, "kv_heads": 8},
+    "window of both sides": {"span": 50, "causal": False},
+    "cap": {"softcap": True, "head_dim": 256},
+    "mask": {"mask": "bool", "causal": False, "kv_heads": 8, "kv_len": 336},
+    "bias": {"mask": "additive", "causal": False, "kv_heads": 8, "kv_len": 336},
+    "causal bias": {"mask": "additive", "kv_heads": 8, "kv_len": 336},
+    "float32": {"dtype": "float32", "kv_heads": 8, "head_dim": 64},
+    "one query": {"q_len": 1, "kv_len": 1000},
+    "odd heads": {"head_dim": 72},
+}
+TAKEN: Mapping[str, Sequence[str]] = {
+    "torch.sdpa_flash": ("causal", "whole", "as many heads", "behind other keys", "window", "window of both sides"),
+    "torch.sdpa_cudnn": ("causal", "whole", "as many heads"),
+    "torch.sdpa_efficient": ("as many heads", "window, as many heads", "mask", "bias", "causal bias", "float32"),
+    "triton.flash": tuple(FORMS),
+}
+"""Forms that an implementation must take, by its name."""
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("op", OPS)
+def test_every_form_is_right(catalog: Catalog, op: str, name: str, form: str) -> None:
+    contract, implementation, device = catalog.op(op), catalog.implementation(op, name), Device.of("cuda")
+    problem = contract.problem_of({**PLAIN, **FORMS[form]})
+    if found := list(implementation.unsupported(problem, device)):
+        assert form not in TAKEN[name], found
+        pytest.skip(found[0])
+    candidate = Candidate(implementation, implementation.default(problem, device))
+    for kind in contract.kinds:
+        values = contract.draw(problem, kind, torch.Generator("cuda").manual_seed(0))
+        plan = build(contract, candidate, problem, contract.arguments(values), device)
+        verdict = judged(contract, problem, plan(*values), values)
+        assert verdict.ok, f"{kind}: {verdict.message}"
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("op", OPS)
+def test_layouts_and_other_sizes_are_right(catalog: Catalog, op: str, name: str) -> None:
+    problems = [{**PLAIN, "q_len": 65, "kv_len": 65, "kv_heads": 8}]
+    assert check_implementation(catalog.implementation(op, name), catalog.op(op), problems=problems, device="cuda").ok
+
+
+@pytest.mark.parametrize("name", ["torch.native", *FUSED])
+@pytest.mark.parametrize("op", OPS)
+def test_a_long_prompt_is_right(catalog: Catalog, op: str, name: str) -> None:
+    contract, implementation, device = catalog.op(op), catalog.implementation(op, name), Device.of("cuda")
+    problem = contract.problem_of({**PLAIN, "batch": 1, "kv_heads": 8, "q_len": 4096, "kv_len": 4096})
+    assert not list(implementation.unsupported(problem, device))
+    values = contract.draw(problem, "normal", torch.Generator("cuda").manual_seed(0))
+    candidate = Candidate(implementation, implementation.default(problem, device))
+    plan = build(contract, candidate, problem, contract.arguments(values), device)
+    verdict = judged(contract, problem, plan(*values), values)
+    assert verdict.ok, verdict.message
+
+
+def projection(tokens: int, batch: int = 2, heads: int = 8, kv_heads: int = 8) -> Sequence[torch.Tensor]:
+    """Queries, keys and values, parts of one tensor."""
+    sizes = [heads * 64, kv_heads * 64, kv_heads * 64]
+    whole = torch.randn(batch, tokens, sum(sizes), device="cuda", dtype=torch.bfloat16)
+    return [part.unflatten(-1, (-1, 64)) for part in whole.split(sizes, -1)]
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_parts_of_a_projection_and_heads_before_rows_are_read_without_a_copy(name: str) -> None:
+    q, k, v = projection(200)
+    right = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True)
+    before = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    for given in ((q, k, v), before):
+        with registry.using(attention=name):
+            assert registry.explain("attention", *given, causal=True).implementation == name
+            out, lse = registry.call("attention", *given, causal=True)
+        torch.testing.assert_close(out, right.transpose(1, 2), rtol=2e-2, atol=2e-2)
+        assert (out.is_contiguous(), lse.is_contiguous(), lse.shape) == (True, True, (2, 8, 200))
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("op", OPS)
+def test_a_captured_call_reads_what_its_inputs_hold_at_the_replay(catalog: Catalog, op: str, name: str) -> None:
+    contract, implementation, device = catalog.op(op), catalog.implementation(op, name), Device.of("cuda")
+    problem = contract.problem_of({**PLAIN, "kv_heads": 8})
+    one, other = (contract.draw(problem, "normal", torch.Generator("cuda").manual_seed(seed)) for seed in (0, 1))
+    candidate = Candidate(implementation, implementation.default(problem, device))
+    plan = build(contract, candidate, problem, contract.arguments(one), device)
+    plan(*one)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = plan(*one)
+    for mine, new in zip(tensors_in(one), tensors_in(other), strict=True):
+        mine.copy_(new)
+    graph.replay()
+    torch.cuda.synchronize()
+    verdict = judged(contract, problem, outputs, other)
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_training_has_torchs_gradients(name: str) -> None:
+    given = [x.detach().clone().requires_grad_() for x in projection(160)]
+    with registry.using(attention=name, attention_backward=name):
+        out, _ = registry.call("attention", *given, causal=True)
+        seed = torch.randn_like(out)
+        found = torch.autograd.grad(out, given, seed)
+    right = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in given), is_causal=True)
+    expected = torch.autograd.grad(right.transpose(1, 2), given, seed)
+    for mine, torchs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, torchs, rtol=4e-2, atol=4e-2)
+
+
+@pytest.mark.parametrize("outer", [(1, 1), (2, 1), (1, 8), (2, 8)], ids=str)
+def test_masks_of_all_batches_or_all_heads_are_read_by_triton(outer: tuple[int, int]) -> None:
+    q, k, v = projection(50)
+    seen = torch.rand(*outer, 50, 50, device="cuda") < 0.5
+    bias = torch.randn(seen.shape, device="cuda", dtype=q.dtype).masked_fill(~seen, -math.inf)
+    with registry.using(attention="triton.flash"):
+        for mask in (seen, bias, seen[:, :, :1].expand(-1, -1, 50, -1)):
+            out, lse = registry.call("attention", q, k, v, mask)
+            wide = mask if mask.dtype == torch.bool else mask.double()
+            right: Any = ATTENTION.reference(q.double(), k.double(), v.double(), wide)
+            torch.testing.assert_close(out.double(), right[0], rtol=2e-2, atol=2e-2)
+            torch.testing.assert_close(lse.double(), right[1], rtol=1e-4, atol=1e-4)

@@ -1,0 +1,236 @@
+"""attention's implementations without a GPU: torch's private operators, and what Triton compiles and interprets."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from registry.backends.triton import INTERPRETED
+from registry.contract import as_tuple
+from registry.contracts import ATTENTION, ATTENTION_BACKWARD
+from registry.correctness import numerics
+from registry.device import Device
+from registry.discovery.catalog import Catalog
+from registry.dispatch.plans.plan import Candidate, build
+from registry.problem import Arguments, Problem, Traits, Value
+
+from ..covering import covering
+from ..triton_forms import FORMS
+from .test_triton import A100, H200, HEADS, IMPLEMENTATIONS, default_variants, problem_of, signature
+from .test_triton_numerics import passed_in_the_interpreter
+
+CPU = Device.of("cpu")
+BOTH = pytest.mark.parametrize("op", [ATTENTION, ATTENTION_BACKWARD], ids=lambda op: op.name)
+IN_INTERPRETER = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+SMALL: Mapping[str, Value] = {**HEADS, "batch": 2, "heads": 4, "kv_heads": 4, "q_len": 40, "kv_len": 40}
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["torch.native", "torch.flash_cpu"])
+def test_torchs_on_a_cpu_are_right(catalog: Catalog, op: Any, name: str) -> None:
+    implementation = catalog.implementation(op.name, name)
+    problems = [op.problem_of(dims) for dims in op.examples]
+    tried = covering(problem for problem in problems if not list(implementation.unsupported(problem, CPU)))
+    assert len(tried) >= 5
+    for problem, kind in itertools.product(tried, op.kinds):
+        values = op.draw(problem, kind, torch.Generator().manual_seed(3))
+        plan = build(op, Candidate(implementation, {}), problem, op.arguments(values), CPU)
+        verdict = numerics.judged(op, problem, plan(*values), values)
+        assert verdict.ok, f"{problem} {kind}: {verdict.message}"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("torch.sdpa_flash", {"kv_heads": 2, "span": 9}),
+        ("torch.sdpa_flash", {"causal": False, "kv_len": 77}),
+        ("torch.sdpa_cudnn", {"kv_heads": 2}),
+        ("torch.sdpa_efficient", {"span": 9}),
+        ("torch.sdpa_efficient", {"mask": "bool", "kv_len": 80, "causal": False}),
+    ],
+    ids=str,
+)
+def test_private_operators_take_what_they_are_given_and_return_what_the_op_promises(
+    catalog: Catalog, op: Any, name: str, more: Mapping[str, Value]
+) -> None:
+    # torch's rules for tensors without data check arguments and tell shapes; no GPU is needed
+    implementation = catalog.implementation(op.name, name)
+    problem = problem_of(op.name, {**SMALL, **more})
+    assert not list(implementation.unsupported(problem, H200)) or not torch.backends.cudnn.is_available()
+    values = op.draw(problem, "normal", torch.Generator().manual_seed(0))
+    arguments = op.arguments(values)
+    run = implementation.bind(problem, {}, H200, {})
+    found = as_tuple(run((), tuple(x.to("meta") if isinstance(x, torch.Tensor) else x for x in values), ()))
+    for one, spec in zip(found, op.output_specs(arguments, torch.device("cpu")).values(), strict=True):
+        assert (tuple(one.shape), one.dtype, one.stride()) == (spec.shape, spec.dtype, spec.strides)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("name", "more", "reason"),
+    [
+        ("torch.sdpa_flash", {"dtype": "float32"}, "dtype is float32, expected float16 or bfloat16"),
+        ("torch.sdpa_flash", {"mask": "bool"}, "it takes no mask"),
+        ("torch.sdpa_flash", {"softcap": True}, "it has no soft cap"),
+        ("torch.sdpa_flash", {"q_len": 41}, "q_len=41 is more than kv_len=40: the first rows see no key"),
+        ("torch.sdpa_flash", {"head_dim": 264}, r"head_dim=264 \(limit 256\)"),
+        ("torch.sdpa_flash", {"head_dim": 20}, "head_dim=20 is no multiple of 8"),
+        ("torch.sdpa_cudnn", {"span": 8}, "it has no window"),
+        ("torch.sdpa_cudnn", {"kv_len": 50}, "its causal rows begin at the first key"),
+        ("torch.sdpa_cudnn", {"head_dim": 256}, r"head_dim=256 \(limit 128\)"),
+        ("torch.sdpa_efficient", {"kv_heads": 2}, "4 heads share 2 of keys and values"),
+        ("torch.sdpa_efficient", {"causal": False, "span": 8}, "it has no window"),
+        ("torch.sdpa_efficient", {"mask": "bool", "kv_len": 41}, "the rows of a mask of kv_len=41"),
+        ("torch.flash_cpu", {"mask": "bool"}, "it takes a mask or causal rows, not both"),
+        ("triton.flash", {"head_dim": 257}, r"head_dim=257 \(limit 256\)"),
+    ],
+    ids=str,
+)
+def test_reasons_are_told(catalog: Catalog, op: Any, name: str, more: Mapping[str, Value], reason: str) -> None:
+    problem = op.problem_of({"dtype": "bfloat16", **SMALL, **more})
+    found = [told for told in catalog.implementation(op.name, name).unsupported(problem, H200) if "cuDNN" not in told]
+    assert any(re.match(reason, told) for told in found), found
+
+
+def test_layouts_that_kernels_cannot_read_are_told(catalog: Catalog) -> None:
+    q, k, v = (torch.randn(2, 9, 4, 20).bfloat16()[..., ::2] for _ in range(3))
+    problem = ATTENTION.pose(ATTENTION.arguments(ATTENTION.bind((q, k, v), {})))
+    for name in ("torch.flash_cpu", "torch.sdpa_flash", "triton.flash"):
+        told = list(catalog.implementation("attention", name).unsupported(problem, H200))
+        assert [f"the elements of a head of {each} are not neighbours" in told for each in "qkv"] == [True] * 3
+    q, k, v = (torch.randn(2, 9, 4, 17).bfloat16()[..., :16] for _ in range(3))
+    problem = ATTENTION.pose(ATTENTION.arguments(ATTENTION.bind((q, k, v), {})))
+    assert not list(catalog.implementation("attention", "triton.flash").unsupported(problem, H200))
+    told = list(catalog.implementation("attention", "torch.sdpa_flash").unsupported(problem, H200))
+    assert "the heads of q do not start at multiples of 16 bytes" in told
+
+
+def test_windows_shared_heads_and_caps_have_a_kernel_on_every_gpu() -> None:
+    for op, device in itertools.product((ATTENTION, ATTENTION_BACKWARD), (H200, A100)):
+        for dims in op.examples:
+            problem = op.problem_of(dims)
+            if dims["dtype"] != "float64":
+                assert not list(FORMS[op.name][0].unsupported(problem, device)), problem
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"span": 1024},
+        {"causal": False, "span": 1024, "kv_heads": 32},
+        {"mask": "additive", "head_dim": 64},
+        pytest.param({"mask": "bool", "causal": False, "head_dim": 96}, marks=pytest.mark.thorough),
+        pytest.param({"softcap": True, "head_dim": 256}, marks=pytest.mark.thorough),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("key", [key for key in IMPLEMENTATIONS if key.startswith("attention")])
+def test_triton_compiles_every_form(key: str, more: Mapping[str, Any]) -> None:
+    problem = problem_of(key.partition(" ")[0], {**HEADS, "batch": 2, "q_len": 2048, "kv_len": 2048, **more})
+    variants = default_variants(IMPLEMENTATIONS[key], problem, H200)
+    assert len(variants) == (3 if "backward" in key else 1)
+    for variant in variants:
+        resources = IMPLEMENTATIONS[key].compile(variant, H200.target).resources
+        assert resources["shared_bytes"] <= H200.shared_bytes
+
+
+@pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.architecture)
+@pytest.mark.parametrize("key", [key for key in IMPLEMENTATIONS if key.startswith("attention")])
+def test_the_most_that_is_loaded_ahead_fits_in_shared_memory(key: str, device: Device) -> None:
+    op, implementation = key.partition(" ")[0], IMPLEMENTATIONS[key]
+    problem = problem_of(op, {**HEADS, "batch": 2, "q_len": 2048, "kv_len": 2048, "mask": "additive"})
+    names = ("BLOCK_N", "BLOCK_M") if op == "attention" else ("STEP", "BLOCK")
+    configs = implementation.space(problem, device).configs
+    config = max(configs, key=lambda config: (config["num_stages"] * config[names[0]], config[names[1]]))
+    known = signature(problem, implementation, config, device)
+    for variant in implementation.variants(problem, config, device, known):
+        assert implementation.compile(variant, device.target).resources["shared_bytes"] <= device.shared_bytes
+
+
+# --- in Triton's interpreter ---
+
+
+def test_layouts_masks_and_needs_are_right_in_the_interpreter(tmp_path: Path) -> None:
+    passed_in_the_interpreter(tmp_path, 3, __file__)
+
+
+def run(op: Any, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    """The results of the Triton form on values of any layout."""
+    implementation, arguments = FORMS[op.name][0], op.arguments(values)
+    problem = op.pose(arguments)
+    assert not list(implementation.unsupported(problem, CPU))
+    plan = build(op, Candidate(implementation, implementation.default(problem, CPU)), problem, arguments, CPU)
+    return as_tuple(plan(*values))
+
+
+@IN_INTERPRETER
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
+def test_numerics_of_parts_of_a_projection_and_of_heads_before_rows() -> None:
+    fused = torch.randn(2, 19, (4 + 2 + 2) * 16).half()
+    parts = [part.unflatten(-1, (-1, 16)) for part in fused.split([64, 32, 32], -1)]
+    before = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in parts]
+    for given in (parts, before):
+        values = ATTENTION.bind(tuple(given), {"causal": True})
+        out, lse = run(ATTENTION, values)
+        right = numerics.reference64(ATTENTION, values)
+        torch.testing.assert_close(out.double(), right[0], rtol=4e-3, atol=4e-3)
+        torch.testing.assert_close(lse.double(), right[1], rtol=1e-5, atol=1e-5)
+        rest = (torch.randn(2, 4, 19, 16).half().transpose(1, 2), *given, None, out, lse, True)
+        values = ATTENTION_BACKWARD.bind(rest, {})
+        exact = numerics.reference64(ATTENTION_BACKWARD, values)
+        for one, other in zip(run(ATTENTION_BACKWARD, values), exact, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-2, atol=1e-2)
+
+
+@IN_INTERPRETER
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
+def test_numerics_of_masks_of_all_batches_and_of_all_heads() -> None:
+    q, k, v = torch.randn(2, 5, 4, 16), torch.randn(2, 40, 2, 16), torch.randn(2, 40, 2, 16)
+    for outer in ((1, 1), (2, 1), (1, 4), (2, 4)):
+        seen = torch.rand(*outer, 5, 40) < 0.5
+        bias = torch.randn(seen.shape).masked_fill(~seen, -torch.inf)
+        for mask in (seen, bias, seen[:, :, :1].expand(-1, -1, 5, -1)):
+            values = ATTENTION.bind((q, k, v, mask), {})
+            for one, right in zip(run(ATTENTION, values), numerics.reference64(ATTENTION, values), strict=True):
+                torch.testing.assert_close(one.double(), right, rtol=1e-5, atol=1e-5)
+
+
+@IN_INTERPRETER
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
+def test_numerics_of_gradients_some_of_which_nobody_needs() -> None:
+    drawn = ATTENTION_BACKWARD.draw(
+        ATTENTION_BACKWARD.problem_of({**SMALL, "head_dim": 16, "kv_heads": 2, "dtype": "float32"}),
+        "normal",
+        torch.Generator().manual_seed(0),
+    )
+    whole = ATTENTION_BACKWARD.reference(*drawn)
+    for needs in itertools.product((False, True), repeat=3):
+        found = run(ATTENTION_BACKWARD, (*drawn[:-3], *needs))
+        for one, right, needed in zip(found, as_tuple(whole), needs, strict=True):
+            assert one.shape == (right.shape if needed else (0,))
+            if needed:
+                torch.testing.assert_close(one, right)
+
+
+def test_launches_of_gradients_that_nobody_needs_are_left_out() -> None:
+    op = ATTENTION_BACKWARD
+    implementation: Any = FORMS[op.name][0]
+    whole = problem_of(op.name, SMALL)
+    values = op.draw(whole, "normal", torch.Generator())
+    for needs, kernels in (
+        ((True, True, True), ["row_deltas", "by_keys", "by_queries"]),
+        ((True, False, False), ["row_deltas", "by_queries"]),
+        ((False, False, True), ["by_keys"]),
+        ((False, False, False), []),
+    ):
+        arguments: Arguments = op.arguments((*values[:-3], *needs))
+        problem = Problem(op.name, whole.dims, Traits(arguments))
+        launches = implementation.launch(problem, implementation.default(problem, H200), H200)
+        assert [launch.kernel.fn.__name__ for launch in launches] == kernels
