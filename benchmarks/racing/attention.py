@@ -24,10 +24,10 @@ def sdpa(backend: str) -> Maker:
         def call(
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, causal: bool, scale: Any, *_: Any
         ) -> Any:
-            heads = [x.transpose(1, 2) for x in (q, k, v)]
+            rows, keys, values = (x.transpose(1, 2) for x in (q, k, v))
             with torch.nn.attention.sdpa_kernel(chosen):
                 return torch.nn.functional.scaled_dot_product_attention(
-                    *heads, mask, is_causal=causal, scale=scale, enable_gqa=q.shape[2] != k.shape[2]
+                    rows, keys, values, mask, is_causal=causal, scale=scale, enable_gqa=q.shape[2] != k.shape[2]
                 )
 
         return call

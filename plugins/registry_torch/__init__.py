@@ -344,6 +344,22 @@ def attention_decode_implementations() -> Iterable[Implementation]:
     return [AttentionDecode(), CompiledAttentionDecode()]
 
 
+@implements("embedding")
+def embedding_implementations() -> Iterable[Implementation]:
+    """``torch.index_select``, and Inductor's."""
+    from .decoder.embedding import CompiledEmbedding, Embedding
+
+    return [Embedding(), CompiledEmbedding()]
+
+
+@implements("embedding_backward")
+def embedding_backward_implementations() -> Iterable[Implementation]:
+    """``index_add_`` in float32, and Inductor's."""
+    from .decoder.embedding import CompiledEmbeddingBackward, EmbeddingBackward
+
+    return [EmbeddingBackward(), CompiledEmbeddingBackward()]
+
+
 @implements("cross_entropy")
 def cross_entropy_implementations() -> Iterable[Implementation]:
     """``torch.log_softmax`` and a lookup, and Inductor's."""

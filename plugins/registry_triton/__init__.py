@@ -241,6 +241,20 @@ def attention_decode_implementations() -> Sequence[registry.Implementation]:
     return [WholeDecode(), SplitKvDecode()]
 
 
+@registry.implements("embedding")
+def embedding_implementations() -> Sequence[registry.Implementation]:
+    from .decoder.embedding import BlockEmbedding
+
+    return [BlockEmbedding()]
+
+
+@registry.implements("embedding_backward")
+def embedding_backward_implementations() -> Sequence[registry.Implementation]:
+    from .decoder.embedding import EntriesEmbeddingBackward
+
+    return [EntriesEmbeddingBackward()]
+
+
 @registry.implements("cross_entropy")
 def cross_entropy_implementations() -> Sequence[registry.Implementation]:
     from .losses.cross_entropy import OnlineCrossEntropy, RowCrossEntropy, SplitCrossEntropy

@@ -5,6 +5,8 @@ from __future__ import annotations
 from ..contract import Op
 from .attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_DECODE
 from .decoder import (
+    EMBEDDING,
+    EMBEDDING_BACKWARD,
     FUSED_ADD_RMS_NORM,
     GELU_AND_MUL,
     GELU_AND_MUL_BACKWARD,
@@ -67,6 +69,7 @@ BOX: tuple[Op, ...] = (
     ROTARY_EMBEDDING,
     KV_CACHE_APPEND,
     ATTENTION_DECODE,
+    EMBEDDING,
     CROSS_ENTROPY,
     ATTENTION,
     SQUARE_BACKWARD,
@@ -84,6 +87,7 @@ BOX: tuple[Op, ...] = (
     SILU_AND_MUL_BACKWARD,
     GELU_AND_MUL_BACKWARD,
     LAYER_NORM_BACKWARD,
+    EMBEDDING_BACKWARD,
     CROSS_ENTROPY_BACKWARD,
     ATTENTION_BACKWARD,
 )
@@ -96,6 +100,8 @@ __all__ = [
     "BOX",
     "CROSS_ENTROPY",
     "CROSS_ENTROPY_BACKWARD",
+    "EMBEDDING",
+    "EMBEDDING_BACKWARD",
     "FUSED_ADD_RMS_NORM",
     "GELU",
     "GELU_AND_MUL",

@@ -137,7 +137,8 @@ def test_a_backward_op_takes_the_gradient_what_is_saved_and_the_attributes(op: O
     others = backward.parsed.parameters[len(tensors_of(backward)) :]
     # a packed weight is frozen
     learnt = [name for name in tensors_of(op) if op.packed is None or name not in op.weights]
-    fixed = {"cross_entropy": {"target", "weight"}, "attention": {"mask"}}.get(op.name, {"offsets"})
+    of_op = {"cross_entropy": {"target", "weight"}, "attention": {"mask"}, "embedding": {"indices"}}
+    fixed = of_op.get(op.name, {"offsets"})
     learnt = [name for name in learnt if name not in fixed]
     masks = [f"need_{name}" for name in learnt]
     assert [one for one in others if one.name not in masks] == attributes
@@ -164,6 +165,7 @@ def test_what_a_gradient_needs_saved() -> None:
         ("silu_and_mul", "silu_and_mul_backward"),
         ("gelu_and_mul", "gelu_and_mul_backward"),
         ("layer_norm", "layer_norm_backward"),
+        ("embedding", "embedding_backward"),
         ("cross_entropy", "cross_entropy_backward"),
         ("attention", "attention_backward"),
     ]

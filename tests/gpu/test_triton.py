@@ -106,6 +106,16 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
             (1, 4, 4, 1, 100_000, 20, False, False, "auto", False, "full"),
         )
     ],
+    **{
+        f"embedding{gradient}": [
+            {"rows": rows, "cols": cols, "vocabulary": count, "frequency": frequency}
+            for rows, cols, count, frequency in (
+                (8192, 4096, 32000, "skewed"), (1, 8192, 128256, "uniform"), (999, 101, 1003, "uniform"),
+                (20_000, 64, 7, "skewed"),
+            )
+        ]
+        for gradient in ("", "_backward")
+    },
     "rotary_embedding": [
         {"tokens": tokens, "heads": heads, "kv_heads": 8, "head_dim": size, "rotary_dim": part, "style": style}
         for tokens, heads, size, part, style in (

@@ -40,6 +40,8 @@ STATIC: Mapping[str, Value] = {
     "rotary_dim": 128,
     "style": "neox",
     "block_size": 16,
+    "vocabulary": 32000,
+    "frequency": "skewed",
     "batch": 16,
     "q_len": 1,
     "kv_len": 8192,

@@ -67,6 +67,8 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "layer_norm triton.looped": {"rows": 4096, "cols": 128256, **AFFINE},
     "layer_norm_backward triton.row": {"rows": 4096, "cols": 8192, **AFFINE},
     "layer_norm_backward triton.columns": {"rows": 4096, "cols": 28672, **AFFINE},
+    "embedding triton.block": {"rows": 8192, "cols": 4096, "vocabulary": 128256, "frequency": "skewed"},
+    "embedding_backward triton.entries": {"rows": 8192, "cols": 4096, "vocabulary": 128256, "frequency": "skewed"},
     "kv_cache_append triton.block": {
         "tokens": 8192,
         "kv_heads": 8,
@@ -155,6 +157,10 @@ of a level; gemm_nf4 has a table. The kernels of a grouped product and of its gr
 scaled_mm have one for tiles and for split-K, gemm_w4a8 and gemm_w8a8 one with another width."""
 LLM_ROWS = [{"rows": rows, "cols": cols} for rows in (1, 64, 8192) for cols in (128, 1024, 4096, 16384, 32000, 151936)]
 
+EMBEDDINGS: list[Mapping[str, Any]] = [
+    {"rows": rows, "cols": cols, "vocabulary": 32000, "frequency": "uniform"}
+    for rows, cols in ((1, 4096), (64, 1), (8192, 768), (16384, 16384))
+]
 DECODER_SIZES: Mapping[str, list[Mapping[str, Any]]] = {
     **{
         op: [{**TYPICAL[f"{op} triton.block"], "tokens": tokens} for tokens in (1, 64, 8192)]
@@ -168,6 +174,8 @@ DECODER_SIZES: Mapping[str, list[Mapping[str, Any]]] = {
         ]
         for op in ATTENTIONS
     },
+    "embedding": EMBEDDINGS,
+    "embedding_backward": EMBEDDINGS,
     "attention_decode": [
         *({**DECODE, "batch": batch, "kv_len": kv_len} for batch in (1, 16, 256) for kv_len in (16, 1024, 131072)),
         {**DECODE, "page": 16, "head_dim": 512, "kv_heads": 1},

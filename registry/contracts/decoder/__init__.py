@@ -1,7 +1,9 @@
-"""Ops of a decoder besides matrix products: activations, norms, rotary embeddings, the cache of keys and values."""
+"""Ops of a decoder besides matrix products: activations, norms, embeddings, the cache of keys and values."""
 
 from __future__ import annotations
 
+from .embedding import EMBEDDING
+from .embedding_backward import EMBEDDING_BACKWARD
 from .fused_add_rms_norm import FUSED_ADD_RMS_NORM
 from .gated import GELU_AND_MUL, GELU_AND_MUL_BACKWARD, SILU_AND_MUL, SILU_AND_MUL_BACKWARD
 from .kv_cache_append import KV_CACHE_APPEND
@@ -10,6 +12,8 @@ from .layer_norm_backward import LAYER_NORM_BACKWARD
 from .rotary_embedding import ROTARY_EMBEDDING
 
 __all__ = [
+    "EMBEDDING",
+    "EMBEDDING_BACKWARD",
     "FUSED_ADD_RMS_NORM",
     "GELU_AND_MUL",
     "GELU_AND_MUL_BACKWARD",

@@ -67,6 +67,10 @@ DIMS: Mapping[str, dict[str, Value]] = {
     "kv_cache_append": {
         "tokens": 5, "kv_heads": 3, "head_dim": 20, "block_size": 4, "kv_dtype": "float8_e4m3fn", "dtype": "bfloat16",
     },
+    **{
+        op: {"rows": 9, "cols": 33, "vocabulary": 12, "frequency": "skewed", "dtype": "bfloat16"}
+        for op in ("embedding", "embedding_backward")
+    },
     "attention_decode": {
         "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 2, "kv_len": 48, "head_dim": 20, "page": 8, "span": False,
         "kv_dtype": "float8_e4m3fn", "softcap": True, "lengths": "skewed", "dtype": "bfloat16",
