@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-Gradients = tuple[torch.Tensor, ...]
+AttentionGradients = tuple[torch.Tensor, ...]
 _CAUSAL_FROM_THE_END = 2
 _EFFICIENT_ROWS = 32
 """Rows to a multiple of which the memory-efficient kernels pad the log-sum-exp."""
@@ -70,10 +70,10 @@ def flash(
     return out, lse
 
 
-def flash_backward(call: GradientCall) -> Gradients:
+def flash_backward(call: GradientCall) -> AttentionGradients:
     """The gradients by FlashAttention 2. Without dropout its random state is not read."""
     state = torch.empty(2, dtype=torch.uint64, device=call.q.device)
-    found: Gradients = torch.ops.aten._flash_attention_backward(
+    found: AttentionGradients = torch.ops.aten._flash_attention_backward(
         *call.heads, call.out, call.lse, None, None, *call.lengths, 0.0, call.causal, state, state, scale=call.scale,
         **_sides(call.causal, call.window),
     )  # fmt: skip
@@ -100,7 +100,7 @@ def efficient(
     return out, lse[:, :, : q.shape[1]]
 
 
-def efficient_backward(call: GradientCall, bias: torch.Tensor | None) -> Gradients:
+def efficient_backward(call: GradientCall, bias: torch.Tensor | None) -> AttentionGradients:
     """The gradients by xformers' kernels. Rows that see no key, and the padding, get an lse of inf: weights of 0."""
     lse = call.lse.masked_fill(call.lse == -math.inf, math.inf)
     lse = torch.nn.functional.pad(lse, (0, -call.q.shape[1] % _EFFICIENT_ROWS), value=math.inf)
@@ -125,7 +125,7 @@ def cudnn(
     return out.transpose(1, 2), lse.view(lse.shape[:3])
 
 
-def cudnn_backward(call: GradientCall) -> Gradients:
+def cudnn_backward(call: GradientCall) -> AttentionGradients:
     """The gradients by cuDNN."""
     seed = torch.zeros((), dtype=torch.int64, device=call.q.device)
     found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
@@ -144,7 +144,7 @@ def cpu(
     return out.transpose(1, 2), lse
 
 
-def cpu_backward(call: GradientCall, bias: torch.Tensor | None) -> Gradients:
+def cpu_backward(call: GradientCall, bias: torch.Tensor | None) -> AttentionGradients:
     """The gradients on a CPU. Rows that see no key get an lse of 0, as its forward has it."""
     lse = call.lse.masked_fill(call.lse == -math.inf, 0.0)
     found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(

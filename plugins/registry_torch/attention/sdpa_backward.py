@@ -28,7 +28,7 @@ class _FusedBackward(Implementation):
     deterministic = False
 
     @abstractmethod
-    def gradients(self, call: aten.GradientCall) -> aten.Gradients:
+    def gradients(self, call: aten.GradientCall) -> aten.AttentionGradients:
         """``grad_q``, ``grad_k`` and ``grad_v`` of a call."""
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
@@ -55,7 +55,7 @@ class FlashAttentionBackward(_FusedBackward):
         """Behind cuDNN on GPUs from compute capability 9.0 on."""
         return 1.2
 
-    def gradients(self, call: aten.GradientCall) -> aten.Gradients:
+    def gradients(self, call: aten.GradientCall) -> aten.AttentionGradients:
         """By torch's private operator."""
         return aten.flash_backward(call)
 
@@ -73,7 +73,7 @@ class CudnnAttentionBackward(_FusedBackward):
         """Made for compute capability 9.0; before it FlashAttention 2 is not behind."""
         return 1.5 if device.capability >= (9, 0) else 1.0
 
-    def gradients(self, call: aten.GradientCall) -> aten.Gradients:
+    def gradients(self, call: aten.GradientCall) -> aten.AttentionGradients:
         """By torch's private operator."""
         return aten.cudnn_backward(call)
 
@@ -93,7 +93,7 @@ class EfficientAttentionBackward(_FusedBackward):
         """Behind FlashAttention, which lacks masks and float32."""
         return 0.5
 
-    def gradients(self, call: aten.GradientCall) -> aten.Gradients:
+    def gradients(self, call: aten.GradientCall) -> aten.AttentionGradients:
         """By torch's private operator."""
         return aten.efficient_backward(call, reasons.bias_of(call.mask, call.q, call.k.shape[1]))
 
@@ -113,6 +113,6 @@ class CpuFlashAttentionBackward(_FusedBackward):
         """It keeps no logits in memory."""
         return 0.5
 
-    def gradients(self, call: aten.GradientCall) -> aten.Gradients:
+    def gradients(self, call: aten.GradientCall) -> aten.AttentionGradients:
         """By torch's private operator."""
         return aten.cpu_backward(call, reasons.bias_of(call.mask, call.q, call.k.shape[1]))

@@ -49,7 +49,8 @@ class TileAttentionBackward(TritonImplementation):
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:
         needs = _needs(problem)
-        launches = [_deltas(problem)] if needs["NEED_Q"] or needs["NEED_K"] else []
+        # where nothing is needed, something must be launched
+        launches = [] if needs["NEED_V"] and not (needs["NEED_Q"] or needs["NEED_K"]) else [_deltas(problem)]
         if needs["NEED_K"] or needs["NEED_V"]:
             launches.append(_by_keys(problem, config, needs))
         if needs["NEED_Q"]:

@@ -131,6 +131,9 @@ def drawn(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any,
         # exp(-64) of equal logits: without the maximum subtracted a half is lost, and every key weighs the same
         q.fill_(4.0)
         k.fill_(-16.0 / math.sqrt(width))
+    elif kind == "masked":
+        # few keys weigh anything, which a mask may hide
+        q.mul_(4.0)
     softcap = _CAP if problem.softcap else 0.0
     return q, k, v, _mask(problem, kind, generator), problem.causal, scale, softcap, window_of(problem)
 
