@@ -55,6 +55,8 @@ TAKEN: Mapping[tuple[str, str], Mapping[str, Value]] = {
     ("scaled_mm", "torch.int_mm"): {"dtype": "int8"},
     ("scaled_mm", "cpp.amx"): {"dtype": "int8"},
     ("scaled_mm", "cpp.dot"): {"dtype": "int8"},
+    ("attention", "torch.sdpa_efficient"): {"kv_heads": 32},
+    ("attention_backward", "torch.sdpa_efficient"): {"kv_heads": 32},
 }
 """What those take that do not take ``STATIC``."""
 CATALOG = Catalog()
