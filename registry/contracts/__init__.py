@@ -21,7 +21,14 @@ from .elementwise import GELU, SQUARE, VECTOR_ADD
 from .elementwise_backward import GELU_BACKWARD, SQUARE_BACKWARD
 from .gemm_int4 import GEMM_INT4
 from .gemm_sparse24 import GEMM_SPARSE24, GEMM_SPARSE24_BACKWARD
-from .grouped import GROUPED_GEMM, GROUPED_GEMM_BACKWARD, GROUPED_GEMM_INT4, GROUPED_GEMM_INT4_BACKWARD
+from .grouped import (
+    GROUPED_GEMM,
+    GROUPED_GEMM_BACKWARD,
+    GROUPED_GEMM_INT4,
+    GROUPED_GEMM_INT4_BACKWARD,
+    TOPK_SOFTMAX,
+    TOPK_SOFTMAX_BACKWARD,
+)
 from .linear import LINEAR
 from .linear_backward import LINEAR_BACKWARD
 from .losses import CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD
@@ -70,6 +77,7 @@ BOX: tuple[Op, ...] = (
     KV_CACHE_APPEND,
     ATTENTION_DECODE,
     EMBEDDING,
+    TOPK_SOFTMAX,
     CROSS_ENTROPY,
     SQUARE_BACKWARD,
     GELU_BACKWARD,
@@ -87,6 +95,7 @@ BOX: tuple[Op, ...] = (
     GELU_AND_MUL_BACKWARD,
     LAYER_NORM_BACKWARD,
     EMBEDDING_BACKWARD,
+    TOPK_SOFTMAX_BACKWARD,
     CROSS_ENTROPY_BACKWARD,
 )
 """The ops of this package, in the order in which they are listed."""
@@ -136,5 +145,7 @@ __all__ = [
     "SOFTMAX_BACKWARD",
     "SQUARE",
     "SQUARE_BACKWARD",
+    "TOPK_SOFTMAX",
+    "TOPK_SOFTMAX_BACKWARD",
     "VECTOR_ADD",
 ]
