@@ -129,6 +129,14 @@ def kv_cache_append_implementations() -> Iterable[Implementation]:
     return [CppKvCacheAppend()]
 
 
+@implements("attention_decode")
+def attention_decode_implementations() -> Iterable[Implementation]:
+    """One implementation."""
+    from .attention.decode import CppAttentionDecode
+
+    return [CppAttentionDecode()]
+
+
 @implements("linear")
 def linear_implementations() -> Iterable[Implementation]:
     """AMX tiles, and dot products of pairs, of bfloat16."""

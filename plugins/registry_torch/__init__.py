@@ -360,6 +360,22 @@ def embedding_backward_implementations() -> Iterable[Implementation]:
     return [EmbeddingBackward(), CompiledEmbeddingBackward()]
 
 
+@implements("topk_softmax")
+def topk_softmax_implementations() -> Iterable[Implementation]:
+    """``torch.topk``, and Inductor's."""
+    from .grouped.topk_softmax import CompiledTopkSoftmax, TopkSoftmax
+
+    return [TopkSoftmax(), CompiledTopkSoftmax()]
+
+
+@implements("topk_softmax_backward")
+def topk_softmax_backward_implementations() -> Iterable[Implementation]:
+    """torch's operators, and Inductor's one pass."""
+    from .grouped.topk_softmax import CompiledTopkSoftmaxBackward, TopkSoftmaxBackward
+
+    return [TopkSoftmaxBackward(), CompiledTopkSoftmaxBackward()]
+
+
 @implements("cross_entropy")
 def cross_entropy_implementations() -> Iterable[Implementation]:
     """``torch.log_softmax`` and a lookup, and Inductor's."""

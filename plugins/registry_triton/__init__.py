@@ -255,6 +255,20 @@ def embedding_backward_implementations() -> Sequence[registry.Implementation]:
     return [EntriesEmbeddingBackward()]
 
 
+@registry.implements("topk_softmax")
+def topk_softmax_implementations() -> Sequence[registry.Implementation]:
+    from .grouped.topk_softmax import RowTopkSoftmax
+
+    return [RowTopkSoftmax()]
+
+
+@registry.implements("topk_softmax_backward")
+def topk_softmax_backward_implementations() -> Sequence[registry.Implementation]:
+    from .grouped.topk_softmax import RowTopkSoftmaxBackward
+
+    return [RowTopkSoftmaxBackward()]
+
+
 @registry.implements("cross_entropy")
 def cross_entropy_implementations() -> Sequence[registry.Implementation]:
     from .losses.cross_entropy import OnlineCrossEntropy, RowCrossEntropy, SplitCrossEntropy

@@ -132,12 +132,17 @@ def test_a_backward_op_takes_the_gradient_what_is_saved_and_the_attributes(op: O
     attributes = [parameter for parameter in op.parsed.parameters if parameter.kind != "Tensor"]
     gradients = [f"grad_{name}" for name in op.parsed.outputs]
     # which is saved, and has no gradient
-    gradients = [name for name in gradients if name != "grad_lse"]
+    gradients = [name for name in gradients if name not in ("grad_lse", "grad_experts")]
     assert tensors_of(backward) == [*gradients, *op.backward.saved]
     others = backward.parsed.parameters[len(tensors_of(backward)) :]
     # a packed weight is frozen
     learnt = [name for name in tensors_of(op) if op.packed is None or name not in op.weights]
-    of_op = {"cross_entropy": {"target", "weight"}, "attention": {"mask"}, "embedding": {"indices"}}
+    of_op: dict[str, set[str]] = {
+        "cross_entropy": {"target", "weight"},
+        "attention": {"mask"},
+        "embedding": {"indices"},
+        "topk_softmax": set(),
+    }
     fixed = of_op.get(op.name, {"offsets"})
     learnt = [name for name in learnt if name not in fixed]
     masks = [f"need_{name}" for name in learnt]
@@ -166,6 +171,7 @@ def test_what_a_gradient_needs_saved() -> None:
         ("gelu_and_mul", "gelu_and_mul_backward"),
         ("layer_norm", "layer_norm_backward"),
         ("embedding", "embedding_backward"),
+        ("topk_softmax", "topk_softmax_backward"),
         ("cross_entropy", "cross_entropy_backward"),
         ("attention", "attention_backward"),
     ]

@@ -116,6 +116,16 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         ]
         for gradient in ("", "_backward")
     },
+    **{
+        f"topk_softmax{gradient}": [
+            {"tokens": tokens, "experts": experts, "top_k": top_k, "renormalize": renormalize, "scoring": scoring}
+            for tokens, experts, top_k, renormalize, scoring in (
+                (8192, 128, 8, True, "softmax"), (1, 8, 2, False, "softmax"), (999, 256, 8, True, "sigmoid"),
+                (33, 60, 60, False, "sigmoid"), (5, 1000, 50, True, "softmax"),
+            )
+        ]
+        for gradient in ("", "_backward")
+    },
     "rotary_embedding": [
         {"tokens": tokens, "heads": heads, "kv_heads": 8, "head_dim": size, "rotary_dim": part, "style": style}
         for tokens, heads, size, part, style in (

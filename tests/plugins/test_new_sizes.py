@@ -42,6 +42,7 @@ STATIC: Mapping[str, Value] = {
     "block_size": 16,
     "vocabulary": 32000,
     "frequency": "skewed",
+    "top_k": 8,
     "batch": 16,
     "q_len": 1,
     "kv_len": 8192,

@@ -34,6 +34,7 @@ ATTENTIONS = ("attention", "attention_backward")
 HEADS = {
     "heads": 32, "kv_heads": 8, "head_dim": 128, "causal": True, "mask": "none", "softcap": False, "span": False,
 }  # fmt: skip
+ROUTER = {"renormalize": True, "scoring": "softmax"}
 DECODE = {
     "batch": 64, "heads": 32, "kv_heads": 8, "q_len": 1, "kv_len": 8192, "head_dim": 128, "page": False, "span": False,
     "kv_dtype": "auto", "softcap": False, "lengths": "full",
@@ -69,6 +70,10 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "layer_norm_backward triton.columns": {"rows": 4096, "cols": 28672, **AFFINE},
     "embedding triton.block": {"rows": 8192, "cols": 4096, "vocabulary": 128256, "frequency": "skewed"},
     "embedding_backward triton.entries": {"rows": 8192, "cols": 4096, "vocabulary": 128256, "frequency": "skewed"},
+    **{
+        f"topk_softmax{gradient} triton.row": {"tokens": 8192, "experts": 128, "top_k": 8, **ROUTER}
+        for gradient in ("", "_backward")
+    },
     "kv_cache_append triton.block": {
         "tokens": 8192,
         "kv_heads": 8,
@@ -176,6 +181,13 @@ DECODER_SIZES: Mapping[str, list[Mapping[str, Any]]] = {
     },
     "embedding": EMBEDDINGS,
     "embedding_backward": EMBEDDINGS,
+    **{
+        f"topk_softmax{gradient}": [
+            {"tokens": tokens, "experts": experts, "top_k": top_k, **ROUTER}
+            for tokens, experts, top_k in ((1, 8, 2), (64, 60, 4), (8192, 256, 8), (3, 1, 1), (5, 4096, 64))
+        ]
+        for gradient in ("", "_backward")
+    },
     "attention_decode": [
         *({**DECODE, "batch": batch, "kv_len": kv_len} for batch in (1, 16, 256) for kv_len in (16, 1024, 131072)),
         {**DECODE, "page": 16, "head_dim": 512, "kv_heads": 1},

@@ -1,4 +1,4 @@
-"""Products of a mixture of experts: rows grouped by expert, each group with a weight of its own."""
+"""A mixture of experts: the experts of each token, and products of rows grouped by expert."""
 
 from __future__ import annotations
 
@@ -6,5 +6,14 @@ from .backward import GROUPED_GEMM_BACKWARD
 from .dense import GROUPED_GEMM
 from .int4 import GROUPED_GEMM_INT4
 from .int4_backward import GROUPED_GEMM_INT4_BACKWARD
+from .topk_softmax import TOPK_SOFTMAX
+from .topk_softmax_backward import TOPK_SOFTMAX_BACKWARD
 
-__all__ = ["GROUPED_GEMM", "GROUPED_GEMM_BACKWARD", "GROUPED_GEMM_INT4", "GROUPED_GEMM_INT4_BACKWARD"]
+__all__ = [
+    "GROUPED_GEMM",
+    "GROUPED_GEMM_BACKWARD",
+    "GROUPED_GEMM_INT4",
+    "GROUPED_GEMM_INT4_BACKWARD",
+    "TOPK_SOFTMAX",
+    "TOPK_SOFTMAX_BACKWARD",
+]

@@ -20,7 +20,7 @@ from ...tiers import one_of_each
 from ..accepting import accepted
 
 Tensor = torch.Tensor
-NAMES = ("torch.native", "reference")
+NAMES = ("torch.native", "cpp.groups", "reference")
 FLOAT8 = torch.float8_e4m3fn
 
 
@@ -135,11 +135,12 @@ def test_parts_of_a_fused_tensor_and_caches_in_other_orders(name: str) -> None:
     assert found[0].is_contiguous()
 
 
-def test_a_scale_of_the_caller_takes_the_place_of_the_default() -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_scale_of_the_caller_takes_the_place_of_the_default(name: str) -> None:
     q, keys, values = drawn(1, 1, 2, 2, 5, 16)
     lengths = torch.tensor([5], dtype=torch.int32)
     same(
-        run("torch.native", q, keys, values, lengths, scale=0.75),
+        run(name, q, keys, values, lengths, scale=0.75),
         one_by_one(q * 0.75 * math.sqrt(16), keys, values, [5]),
     )
 

@@ -71,6 +71,12 @@ DIMS: Mapping[str, dict[str, Value]] = {
         op: {"rows": 9, "cols": 33, "vocabulary": 12, "frequency": "skewed", "dtype": "bfloat16"}
         for op in ("embedding", "embedding_backward")
     },
+    **{
+        f"topk_softmax{gradient}": {
+            "tokens": 5, "experts": 60, "top_k": 4, "renormalize": True, "scoring": scoring, "dtype": "bfloat16",
+        }
+        for gradient, scoring in (("", "softmax"), ("_backward", "sigmoid"))
+    },
     "attention_decode": {
         "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 2, "kv_len": 48, "head_dim": 20, "page": 8, "span": False,
         "kv_dtype": "float8_e4m3fn", "softcap": True, "lengths": "skewed", "dtype": "bfloat16",
