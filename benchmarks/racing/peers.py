@@ -105,10 +105,10 @@ def _sdpa(backend: str) -> Maker:
         def call(
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, causal: bool, scale: Any, *_: Any
         ) -> Any:
-            heads = [x.transpose(1, 2) for x in (q, k, v)]
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
             with torch.nn.attention.sdpa_kernel(chosen):
                 return torch.nn.functional.scaled_dot_product_attention(
-                    *heads, mask, is_causal=causal, scale=scale, enable_gqa=q.shape[2] != k.shape[2]
+                    q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
                 )
 
         return call
