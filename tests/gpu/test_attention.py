@@ -146,8 +146,8 @@ def test_training_has_torchs_gradients(name: str) -> None:
         seed = torch.randn_like(out)
         found = torch.autograd.grad(out, given, seed)
     expected = torch.autograd.grad(torchs(*given), given, seed)
-    for mine, torchs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, torchs, rtol=4e-2, atol=4e-2)
+    for mine, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, right, rtol=4e-2, atol=4e-2)
 
 
 @pytest.mark.parametrize("outer", [(1, 1), (2, 1), (1, 8), (2, 8)], ids=str)
