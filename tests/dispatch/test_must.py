@@ -55,14 +55,15 @@ def right(op: registry.Op, values: tuple[Any, ...], output: Any) -> bool:
 def test_tensors_that_start_anywhere_are_right_on_hits_of_every_kernel(everything: Dispatcher, name: str) -> None:
     op = everything.catalog.op(name)
     dims = next((each for each in op.examples if each["dtype"] == "bfloat16"), op.examples[0])
-    (dynamic,) = op.dynamic
     names = [each.name for each in everything.catalog.implementations(name) if "cpu" in each.device_types]
     for implementation in [None, *(each for each in names if each != "torch.compile")]:
         chosen = contextlib.nullcontext() if implementation is None else everything.using(**{name: implementation})
         with chosen:
             for rows in (5, 12, 5):
                 values = op.inputs(
-                    op.problem_of({**dims, dynamic: rows}), "normal", torch.Generator().manual_seed(rows)
+                    op.problem_of({**dims, **dict.fromkeys(op.dynamic, rows)}),
+                    "normal",
+                    torch.Generator().manual_seed(rows),
                 )
                 other = tuple(map(shifted, values))
                 only_first = (shifted(values[0]), *values[1:])
@@ -74,7 +75,7 @@ def test_tensors_that_start_anywhere_are_right_on_hits_of_every_kernel(everythin
                         assert implementation is not None
                         continue
                     found = op.results(output, given)
-                    assert right(op, before, found), f"{implementation}: {rows} {dynamic}"
+                    assert right(op, before, found), f"{implementation}: {rows} {sorted(op.dynamic)}"
 
 
 # --- scratch

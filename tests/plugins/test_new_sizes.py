@@ -38,6 +38,7 @@ STATIC: Mapping[str, Value] = {
     "kv_heads": 8,
     "head_dim": 128,
     "rotary_dim": 128,
+    "span": False,
     "style": "neox",
     "block_size": 16,
     "dtype": "bfloat16",
@@ -47,6 +48,8 @@ TAKEN: Mapping[tuple[str, str], Mapping[str, Value]] = {
     ("scaled_mm", "torch.int_mm"): {"dtype": "int8"},
     ("scaled_mm", "cpp.amx"): {"dtype": "int8"},
     ("scaled_mm", "cpp.dot"): {"dtype": "int8"},
+    ("attention", "torch.sdpa_efficient"): {"kv_heads": 32},
+    ("attention_backward", "torch.sdpa_efficient"): {"kv_heads": 32},
 }
 """What those take that do not take ``STATIC``."""
 CATALOG = Catalog()
@@ -58,11 +61,11 @@ KINDS = [
 
 
 def problems(op: Op, **changed: Value) -> list[Any]:
-    (dynamic,) = op.dynamic
     known = {**STATIC, **changed, "n": 4096}
     chosen = {name: values[0] for name, values in op.choices.items() if known.get(name) not in values}
     dims = {name: chosen[name] if name in chosen else known[name] for name in op.static}
-    return [op.problem_of({**dims, dynamic: size}) for size in SIZES]
+    batch = {name: 2 for name in op.dynamic if name == "batch"}
+    return [op.problem_of({**dims, **dict.fromkeys(op.dynamic, size), **batch}) for size in SIZES]
 
 
 @pytest.mark.parametrize(
