@@ -92,6 +92,12 @@ def test_a_long_prompt_is_right(catalog: Catalog, op: str, name: str) -> None:
     assert verdict.ok, verdict.message
 
 
+def torchs(*heads: torch.Tensor) -> torch.Tensor:
+    """torch's causal attention of [batch, length, heads, head_dim]."""
+    q, k, v = (x.transpose(1, 2) for x in heads)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
 def projection(tokens: int, batch: int = 2, heads: int = 8, kv_heads: int = 8) -> Sequence[torch.Tensor]:
     """Queries, keys and values, parts of one tensor."""
     sizes = [heads * 64, kv_heads * 64, kv_heads * 64]
@@ -102,13 +108,13 @@ def projection(tokens: int, batch: int = 2, heads: int = 8, kv_heads: int = 8) -
 @pytest.mark.parametrize("name", FUSED)
 def test_parts_of_a_projection_and_heads_before_rows_are_read_without_a_copy(name: str) -> None:
     q, k, v = projection(200)
-    right = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True)
+    right = torchs(q, k, v)
     before = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     for given in ((q, k, v), before):
         with registry.using(attention=name):
             assert registry.explain("attention", *given, causal=True).implementation == name
             out, lse = registry.call("attention", *given, causal=True)
-        torch.testing.assert_close(out, right.transpose(1, 2), rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(out, right, rtol=2e-2, atol=2e-2)
         assert (out.is_contiguous(), lse.is_contiguous(), lse.shape) == (True, True, (2, 8, 200))
 
 
@@ -139,10 +145,9 @@ def test_training_has_torchs_gradients(name: str) -> None:
         out, _ = registry.call("attention", *given, causal=True)
         seed = torch.randn_like(out)
         found = torch.autograd.grad(out, given, seed)
-    right = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in given), is_causal=True)
-    expected = torch.autograd.grad(right.transpose(1, 2), given, seed)
-    for mine, torchs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, torchs, rtol=4e-2, atol=4e-2)
+    expected = torch.autograd.grad(torchs(*given), given, seed)
+    for mine, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, right, rtol=4e-2, atol=4e-2)
 
 
 @pytest.mark.parametrize("outer", [(1, 1), (2, 1), (1, 8), (2, 8)], ids=str)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from registry.artifact import Built, Signature
 from registry.backends.triton import INTERPRETED
 from registry.contract import as_tuple
 from registry.contracts import ATTENTION, ATTENTION_BACKWARD
@@ -35,7 +36,7 @@ LOADED = [
     for device in (H200, A100)
     if key.startswith("attention")
 ]
-COMPILED = [
+COMPILED: list[tuple[str, dict[str, Any]]] = [
     (key, {**HEADS, "batch": 2, "q_len": 2048, "kv_len": 2048, **more})
     for more in (
         {"mask": "additive", "head_dim": 64},
@@ -95,7 +96,7 @@ def test_private_operators_take_what_they_are_given_and_return_what_the_op_promi
     assert not list(implementation.unsupported(problem, H200)) or not torch.backends.cudnn.is_available()
     values = op.draw(problem, "normal", torch.Generator().manual_seed(0))
     arguments = op.arguments(values)
-    run = implementation.bind(problem, {}, H200, {})
+    run = implementation.bind(problem, {}, H200, Built(Signature(arguments, op.output_specs(arguments, CPU.torch))))
     found = as_tuple(run((), tuple(x.to("meta") if isinstance(x, torch.Tensor) else x for x in values), ()))
     for one, spec in zip(found, op.output_specs(arguments, torch.device("cpu")).values(), strict=True):
         assert (tuple(one.shape), one.dtype, one.stride()) == (spec.shape, spec.dtype, spec.strides)
@@ -174,8 +175,8 @@ def test_the_most_that_is_loaded_ahead_fits_in_shared_memory(key: str, device: D
 
 
 def test_layouts_masks_and_needs_are_right_in_the_interpreter(tmp_path: Path) -> None:
-    names = ("parts_of_a_projection_and_of_heads_before_rows", "masks_of_all_batches_and_of_all_heads")
-    names = (*names, "gradients_some_of_which_nobody_needs")
+    names = ("parts_of_a_projection_and_of_heads_before_rows", "masks_of_all_batches_and_of_all_heads",
+             "gradients_some_of_which_nobody_needs")  # fmt: skip
     passed_in_the_interpreter(tmp_path, 3, *(f"{__file__}::test_numerics_of_{name}" for name in names))
 
 
