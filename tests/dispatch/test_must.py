@@ -55,7 +55,6 @@ def right(op: registry.Op, values: tuple[Any, ...], output: Any) -> bool:
 def test_tensors_that_start_anywhere_are_right_on_hits_of_every_kernel(everything: Dispatcher, name: str) -> None:
     op = everything.catalog.op(name)
     dims = next((each for each in op.examples if each["dtype"] == "bfloat16"), op.examples[0])
-    dynamic = min(op.dynamic)
     names = [each.name for each in everything.catalog.implementations(name) if "cpu" in each.device_types]
     for implementation in [None, *(each for each in names if each != "torch.compile")]:
         chosen = contextlib.nullcontext() if implementation is None else everything.using(**{name: implementation})
