@@ -98,15 +98,20 @@ def scored_call(values: Mapping[str, Any], wide: torch.dtype = torch.float64) ->
 def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
     """Relative to each output and to the root of its summands' squares.
 
-    Weights of halves are rounded before they are multiplied with v, each by itself. In fp32 a weight errs as its logit
-    does, and a sum as its length.
+    Weights of halves, of which the largest is 1 until their sum divides them, are rounded before they are multiplied
+    with v, each by itself; below the normal numbers by as much as there. In fp32 a weight errs as its logit does, and a
+    sum as its length.
     """
+    if not problem.kv_len:
+        return reference.abs()
     weight, call, parts = fp32_weight(problem), scored_call(values), []
+    least = torch.finfo(problem.torch_dtype).tiny
     sums = of_sum(problem.kv_len)
     for span in call.spans():
         logits = call.scored(span).logits
         size = logit_size(call, logits, span)
         weights, _ = weights_of(logits)
+        weights = (weights + least * weights.amax(-1, keepdim=True)).masked_fill_(logits == -math.inf, 0.0)
         spread = grouped_product(weights.square(), call.v.square()).sqrt_()
         parts.append(spread * (3.0 * (1.0 - weight) + weight * (sums + 4.0 * size)))
     spread = torch.cat(parts, 2).transpose(1, 2).nan_to_num_(0.0, 0.0, 0.0)

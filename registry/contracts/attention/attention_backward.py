@@ -114,27 +114,29 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
 def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any], of: str) -> torch.Tensor:
     """Relative to each gradient and to the root of its summands' squares, as for the output of attention.
 
-    Weights and slopes of halves are rounded before they are multiplied. A slope is a difference that may cancel: in
-    fp32 it errs as what it is a difference of, and as the logit of its weight.
+    Weights and slopes of halves are rounded before they are multiplied, below the normal numbers by as much as there.
+    A slope is a difference that may cancel: in fp32 it errs as what it is a difference of, and as the logit of its
+    weight.
     """
     weight, call = fp32_weight(problem), scored_call(values)
     gradients, out = (values[name].transpose(1, 2).double() for name in ("grad_out", "out"))
     sums = of_sum(problem.kv_len if of == "q" else problem.q_len * (problem.heads // problem.kv_heads))
-    lengths = call.v.norm(dim=-1)[:, :, None, :]
+    lengths, least = call.v.norm(dim=-1)[:, :, None, :], torch.finfo(problem.torch_dtype).tiny
     parts, total = [], torch.zeros_like(call.k)
     for span in call.spans():
         rows, gradient = call.scored(span), gradients[:, :, span]
         weights = probabilities(rows, values["lse"])
         error = weight * (sums + 4.0 * logit_size(call, rows.logits, span))
+        hidden = rows.logits == -math.inf
         if of == "v":
-            total += group_sums(
-                (weights * (3.0 * (1.0 - weight) + error)).square_(), gradient.square(), call.k.shape[1]
-            )
+            each = ((weights + least) * (3.0 * (1.0 - weight) + error)).masked_fill_(hidden, 0.0)
+            total += group_sums(each.square_(), gradient.square(), call.k.shape[1])
             continue
         delta = (gradient * out[:, :, span]).sum(-1, keepdim=True)
         slopes = (weights * (grouped_product(gradient, call.v.transpose(-1, -2)) - delta)).abs_()
         bound = grouped_product(gradient.norm(dim=-1, keepdim=True), lengths) + delta.abs()
-        slopes = (slopes * (3.0 * (1.0 - weight)) + weights * bound * error) * abs(call.scale)
+        slopes = ((slopes + least) * (3.0 * (1.0 - weight)) + weights * bound * error) * abs(call.scale)
+        slopes.masked_fill_(hidden, 0.0)
         if of == "q":
             parts.append(grouped_product(slopes.square_(), call.k.square()))
         else:

@@ -398,6 +398,42 @@ def test_weights_may_be_rounded_but_not_their_sums(dtype: torch.dtype) -> None:
     assert not accepted(ATTENTION, dims, attend(dtype))
 
 
+def _by_half_weights(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """The output by weights in half, the largest of which is 1."""
+    call = ScoredCall.of((q, k, v), *rest)
+    logits = call.scored(slice(0, q.shape[1])).logits
+    weights = (logits - logits.amax(-1, keepdim=True).nan_to_num(0.0, 0.0, 0.0)).exp()
+    values = v.repeat_interleave(q.shape[2] // k.shape[2], 2).transpose(1, 2).float()
+    total = weights.sum(-1, keepdim=True)
+    out = (weights.to(q.dtype).float() @ values) / total.masked_fill(total == 0.0, 1.0)
+    return out.transpose(1, 2).to(q.dtype).contiguous(), forward(q, k, v, *rest)[1]
+
+
+def _by_half_slopes(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """The gradients by weights and slopes in half."""
+    mask, out, lse, *attributes = rest
+    call = ScoredCall.of((q, k, v), mask, *attributes[:4])
+    rows, group = call.scored(slice(0, q.shape[1])), q.shape[2] // k.shape[2]
+    gradient, result = (x.transpose(1, 2).float() for x in (grad_out, out))
+    wide = [x.repeat_interleave(group, 1) for x in (call.k, call.v)]
+    weights = (rows.logits - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp()
+    slopes = weights * (gradient @ wide[1].mT - (gradient * result).sum(-1, keepdim=True))
+    slopes = (slopes if rows.slope is None else slopes * rows.slope).to(q.dtype).float() * call.scale
+    found = slopes @ wide[0], slopes.mT @ call.q, weights.to(q.dtype).float().mT @ gradient
+    summed = [found[0], *(x.unflatten(1, (-1, group)).sum(2) for x in found[1:])]
+    return tuple([x.transpose(1, 2).to(q.dtype).contiguous() for x in summed])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "more", [{}, {"softcap": True, "span": 100, "q_len": 300}, {"causal": False, "mask": "additive"}], ids=str
+)
+def test_weights_and_slopes_in_half_are_right(more: Mapping[str, Value], dtype: str) -> None:
+    dims = {**DIMS, "kv_len": 512, "head_dim": 128, **more, "dtype": dtype}
+    assert accepted(ATTENTION, dims, _by_half_weights)
+    assert accepted(ATTENTION_BACKWARD, dims, _by_half_slopes)
+
+
 # --- what is refused ---
 
 Q, K = torch.ones(2, 5, 4, 8), torch.ones(2, 6, 2, 8)
