@@ -141,6 +141,10 @@ def _space(row: _RowBytes, limit: int) -> Space:
         .require(
             "every second thread has a chunk", lambda config: config["threads"] // 2 < row.piece(config["cluster"])
         )
+        .require(
+            f"at most {_MOST_THREADS} threads a block",
+            lambda config: config["teams"] * config["threads"] + _WARP <= _MOST_THREADS,
+        )
         .require("a row is on the way for each team", lambda config: config["stages"] > config["teams"])
         .require(
             f"{_LEAST_HELD} bytes of shared memory are in use",

@@ -61,7 +61,10 @@ TAKEN: Mapping[tuple[str, str], Mapping[str, Value]] = {
 }
 """What those take that do not take ``STATIC``."""
 CATALOG = Catalog()
-ABSENT = () if find_spec("humming") else ("humming.heuristic", "humming.tiles")
+ABSENT = (
+    *(() if find_spec("humming") else ("humming.heuristic", "humming.tiles")),
+    *(() if find_spec("quack") else ("quack.softmax", "quack.softmax_backward", "quack.rms_norm")),
+)
 """Implementations of libraries that are not installed here, which support nothing."""
 KINDS = [
     (op, one) for op in BOX for one in CATALOG.implementations(op.name) if one.name not in ("cuda.inline", *ABSENT)
