@@ -15,16 +15,14 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.discovery.catalog import Catalog
-from registry.tuner.decide.judge import BLOCKS
-from registry.tuner.processes import spawning
-from registry.tuner.workers import preloading
-from tuning_db import Store
-
-from .interpreting import remember_builtins
+# nothing of ours at the start: the process that hands out tests to the others would import torch, too, and runs none
+if TYPE_CHECKING:
+    from registry.discovery.catalog import Catalog
+    from tuning_db import Store
 
 # a shell that runs the tests in the background has them ignore Ctrl-C, and their children too
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -32,10 +30,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # on an empty cache Inductor compiles and runs a program for each instruction set that the CPU names, which takes 18 s
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-
-if os.environ.get("TRITON_INTERPRET") == "1":
-    remember_builtins()
-
 
 _numbers = itertools.count()
 
@@ -55,6 +49,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not (by_name or config.getoption("thorough") or "thorough" in config.getoption("markexpr")):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """In Triton's interpreter tests go through its builtin functions quicker than by themselves."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from .interpreting import remember_builtins
+
+        remember_builtins()
 
 
 def pytest_collection_finish() -> None:
@@ -88,6 +90,9 @@ def _own_folders(
 @pytest.fixture(scope="session", autouse=True)
 def _one_keeper() -> Iterator[None]:
     """Children of all tests are forked from one template, which imports torch once, with the first child."""
+    from registry.tuner.processes import spawning
+    from registry.tuner.workers import preloading
+
     with spawning.kept(preloading.ENTRY, now=False):
         yield
 
@@ -104,17 +109,23 @@ def own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Finals are held in three processes, where a run of a problem or two holds five: each costs 0.4 s of a core."""
+    from registry.tuner.decide.judge import BLOCKS
+
     monkeypatch.setattr("registry.tuner.decide.judge.MOST_BLOCKS", BLOCKS)
 
 
 @pytest.fixture
 def catalog() -> Catalog:
     """A catalog of its own, with the plugins in the box."""
+    from registry.discovery.catalog import Catalog
+
     return Catalog()
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     """An empty SQLite store."""
+    from tuning_db import Store
+
     with Store.open(tmp_path / "tuning.db") as opened:
         yield opened
