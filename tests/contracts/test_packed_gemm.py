@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -161,8 +162,10 @@ def test_zero_points_apart_are_accepted_on_every_kind(problem: Problem) -> None:
 # --- calls ---
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    one_of_each(itertools.product(FORMS, (torch.float32, torch.bfloat16, torch.float16)), lambda name, dtype: name),
+)
 def test_a_call_multiplies_by_the_weight(name: str, dtype: torch.dtype) -> None:
     w = weight_of(name, dtype=dtype)
     a, bias = torch.randn(2, 3, 256).to(dtype), torch.randn(40).to(dtype)
