@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from .rewriting import rewrite_a_share
+
 # nothing of ours at the start: the process that hands out tests to the others would import torch, too, and runs none
 if TYPE_CHECKING:
     from registry.discovery.catalog import Catalog
@@ -52,7 +54,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """In Triton's interpreter tests go through its builtin functions quicker than by themselves."""
+    """Processes of one run share the rewriting of assertions, and Triton's interpreter looks for its builtins once."""
+    if worker := getattr(session.config, "workerinput", None):
+        share = int(worker["workerid"].removeprefix("gw"))
+        for asked in session.config.args:
+            rewrite_a_share(session.config, Path(asked), share, worker["workercount"])
     if os.environ.get("TRITON_INTERPRET") == "1":
         from .interpreting import remember_builtins
 
