@@ -93,6 +93,17 @@ def _own_folders(
     monkeypatch.delenv("KERNEL_REGISTRY_STRICT", raising=False)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_a_module_leaves_stays() -> Iterator[None]:
+    """Of what its tests leave garbage is collected, and the rest is not looked through again, as after the collection.
+
+    What is imported meanwhile, torch's compiler foremost, made each full collection afterwards take a quarter second.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_keeper() -> Iterator[None]:
     """Children of all tests are forked from one template, which imports torch once, with the first child."""

@@ -90,14 +90,17 @@ DIMS: Mapping[str, dict[str, Value]] = {
 }  # fmt: skip
 
 
+LIKE_OTHERS = ("gemm_int1", "gemm_int2", "gemm_nf4_backward", "silu_and_mul")
+"""Their levels have another width than gemm_int8's, or the gate is another than gelu_and_mul's, and nothing else."""
+
+
 def session_of(op: Op, dims: Mapping[str, Value]) -> Session:
     return Session(op, op.problem_of(dims), CPU, PROTOCOL, 7)
 
 
 @pytest.mark.parametrize(
     "op",
-    # in these levels have another width than gemm_int8's, and nothing else is different
-    [pytest.param(op, marks=THOROUGH if op.name.startswith(("gemm_int1", "gemm_int2")) else ()) for op in BOX],
+    [pytest.param(op, marks=THOROUGH if op.name.startswith(LIKE_OTHERS) else ()) for op in BOX],
     ids=lambda op: op.name,
 )
 def test_everything_in_the_box_passes_on_a_cpu(catalog: Catalog, op: Op) -> None:
