@@ -15,11 +15,12 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from .rewriting import rewrite_a_share
+from .sharing import place_of
 
 # nothing of ours at the start: the process that hands out tests to the others would import torch, too, and runs none
 if TYPE_CHECKING:
@@ -43,14 +44,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Thorough tests run where they are asked for: by ``--thorough``, by ``-m``, or by a name after ``::``.
 
-    What builds and tunes a package takes longest and goes first: at the end of the run a worker would take half of such
-    a module from another, and build its package again.
+    What goes together stands together, and what takes long goes first.
     """
-    items.sort(key=lambda item: not item.path.name.startswith("test_example_"))
+    items.sort(key=lambda item: place_of(item.nodeid))
     by_name = any("::" in argument for argument in config.args)
     if not (by_name or config.getoption("thorough") or "thorough" in config.getoption("markexpr")):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadscope`` tests go to the processes of a run by what they share."""
+    if config.getoption("dist") != "loadscope":
+        return None
+    from .sharing import SharingScheduling
+
+    return SharingScheduling(config, log)
 
 
 def pytest_collection(session: pytest.Session) -> None:
