@@ -42,7 +42,7 @@ def place_of(nodeid: str) -> int:
     return list(TOGETHER).index(group) if group in TOGETHER else len(TOGETHER) + (not group.startswith(LONG))
 
 
-class SharingScheduling(LoadScopeScheduling):
+class SharingScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """Hands out groups, in the order of the tests."""
 
     def _split_scope(self, nodeid: str) -> str:
