@@ -16,6 +16,8 @@ SHAPES ?= $(shell $(BIN)/python -c 'import torch; print("configs/llm.yaml" if to
 JOBS   ?= 2
 # a third of the time tests wait for processes, locks and naps
 TESTERS ?= 3
+# by what tests share: tests/sharing.py says what goes together, and in which order
+SHARED  = -n $(TESTERS) --dist loadscope --no-loadscope-reorder
 
 .PHONY: tune test test-thorough lint sizes bench docs clean
 
@@ -24,14 +26,15 @@ tune: $(STAMP)
 
 # threads that wait for one another do not spin: there are no cores to spare
 test test-thorough: export OMP_WAIT_POLICY = PASSIVE
-# the tests start a hundred processes of ours: modules are compiled once, whatever the shell asks for
+# the tests start a hundred processes of ours: modules are compiled once, before several would, whatever the shell asks for
 test test-thorough: export PYTHONDONTWRITEBYTECODE =
 test: lint
-	$(BIN)/pytest -n $(TESTERS) --dist worksteal
+	$(BIN)/python -m compileall -q registry kernel_registry tuning_db plugins benchmarks
+	$(BIN)/pytest $(SHARED)
 	$(BIN)/python -m benchmarks.dispatch_overhead --device cpu --rounds 3
 
 test-thorough: $(STAMP)
-	$(BIN)/pytest -n $(TESTERS) --dist worksteal --thorough
+	$(BIN)/pytest $(SHARED) --thorough
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

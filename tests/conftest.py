@@ -15,16 +15,17 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from registry.discovery.catalog import Catalog
-from registry.tuner.decide.judge import BLOCKS
-from registry.tuner.processes import spawning
-from registry.tuner.workers import preloading
-from tuning_db import Store
+from .rewriting import rewrite_a_share
+from .sharing import place_of
 
-from .interpreting import remember_builtins
+# nothing of ours at the start: the process that hands out tests to the others would import torch, too, and runs none
+if TYPE_CHECKING:
+    from registry.discovery.catalog import Catalog
+    from tuning_db import Store
 
 # a shell that runs the tests in the background has them ignore Ctrl-C, and their children too
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -32,10 +33,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # on an empty cache Inductor compiles and runs a program for each instruction set that the CPU names, which takes 18 s
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-
-if os.environ.get("TRITON_INTERPRET") == "1":
-    remember_builtins()
-
 
 _numbers = itertools.count()
 
@@ -47,14 +44,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Thorough tests run where they are asked for: by ``--thorough``, by ``-m``, or by a name after ``::``.
 
-    What builds and tunes a package takes longest and goes first: at the end of the run a worker would take half of such
-    a module from another, and build its package again.
+    What goes together stands together, and what takes long goes first.
     """
-    items.sort(key=lambda item: not item.path.name.startswith("test_example_"))
+    items.sort(key=lambda item: place_of(item.nodeid))
     by_name = any("::" in argument for argument in config.args)
     if not (by_name or config.getoption("thorough") or "thorough" in config.getoption("markexpr")):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadscope`` tests go to the processes of a run by what they share."""
+    if config.getoption("dist") != "loadscope":
+        return None
+    from .sharing import SharingScheduling
+
+    return SharingScheduling(config, log)
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Processes of one run share the rewriting of assertions, and Triton's interpreter looks for its builtins once."""
+    if worker := getattr(session.config, "workerinput", None):
+        share = int(worker["workerid"].removeprefix("gw"))
+        for asked in session.config.args:
+            rewrite_a_share(session.config, Path(asked), share, worker["workercount"])
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from .interpreting import remember_builtins
+
+        remember_builtins()
 
 
 def pytest_collection_finish() -> None:
@@ -85,9 +103,23 @@ def _own_folders(
     monkeypatch.delenv("KERNEL_REGISTRY_STRICT", raising=False)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_a_module_leaves_stays() -> Iterator[None]:
+    """Of what its tests leave garbage is collected, and the rest is not looked through again, as after the collection.
+
+    What is imported meanwhile, torch's compiler foremost, made each full collection afterwards take a quarter second.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_keeper() -> Iterator[None]:
     """Children of all tests are forked from one template, which imports torch once, with the first child."""
+    from registry.tuner.processes import spawning
+    from registry.tuner.workers import preloading
+
     with spawning.kept(preloading.ENTRY, now=False):
         yield
 
@@ -104,17 +136,23 @@ def own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Finals are held in three processes, where a run of a problem or two holds five: each costs 0.4 s of a core."""
+    from registry.tuner.decide.judge import BLOCKS
+
     monkeypatch.setattr("registry.tuner.decide.judge.MOST_BLOCKS", BLOCKS)
 
 
 @pytest.fixture
 def catalog() -> Catalog:
     """A catalog of its own, with the plugins in the box."""
+    from registry.discovery.catalog import Catalog
+
     return Catalog()
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     """An empty SQLite store."""
+    from tuning_db import Store
+
     with Store.open(tmp_path / "tuning.db") as opened:
         yield opened

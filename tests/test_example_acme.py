@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from registry.tuner.shapes.shapes import load_shapes
 
 from . import fresh
 from .serving import serving
+from .tiers import THOROUGH
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "registry-acme"
@@ -74,22 +75,32 @@ def catalog(package: Path) -> Iterator[Catalog]:
         del sys.modules[name]
 
 
+TUNED = ("acme::fused_add_rms_norm", "acme::paged_decode", "gemm_int4")
+"""Those whose winners every change looks for: an op that mutates, one with a distribution of lengths, and one of the
+box. Each op is a second of a core more to tune."""
+
+
 @pytest.fixture(scope="module")
-def database(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Winners of every problem of the package's shapes file, tuned once for all processes of a test run."""
+def database(package: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """Winners of the package's shapes file, of the ops in TUNED or, for the thorough, of all: tuned once for all
+    processes of a test run.
+    """
+    thorough = any(item.get_closest_marker("thorough") for item in request.session.items)
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     with FileLock(shared / "acme.lock"):
         file = shared / "acme.db"
         if not file.exists():
-            _tune(package, tmp_path_factory.mktemp("tuned") / "tuning.db").rename(file)
+            made = tmp_path_factory.mktemp("tuned") / "tuning.db"
+            _tune(package, made, OPS if thorough else TUNED).rename(file)
     return file
 
 
-def _tune(package: Path, file: Path) -> Path:
+def _tune(package: Path, file: Path, ops: Iterable[str]) -> Path:
     path = os.pathsep.join([str(package), str(ROOT), str(ROOT / "plugins")])
     environment = {**os.environ, "PYTHONPATH": path, "KERNEL_REGISTRY_PLUGINS": "acme", "OMP_NUM_THREADS": "1"}
     command = ["-m", "registry.cli.main", "tune", "--shapes", EXAMPLE / "shapes.yaml", "--device", "cpu"]
+    command += [word for op in ops for word in ("--op", op)]
     done = fresh.run(*command, "--db", file, "--trials", "1", env=environment, cwd=file.parent)
     assert done.returncode == 0, done.stdout + done.stderr
     return file
@@ -142,7 +153,7 @@ def assert_right(op: registry.Op, results: Any, values: tuple[Any, ...], expecte
     assert len(as_tuple(results)) == len(op.parsed.outputs)
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", [name if name in TUNED else pytest.param(name, marks=THOROUGH) for name in OPS])
 def test_a_call_runs_the_winner_and_explain_tells_so(dispatcher: Dispatcher, name: str) -> None:
     op, values = drawn(dispatcher, name)
     expected = copied(values)
@@ -151,7 +162,7 @@ def test_a_call_runs_the_winner_and_explain_tells_so(dispatcher: Dispatcher, nam
     assert (told.step, told.implementation) == ("exact" if not op.distributions else "nearest", OPS[name])
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", [name if name in TUNED else pytest.param(name, marks=THOROUGH) for name in OPS])
 def test_torch_compile_takes_it_into_one_graph(dispatcher: Dispatcher, name: str) -> None:
     torch.compiler.reset()
     op, values = drawn(dispatcher, name)

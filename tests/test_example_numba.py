@@ -59,6 +59,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return scripts
 
 
+# registry-acme is found and right as a package, and a package that `registry new` made in an environment of its own
+@pytest.mark.thorough
 def test_the_package_is_found_and_its_implementations_are_right(installed: Path, tmp_path: Path) -> None:
     environ = {"NUMBA_CACHE_DIR": str(tmp_path / "numba"), "PYTHONPATH": ""}
     said = json.loads(_run(installed / "python", "-c", FOUND, cwd=tmp_path, **environ))

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def ran(*command: str | Path, cwd: Path, **variables: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    environment = {**os.environ, **variables}
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False,
         timeout=200,
@@ -29,35 +29,66 @@ def ran(*command: str | Path, cwd: Path, **variables: str) -> str:
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """The interpreter of a new environment that sees this tree, and what is installed beside this interpreter."""
+    """The interpreter of a new environment that holds this project's wheel; torch and others come from this one's."""
+    ran(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=ROOT)
+    (wheel,) = tmp_path.glob("*.whl")
     environment = tmp_path / "environment"
     venv.create(environment, with_pip=False, symlinks=True)
     found = environment / "bin" / "python"
-    site = Path(ran(found, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
-    (site / "others.pth").write_text(f"{ROOT}\n{ROOT / 'plugins'}\n{sysconfig.get_path('purelib')}\n")
+    installed(found, wheel)
+    # what is in a folder named by a .pth file comes after the environment's own: there is no second copy of ours
+    (site_of(found) / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return found
+
+
+def site_of(python: Path) -> Path:
+    """The folder of what is installed in the environment of an interpreter."""
+    (found,) = python.parents[1].glob("lib/python*/site-packages")
+    return found
+
+
+def installed(python: Path, *what: str | Path) -> None:
+    """Install for an interpreter what needs nothing that it lacks."""
+    command = ("uv", "pip", "install", "--offline", "--no-deps", "--no-build-isolation", "--python", python, *what)
+    ran(sys.executable, "-m", *command, cwd=python.parent)
+
+
+IN_THE_ENVIRONMENT = """
+import runpy, site, sys
+_, python, folder, *words = sys.argv
+before = list(sys.path)
+sys.path.clear()
+site.addsitedir(folder)
+sys.path.extend(before)
+sys.executable, sys.argv = python, ["registry", *words]
+runpy.run_module("registry.cli.main", run_name="__main__", alter_sys=True)
+"""
+"""The command ``registry`` of an environment, in a process that has imported torch; children are the environment's."""
 
 
 def test_a_new_package_is_installed_checked_tuned_and_explained(python: Path, tmp_path: Path) -> None:
     variables = {
         "PYTHONPATH": "",
+        "OMP_NUM_THREADS": "1",
         "KERNEL_REGISTRY_DB": str(tmp_path / "tuning.db"),
         "KERNEL_REGISTRY_CACHE": str(tmp_path / "cache"),
     }
-    program = (python, "-m", "registry.cli.main")
-    # which needs nothing of the new environment
-    made = fresh.run(*program[1:], "new", "op", "acme::thing", cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
+
+    def told(*words: str | Path) -> str:
+        environment = {**os.environ, **variables}
+        done = fresh.run("-c", IN_THE_ENVIRONMENT, python, site_of(python), *words, env=environment, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    told("new", "op", "acme::thing")
     folder = tmp_path / "registry-acme"
-    install = ("uv", "pip", "install", "--offline", "--no-deps", "--no-build-isolation", "--python", python)
-    ran(sys.executable, "-m", *install, "-e", folder, cwd=tmp_path, **variables)
+    installed(python, "-e", folder)
 
     ran(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=folder, **variables)
 
     (folder / "tiny.yaml").write_text("acme::thing: [{rows: 16, cols: 100, dtype: float32}]\n")
-    tuning = ("tune", "--shapes", folder / "tiny.yaml", "--device", "cpu", "--trials", "1")
-    ran(*program, *tuning, cwd=tmp_path, **variables)
+    told("tune", "--shapes", folder / "tiny.yaml", "--device", "cpu", "--trials", "1")
 
     problem = ("acme::thing", "rows=16", "cols=100", "dtype=float32")
-    told = json.loads(ran(*program, "explain", *problem, "--device", "cpu", "--json", cwd=tmp_path, **variables))
-    assert (told["step"], told["implementation"]) == ("exact", "acme.torch")
+    explained = json.loads(told("explain", *problem, "--device", "cpu", "--json"))
+    assert (explained["step"], explained["implementation"]) == ("exact", "acme.torch")

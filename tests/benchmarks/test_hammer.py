@@ -11,6 +11,8 @@ from benchmarks.hammer import Hammer, cases, main
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 
+from ..tiers import one_of_each
+
 
 @pytest.fixture(autouse=True)
 def _one_core() -> Iterator[None]:
@@ -20,7 +22,7 @@ def _one_core() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize("forced", one_of_each([True, False]))
 def test_no_result_is_wrong_and_nobody_stands_still(forced: bool) -> None:
     dispatcher = Dispatcher(Catalog())
     work = cases(dispatcher, "cpu", (1, 3, 8), statics=1)

@@ -89,7 +89,9 @@ def test_the_measured_landscapes_are_whole(path: Path) -> None:
         assert replay.regret(landscape.best_us * 1.5) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("seeds", [2, pytest.param(4, marks=pytest.mark.thorough)])
+# tests/tuner/search has what random sampling misses
+@pytest.mark.thorough
+@pytest.mark.parametrize("seeds", [2, 4])
 def test_the_default_search_beats_random_and_plain_tpe(seeds: int) -> None:
     replay = Replay(synthetic.matmul(512, 8192, 4096, seed=1))
     after = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pkgutil
-import signal
 import subprocess
 import sys
 import tomllib
@@ -99,21 +98,37 @@ def test_the_installed_scripts_start_where_ctrl_c_is_told() -> None:
     assert started == {"tune": kernel_registry.tune, "registry": kernel_registry.registry}
 
 
+INTERRUPTED_AT_A_TRIAL = """
+import os, signal, sys
+import kernel_registry
+
+class Interrupting:
+    def __init__(self, told):
+        self.told, self.tried = told, 0
+    def write(self, text):
+        count = self.told.write(text)
+        self.tried += '"event": "trial_done"' in text
+        if self.tried == 1 and text.endswith("\\n"):
+            self.tried += 1
+            os.kill(os.getpid(), signal.SIGINT)
+        return count
+    def __getattr__(self, name):
+        return getattr(self.told, name)
+
+sys.stdout = Interrupting(sys.stdout)
+sys.argv[0] = "tune"
+kernel_registry.tune()
+"""
+
+
 def test_ctrl_c_keeps_the_trials(tmp_path: Path, shapes: Path, own_lock: None) -> None:
-    command = [sys.executable, "-m", "registry.cli.main", "tune", "--shapes", str(shapes), "--device", "cpu", "--json"]
+    command = ["--shapes", shapes, "--device", "cpu", "--json", "--db", tmp_path / "kept.db"]
     # one that is tried at once, and one that is still being compiled then: its cache is empty
-    command += ["--implementations", "torch.native,cpp.blocks", "--db", str(tmp_path / "kept.db")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    told = []
-    for line in process.stdout:
-        told.append(json.loads(line))
-        if told[-1]["event"] == "trial_done":
-            process.send_signal(signal.SIGINT)
-            break
-    rest, errors = process.communicate(timeout=120)
-    told += [json.loads(line) for line in rest.splitlines()]
-    assert process.returncode == 130, errors
+    command += ["--implementations", "torch.native,cpp.blocks"]
+    done = fresh.run("-c", INTERRUPTED_AT_A_TRIAL, *command, limit_s=120)
+    assert done.returncode == 130, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["event"] for event in told].count("trial_done") >= 1
     ended, results = told[-2:]
     assert ended["event"] == "run_ended"
     assert ended["interrupted"] is True

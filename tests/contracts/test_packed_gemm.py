@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -17,6 +18,8 @@ from registry.correctness import numerics
 from registry.errors import ArgumentTypeError
 from registry.packed import symmetric_zero
 from registry.problem import Problem, Value
+
+from ..tiers import one_of_each
 
 Tensor = torch.Tensor
 FORMS = {"gemm_int8": 8, "gemm_int2": 2, "gemm_int1": 1, "gemm_nf4": 4}
@@ -128,7 +131,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("problem", "compute"), CASES)
+@pytest.mark.parametrize(("problem", "compute"), one_of_each(CASES, lambda problem, compute: (problem.op, compute)))
 def test_a_mutant_is_refused_by_some_kind(problem: Problem, compute: Callable[..., Any]) -> None:
     assert any(not verdict.ok for _, verdict in verdicts(OPS[problem.op], problem, compute))
 
@@ -159,8 +162,10 @@ def test_zero_points_apart_are_accepted_on_every_kind(problem: Problem) -> None:
 # --- calls ---
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    one_of_each(itertools.product(FORMS, (torch.float32, torch.bfloat16, torch.float16)), lambda name, dtype: name),
+)
 def test_a_call_multiplies_by_the_weight(name: str, dtype: torch.dtype) -> None:
     w = weight_of(name, dtype=dtype)
     a, bias = torch.randn(2, 3, 256).to(dtype), torch.randn(40).to(dtype)

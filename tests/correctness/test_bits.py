@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 
 from registry.correctness.bits import as_bits, as_words, change_all, disturb, having_same_bits, same_bits
+
+from ..tiers import one_of_each
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int32, torch.int8, torch.bool, torch.complex64)
 
@@ -60,9 +63,18 @@ def disturbed(tensor: torch.Tensor, start: int) -> torch.Tensor:
     return copy
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8])
-@pytest.mark.parametrize("size", [0, 1, 2, 61, 62, 1000])
-@pytest.mark.parametrize("start", [0, 1, 59, 60, 1000])
+# of a dtype all sizes, from a start each
+@pytest.mark.parametrize(
+    ("dtype", "size", "start"),
+    one_of_each(
+        itertools.product(
+            [*DTYPES, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8],
+            [0, 1, 2, 61, 62, 1000],
+            [0, 1, 59, 60, 1000],
+        ),
+        lambda dtype, size, start: (dtype, size),
+    ),
+)
 def test_a_few_elements_but_not_the_first_are_disturbed(dtype: torch.dtype, size: int, start: int) -> None:
     tensor = (torch.arange(size) % 3 - 1).to(dtype)
     other = disturbed(tensor, start)

@@ -23,6 +23,8 @@ from registry.correctness.poisoned_layouts import (
 )
 from registry.problem import TensorSpec
 
+from ..tiers import one_of_each
+
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64)
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -46,8 +48,14 @@ def beside(found: Surrounded) -> list[torch.Tensor]:
     return [found.base[start - 1 : start], found.base[start + max(span, 0) : start + max(span, 0) + 1]]
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8, *INTEGERS, torch.bool], ids=str)
-@pytest.mark.parametrize(("shape", "strides"), SPECS)
+@pytest.mark.parametrize(
+    ("dtype", "shape", "strides"),
+    # of each shape four widths of elements
+    one_of_each(
+        [(dtype, *spec) for dtype in (*FLOATS, *FLOAT8, *INTEGERS, torch.bool) for spec in SPECS],
+        lambda dtype, shape, strides: (dtype.itemsize, shape, strides),
+    ),
+)
 def test_the_tensors_own_elements_may_be_written_and_no_other(
     dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:
@@ -62,8 +70,10 @@ def test_the_tensors_own_elements_may_be_written_and_no_other(
     assert bool(found.untouched())
 
 
-@pytest.mark.parametrize(("dtype", "change"), CHANGES, ids=lambda value: str(value) if value in INTEGERS else "")
-@pytest.mark.parametrize("size", [7, 8])
+@pytest.mark.parametrize(
+    ("dtype", "change", "size"),
+    one_of_each([(*case, size) for case in CHANGES for size in (7, 8)], lambda dtype, change, size: (dtype, change)),
+)
 def test_what_is_next_to_a_tensor_shows_who_changes_it(
     dtype: torch.dtype, change: Callable[[torch.Tensor], Any], size: int
 ) -> None:

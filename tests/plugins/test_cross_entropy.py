@@ -20,6 +20,7 @@ from registry.problem import Problem, Value
 from registry.space import Config
 from registry_cpp.losses.cross_entropy import CppCrossEntropy, CppCrossEntropyBackward
 
+from ..tiers import one_of_each
 from .test_triton import H200, IMPLEMENTATIONS, default_variants, problem_of, signature
 
 CPU = Device.of("cpu")
@@ -35,9 +36,18 @@ def check(op: Op, implementation: Implementation, config: Config, problem: Probl
     assert verdict.ok, f"{problem} {kind} {dict(config)}: {verdict.message}"
 
 
-@EACH
-@pytest.mark.parametrize("weight", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(
+    ("op", "implementation", "reduction", "weight"),
+    # all reductions of the defaults are in tests/contracts/losses; each is compiled, with a weight and without at once
+    one_of_each(
+        [
+            pytest.param(*both, reduction, weight, id=f"{both[0].name}-{reduction}-{weight}")
+            for both in BOTH
+            for reduction, weight in (("none", False), ("mean", True), ("none", True), ("mean", False))
+        ],
+        lambda op, implementation, reduction, weight: op.name,
+    ),
+)
 def test_every_configuration_in_cpp_is_right(
     op: Op, implementation: Implementation, reduction: str, weight: bool
 ) -> None:
@@ -63,8 +73,7 @@ def test_what_inductor_makes_is_right(catalog: Catalog) -> None:
         problem = op.problem_of({**dims, "dtype": "bfloat16"})
         compiled = catalog.implementation(op.name, "torch.compile")
         # another smoothing or ignored class compiles again
-        for kind in ("masked", "outside"):
-            check(op, compiled, {}, problem, kind)
+        check(op, compiled, {}, problem, "masked" if op is CROSS_ENTROPY else "outside")
 
 
 VARIANTS: tuple[Mapping[str, Any], ...] = (
@@ -72,8 +81,19 @@ VARIANTS: tuple[Mapping[str, Any], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("dims", VARIANTS, ids=lambda dims: f"{dims['reduction']}-{dims['weight']}")
-@pytest.mark.parametrize("key", [key for key in IMPLEMENTATIONS if key.startswith("cross_entropy")])
+@pytest.mark.parametrize(
+    ("key", "dims"),
+    # test_triton.py has the mean without a weight
+    one_of_each(
+        [
+            pytest.param(key, dims, id=f"{key}-{dims['reduction']}-{dims['weight']}")
+            for key in IMPLEMENTATIONS
+            if key.startswith("cross_entropy")
+            for dims in VARIANTS
+        ],
+        lambda key, dims: key,
+    ),
+)
 def test_triton_compiles_every_reduction_with_a_weight_and_without(key: str, dims: Mapping[str, Any]) -> None:
     op, implementation = key.partition(" ")[0], IMPLEMENTATIONS[key]
     problem = problem_of(op, {"rows": 16, "cols": 16384 if key.endswith("split") else 4096, **dims})

@@ -140,18 +140,26 @@ OTHERS = [key for key in TYPICAL if not key.startswith(ON_ONE)]
 SPILLED = {"attention_backward triton.flash": 32}
 """Bytes a thread that may spill: the sums of keys and of values fill the registers of Hopper's default."""
 ELSEWHERE = {
-    A100: ("softmax triton.row", "linear triton.splitk", "gemm_int4 triton.gemv"),
-    MI300: ("rms_norm triton.looped", "linear triton.gemm", "gemm_int8 triton.gemv"),
+    A100: ("softmax triton.row", "gemm_int4 triton.gemv"),
+    MI300: ("rms_norm triton.looped", "linear triton.gemm"),
 }
 """What every change compiles for other GPUs than the H200."""
-LIKE_INT8 = tuple(f"gemm_nf4 triton.{form}" for form in ("splitk", "gemv", "dequantized"))
-"""The table of levels is triton.gemm's as well, and the forms are those of gemm_int8."""
+LIKE_OTHERS = (
+    *(f"gemm_nf4 triton.{form}" for form in ("splitk", "gemv", "dequantized")),
+    "gemm_w8a8",
+    "gemm_sparse24 triton.splitk",
+    "scaled_mm triton.splitk",
+)
+"""What runs a kernel that another compiles as well: with another width of levels, or a tile's for a part of k.
+
+The table of levels is triton.gemm's as well, and the forms are those of gemm_int8.
+"""
 COMPILED = [
     pytest.param(
         key,
         device,
         id=f"{key}-{device.architecture}",
-        marks=THOROUGH if key not in ELSEWHERE.get(device, TYPICAL) or key.startswith(LIKE_INT8) else (),
+        marks=THOROUGH if key not in ELSEWHERE.get(device, TYPICAL) or key.startswith(LIKE_OTHERS) else (),
     )
     for device, keys in ((H200, TYPICAL), (A100, OTHERS[::2]), (MI300, OTHERS[1::2]))
     for key in keys

@@ -33,6 +33,7 @@ from registry.problem import Problem, Value
 from registry.space import Config
 
 from ..covering import covering
+from ..tiers import one_of_each
 from ..triton_forms import EACH, FORMS, OPS
 
 ONE_FORM = {"gemm_int2": 1, "gemm_int1": 0, "gemm_nf4": 2}
@@ -173,8 +174,13 @@ MIXED = [
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 @pytest.mark.usefixtures("_interpreter_that_loops")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("name", "place"), MIXED)
+@pytest.mark.parametrize(
+    ("name", "place", "dtype"),
+    one_of_each(
+        [(*form, dtype) for form in MIXED for dtype in (torch.float16, torch.bfloat16)],
+        lambda name, place, dtype: (name, place),
+    ),
+)
 def test_numerics_of_halves_beside_float32(name: str, place: int, dtype: torch.dtype) -> None:
     op, implementation, device = OPS[name], FORMS[name][place], Device.of("cpu")
     assert implementation.mixed

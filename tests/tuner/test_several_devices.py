@@ -43,7 +43,7 @@ NAPS = "0.0005"
 
 
 @pytest.fixture
-def rogues(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, own_lock: None) -> Catalog:
+def rogues(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, own_lock: None, few_blocks: None) -> Catalog:
     monkeypatch.setenv("ROGUE_NAPS", NAPS)
     monkeypatch.setenv("KERNEL_REGISTRY_BLOCK", "torch,triton,cuda,cpp")
     catalog.load_file(ROGUES)

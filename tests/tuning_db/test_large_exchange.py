@@ -53,9 +53,9 @@ def fill(store: Store, count: int) -> None:
     store.publish(run, Decision(odd[1].problem, ENVIRONMENT, PROTOCOL, odd[1].candidate, 5.0), finals)
 
 
-@pytest.fixture
-def exported(tmp_path: Path) -> str:
-    with Store.open(tmp_path / "from.db") as store:
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
+    with Store.open(tmp_path_factory.mktemp("exported") / "from.db") as store:
         fill(store, 40)
         stream = io.StringIO()
         store.export(stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.errors import InvalidArgumentError, OutOfRangeError
 
+from ...tiers import one_of_each
 from ..accepting import accepted
 
 Tensor = torch.Tensor
@@ -43,9 +45,13 @@ def equal(found: Tensor, right: Tensor) -> bool:
     return torch.equal(found.float().nan_to_num(1e9), right.float().nan_to_num(1e9))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("float8", [False, True], ids=["auto", "float8"])
+@pytest.mark.parametrize(
+    ("name", "float8", "dtype"),
+    one_of_each(
+        itertools.product(NAMES, (False, True), (torch.float32, torch.bfloat16, torch.float16)),
+        lambda name, float8, dtype: (name, float8),
+    ),
+)
 def test_tokens_are_written_to_their_slots(name: str, dtype: torch.dtype, float8: bool) -> None:
     for (tokens, heads, width, size), kind in (
         ((7, 2, 64, 16), torch.int64), ((1, 1, 20, 1), torch.int32), ((40, 3, 9, 4), torch.int64),

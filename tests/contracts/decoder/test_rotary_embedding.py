@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.errors import InvalidArgumentError, OutOfRangeError
 
+from ...tiers import one_of_each
 from ..accepting import accepted
 
 Tensor = torch.Tensor
@@ -56,9 +58,13 @@ def close(found: Tensor, right: Tensor) -> None:
     torch.testing.assert_close(found.double(), right, rtol=limit, atol=8 * limit)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("is_neox", [True, False], ids=["neox", "gptj"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "is_neox", "dtype"),
+    one_of_each(
+        itertools.product(NAMES, (True, False), (torch.float32, torch.bfloat16, torch.float16)),
+        lambda name, is_neox, dtype: (name, is_neox),
+    ),
+)
 def test_heads_are_rotated_in_place(name: str, is_neox: bool, dtype: torch.dtype) -> None:
     for leading, heads, kv_heads, width, part in (
         ((5,), 4, 2, 64, 64), ((2, 3), 3, 1, 20, 10), ((1,), 9, 9, 96, 42), ((70,), 1, 1, 8, 2),

@@ -274,12 +274,13 @@ def run(tmp_path: Path, body: str, environ: Mapping[str, str]) -> fresh.Done:
 
 
 @pytest.mark.timeout(120)
-def test_the_variable_records_a_whole_program_with_its_forked_children(tmp_path: Path, path: Path) -> None:
+def test_the_variable_records_a_whole_program_with_its_children(tmp_path: Path, path: Path) -> None:
     body = """
 call(1)
-child = multiprocessing.get_context("fork").Process(target=work, args=(2,))
-child.start()
-child.join()
+for method, rows in (("fork", 2), ("spawn", 4)):
+    child = multiprocessing.get_context(method).Process(target=work, args=(rows,))
+    child.start()
+    child.join()
 if os.fork() == 0:
     call(3)
     sys.exit(0)
@@ -288,7 +289,7 @@ call(1)
 """
     done = run(tmp_path, body, {"KERNEL_REGISTRY_RECORD": str(path)})
     assert done.returncode == 0, done.stderr
-    assert counts_of(path) == {str(softmax(1)): 2, str(softmax(2)): 1, str(softmax(3)): 1}
+    assert counts_of(path) == {str(softmax(1)): 2, **{str(softmax(rows)): 1 for rows in (2, 3, 4)}}
 
 
 @pytest.mark.timeout(120)
@@ -306,6 +307,7 @@ for child in children:
     assert not path.exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(120)
 def test_what_a_spawned_child_calls_is_recorded_and_its_program_says_nothing(tmp_path: Path, path: Path) -> None:
     body = """

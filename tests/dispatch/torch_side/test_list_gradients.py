@@ -192,7 +192,17 @@ def test_a_second_derivative_through_a_list_is_an_error(blending: Dispatcher) ->
         once[1].sum().backward()
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    ("blending", "backend"),
+    # what Inductor is given does not depend on whose gradient it is
+    [
+        ("op", "inductor"),
+        *((whose, "aot_eager") for whose in ("reference", "kernel")),
+        pytest.param("op", "aot_eager", marks=pytest.mark.thorough),
+        *(pytest.param(whose, "inductor", marks=pytest.mark.thorough) for whose in ("reference", "kernel")),
+    ],
+    indirect=["blending"],
+)
 def test_it_compiles_whole(blending: Dispatcher, backend: str) -> None:
     def loss(x: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = blending.call("acme::blend", x * 2, list(tensors[:3]), [1, 2, 3], list(tensors[3:]), by=0.5)

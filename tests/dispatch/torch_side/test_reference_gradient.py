@@ -121,8 +121,15 @@ def test_the_gradient_is_checked_against_differences(powers: Dispatcher) -> None
     assert torch.autograd.gradcheck(lambda a, b: powers.call("acme::power", a, b)[0], (x, weight))
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    ("backend", "dynamic"),
+    [
+        ("aot_eager", True),
+        ("inductor", False),
+        pytest.param("aot_eager", False, marks=pytest.mark.thorough),
+        pytest.param("inductor", True, marks=pytest.mark.thorough),
+    ],
+)
 def test_it_compiles_whole(powers: Dispatcher, backend: str, dynamic: bool) -> None:
     def loss(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return powers.call("acme::power", x * 2, weight, power=3)[0].sum()

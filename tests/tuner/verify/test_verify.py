@@ -25,6 +25,7 @@ from registry.tuner.verify.session import PARTLY, PARTLY_AGAIN, Session
 from registry.tuner.verify.timed import TimedPlan
 from registry.tuner.verify.verify import WrongError, verify_timed
 
+from ...tiers import THOROUGH
 from ..going_through import CPU, PROTOCOL, Custom, go_through
 
 PACKED: Mapping[str, Value] = {"n": 64, "k": 256, "group_size": 64, "act_order": False, "dtype": "bfloat16"}
@@ -110,11 +111,19 @@ DIMS: Mapping[str, dict[str, Value]] = {
 }  # fmt: skip
 
 
+LIKE_OTHERS = ("gemm_int1", "gemm_int2", "gemm_nf4_backward", "silu_and_mul")
+"""Their levels have another width than gemm_int8's, or the gate is another than gelu_and_mul's, and nothing else."""
+
+
 def session_of(op: Op, dims: Mapping[str, Value]) -> Session:
     return Session(op, op.problem_of(dims), CPU, PROTOCOL, 7)
 
 
-@pytest.mark.parametrize("op", BOX, ids=lambda op: op.name)
+@pytest.mark.parametrize(
+    "op",
+    [pytest.param(op, marks=THOROUGH if op.name.startswith(LIKE_OTHERS) else ()) for op in BOX],
+    ids=lambda op: op.name,
+)
 def test_everything_in_the_box_passes_on_a_cpu(catalog: Catalog, op: Op) -> None:
     session = session_of(op, DIMS[op.name])
     passed = 0
