@@ -34,7 +34,7 @@ LOADED = [
     pytest.param(key, device, id=f"{key}-{device.architecture}", marks=THOROUGH if device is A100 else ())
     for key in IMPLEMENTATIONS
     for device in (H200, A100)
-    if key.startswith("attention")
+    if key.partition(" ")[0] in {ATTENTION.name, ATTENTION_BACKWARD.name}
 ]
 COMPILED: list[tuple[str, dict[str, Any]]] = [
     (key, {**HEADS, "batch": 2, "q_len": 2048, "kv_len": 2048, **more})
@@ -46,7 +46,7 @@ COMPILED: list[tuple[str, dict[str, Any]]] = [
         {"softcap": True, "head_dim": 256},
     )
     for key in IMPLEMENTATIONS
-    if key.startswith("attention")
+    if key.partition(" ")[0] in {ATTENTION.name, ATTENTION_BACKWARD.name}
 ]
 SMALL: Mapping[str, Value] = {**HEADS, "batch": 2, "heads": 4, "kv_heads": 4, "q_len": 40, "kv_len": 40}
 
@@ -187,6 +187,25 @@ def run(op: Any, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     assert not list(implementation.unsupported(problem, CPU))
     plan = build(op, Candidate(implementation, implementation.default(problem, CPU)), problem, arguments, CPU)
     return as_tuple(plan(*values))
+
+
+@BOTH
+def test_calls_with_and_without_a_scale_run_one_compiled_kernel(op: Any) -> None:
+    """What is tuned has a scale, most calls have none."""
+    implementation = IMPLEMENTATIONS[f"{op.name} triton.flash"]
+    drawn = op.draw(op.problem_of({**SMALL, "dtype": "bfloat16"}), "normal", torch.Generator().manual_seed(0))
+    place = op.parsed.names.index("scale")
+    assert isinstance(drawn[place], float)
+    keys = []
+    for scale in (drawn[place], 0.3, None):
+        values = (*drawn[:place], scale, *drawn[place + 1 :])
+        arguments = op.arguments(values)
+        problem = op.pose(arguments)
+        config = implementation.default(problem, H200)
+        outputs = op.output_specs(arguments, torch.device("cpu"))
+        given = Signature(arguments, outputs, implementation.scratch(problem, config, H200))
+        keys.append([variant.key for variant in implementation.variants(problem, config, H200, given)])
+    assert keys[0] == keys[1] == keys[2]
 
 
 @IN_INTERPRETER

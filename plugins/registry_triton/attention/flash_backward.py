@@ -14,7 +14,7 @@ from registry.backends.triton import TritonImplementation
 
 from ..support import KEPT, options
 from .kernels import backward as kernels
-from .layouts import constants_of, heads_strides, mask_bytes, mask_strides, reasons, span_of
+from .layouts import constants_of, heads_strides, mask_bytes, mask_strides, reasons, scale_of, span_of
 
 _DELTA_ELEMENTS, _DELTA_WARPS = 8192, 4
 
@@ -87,8 +87,8 @@ def _by_keys(problem: Problem, config: Config, needs: Mapping[str, bool]) -> Lau
         kernels.by_keys,
         grid=(problem.batch * problem.kv_heads * blocks,),
         args=(
-            "grad_k", "grad_v", "grad_out", "q", "k", "v", "mask", "lse", "deltas", "scale", "softcap", blocks,
-            problem.q_len, problem.kv_len, *_strides(problem),
+            "grad_k", "grad_v", "grad_out", "q", "k", "v", "mask", "lse", "deltas", scale_of(problem), "softcap",
+            blocks, problem.q_len, problem.kv_len, *_strides(problem),
         ),
         constants={
             **constants_of(problem),
@@ -108,7 +108,7 @@ def _by_queries(problem: Problem, config: Config) -> Launch:
         kernels.by_queries,
         grid=(heads * blocks,),
         args=(
-            "grad_q", "grad_out", "q", "k", "v", "mask", "lse", "deltas", "scale", "softcap", heads, blocks,
+            "grad_q", "grad_out", "q", "k", "v", "mask", "lse", "deltas", scale_of(problem), "softcap", heads, blocks,
             problem.q_len, problem.kv_len, *_strides(problem),
         ),
         constants={

@@ -75,12 +75,18 @@ def span_of(problem: Problem) -> int:
     return max(16, next_power_of_2(problem.head_dim))
 
 
+def scale_of(problem: Problem) -> str | float:
+    """The kernels' scale: the call's argument, or the number that stands for none, to the same compiled kernel."""
+    arguments = problem.traits.arguments
+    given = arguments is not None and arguments["scale"] is not None
+    return "scale" if given else problem.head_dim**-0.5
+
+
 def constants_of(problem: Problem) -> dict[str, Any]:
     """The constants of every kernel of a problem."""
     return {
         "HEADS": problem.heads,
         "GROUP": problem.heads // problem.kv_heads,
-        "SCALE": problem.head_dim**-0.5,
         "WIDTH": problem.head_dim,
         "SPAN": span_of(problem),
         "CAUSAL": problem.causal,

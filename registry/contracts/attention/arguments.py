@@ -115,7 +115,8 @@ def drawn(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any,
     dtype, width = problem.torch_dtype, problem.head_dim
     q = fills.normal((problem.batch, problem.q_len, problem.heads, width), dtype, generator)
     k, v = (fills.normal((problem.batch, problem.kv_len, problem.kv_heads, width), dtype, generator) for _ in range(2))
-    scale = None
+    # a number as for calls without a scale, or another one: one plan answers both
+    scale = width**-0.5
     if kind == "outliers":
         # logits of thousands, whose exponentials overflow, and large values
         for x, magnitude in ((q, 200.0), (k, 200.0), (v, 1000.0)):

@@ -31,6 +31,10 @@ from .logits import ScoredCall, grouped_product, seen_pairs, weights_of
 _FAR = 1e4
 """The largest logit whose rounding counts. A mask's lowest number is larger: beside it a logit vanishes."""
 
+OF_ROUNDINGS = 4.5
+"""Times the root of squares by which a sum of rounded terms may err, in roundings: each errs by 0.58 of one in the root
+of the mean square, and the largest of 30 million sums by 6 times that; exponentials of halves add to it."""
+
 _OF_EXPONENTIALS = 2.0**10
 """Roundings of fp32 by which exponentials of halves may err: a quarter of the rounding of float16."""
 
@@ -113,7 +117,7 @@ def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any])
         weights, _ = weights_of(logits)
         weights = (weights + least * weights.amax(-1, keepdim=True)).masked_fill_(logits == -math.inf, 0.0)
         spread = grouped_product(weights.square(), call.v.square()).sqrt_()
-        parts.append(spread * (3.0 * (1.0 - weight) + weight * (sums + 4.0 * size)))
+        parts.append(spread * (OF_ROUNDINGS * (1.0 - weight) + weight * (sums + 4.0 * size)))
     spread = torch.cat(parts, 2).transpose(1, 2).nan_to_num_(0.0, 0.0, 0.0)
     return reference.abs() * (2.0 - weight + weight * sums) + spread
 

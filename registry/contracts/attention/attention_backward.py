@@ -15,7 +15,7 @@ from .. import fills
 from ..checks import same_dtype, shape_text
 from ..rounding import fp32_weight, underflow, units
 from .arguments import attention_examples, attention_problem, check_attention, drawn
-from .attention import ATTENTION, attention_reference, logit_size, mask_bytes, of_sum, scored_call
+from .attention import ATTENTION, OF_ROUNDINGS, attention_reference, logit_size, mask_bytes, of_sum, scored_call
 from .logits import ScoredCall, ScoredRows, group_sums, grouped_product, seen_pairs
 
 
@@ -129,13 +129,13 @@ def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any],
         error = weight * (sums + 4.0 * logit_size(call, rows.logits, span))
         hidden = rows.logits == -math.inf
         if of == "v":
-            each = ((weights + least) * (3.0 * (1.0 - weight) + error)).masked_fill_(hidden, 0.0)
+            each = ((weights + least) * (OF_ROUNDINGS * (1.0 - weight) + error)).masked_fill_(hidden, 0.0)
             total += group_sums(each.square_(), gradient.square(), call.k.shape[1])
             continue
         delta = (gradient * out[:, :, span]).sum(-1, keepdim=True)
         slopes = (weights * (grouped_product(gradient, call.v.transpose(-1, -2)) - delta)).abs_()
         bound = grouped_product(gradient.norm(dim=-1, keepdim=True), lengths) + delta.abs()
-        slopes = ((slopes + least) * (3.0 * (1.0 - weight)) + weights * bound * error) * abs(call.scale)
+        slopes = ((slopes + least) * (OF_ROUNDINGS * (1.0 - weight)) + weights * bound * error) * abs(call.scale)
         slopes.masked_fill_(hidden, 0.0)
         if of == "q":
             parts.append(grouped_product(slopes.square_(), call.k.square()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .scores import exponential, factor_of, keys_of, rows_of, score_of, scored
+from .scores import exponential, keys_of, rows_of, score_of, scored
 
 
 @triton.jit(do_not_specialize=["q_len"])
@@ -85,7 +85,7 @@ def _pass_rows(
 def by_keys(
     grad_k, grad_v, grad_out, q, k, v, mask, lse, deltas, scale, softcap, blocks, q_len, kv_len, grad_batch,
     grad_token, grad_head, q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, mask_batch,
-    mask_head, mask_row, HEADS: tl.constexpr, GROUP: tl.constexpr, SCALE: tl.constexpr, WIDTH: tl.constexpr,
+    mask_head, mask_row, HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
     SPAN: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, MASK: tl.constexpr,
     KEYS: tl.constexpr, STEP: tl.constexpr, NEED_K: tl.constexpr, NEED_V: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
@@ -111,7 +111,6 @@ def by_keys(
     col = tl.arange(0, SPAN)
     keys = _tile(k + batch * k_batch + group * k_head, first, k_token, item, col, kv_len, False, WIDTH, SPAN)
     values = _tile(v + batch * v_batch + group * v_head, first, v_token, item, col, kv_len, False, WIDTH, SPAN)
-    factor = factor_of(scale, SCALE)
     sum_k = tl.zeros([KEYS, SPAN], tl.float32)
     sum_v = tl.zeros([KEYS, SPAN], tl.float32)
     begin, full, over, end = rows_of(first, q_len, kv_len, CAUSAL, WINDOW, STEP, KEYS)
@@ -126,18 +125,18 @@ def by_keys(
             own_mask = mask + batch * mask_batch + head * mask_head
         sum_k, sum_v = _pass_rows(
             sum_k, sum_v, keys, values, own_q, own_grad, own_lse, own_deltas, own_mask, key, full, over, over, 0,
-            factor, softcap, q_token, grad_token, mask_row, q_len, kv_len, False, CAUSAL, WINDOW, CAPPED, MASK, WIDTH,
+            scale, softcap, q_token, grad_token, mask_row, q_len, kv_len, False, CAUSAL, WINDOW, CAPPED, MASK, WIDTH,
             SPAN, STEP, NEED_K, NEED_V, PRECISION, STAGES,
         )  # fmt: skip
         sum_k, sum_v = _pass_rows(
             sum_k, sum_v, keys, values, own_q, own_grad, own_lse, own_deltas, own_mask, key, begin, end, full,
-            over - full, factor, softcap, q_token, grad_token, mask_row, q_len, kv_len, True, CAUSAL, WINDOW, CAPPED,
+            over - full, scale, softcap, q_token, grad_token, mask_row, q_len, kv_len, True, CAUSAL, WINDOW, CAPPED,
             MASK, WIDTH, SPAN, STEP, NEED_K, NEED_V, PRECISION, 1,
         )  # fmt: skip
     inside = (key < kv_len)[:, None] & (col < WIDTH)[None, :]
     place = ((batch * kv_len + key) * count + group)[:, None] * WIDTH + col[None, :]
     if NEED_K:
-        tl.store(grad_k + place, (sum_k * factor).to(grad_k.dtype.element_ty), mask=inside)
+        tl.store(grad_k + place, (sum_k * scale).to(grad_k.dtype.element_ty), mask=inside)
     if NEED_V:
         tl.store(grad_v + place, sum_v.to(grad_v.dtype.element_ty), mask=inside)
 
@@ -175,7 +174,7 @@ def _pass_keys(
 def by_queries(
     grad_q, grad_out, q, k, v, mask, lse, deltas, scale, softcap, heads, blocks, q_len, kv_len, grad_batch,
     grad_token, grad_head, q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, mask_batch,
-    mask_head, mask_row, HEADS: tl.constexpr, GROUP: tl.constexpr, SCALE: tl.constexpr, WIDTH: tl.constexpr,
+    mask_head, mask_row, HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
     SPAN: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, MASK: tl.constexpr,
     ROWS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -207,17 +206,16 @@ def by_queries(
     v += batch * v_batch + group * v_head
     if MASK != 0:
         mask += batch * mask_batch + head * mask_head
-    factor = factor_of(scale, SCALE)
     acc = tl.zeros([ROWS, SPAN], tl.float32)
     begin, full, over, end = keys_of(first, q_len, kv_len, CAUSAL, WINDOW, ROWS, STEP)
     acc = _pass_keys(
-        acc, queries, gradient, top, delta, k, v, mask, row, full, over, over, 0, factor, softcap, k_token, v_token,
+        acc, queries, gradient, top, delta, k, v, mask, row, full, over, over, 0, scale, softcap, k_token, v_token,
         mask_row, q_len, kv_len, False, CAUSAL, WINDOW, CAPPED, MASK, WIDTH, SPAN, STEP, PRECISION, STAGES,
     )  # fmt: skip
     acc = _pass_keys(
-        acc, queries, gradient, top, delta, k, v, mask, row, begin, end, full, over - full, factor, softcap, k_token,
+        acc, queries, gradient, top, delta, k, v, mask, row, begin, end, full, over - full, scale, softcap, k_token,
         v_token, mask_row, q_len, kv_len, True, CAUSAL, WINDOW, CAPPED, MASK, WIDTH, SPAN, STEP, PRECISION, 1,
     )  # fmt: skip
     inside = (row < q_len)[:, None] & (col < WIDTH)[None, :]
     to = ((batch * q_len + row) * HEADS + head)[:, None] * WIDTH + col[None, :]
-    tl.store(grad_q + to, (acc * factor).to(grad_q.dtype.element_ty), mask=inside)
+    tl.store(grad_q + to, (acc * scale).to(grad_q.dtype.element_ty), mask=inside)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .scores import ADDITIVE, LN2, exponential, factor_of, keys_of, scored
+from .scores import ADDITIVE, LN2, exponential, keys_of, scored
 
 
 @triton.jit
@@ -61,7 +61,7 @@ def _pass(
 def attention(
     out, lse, q, k, v, mask, scale, softcap, heads, blocks, q_len, kv_len, q_batch, q_token, q_head, k_batch, k_token,
     k_head, v_batch, v_token, v_head, mask_batch, mask_head, mask_row, HEADS: tl.constexpr, GROUP: tl.constexpr,
-    SCALE: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    WIDTH: tl.constexpr, SPAN: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CAPPED: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -91,17 +91,16 @@ def attention(
     v += batch * v_batch + group * v_head
     if MASK != 0:
         mask += batch * mask_batch + head.to(tl.int64) * mask_head
-    factor = factor_of(scale, SCALE)
     acc = tl.zeros([ROWS, SPAN], tl.float32)
     top = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     begin, full, over, end = keys_of(first, q_len, kv_len, CAUSAL, WINDOW, ROWS, KEYS)
     acc, top, total = _pass(
-        acc, top, total, queries, k, v, mask, row, full, over, over, 0, factor, softcap, k_token, v_token, mask_row,
+        acc, top, total, queries, k, v, mask, row, full, over, over, 0, scale, softcap, k_token, v_token, mask_row,
         q_len, kv_len, False, CAUSAL, WINDOW, CAPPED, MASK, WIDTH, SPAN, KEYS, PRECISION, STAGES,
     )  # fmt: skip
     acc, top, total = _pass(
-        acc, top, total, queries, k, v, mask, row, begin, end, full, over - full, factor, softcap, k_token, v_token,
+        acc, top, total, queries, k, v, mask, row, begin, end, full, over - full, scale, softcap, k_token, v_token,
         mask_row, q_len, kv_len, True, CAUSAL, WINDOW, CAPPED, MASK, WIDTH, SPAN, KEYS, PRECISION, 1,
     )  # fmt: skip
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]

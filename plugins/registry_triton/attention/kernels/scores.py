@@ -17,14 +17,6 @@ ADDITIVE: tl.constexpr = tl.constexpr(2)
 
 
 @triton.jit
-def factor_of(scale, SCALE: tl.constexpr):
-    """The scale of a call; SCALE is that of calls without one."""
-    if scale is not None:
-        return scale
-    return SCALE
-
-
-@triton.jit
 def _tanh(x):
     # exp2 of a large number is inf, of which the quotient is 0
     return 1.0 - 2.0 / (1.0 + tl.exp2(x * (2.0 * LOG2E)))
