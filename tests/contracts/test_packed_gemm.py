@@ -177,6 +177,14 @@ def test_a_call_multiplies_by_the_weight(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
+def test_torchs_own_operators_multiply_by_the_weight_of_any_width(name: str) -> None:
+    w, a, bias = weight_of(name), torch.randn(3, 256).bfloat16(), torch.randn(40).bfloat16()
+    with registry.using(**{name: "torch.native"}):
+        y = registry.call(name, a, w, bias)
+    torch.testing.assert_close(y.double(), a.double() @ w.dequantize().double().T + bias.double(), rtol=0.03, atol=0.3)
+
+
+@pytest.mark.parametrize("name", FORMS)
 def test_a_gradient_goes_through_the_frozen_weight(name: str) -> None:
     w = weight_of(name, dtype=torch.float32)
     a, bias = torch.randn(3, 5, 256, requires_grad=True), torch.randn(40, requires_grad=True)
