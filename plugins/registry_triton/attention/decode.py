@@ -113,8 +113,9 @@ class WholeDecode(_Decode):
 class SplitKvDecode(_Decode):
     """A sequence's keys over several programs, and a second launch that combines their fp32 partial results.
 
-    From Hopper on the second is launched while the first runs, and waits on the device. Source: Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference" (2023). Each sequence is split by its
+    From Hopper on the second is launched while the first runs, and waits on the device. Each sequence is split by its
     own length, which the host does not read: a part has at least ``keys`` keys, and programs without a part end.
+    Source: Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference" (2023).
     """
 
     name = "triton.split_kv"
@@ -307,7 +308,9 @@ def _fitting(space: Space, tile: _Tile, device: Device) -> Space:
         return 8192 <= step <= 32768 or bool(config["BLOCK"] == (longest if step < 8192 else _BLOCKS[0]))
 
     return (
-        space.require("blocks fit in shared memory", lambda config: fits_shared(tile.shared_bytes(config, device), device))
+        space.require(
+            "blocks fit in shared memory", lambda config: fits_shared(tile.shared_bytes(config, device), device)
+        )
         .require("results fit in registers", registers)
         .require("16 to 128 elements a thread, as the dtypes allow", shares)
         .require("8 to 32 KiB of keys a step", worth)

@@ -35,7 +35,7 @@ def _values(cells, DTYPE: tl.constexpr, FLOAT8: tl.constexpr):
     neighbouring keys are not neighbours in memory. It does not move an instruction that is said to have effects, and
     so values are converted in rows, and come as pairs of float16 from shared memory.
     """
-    if FLOAT8 == "ptx" and DTYPE == tl.float16:
+    if DTYPE == tl.float16 and FLOAT8 == "ptx":
         return tl.inline_asm_elementwise(
             "{ .reg .b16 low, high; mov.b32 {low, high}, $2;"
             " cvt.rn.f16x2.e4m3x2 $0, low; cvt.rn.f16x2.e4m3x2 $1, high; }",
@@ -210,9 +210,7 @@ def whole_decode(
         k_outer, k_slot, v_outer, v_slot, DIM, SPAN, PAGE, WINDOW, SOFTCAP, FLOAT8, ROWS, BLOCK,
     )  # fmt: skip
     head = kv_head * GROUP + row % GROUP
-    _store(
-        out, lse, batch, head, token, own, sums, total, top, _number(v_scale), KV_HEADS * GROUP, TOKENS, DIM, SPAN
-    )
+    _store(out, lse, batch, head, token, own, sums, total, top, _number(v_scale), KV_HEADS * GROUP, TOKENS, DIM, SPAN)
 
 
 @triton.jit(do_not_specialize=["table_row", "splits", "keys"])
