@@ -84,7 +84,7 @@ def test_queries_of_any_size_beside_float8(name: str, power: int) -> None:
 
 
 def test_the_dependent_launch_waits_for_the_parts_of_its_own_call() -> None:
-    # lengths from none to full, one call after another without a pause between them, on scratch that is used again
+    # one call after another without a pause, on scratch that is used again, with other lengths
     calls = [drawn(batch=8, kv_len=4096, lengths=lengths) for lengths in ("full", "skewed", "uniform")] * 10
     with registry.using(attention_decode="triton.split_kv"):
         found = [registry.call(OP.name, *values) for values in calls]

@@ -35,7 +35,7 @@ def _values(cells, DTYPE: tl.constexpr, FLOAT8: tl.constexpr):
     neighbouring keys are not neighbours in memory. It does not move an instruction that is said to have effects, and
     so values are converted in rows, and come as pairs of float16 from shared memory.
     """
-    if DTYPE == tl.float16 and FLOAT8 == "ptx":
+    if tl.float16 == DTYPE and FLOAT8 == "ptx":
         return tl.inline_asm_elementwise(
             "{ .reg .b16 low, high; mov.b32 {low, high}, $2;"
             " cvt.rn.f16x2.e4m3x2 $0, low; cvt.rn.f16x2.e4m3x2 $1, high; }",
