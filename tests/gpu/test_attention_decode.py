@@ -73,6 +73,28 @@ def test_results_are_the_same_bits_each_time(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES[1:3])
+@pytest.mark.parametrize("power", [-100, -30, 30, 100])
+def test_queries_of_any_size_beside_float8(name: str, power: int) -> None:
+    # float16 would hold none of them
+    q, *rest = drawn(kv_dtype="float8_e4m3fn")
+    rest[6] = 2.0**-power / 8
+    values = (q * 2.0**power, *rest)
+    with registry.using(attention_decode=name):
+        check(registry.call(OP.name, *values), values)
+
+
+def test_the_dependent_launch_waits_for_the_parts_of_its_own_call() -> None:
+    # one call after another without a pause, on scratch that is used again, with other lengths
+    calls = [drawn(batch=8, kv_len=4096, lengths=lengths) for lengths in ("full", "skewed", "uniform")] * 10
+    with registry.using(attention_decode="triton.split_kv"):
+        found = [registry.call(OP.name, *values) for values in calls]
+        for values, results in zip(calls[:3], found[-3:], strict=True):
+            check(results, values)
+        for first, last in zip(found[:3], found[-3:], strict=True):
+            assert all(same_bits(one, other) for one, other in zip(first, last, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES[1:3])
 def test_parts_of_a_fused_tensor_and_heads_before_slots(name: str) -> None:
     fused = torch.randn(4, 1, 48 * 128, device="cuda", dtype=torch.bfloat16)
     q = fused[..., : 32 * 128].unflatten(-1, (32, 128))

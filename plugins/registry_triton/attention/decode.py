@@ -28,8 +28,14 @@ MOST_PARTS = 128
 LEAST_KEYS = 64
 """The least keys of a part."""
 
+_STEP, _LONG_STEP = 16384, 32768
+"""Bytes of keys of a usual step: on an H200 one of 32 KiB is faster where it takes few registers."""
+_LONG_PART = 512
+
 _ARGUMENTS = ("q", "k_cache", "v_cache", "kv_lens", "block_table", "k_scale")
-_COMBINED_PARTS, _COMBINE_WARPS = 16, 4
+_COMBINE_WARPS = 4
+_COMBINED_ELEMENTS = 8192
+"""Elements of parts that a step of the second launch takes: 64 a thread, all on the way at once."""
 _BLOCKS, _WARPS = (16, 32, 64, 128), (2, 4, 8)
 
 
@@ -71,7 +77,7 @@ class _Decode(TritonImplementation):
             "PAGE": int(problem.page),
             "SOFTCAP": problem.softcap,
             # the interpreter's own conversion makes a number of NaN
-            "NAN_BITS": INTERPRETED and problem.kv_dtype != "auto",
+            "FLOAT8": "" if problem.kv_dtype == "auto" else "bits" if INTERPRETED else "ptx",
             "ROWS": _rows(problem),
             "BLOCK": config["BLOCK"],
         }
@@ -87,7 +93,7 @@ class WholeDecode(_Decode):
         return _walk_space(_Tile.of(problem), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """About 16 KiB of keys a step."""
+        """About 16 KiB of keys a step, 32 KiB without pages."""
         return _usual(_Tile.of(problem), device)
 
     def preference(self, problem: Problem, device: Device) -> float:
@@ -107,8 +113,9 @@ class WholeDecode(_Decode):
 class SplitKvDecode(_Decode):
     """A sequence's keys over several programs, and a second launch that combines their fp32 partial results.
 
-    Source: Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference" (2023). Each sequence is split by its
+    From Hopper on the second is launched while the first runs, and waits on the device. Each sequence is split by its
     own length, which the host does not read: a part has at least ``keys`` keys, and programs without a part end.
+    Source: Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference" (2023).
     """
 
     name = "triton.split_kv"
@@ -141,23 +148,29 @@ class SplitKvDecode(_Decode):
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:
         splits, partial = _splits(problem, config), ("parts", "tops", "totals")
-        numbers = (splits, config["keys"])
+        numbers, dependent = (splits, config["keys"]), _launches_dependents(device)
+        combined = min(MOST_PARTS, max(16, _COMBINED_ELEMENTS // _span(problem.head_dim)))
         return [
             Launch(
                 kernels.partial_decode,
                 grid=(_groups(problem) * splits,),
                 args=(*partial, *_ARGUMENTS, "scale", "softcap", *_all_strides(problem), *numbers),
-                constants=self.of_walk(problem, config),
+                constants={**self.of_walk(problem, config), "DEPENDENT": dependent},
                 options=options(config),
             ),
             Launch(
                 kernels.combine_decode,
                 grid=(problem.batch * problem.heads * problem.q_len,),
                 args=("out", "lse", *partial, "kv_lens", "v_scale", *numbers),
-                constants={**self.constants(problem), "PARTS": _COMBINED_PARTS},
-                options={"num_warps": _COMBINE_WARPS},
+                constants={**self.constants(problem), "PARTS": combined, "DEPENDENT": dependent},
+                options={"num_warps": _COMBINE_WARPS, **({"launch_pdl": True} if dependent else {})},
             ),
         ]
+
+
+def _launches_dependents(device: Device) -> bool:
+    """Whether a launch may begin before the one before it has ended: programmatic dependent launch."""
+    return device.type == "cuda" and not INTERPRETED and device.capability >= (9, 0)
 
 
 def _span(head_dim: int) -> int:
@@ -233,11 +246,23 @@ class _Tile(NamedTuple):
         """Domain of num_stages: one, two or three steps on the way; a look into the table takes a stage of its own."""
         return (3, 5, 7) if self.paged else (2, 3, 4)
 
-    def shared_bytes(self, config: Config) -> int:
-        """Bytes of shared memory: steps that are loaded ahead, with pages each after a look into the table."""
+    def step_bytes(self, config: Config) -> int:
+        """Bytes of a step's keys; float8 is multiplied with float32 as that."""
+        return int(config["BLOCK"]) * self.span * (4 if self.size == 4 else self.cell)
+
+    def shared_bytes(self, config: Config, device: Device) -> int:
+        """Bytes of shared memory: steps that are loaded ahead, with pages each after a look into the table, and copies.
+
+        Converted values are written back in rows; for float32 converted keys, too. Hopper's products of 64 rows take
+        both from a step that no load is writing to.
+        """
         ahead = (config["num_stages"] - 1) // (2 if self.paged else 1)
-        blocks = 2 * config["BLOCK"] * self.span * self.cell * ahead
-        return int(blocks + self.rows * (self.span + config["BLOCK"]) * self.size + 2048)
+        block = config["BLOCK"] * self.span
+        both = self.rows >= 64 and config["num_warps"] >= 4 and device.capability >= (9, 0)
+        converted = self.cell < self.size
+        copies = 2 if both or (converted and self.size == 4) else int(converted)
+        shared = block * (2 * self.cell * ahead + copies * self.size)
+        return int(shared + self.rows * (self.span + config["BLOCK"]) * self.size + 2048)
 
     def elements(self, config: Config, device: Device) -> float:
         """Elements of keys that a thread has in a step."""
@@ -271,19 +296,21 @@ def _fitting(space: Space, tile: _Tile, device: Device) -> Space:
         return fits_registers(live, config["num_warps"], device, 0.75)
 
     def shares(config: Config) -> bool:
-        # float32 is multiplied from registers, without tensor cores, and float8 is converted there
-        most = 16 if tile.size == 4 else 64 if tile.cell == 1 else 128
+        # float32 is multiplied from registers, without tensor cores
+        most = 16 if tile.size == 4 else 128
         each = tile.elements(config, device)
         return (each >= 16 or config["num_warps"] == _WARPS[0]) and (
             each <= most or config["BLOCK"] == _BLOCKS[0] or config["num_warps"] == _WARPS[-1]
         )
 
     def worth(config: Config) -> bool:
-        step = config["BLOCK"] * tile.span * tile.cell
+        step = tile.step_bytes(config)
         return 8192 <= step <= 32768 or bool(config["BLOCK"] == (longest if step < 8192 else _BLOCKS[0]))
 
     return (
-        space.require("blocks fit in shared memory", lambda config: fits_shared(tile.shared_bytes(config), device))
+        space.require(
+            "blocks fit in shared memory", lambda config: fits_shared(tile.shared_bytes(config, device), device)
+        )
         .require("results fit in registers", registers)
         .require("16 to 128 elements a thread, as the dtypes allow", shares)
         .require("8 to 32 KiB of keys a step", worth)
@@ -293,18 +320,26 @@ def _fitting(space: Space, tile: _Tile, device: Device) -> Space:
 @lru_cache(maxsize=KEPT)
 def _usual(tile: _Tile, device: Device) -> Config:
     space = _walk_space(tile, device)
-    return min(space.configs, key=lambda config: _unusual(config, tile))
+    return min(space.configs, key=lambda config: _unusual(config, tile, _LONG_STEP, tile.stages[1]))
 
 
 @lru_cache(maxsize=KEPT)
 def _nearest_split(most: int, keys: int, tile: _Tile, device: Device) -> Config:
+    # many programs of short parts, or fewer that have more on the way
+    step, stages = (_STEP, tile.stages[1]) if keys < _LONG_PART else (_LONG_STEP, tile.stages[-1])
+    stages = tile.stages[1] if tile.paged or tile.cell == 1 else stages
+
     def distance(config: Config) -> tuple[float, ...]:
-        return abs(config["keys"] - keys), *_unusual(config, tile)
+        return abs(config["keys"] - keys), *_unusual(config, tile, step, stages)
 
     return min(_split_space(most, tile, device).configs, key=distance)
 
 
-def _unusual(config: Config, tile: _Tile) -> tuple[float, ...]:
-    """The distance from steps of 16 KiB of keys, 4 warps and two steps on the way."""
-    step = abs((config["BLOCK"] * tile.span * tile.cell).bit_length() - (16384).bit_length())
-    return step, abs(config["num_warps"] - 4), abs(config["num_stages"] - tile.stages[1])
+def _unusual(config: Config, tile: _Tile, step: int, stages: int) -> tuple[float, ...]:
+    """The distance from ``stages`` and steps of ``step`` bytes of keys, 4 warps.
+
+    With pages, and for 64 rows or of float32, a step is 16 KiB: more registers hold addresses, or results.
+    """
+    step = _STEP if tile.paged or tile.rows > 16 or tile.size == 4 else step
+    away = abs(tile.step_bytes(config).bit_length() - step.bit_length())
+    return away, abs(config["num_warps"] - 4), abs(config["num_stages"] - stages)

@@ -26,7 +26,7 @@ from .arguments import (
     check_attention,
     drawn,
 )
-from .logits import ScoredCall, grouped_product, seen_pairs, weights_of
+from .logits import ScoredCall, grouped_product, rounded_weights, seen_pairs, weights_of
 
 _FAR = 1e4
 """The largest logit whose rounding counts. A mask's lowest number is larger: beside it a logit vanishes."""
@@ -109,13 +109,12 @@ def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any])
     if not problem.kv_len:
         return reference.abs()
     weight, call, parts = fp32_weight(problem), scored_call(values), []
-    least = torch.finfo(problem.torch_dtype).tiny
     sums = of_sum(problem.kv_len)
     for span in call.spans():
         logits = call.scored(span).logits
         size = logit_size(call, logits, span)
         weights, _ = weights_of(logits)
-        weights = (weights + least * weights.amax(-1, keepdim=True)).masked_fill_(logits == -math.inf, 0.0)
+        weights = rounded_weights(weights, logits == -math.inf, problem.torch_dtype)
         spread = grouped_product(weights.square(), call.v.square()).sqrt_()
         parts.append(spread * (OF_ROUNDINGS * (1.0 - weight) + weight * (sums + 4.0 * size)))
     spread = torch.cat(parts, 2).transpose(1, 2).nan_to_num_(0.0, 0.0, 0.0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +21,7 @@ from ..rounding import FLOAT32_UNIT, fp32_weight, underflow, unit_roundoff, unit
 from .decode_checks import KV_DTYPES, check_decode, check_decode_data, decode_problem
 from .decode_inputs import FLOAT8, KINDS, decode_inputs
 from .decode_lengths import LENGTHS, keys_read, pairs_seen
+from .logits import rounded_weights
 
 
 def attention_decode_reference(  # noqa: PLR0913, PLR0917 - the schema's arguments in order
@@ -51,6 +52,37 @@ def attention_decode_reference(  # noqa: PLR0913, PLR0917 - the schema's argumen
     that sees no key, such as all of an empty sequence, has the output 0 and the lse -inf. Nothing behind a sequence's
     length matters, whatever is there. Halves are computed in fp32 and rounded once.
     """
+    rows = _weighed(q, k_cache, v_cache, kv_lens, block_table, k_scale, v_scale, scale, softcap, window)
+    out = (rows.weights @ rows.values).permute(0, 3, 1, 2, 4).flatten(2, 3)
+    return out.to(q.dtype).contiguous(), rows.lse.flatten(1, 2)
+
+
+class _Weighed(NamedTuple):
+    """Weights [batch, kv_heads, group, q_len, kv_len] of the values [batch, kv_heads, 1, kv_len, head_dim].
+
+    ``seen`` tells where a token sees a key; ``lse`` has the weights' shape without the last dimension. Values of keys
+    that no token sees are 0.
+    """
+
+    weights: torch.Tensor
+    values: torch.Tensor
+    seen: torch.Tensor
+    lse: torch.Tensor
+
+
+def _weighed(  # noqa: PLR0913, PLR0917 - the schema's arguments in order
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    kv_lens: torch.Tensor,
+    block_table: torch.Tensor | None,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    scale: float | None,
+    softcap: float,
+    window: int,
+) -> _Weighed:
+    """Weights and values of a call, in float32, of float64 in float64."""
     wide = torch.promote_types(q.dtype, torch.float32)
     keys, values = (
         gathered(cache, kv_lens, block_table).to(wide) * (1.0 if by is None else by.to(wide))
@@ -68,9 +100,7 @@ def attention_decode_reference(  # noqa: PLR0913, PLR0917 - the schema's argumen
     logits = logits.masked_fill(~seen, -math.inf)
     lse = logits.logsumexp(-1)
     weights = (logits - lse.unsqueeze(-1)).exp().masked_fill(~seen, 0.0)
-    values = values.masked_fill(~seen.any(-2).unsqueeze(-1), 0.0)
-    out = (weights @ values).permute(0, 3, 1, 2, 4).flatten(2, 3)
-    return out.to(q.dtype).contiguous(), lse.flatten(1, 2)
+    return _Weighed(weights, values.masked_fill(~seen.any(-2).unsqueeze(-1), 0.0), seen, lse)
 
 
 def gathered(cache: torch.Tensor, kv_lens: torch.Tensor, block_table: torch.Tensor | None) -> torch.Tensor:
@@ -140,15 +170,23 @@ def _sums_of_magnitudes(values: Mapping[str, Any]) -> torch.Tensor:
 def _out_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
     """Relative to each output, and to the weighted mean of the magnitudes of the values.
 
-    Weights are rounded to the dtype before their product with the values; each errs by as much as its logit, which
-    also cancels in part in the quotient by their sum. In fp32 also the roundings of the sum.
+    Weights of halves are rounded before their product with the values, below the normal numbers by as much as there;
+    each errs by as much as its logit, which also cancels in part in the quotient by their sum. In fp32 also the
+    roundings of the sum.
     """
     wide = {**values, "q": values["q"].double(), "k_cache": values["k_cache"].double()}
     wide["v_cache"] = values["v_cache"].double().abs()
-    mean = attention_decode_reference(**wide)[0].nan_to_num(0.0, 0.0, 0.0)
+    rows = _weighed(**wide)
     roundings = 16.0 + math.sqrt(problem.kv_len) + 2.0 * _logit_errors(problem, values).transpose(1, 2)[..., None]
-    rounded = 0.0 if problem.dtype in ("float32", "float64") else 1.0
-    return reference.abs() + mean * (rounded + fp32_weight(problem) * roundings)
+    scale = reference.abs() + _mean(rows.weights, rows) * (fp32_weight(problem) * roundings)
+    if problem.torch_dtype.itemsize > 2:
+        return scale
+    return scale + _mean(rounded_weights(rows.weights, ~rows.seen, problem.torch_dtype), rows)
+
+
+def _mean(weights: torch.Tensor, rows: _Weighed) -> torch.Tensor:
+    """Sums of the values by weights, [batch, q_len, heads, head_dim], 0 for NaN and infinity."""
+    return (weights @ rows.values).permute(0, 3, 1, 2, 4).flatten(2, 3).nan_to_num_(0.0, 0.0, 0.0)
 
 
 def _lse_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:

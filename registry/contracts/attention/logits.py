@@ -125,6 +125,16 @@ def weights_of(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return weights / total.masked_fill(total == 0.0, 1.0), (top + total.log())[..., 0]
 
 
+def rounded_weights(weights: torch.Tensor, hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What roundings of weights to ``dtype`` are relative to: each weight, and the least normal number; 0 where hidden.
+
+    Weights are rounded when the largest of a row is 1, before their sum divides them: below the normal numbers by as
+    much as there.
+    """
+    least = torch.finfo(dtype).tiny
+    return (weights + least * weights.amax(-1, keepdim=True)).masked_fill_(hidden, 0.0)
+
+
 def seen_pairs(problem: Problem) -> int:
     """The number of pairs of a query and a key that it sees, of one head: what a mask hides counts as seen."""
     rows, keys, window = problem.q_len, problem.kv_len, window_of(problem)

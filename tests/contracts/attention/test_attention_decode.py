@@ -291,12 +291,23 @@ def test_mutants_of_pages_scales_caps_and_windows_are_refused(name: str) -> None
     assert not accepted(OP, {**SMALL, **dims, "dtype": "bfloat16"}, mutant)
 
 
-@pytest.mark.parametrize("dims", [{}, {"span": 21, "softcap": True}, {"kv_dtype": "float8_e4m3fn"}], ids=str)
+LONG = {"kv_len": 1008, "head_dim": 128, "softcap": True, "kv_dtype": "float8_e4m3fn"}
+"""Where one key has nearly all of the weight, those of the others are below the normal numbers of float16."""
+
+
+@pytest.mark.parametrize("dims", [{}, {"span": 21, "softcap": True}, {"kv_dtype": "float8_e4m3fn"}, LONG], ids=str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_weights_rounded_to_the_dtype_are_accepted(dims: Mapping[str, Any], dtype: str) -> None:
     small = {**SMALL, **dims, "dtype": dtype}
     assert accepted(OP, small, OP.reference)
     assert accepted(OP, small, halves(getattr(torch, dtype), False))
+
+
+@pytest.mark.parametrize("name", ["without the last key", "a key more", "wrong by a hundredth"])
+def test_mutants_of_long_sequences_are_refused(name: str) -> None:
+    long = {**SMALL, **LONG, "kv_dtype": "auto", "dtype": "float16"}
+    more = _of(lambda named: {"kv_lens": (named["kv_lens"] + 1).clamp_max(1008)})
+    assert not accepted(OP, long, more if name == "a key more" else MUTANTS[name])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

@@ -1,0 +1,110 @@
+"""attention_decode's Triton kernels without a GPU: shared memory, conversions of float8, and the dependent launch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.artifact import Artifact
+from registry.device import Device
+from registry.space import Config
+from registry_triton.attention.decode import SplitKvDecode, WholeDecode, _Tile
+
+from ..tiers import THOROUGH
+from .test_triton import A100, DECODE, H200, MI300, problem_of, signature
+
+FLOAT8 = {"kv_dtype": "float8_e4m3fn"}
+WIDE = {"head_dim": 256, "heads": 16}
+WIDEST = {"head_dim": 512, "heads": 16}
+TOKENS = {"q_len": 16}
+OFTEN = [
+    pytest.param({**dims, "page": page}, dtype, id=f"{page}-{dtype}-{dims}", marks=() if quick else THOROUGH)
+    for page in (16, False)
+    for dtype in ("bfloat16", "float32")
+    for dims, quick in (
+        ({}, False), (WIDE, False), (WIDEST, page == 16), (TOKENS, dtype == "bfloat16" and not page),
+        (FLOAT8, dtype == "float32" and page == 16), ({**FLOAT8, **TOKENS, **WIDE}, dtype == "bfloat16" and not page),
+    )
+]  # fmt: skip
+
+
+def compiled(form: WholeDecode | SplitKvDecode, dims: Mapping[str, Any], dtype: str, config: Config) -> list[Artifact]:
+    problem = problem_of("attention_decode", {**DECODE, **dims}, dtype)
+    variants = form.variants(problem, config, H200, signature(problem, form, config, H200))
+    return [form.compile(variant, H200.target) for variant in variants]
+
+
+def default(form: WholeDecode | SplitKvDecode, dims: Mapping[str, Any], dtype: str = "bfloat16") -> Config:
+    return form.default(problem_of("attention_decode", {**DECODE, **dims}, dtype), H200)
+
+
+def assembly(artifact: Artifact) -> str:
+    """The PTX of a compiled kernel, which Triton keeps beside its description."""
+    (found,) = Path(artifact.path).parent.glob("*.ptx")
+    return found.read_text()
+
+
+@pytest.mark.parametrize(("dims", "dtype"), OFTEN)
+def test_the_largest_configuration_fits_and_was_counted(dims: Mapping[str, Any], dtype: str) -> None:
+    form, problem = WholeDecode(), problem_of("attention_decode", {**DECODE, **dims}, dtype)
+    tile = _Tile.of(problem)
+    largest = max(form.space(problem, H200).configs, key=lambda config: tile.shared_bytes(config, H200))
+    (artifact,) = compiled(form, dims, dtype, largest)
+    assert artifact.resources["shared_bytes"] <= tile.shared_bytes(largest, H200) <= H200.shared_bytes
+
+
+def test_the_two_forms_need_as_much() -> None:
+    dims = {**FLOAT8, "page": 16, "batch": 1}
+    config = default(SplitKvDecode(), dims, "float32")
+    whole = {name: value for name, value in config.items() if name != "keys"}
+    split, alone = compiled(SplitKvDecode(), dims, "float32", config), compiled(WholeDecode(), dims, "float32", whole)
+    assert abs(split[0].resources["shared_bytes"] - alone[0].resources["shared_bytes"]) <= 1024
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=THOROUGH)])
+def test_float8_is_converted_two_at_a_time_and_not_read_byte_by_byte(dtype: str) -> None:
+    dims = {**FLOAT8, "page": 16}
+    config = default(WholeDecode(), dims, dtype)
+    (artifact,) = compiled(WholeDecode(), dims, dtype, config)
+    text = assembly(artifact)
+    each = 2 * config["BLOCK"] * 128 // (32 * config["num_warps"])
+    assert text.count("cvt.rn.f16x2.e4m3x2") == each // 2
+    assert not re.search(r"cvt\.\S*bf16\.f16|ld\.shared\.[bu]8", text)
+    assert "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" in text
+    assert "cp.async" in text
+
+
+def test_the_second_launch_waits_before_it_reads_what_the_first_wrote() -> None:
+    dims = {"batch": 1}
+    first, second = map(assembly, compiled(SplitKvDecode(), dims, "bfloat16", default(SplitKvDecode(), dims)))
+    assert first.count("griddepcontrol.launch_dependents") == 1
+    before, after = second.split("griddepcontrol.wait")
+    # the length alone; tops, totals and parts come after
+    assert before.count("ld.global") == 1
+    assert after.count("ld.global") >= 3
+
+
+@pytest.mark.parametrize(("device", "dependent"), [(H200, True), (A100, False), (MI300, False)], ids=str)
+def test_only_hopper_and_later_launch_dependents(device: Device, dependent: bool) -> None:
+    problem, form = problem_of("attention_decode", {**DECODE, "batch": 1}), SplitKvDecode()
+    config = form.default(problem, device)
+    first, second = form.launch(problem, config, device)
+    assert first.constants["DEPENDENT"] == second.constants["DEPENDENT"] == dependent
+    assert second.options.get("launch_pdl", False) == dependent
+    assert "launch_pdl" not in first.options
+    assert form.variants(problem, config, device, signature(problem, form, config, device))
+
+
+def test_few_sequences_are_split_over_all_multiprocessors_and_many_take_long_steps() -> None:
+    one, many = (default(SplitKvDecode(), {"batch": batch}) for batch in (1, 64))
+    programs = problem_of("attention_decode", DECODE).kv_heads * (8192 // one["keys"])
+    assert H200.multiprocessors <= programs <= 2 * H200.multiprocessors
+    assert (many["BLOCK"], many["num_warps"], many["num_stages"]) == (128, 4, 4)
+    paged = default(SplitKvDecode(), {"batch": 16, "page": 16})
+    assert dict(paged) == {"keys": 2048, "BLOCK": 64, "num_warps": 4, "num_stages": 5}
+    whole = default(WholeDecode(), {"batch": 16})
+    assert dict(whole) == {"BLOCK": 128, "num_warps": 4, "num_stages": 3}
