@@ -66,8 +66,10 @@ class CudnnAttentionBackward(_FusedBackward):
     name = "torch.sdpa_cudnn"
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
-        """As for the forward pass."""
+        """As for the forward pass, and a single query and key."""
         yield from cudnn_reasons(problem, device)
+        if problem.q_len == problem.kv_len == 1:
+            yield "cuDNN has no gradient of one query and one key"
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Made for compute capability 9.0; before it FlashAttention 2 is not behind."""

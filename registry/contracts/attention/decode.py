@@ -181,7 +181,9 @@ def _out_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, A
     scale = reference.abs() + _mean(rows.weights, rows) * (fp32_weight(problem) * roundings)
     if problem.torch_dtype.itemsize > 2:
         return scale
-    return scale + _mean(rounded_weights(rows.weights, ~rows.seen, problem.torch_dtype), rows)
+    # float8 is exact in float16, whose products are fast
+    dtype = torch.float16 if problem.kv_dtype == FLOAT8 else problem.torch_dtype
+    return scale + _mean(rounded_weights(rows.weights, ~rows.seen, dtype), rows)
 
 
 def _mean(weights: torch.Tensor, rows: _Weighed) -> torch.Tensor:
