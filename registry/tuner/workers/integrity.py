@@ -27,6 +27,7 @@ import torch
 
 from ...contract import Op, Tolerance
 from ...implementation import Implementation
+from ..measure.persisting_cache import keep_persisting
 from ..verify.verdicts import WrongError
 from .settings import SETTINGS
 
@@ -165,6 +166,9 @@ class Trust:
 
     def __init__(self, integrity: Integrity) -> None:
         self._integrity = integrity
+        keep_persisting(
+            0
+        )  # a process that ends, such as the worker before this one, may still hold a part of the cache
         self._settings = {name: setting.read() for name, setting in SETTINGS.items()}
         self._guilty: dict[str, str] = {}
         self._admitted: set[str] = set()
