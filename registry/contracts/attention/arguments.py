@@ -160,7 +160,10 @@ def _mask(problem: Problem, kind: str, generator: torch.Generator) -> torch.Tens
         hidden[:, :, ::3] = True
     if problem.mask == "bool":
         return ~hidden
-    mask = fills.normal(shape, problem.torch_dtype, generator).masked_fill_(hidden, -math.inf)
+    mask = fills.normal(shape, problem.torch_dtype, generator)
+    if mask.is_meta:
+        return mask
+    mask.masked_fill_(hidden, -math.inf)
     if kind == "masked":
         # a row of the lowest numbers, as transformers writes them, which all weigh the same
         mask[:, :, 1::3] = torch.finfo(mask.dtype).min

@@ -43,7 +43,8 @@ def topk_softmax_reference(
     return weights.contiguous(), experts.to(torch.int32).clone(memory_format=torch.contiguous_format)
 
 
-def _outputs(logits: Any, top_k: int, *_: Any) -> list[Any]:
+def router_outputs(logits: Any, top_k: int, *_: Any) -> list[Any]:
+    """Shapes and dtypes of weights and experts, [tokens, top_k] each."""
     shape = (logits.shape[0], top_k)
     return [(shape, torch.promote_types(logits.dtype, torch.float32)), (shape, torch.int32)]
 
@@ -99,7 +100,7 @@ TOPK_SOFTMAX = Op(
     ),
     version=1,
     reference=topk_softmax_reference,
-    fake=RowMajor(_outputs),
+    fake=RowMajor(router_outputs),
     problem=router_problem,
     inputs=_inputs,
     floor=_floor,

@@ -15,7 +15,7 @@ from .. import fills
 from ..checks import check_values, shape_text
 from ..rounding import fp32_weight, underflow, units
 from .router_logits import draw_logits, given_attributes, largest_log, router_examples, router_problem
-from .topk_softmax import TOPK_SOFTMAX, topk_softmax_reference
+from .topk_softmax import TOPK_SOFTMAX, router_outputs, topk_softmax_reference
 
 KINDS = ("normal", "outliers", "masked", "constant", "special", "shifted")
 
@@ -74,7 +74,11 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
 
 def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
     logits = draw_logits(problem, kind, generator)
-    weights, experts = topk_softmax_reference(logits, *given_attributes(problem))
+    if logits.is_meta:
+        specs = router_outputs(logits, problem.top_k)
+        weights, experts = (logits.new_empty(shape, dtype=dtype) for shape, dtype in specs)
+    else:
+        weights, experts = topk_softmax_reference(logits, *given_attributes(problem))
     grad_weights = fills.normal(tuple(weights.shape), weights.dtype, generator)
     if kind == "shifted":
         grad_weights.add_(8.0)
