@@ -25,10 +25,9 @@ def gelu_implementations() -> list[Implementation]:
 
 @registry.implements("softmax")
 def softmax_implementations() -> list[Implementation]:
-    from .pipelined import PipelinedSoftmax
     from .rows import CudaSoftmax, cluster, looped, row
 
-    return [CudaSoftmax(row), CudaSoftmax(cluster), CudaSoftmax(looped), PipelinedSoftmax()]
+    return [CudaSoftmax(row), CudaSoftmax(cluster), CudaSoftmax(looped)]
 
 
 @registry.implements("rms_norm")

@@ -13,14 +13,13 @@ import torch
 
 import registry_cuda
 from registry.artifact import Signature
-from registry.backends.cuda import nvrtc, read_source
+from registry.backends.cuda import nvrtc
 from registry.contracts import GELU, RMS_NORM, SOFTMAX, SQUARE
 from registry.device import Device
 from registry.implementation import Implementation, Launch
 from registry.problem import Arguments, Problem, Value, torch_dtype
 from registry_cuda.elementwise import VectorElementwise
 from registry_cuda.forms import Form, RowLength
-from registry_cuda.pipelined import PipelinedSoftmax
 from registry_cuda.rows import CudaRmsNorm, CudaSoftmax, cluster, looped, row
 
 from ..tiers import THOROUGH, one_of_each
@@ -152,8 +151,7 @@ def test_hooks_bring_every_implementation() -> None:
         for implementation in getattr(registry_cuda, f"{hook}_implementations")()
     }
     rows = {f"{op}/cuda.{form}" for op in ("softmax", "rms_norm") for form in ("row", "cluster", "online")}
-    others = {"square/cuda.vector", "square/cuda.inline", "gelu/cuda.vector", "softmax/cuda.pipelined"}
-    assert names == rows | others
+    assert names == rows | {"square/cuda.vector", "square/cuda.inline", "gelu/cuda.vector"}
 
 
 def launch_of(implementation: Implementation, problem: Problem, config: object) -> Launch:
@@ -196,10 +194,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cuda_on_cpu")
 
 
-COPIES = read_source("registry_cuda.kernels", "bulk_copy.cuh")
-"""The copy engine's instructions, which the CPU's header of that name replaces."""
-
-
 def built_for_cpu(launch: Launch, parameters: str, folder: Path) -> ctypes.CDLL:
     """The kernel's very text, compiled for the CPU; ``parameters`` are the C types of what it takes."""
     names = [f"argument{place}" for place in range(len(launch.args))]
@@ -208,7 +202,7 @@ def built_for_cpu(launch: Launch, parameters: str, folder: Path) -> ctypes.CDLL:
         [
             '#include "blocks_on_cpu.hpp"',
             *(f"#define {name} {nvrtc.macro(name, value)}" for name, value in launch.constants.items()),
-            launch.kernel.source.replace(COPIES, '#include "copies_on_cpu.hpp"'),
+            launch.kernel.source,
             f'extern "C" void launch({declared}) {{',
             f"  run_grid({launch.grid[0]}, {launch.options['block']}, {launch.kernel.name}, {', '.join(names)});",
             "}",
@@ -258,54 +252,6 @@ def test_kernels_are_right_on_every_input_kind(
         library = library or built_for_cpu(launch, kinds, own)
         library.launch(*arguments)
         check(op.name, kind, problem, y, inputs)
-
-
-@pytest.mark.parametrize(
-    ("cols", "dtype", "stages"), one_of_each([(2051, "bfloat16", 3), (1031, "float32", 2), (2056, "float16", 4)])
-)
-def test_rows_in_a_pipeline_are_right_and_nothing_beyond_is_read(
-    cols: int, dtype: str, stages: int, folder: Path
-) -> None:
-    """Rows that begin anywhere in a chunk of 16 bytes, more than there are stages, and a last cluster with fewer."""
-    implementation = PipelinedSoftmax()
-    config = {"cluster": 1, "teams": stages - 1, "threads": 128, "stages": stages, "waves": 1}
-    problem = rows_problem("softmax", cols, dtype)
-    launch = replace(launch_of(implementation, problem, config), grid=(2,))
-    own = folder / f"pipeline-{cols}"
-    own.mkdir()
-    library = built_for_cpu(launch, "T *,T *,long long,long long", own)
-    for kind in SOFTMAX.kinds:
-        x, dim = SOFTMAX.inputs(problem, kind, torch.Generator().manual_seed(1))
-        around = torch.full((16 + x.numel() + 16,), 99.0, dtype=x.dtype)
-        y = around[16:-16].view(x.shape)
-        library.watch(ctypes.c_void_p(x.data_ptr()), ctypes.c_longlong(x.nbytes))
-        tensors = ctypes.c_void_p(y.data_ptr()), ctypes.c_void_p(x.data_ptr())
-        library.launch(*tensors, ctypes.c_longlong(problem.rows), ctypes.c_longlong(4))
-        check("softmax", kind, problem, y, (x, dim))
-        assert bool((around[:16] == 99).all() and (around[-16:] == 99).all()), "writes beside the tensor"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_configs_of_a_pipeline_compile_without_spills(dtype: str) -> None:
-    implementation = PipelinedSoftmax()
-    for cols in (16384, 32000, 50257, 128256):
-        problem = rows_problem("softmax", cols, dtype)
-        for config in list(implementation.space(problem, H200))[::7]:
-            (variant,) = implementation.variants(problem, config, H200, NOTHING)
-            assert implementation.compile(variant, H200.target).resources["spill_bytes"] == 0, config
-
-
-@pytest.mark.parametrize("itemsize", [2, 4])
-def test_a_pipeline_that_says_that_rows_fit_has_a_config(itemsize: int) -> None:
-    implementation, dtype = PipelinedSoftmax(), "float32" if itemsize == 4 else "float16"
-    for cols in (8192, 8193, 32000, 50257, 65536, 100_001, 128256, 151_936, 262_144, 262_145, 2**20):
-        problem = rows_problem("softmax", cols, dtype)
-        fits = not list(implementation.unsupported(problem, H200))
-        assert fits is (cols * itemsize <= 552_960), cols
-        if fits:
-            assert implementation.default(problem, H200) in implementation.space(problem, H200)
-            assert len(implementation.space(problem, H200)) <= 160
 
 
 @pytest.mark.parametrize("vector_bytes", one_of_each([8, 2]))
