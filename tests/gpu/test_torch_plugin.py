@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from registry.arguments.schema import tensors_in
-from registry.correctness.numerics import judged
 from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate, build
 from registry.problem import Value
 from registry.testing import check_implementation
+
+from .replaying import replayed
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -55,18 +55,7 @@ def test_a_captured_grouped_product_follows_its_offsets(catalog: Catalog, op: st
     problem = contract.problem_of(PROBLEMS[op])
     if reasons := list(implementation.unsupported(problem, device)):
         pytest.skip(reasons[0])
-    one, other = (contract.draw(problem, "normal", torch.Generator("cuda").manual_seed(seed)) for seed in (0, 1))
-    candidate = Candidate(implementation, implementation.default(problem, device))
-    plan = build(contract, candidate, problem, contract.arguments(one), device)
-    plan(*one)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = plan(*one)
-    for mine, new in zip(tensors_in(one), tensors_in(other), strict=True):
-        mine.copy_(new)
-    graph.replay()
-    torch.cuda.synchronize()
-    verdict = judged(contract, problem, outputs, other)
+    verdict = replayed(contract, implementation, problem)
     assert verdict.ok, verdict.message
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -22,15 +22,6 @@ from ..accepting import accepted
 Tensor = torch.Tensor
 NAMES = ("torch.native", "cpp.groups", "reference")
 FLOAT8 = torch.float8_e4m3fn
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Many small tensors: threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def run(name: str, *values: Any, **attributes: Any) -> tuple[Tensor, Tensor]:

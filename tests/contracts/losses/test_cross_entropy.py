@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import registry
-from registry.contract import Op, as_tuple
+from registry.contract import Op
 from registry.contracts import CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD
 from registry.errors import InvalidArgumentError, UnsupportedError
 from registry.problem import Value
@@ -19,9 +19,9 @@ from registry.testing import check_op
 
 from ...tiers import one_of_each
 from ..accepting import accepted
+from ..mutants import Mutant, put, tampered
 
 Tensor = torch.Tensor
-Mutant = Callable[..., tuple[Tensor, ...]]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -152,21 +152,6 @@ def test_the_parts_of_the_contracts_agree() -> None:
 # --- mutants ---
 
 
-def _named(op: Op, change: Callable[[dict[str, Any]], None]) -> Mutant:
-    """The reference on arguments that ``change`` has tampered with."""
-
-    def compute(*values: Any) -> tuple[Tensor, ...]:
-        named = dict(zip(op.parsed.names, values, strict=True))
-        change(named)
-        return as_tuple(op.reference(*named.values()))
-
-    return compute
-
-
-def _put(**changed: Any) -> Callable[[dict[str, Any]], None]:
-    return lambda named: named.update(changed)
-
-
 def _blank_last(named: dict[str, Any]) -> None:
     """The last column is not seen, except as a target."""
     logits, target = named["logits"].clone(), named["target"]
@@ -222,18 +207,18 @@ def _zeros_for_outside(*values: Any) -> tuple[Tensor, ...]:
 
 EVERYWHERE, ALL = ("none", "sum", "mean"), (False, True)
 FORWARD: Mapping[str, tuple[Mutant, tuple[str, ...], tuple[bool, ...]]] = {
-    "last column not summed": (_named(CROSS_ENTROPY, _blank_last), EVERYWHERE, ALL),
+    "last column not summed": (tampered(CROSS_ENTROPY, _blank_last), EVERYWHERE, ALL),
     "no maximum": (_no_maximum, EVERYWHERE, ALL),
     "bfloat16 sum": (_half_sum, EVERYWHERE, ALL),
     "ignored rows count": (_mean_of_all, ("mean",), ALL),
-    "nothing is ignored but -100": (_named(CROSS_ENTROPY, _put(ignore_index=-100)), EVERYWHERE, ALL),
-    "not smoothed": (_named(CROSS_ENTROPY, _put(label_smoothing=0.0)), EVERYWHERE, ALL),
-    "last column not smoothed": (_named(CROSS_ENTROPY, _last_of_mean), EVERYWHERE, ALL),
-    "a sum for a mean": (_named(CROSS_ENTROPY, _put(reduction="sum")), ("mean",), ALL),
-    "a mean for a sum": (_named(CROSS_ENTROPY, _put(reduction="mean")), ("sum",), ALL),
-    "no class weights": (_named(CROSS_ENTROPY, _put(weight=None)), EVERYWHERE, (True,)),
-    "weight of the next class": (_named(CROSS_ENTROPY, _next("weight")), EVERYWHERE, (True,)),
-    "target of the next row": (_named(CROSS_ENTROPY, _next("target")), ("none",), ALL),
+    "nothing is ignored but -100": (tampered(CROSS_ENTROPY, put(ignore_index=-100)), EVERYWHERE, ALL),
+    "not smoothed": (tampered(CROSS_ENTROPY, put(label_smoothing=0.0)), EVERYWHERE, ALL),
+    "last column not smoothed": (tampered(CROSS_ENTROPY, _last_of_mean), EVERYWHERE, ALL),
+    "a sum for a mean": (tampered(CROSS_ENTROPY, put(reduction="sum")), ("mean",), ALL),
+    "a mean for a sum": (tampered(CROSS_ENTROPY, put(reduction="mean")), ("sum",), ALL),
+    "no class weights": (tampered(CROSS_ENTROPY, put(weight=None)), EVERYWHERE, (True,)),
+    "weight of the next class": (tampered(CROSS_ENTROPY, _next("weight")), EVERYWHERE, (True,)),
+    "target of the next row": (tampered(CROSS_ENTROPY, _next("target")), ("none",), ALL),
     "0 for a target outside": (_zeros_for_outside, EVERYWHERE, ALL),
 }
 
@@ -273,12 +258,12 @@ BACKWARD: Mapping[str, tuple[Mutant, tuple[str, ...], tuple[bool, ...]]] = {
     "last column left out": (_gradient(_last), EVERYWHERE, ALL),
     "another row": (_gradient(lambda gradient, _: gradient.roll(1, 0)), EVERYWHERE, ALL),
     "divided by all rows": (_by_all_rows, ("mean",), ALL),
-    "not divided": (_named(CROSS_ENTROPY_BACKWARD, _put(reduction="sum")), ("mean",), ALL),
-    "nothing is ignored but -100": (_named(CROSS_ENTROPY_BACKWARD, _put(ignore_index=-100)), EVERYWHERE, ALL),
-    "not smoothed": (_named(CROSS_ENTROPY_BACKWARD, _put(label_smoothing=0.0)), EVERYWHERE, ALL),
-    "no class weights": (_named(CROSS_ENTROPY_BACKWARD, _put(weight=None)), EVERYWHERE, (True,)),
-    "weight of the next class": (_named(CROSS_ENTROPY_BACKWARD, _next("weight")), EVERYWHERE, (True,)),
-    "lse of the next row": (_named(CROSS_ENTROPY_BACKWARD, _next("lse")), EVERYWHERE, ALL),
+    "not divided": (tampered(CROSS_ENTROPY_BACKWARD, put(reduction="sum")), ("mean",), ALL),
+    "nothing is ignored but -100": (tampered(CROSS_ENTROPY_BACKWARD, put(ignore_index=-100)), EVERYWHERE, ALL),
+    "not smoothed": (tampered(CROSS_ENTROPY_BACKWARD, put(label_smoothing=0.0)), EVERYWHERE, ALL),
+    "no class weights": (tampered(CROSS_ENTROPY_BACKWARD, put(weight=None)), EVERYWHERE, (True,)),
+    "weight of the next class": (tampered(CROSS_ENTROPY_BACKWARD, _next("weight")), EVERYWHERE, (True,)),
+    "lse of the next row": (tampered(CROSS_ENTROPY_BACKWARD, _next("lse")), EVERYWHERE, ALL),
     "lse in half precision": (
         lambda *v: (backward(*v[:4], v[4].bfloat16().float(), *v[5:]),),
         EVERYWHERE,
